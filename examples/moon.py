@@ -71,7 +71,7 @@ def kept(cfg: Config) -> dict[str, m.FieldSpec]:
 NEEDS = m.Needs(losses=lambda options: (Contrast(options),))
 TITLE = "average of models that contrast embeddings with the server's and their last ones"
 METHOD = replace(m.averaging(train_moon, kept), name="moon", options=MoonOptions, needs=NEEDS)
-METHOD = replace(METHOD, title=TITLE, reference="Li, He and Song, CVPR 2021", caution="")
+METHOD = replace(METHOD, title=TITLE, reference="Li, He and Song, CVPR 2021", cautions=())
 
 if __name__ == "__main__":
     graph = sg.load("digits")

@@ -41,7 +41,7 @@ def median_round(
     return ServerState(weights, state.memory), RoundReport(chosen, loss)
 
 
-METHOD = replace(FEDAVG, name="median", title="median of clients", round=median_round, caution="")
+METHOD = replace(FEDAVG, name="median", title="median of clients", round=median_round, cautions=())
 
 graph = sg.load("digits")
 print(graph)

@@ -14,10 +14,9 @@ import torch
 
 import unsynced  # noqa: F401
 from commands import save
-from silograph.core.config import RunConfig
 from silograph.core.key import Key
-from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.run.setup import Setup, prepare
+from silograph.experiment.resolve.simulated import SimulatedRun
+from silograph.experiment.run.setup import Setup, set_up
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
 from silograph.graph.csr import CSR
@@ -25,7 +24,6 @@ from silograph.graph.graph import MISSING, Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
-from silograph.nn.own_module import Make
 
 # Presets differ in options alone: batteries take these in the slow suite.
 PRESETS_APART = {
@@ -346,11 +344,11 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[Setup]:
     """Every set-up that runs make while the test goes."""
     seen: list[Setup] = []
 
-    def spy(config: RunConfig, graph: Graph, parts: Parts, make: Make | None) -> Setup:
-        seen.append(prepare(config, graph, parts, make))
+    def spy(run: SimulatedRun) -> Setup:
+        seen.append(set_up(run))
         return seen[-1]
 
-    monkeypatch.setattr("silograph.experiment.run.run.prepare", spy)
+    monkeypatch.setattr("silograph.experiment.run.run.set_up", spy)
     return seen
 
 

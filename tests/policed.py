@@ -10,12 +10,13 @@ from runs import FAST
 from sessions import TOKEN, DirectLink
 from silograph.core.errors import ConfigError
 from silograph.deploy.policy import NO_POLICY, SiloPolicy
-from silograph.deploy.silo import OwnData, start_facts
+from silograph.deploy.silo import OwnData
+from silograph.deploy.start_messages import start_facts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup
-from silograph.federation.program import Course
+from silograph.federation.course import Course
 from silograph.federation.session.audit import Audit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event

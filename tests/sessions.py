@@ -16,9 +16,10 @@ from silograph.core.payload import Payload, State
 from silograph.core.work import Meter
 from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
+from silograph.federation.course import Course
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
-from silograph.federation.program import Call, Course, Program, Steps
+from silograph.federation.program import Call, Program, Steps
 from silograph.federation.session import answers, engine
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session

@@ -36,8 +36,9 @@ from silograph.core.payload import Payload, Shared
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.setup import prepare
 from silograph.federation.base import Op
+from silograph.federation.course import Course
 from silograph.federation.in_process import InProcess
-from silograph.federation.program import Call, Course, Maybe, Program, calls_of
+from silograph.federation.program import Call, Maybe, Program, calls_of
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.audit_file import open_audit

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.resolved_config import training_key
+from silograph.core.torch_threads import torch_threads
 from silograph.experiment.run import loop as rounds
-from silograph.experiment.run.run import torch_threads
 from silograph.experiment.run.setup import Setup, versions
 from silograph.nn.conv import Params
 

@@ -26,7 +26,7 @@ from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
 from silograph.deploy.demo import _own_same
-from silograph.deploy.silo import read_versions
+from silograph.deploy.start_messages import read_versions
 from silograph.federation.session.own_folder import held
 from silos import running
 

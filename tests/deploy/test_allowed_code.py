@@ -17,7 +17,8 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
 from silograph.deploy.server import serve
-from silograph.deploy.silo import OwnData, read_allowed, start_facts
+from silograph.deploy.silo import OwnData, read_allowed
+from silograph.deploy.start_messages import start_facts
 from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.resolve import choose, known_values, resolve
 from silograph.experiment.run.result import Result

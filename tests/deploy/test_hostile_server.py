@@ -18,7 +18,8 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
 from silograph.deploy.run_bounds import check_size
-from silograph.deploy.silo import OwnData, read_allowed, start_facts
+from silograph.deploy.silo import OwnData, read_allowed
+from silograph.deploy.start_messages import start_facts
 from silograph.exchange.stages import absorb, begin, contribute, lose
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, resolve

@@ -25,6 +25,7 @@ from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.trackers import Watched
+from silograph.federation.course import MOST_TIMES, Course
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.field_specs import (
     BOUNDARY,
@@ -38,10 +39,8 @@ from silograph.federation.field_specs import (
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import (
-    MOST_TIMES,
     AlikeRounds,
     Call,
-    Course,
     Either,
     Maybe,
     Program,

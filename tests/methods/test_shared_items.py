@@ -19,7 +19,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, below, take
 from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, AskedRun, policy_of, refusal
-from silograph.deploy.silo import check_deployable, read_allowed
+from silograph.deploy.silo import read_allowed
+from silograph.deploy.start_messages import check_deployable
 from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare

@@ -24,20 +24,12 @@ from silograph.graph.block.pairs import pairs_of, trained_rows
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.split import choose_split
-from silograph.nn import consisrec, segment
-from silograph.nn.consisrec import (
-    ConsisRec,
-    DrawnNeighbors,
-    Neighborhood,
-    _levels,
-    attended,
-    drawn_neighbors,
-    neighborhood,
-    similar_items,
-)
+from silograph.nn import consisrec, rating_neighborhood, segment
+from silograph.nn.consisrec import ConsisRec, DrawnNeighbors, attended, drawn_neighbors
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.optim import SGD
 from silograph.nn.rating_graph import rating_graph as messages_of
+from silograph.nn.rating_neighborhood import Neighborhood, _levels, neighborhood, similar_items
 
 KEY = Key.of(7)
 OPTIONS: dict[str, Any] = {
@@ -374,15 +366,15 @@ def test_items_are_compared_in_parts_and_too_many_are_refused(
     user, item = torch.zeros(9).long(), torch.arange(1, 10)
     found = similar_items(user, item, 10)
     assert len(found[0]) == 72
-    monkeypatch.setattr(consisrec, "COMPARED_AT_ONCE", 10)
-    monkeypatch.setattr(consisrec, "MOST_COMPARED", 81)
-    monkeypatch.setattr(consisrec, "MOST_SIMILAR", 72)
+    monkeypatch.setattr(rating_neighborhood, "COMPARED_AT_ONCE", 10)
+    monkeypatch.setattr(rating_neighborhood, "MOST_COMPARED", 81)
+    monkeypatch.setattr(rating_neighborhood, "MOST_SIMILAR", 72)
     again = similar_items(user, item, 10)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
-    monkeypatch.setattr(consisrec, "MOST_SIMILAR", 71)
+    monkeypatch.setattr(rating_neighborhood, "MOST_SIMILAR", 71)
     with pytest.raises(DataError, match=r"^expected at most 71 pairs of items to join at a client"):
         similar_items(user, item, 10)
-    monkeypatch.setattr(consisrec, "MOST_COMPARED", 80)
+    monkeypatch.setattr(rating_neighborhood, "MOST_COMPARED", 80)
     with pytest.raises(DataError, match=r"^expected at most 80 pairs of items to compare at a cli"):
         similar_items(user, item, 10)
     with pytest.raises(DataError, match="leave items out, or take another mo"):

@@ -294,5 +294,5 @@ def test_own_functions_may_say_themselves_what_is_wrong(make_graph: MakeGraph) -
 
 
 def test_copies_of_fedavg_with_ops_of_their_own_have_no_caution() -> None:
-    assert METHODS["fedavg"].caution
-    assert averaging(train).caution == ""
+    assert METHODS["fedavg"].cautions
+    assert averaging(train).cautions == ()

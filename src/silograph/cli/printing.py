@@ -21,7 +21,8 @@ from silograph.experiment.terminal_table import console_to, print_fitted, table_
 from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.statistics import describe
 from silograph.methods import METHODS
-from silograph.methods.base import Method, Needs
+from silograph.methods.base import Method
+from silograph.methods.needs import Needs
 from silograph.study.attack.attack import NOTHING, shown_row, unmeasured
 from silograph.study.attack.finding import Finding
 

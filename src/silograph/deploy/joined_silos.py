@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from silograph.core.errors import ConfigError
 from silograph.core.text import counted
-from silograph.deploy.silo import read_versions
+from silograph.deploy.start_messages import read_versions
 from silograph.experiment.run.setup import versions
 from silograph.experiment.run.snapshot import NUMERIC
 from silograph.federation.field_specs import (

@@ -14,6 +14,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.run_file import read_toml
 from silograph.core.text import counted
+from silograph.core.torch_threads import torch_threads
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -24,7 +25,7 @@ from silograph.deploy.joined_silos import check_versions, natural, read_nodes, s
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
-from silograph.deploy.silo import check_deployable, start_facts
+from silograph.deploy.start_messages import check_deployable, start_facts
 from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.exclusions import check_selected
@@ -39,11 +40,11 @@ from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
-from silograph.experiment.run.run import check_mode, go_on, restored, torch_threads, watched_by
+from silograph.experiment.run.run import check_mode, go_on, restored, watched_by
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import check_identity, identity
 from silograph.experiment.run.trackers import Tracker
-from silograph.federation.program import Course
+from silograph.federation.course import Course
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event
 from silograph.federation.session.limits import Limits

@@ -1,51 +1,48 @@
 """One silo of a real federation: its own data, a server to connect to, and nothing else."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic.dataclasses import dataclass as checked_dataclass
 
-from silograph.core.config import STRICT, RunConfig, checked, make_config
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
-from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.text import counted
-from silograph.deploy.allowed_code import AllowedCode, portable, split_names
+from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import NO_POLICY, AskedRun, SiloPolicy, check_code, described, refusal
 from silograph.deploy.run_bounds import PRIVATE, check_size, check_whole
 from silograph.deploy.run_plan import RunPlan, facts_of, lines_of, plan_of
 from silograph.deploy.silo_files import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
+from silograph.deploy.start_messages import check_deployable, check_start
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.cutting import scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights, silo_as_used
-from silograph.experiment.resolve.parts import choose_parts, own_code
+from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
+from silograph.federation.course import Course
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
-from silograph.federation.program import Course
+from silograph.federation.program import Program
 from silograph.federation.session.audit import Audit, RunAudit, digest_of
 from silograph.federation.session.audit_file import open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.holder import Outcome, Prepared, run_name
 from silograph.federation.session.own_folder import held
-from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore, runs_left
 from silograph.federation.session.wire import need_packages
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.graph import Schema, schema_of
+from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -53,91 +50,6 @@ from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:
     from silograph.federation.session.attach import Attaching
-
-NONE: Mapping[str, str] = MappingProxyType({})
-AROUND = ("protocol", "name", "key", "process")  # of a greeting, besides versions
-UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
-
-
-@checked_dataclass(frozen=True, config=STRICT)
-class Versions:
-    """What a silo tells when it attaches: versions of Python and packages, by name."""
-
-    versions: dict[str, str]
-
-
-def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return a silo's versions; raise `ConfigError` where it tells something else."""
-    own = {key: value for key, value in facts.items() if key not in AROUND}
-    told = checked(Versions, own, f"facts of {name}").versions
-    return {one_line(package): one_line(version) for package, version in told.items()}
-
-
-def check_deployable(config: RunConfig, method: Method) -> None:
-    """Raise `ConfigError` for a run that silos cannot do on their own data."""
-    if (needs := method.setting.at_server) is not None:
-        raise ConfigError(
-            f"expected a method that trains at silos alone, got {config.method}, whose server "
-            f"needs {needs}"
-        )
-    for kind, spec in own_code(config).items():
-        if kind not in ("method", "model"):
-            raise ConfigError(
-                f"expected one of silograph's own {kind} parts at silos, got {spec}: only methods "
-                "and models may be users' code there"
-            )
-    for f in dataclasses.fields(config):
-        if f.name in UNCUT_ONLY and getattr(config, f.name) != f.default:
-            raise ConfigError(
-                f"expected silos' own data as they are, got {f.name}={getattr(config, f.name)}, "
-                "which needs the uncut graph: leave it out"
-            )
-
-
-def start_facts(
-    config: ResolvedConfig,
-    schema: Schema,
-    code: Mapping[str, str] = NONE,
-    *,
-    hand_over: bool = True,
-) -> dict[str, Any]:
-    """Return what the server sends to silos before the first call.
-
-    Args:
-        config: of the run.
-        schema: of all silos' data.
-        code: digests of users' code that the run needs, by name; see `told_of_code`.
-        hand_over: whether silos get the server's model when the run is over.
-    """
-    named = {name: portable(getattr(config, name)) for name in ("method", "model")}
-    values = resolved_values(config) | named
-    told = {k: v for k, v in values.items() if k not in PRIVATE}
-    told["options"] = {k: v for k, v in told["options"].items() if k not in server_only(config)}
-    facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
-    return facts | ({"code": dict(code)} if code else {})
-
-
-def check_start(facts: Mapping[str, Any], schema: Schema) -> None:
-    """Raise `ConfigError` where a server says something else than `start_facts` of these data."""
-    odd = facts.keys() - {"config", "schema", "hand_over", "code"}
-    if odd:
-        raise ConfigError(
-            f"expected config, schema, hand_over and code of a server, got {min(odd)!r}, too: it "
-            "may be of another version"
-        )
-    if type(facts.get("hand_over")) is not bool:
-        raise ConfigError(f"expected whether silos get the model, got {facts.get('hand_over')!r}")
-    own = dataclasses.asdict(schema)
-    told, known = (json.dumps(s, sort_keys=True) for s in (facts.get("schema"), own))
-    if told != known:  # as texts: 3.0 and true are no 3 and 1 there
-        raise ConfigError(f"expected the schema of this silo's data, {own}, got another")
-
-
-def server_only(config: ResolvedConfig) -> set[str]:
-    """Return the options of a run's method that name what only the server has, such as a file."""
-    method = METHODS.get(config.method)
-    declared = () if method is None else dataclasses.fields(method.options)
-    return {f"method.{f.name}" for f in declared if f.metadata.get("server_only")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,10 +113,7 @@ class OwnData:
         check_deployable(config, method)
         silo = silo_as_used(self.silo, config.features, config.edge_weights)
         check_size(config, choose_parts(config, method), silo)
-        if self.device is not None:
-            config = dataclasses.replace(config, device=self.device)
-        elif re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
-            raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
+        config = self.on_device(config)
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         found = resolve(config, schema, choose(config, method), make)
         written, method_config = found.config, found.method_config
@@ -221,10 +130,7 @@ class OwnData:
         self.check_policy(AskedRun(written, program, needs, self.allow), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
-        note = (
-            f"agreed to {method.name}, {counted(written.rounds, 'round')}: answers have "
-            f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
-        )
+        note = agreed_note(method, program, gives=gives)
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
         to, silos = self.server, written.clients
@@ -250,6 +156,18 @@ class OwnData:
             written.method in needs,
             method.own_weights is not None,
         )
+
+    def on_device(self, config: RunConfig) -> RunConfig:
+        """Return a server's config with this silo's device, if its people have named one.
+
+        Raises:
+            ConfigError: they have not, and the server names none that silos know.
+        """
+        if self.device is not None:
+            return dataclasses.replace(config, device=self.device)
+        if re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
+            raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
+        return config
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:
         """Raise `ConfigError` for a run that the silo's policy does not allow.
@@ -285,6 +203,20 @@ class OwnData:
                 "stay where they are"
             ) from None
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
+
+
+def agreed_note(method: Method, program: Program, *, gives: bool) -> str:
+    """Return what a silo's people read of a run that it has agreed to.
+
+    Args:
+        method: of the run.
+        program: what the run calls.
+        gives: whether silos get the server's model.
+    """
+    return (
+        f"agreed to {method.name}, {counted(program.rounds, 'round')}: answers have "
+        f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
+    )
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.exchange.places import all_places, by_owner, places_in, rows_in
 from silograph.federation.base import Federation, Op, Sum, positions_of
@@ -91,42 +91,51 @@ def relay_sum(
     reply = fed.call(contribute, given, what=what, key=key, to=to, rows=True, lacking=lacking)
     if not reply:  # all have gone
         return Relayed()
-    rows = rows_in(reply, "rows", contribute)
-    members = positions_of(fed.ids, to)
-    if "slot" in reply:
-        slots = places_in(reply, "slot", fed.route.slot_off, members, contribute)
-    else:
-        here = [p for p in members.tolist() if not lacking or fed.ids[p] not in fed.away]
-        slots = all_places(fed.route.slot_off, torch.tensor(here, dtype=torch.int64))
-    named, target = "slot" in reply, fed.route.target[slots]
-    if len(target) != len(rows.t):
-        raise ProtocolError(
-            f"expected a row for each slot from {contribute.__name__}, got {len(rows.t)} rows for "
-            f"{len(target)} slots"
-        )
-    wanted = all_places(fed.route.boundary_off, members)
+    members, named = positions_of(fed.ids, to), "slot" in reply
+    values, target = _contributed(fed, reply, contribute, members, lacking=lacking)
+    sent, wanted = len(values), all_places(fed.route.boundary_off, members)
     if to is not None:
-        kept = torch.isin(target, wanted)
-        target, values = target[kept], rows.t[kept.to(rows.t.device)]
-    else:
-        values = rows.t
-    heard = torch.unique(target) if named else wanted
-    device, withheld = values.device, 0
+        values, target = _among(wanted, values, target)
+    heard, withheld = torch.unique(target) if named else wanted, 0
     if silos > 1:
         heard, behind = torch.unique(target, return_counts=True)
         withheld, heard = int((behind < silos).sum()), heard[behind >= silos]
-        kept = torch.isin(target, heard)
-        target, values = target[kept], values[kept.to(device)]
+        values, target = _among(heard, values, target)
     total = values.new_zeros(len(heard), values.shape[1])
     # One row after the other, in client order: a sum has the same bits on every engine.
-    total.index_add_(0, torch.searchsorted(heard, target).to(device), values)
+    total.index_add_(0, torch.searchsorted(heard, target).to(values.device), values)
     places, off = by_owner(heard, fed.route.boundary_off, members)
     given["sum"] = Ragged(total, off)
     if named or silos > 1:
         given["row"] = Ragged(places, off)
     fed.call(absorb, given, what=what, key=key, to=to, lacking=lacking)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
-    return Relayed(len(rows.t), left_out, withheld)
+    return Relayed(sent, left_out, withheld)
+
+
+def _contributed(
+    fed: Federation, reply: Payload, contribute: Op, members: Tensor, *, lacking: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the rows (k, D) that clients have replied, and the boundary row (k,) of each."""
+    rows = rows_in(reply, "rows", contribute)
+    if "slot" in reply:
+        slots = places_in(reply, "slot", fed.route.slot_off, members, contribute)
+    else:
+        here = [p for p in members.tolist() if not lacking or fed.ids[p] not in fed.away]
+        slots = all_places(fed.route.slot_off, torch.tensor(here, dtype=torch.int64))
+    target = fed.route.target[slots]
+    if len(target) != len(rows.t):
+        raise ProtocolError(
+            f"expected a row for each slot from {contribute.__name__}, got {len(rows.t)} rows for "
+            f"{len(target)} slots"
+        )
+    return rows.t, target
+
+
+def _among(wanted: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows for some boundary rows only, and the boundary row of each."""
+    kept = torch.isin(target, wanted)
+    return values[kept.to(values.device)], target[kept]
 
 
 def relay_steps(

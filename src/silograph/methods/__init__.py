@@ -31,7 +31,6 @@ from silograph.methods.base import (
     AtSilos,
     Method,
     MethodConfig,
-    Needs,
     NoOptions,
     RoundReport,
     ServerHolds,
@@ -40,6 +39,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
+from silograph.methods.caution import Caution
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
@@ -76,6 +76,7 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
+from silograph.methods.needs import Needs
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
@@ -144,6 +145,7 @@ __all__ = [
     "AtSilos",
     "Call",
     "Calls",
+    "Caution",
     "ClientBlock",
     "Controller",
     "Correction",

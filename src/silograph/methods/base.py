@@ -14,7 +14,6 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.aggregation.aggregators import MEAN, Aggregator
-from silograph.control import FIXED, Controller, Knob, knobs_of
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.payload import State
@@ -27,6 +26,8 @@ from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
+from silograph.methods.caution import Caution, in_words
+from silograph.methods.needs import Needs
 from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
@@ -155,24 +156,6 @@ class RoundReport:
     aggregator: str = MEAN.name
 
 
-def fixed_knobs(options: Any) -> Controller:
-    """Knobs stay what the options say."""
-    del options
-    return FIXED
-
-
-def no_losses(options: Any) -> tuple[LossTerm, ...]:
-    """Add nothing."""
-    del options
-    return ()
-
-
-def no_corrections(options: Any) -> tuple[Correction, ...]:
-    """Local steps follow the gradient of the data."""
-    del options
-    return ()
-
-
 StepsOnHeld = Callable[[MethodConfig[Any], ClientBlock, ServerState, int, Key], ServerState]
 """(cfg, nodes that the server holds, state after the round, its number, key) to the next state."""
 
@@ -263,50 +246,6 @@ class ServerHolds:
         return self.share(options)
 
 
-LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # where a method names none of its own
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a method needs of the clients' training, and its defaults.
-
-    Attributes:
-        optimizer: default of the run's `optimizer`.
-        lr: default of the run's `lr` with that optimizer; None: that of `LEARNING_RATES`.
-        weight_decay: default of the run's `weight_decay`.
-        local_epochs: default of the run's `local_epochs`.
-        keep_optimizer: default of the run's `keep_optimizer`.
-        plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
-            plain SGD.
-        corrections: what the options add to the gradient of every local step; what an op works
-            out anew for every call stands here too, without its values, for the plan of the run.
-        losses: what the options add to the loss of every local step, likewise.
-        score_first: whether the first weights are scored before round 1, and the last scores kept
-            for whatever decides by them.
-        knobs: which of the options' knobs a run has, by those options.
-        controller: what sets them, likewise.
-        selector: default of the run's `selector`.
-    """
-
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float | None = None
-    weight_decay: float = 5e-4
-    local_epochs: int = 1
-    keep_optimizer: bool = False
-    plain_sgd: bool = False
-    corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
-    losses: Callable[[Any], tuple[LossTerm, ...]] = no_losses
-    score_first: bool = False
-    knobs: Callable[[Any], tuple[Knob, ...]] = knobs_of
-    controller: Callable[[Any], Controller] = fixed_knobs
-    selector: str = "uniform"
-
-    def learning_rate(self, optimizer: str) -> float:
-        """Return the default of the run's `lr` with an optimizer."""
-        own = self.lr if optimizer == self.optimizer else None
-        return LEARNING_RATES[optimizer] if own is None else own
-
-
 OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
 Round = Callable[
@@ -336,8 +275,8 @@ class Method(Generic[Options]):
         rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
             sums over a silo's nodes, of which those that rest on few can be left out.
         small_weights: whether its weights can travel as `MethodConfig.sent` says.
-        caution: where its defaults are known not to learn, and what does; listings and
-            comparisons say it.
+        cautions: where its defaults are known not to learn, and what does; listings and
+            comparisons say them.
         aggregates: whether the run's aggregator may be another than the mean: the round goes
             through `local_round`, and clients send weights and what is told of training alone.
         makes_edges: whether clients train on edges besides those of the data, which have no
@@ -359,15 +298,20 @@ class Method(Generic[Options]):
     own_weights: OwnWeights[Options] | None = None
     rows: Literal["none", "single", "sums"] = "none"
     small_weights: bool = False
-    caution: str = ""
+    cautions: tuple[Caution, ...] = ()
     aggregates: bool = False
     makes_edges: bool = False
     ratings: bool = True
 
     @property
+    def caution(self) -> str:
+        """All cautions as one text, empty without any."""
+        return in_words(self.cautions)
+
+    @property
     def caution_on_ratings(self) -> str:
-        """What `caution` says besides what it says of labels of nodes."""
-        return self.caution.partition("for labels of nodes")[0].rstrip("; ")
+        """Those that hold where ratings are predicted."""
+        return in_words(part for part in self.cautions if part.of in (None, "ratings"))
 
     @property
     def trains_ratings(self) -> bool:

@@ -41,8 +41,9 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places
 from silograph.nn.reach import gathered, messages_out

@@ -35,8 +35,9 @@ from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out

@@ -6,8 +6,9 @@ It is FedAvg with one client that holds everything and keeps its optimizer, so o
 
 from dataclasses import replace
 
-from silograph.methods.base import Needs, Uncut
+from silograph.methods.base import Uncut
 from silograph.methods.fedavg import FEDAVG
+from silograph.methods.needs import Needs
 
 CENTRALIZED = replace(
     FEDAVG,
@@ -19,5 +20,5 @@ CENTRALIZED = replace(
     small_weights=False,
     setting=Uncut(),
     aggregates=False,
-    caution="",
+    cautions=(),
 )

@@ -12,8 +12,10 @@ it does not name. Here clients train by Adam unless told otherwise, as for FedAv
 
 import dataclasses
 
-from silograph.methods.base import AnyMethod, Needs
+from silograph.methods.base import AnyMethod
+from silograph.methods.caution import Caution
 from silograph.methods.fedavg import FEDAVG
+from silograph.methods.needs import Needs
 
 FEDACS: AnyMethod = dataclasses.replace(
     FEDAVG,
@@ -23,7 +25,15 @@ FEDACS: AnyMethod = dataclasses.replace(
     "communication-efficient federated graph learning, IEEE TMC 2025",
     needs=Needs(selector="ucb"),
     small_weights=False,
-    caution="for ratings, its paper's models are --model rating_gcn --layers 5 --hidden 32 and "
-    "--model rating_gat --layers 2 --hidden 32; for labels of nodes, the defaults are those of "
-    "fedavg, and fail where these do",
+    cautions=(
+        Caution(
+            "its paper's models are --model rating_gcn --layers 5 --hidden 32 and --model "
+            "rating_gat --layers 2 --hidden 32",
+            of="ratings",
+        ),
+        Caution(
+            "the defaults are those of fedavg, and fail where these do",
+            of="labels of nodes",
+        ),
+    ),
 )

@@ -63,7 +63,8 @@ from silograph.exchange.sent_weights import takes as weights_down
 from silograph.federation.base import Federation, WeightedMean, positions_of
 from silograph.federation.field_specs import LOSS, NODES, TRAINED, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
-from silograph.methods.base import Method, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.fedais_batches import advance, close_round
 from silograph.methods.fedais_clients import ask, begin_stored, open_round, serve, store
 from silograph.methods.fedais_options import (
@@ -79,6 +80,7 @@ from silograph.methods.fedais_options import (
 )
 from silograph.methods.fedais_state import LOSSES, form_of, tells_moves, untouched
 from silograph.methods.local_training import state_specs
+from silograph.methods.needs import Needs
 from silograph.methods.preset import preset
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import Full
@@ -265,7 +267,11 @@ FEDAIS: Method[FedAISOptions] = Method(
     calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
     rows="single",
     small_weights=True,
-    caution="fedais was far behind local on Photo, and on Cora with 100 clients, in 100 rounds",
+    cautions=(
+        Caution(
+            "fedais was far behind local on Photo, and on Cora with 100 clients, in 100 rounds"
+        ),
+    ),
 )
 
 

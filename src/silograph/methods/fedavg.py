@@ -45,11 +45,11 @@ from silograph.methods.base import (
     AnyMethod,
     Method,
     MethodConfig,
-    Needs,
     NoOptions,
     RoundReport,
     ServerState,
 )
+from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     TRAIN_CALLS,
     begin,
@@ -62,6 +62,7 @@ from silograph.methods.local_training import (
     train,
     train_sent,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 
 MOMENTUM_RATE = 1.0
@@ -173,7 +174,9 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
         return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
-    return dataclasses.replace(FEDAVG, round=round_of, calls=calls, small_weights=False, caution="")
+    return dataclasses.replace(
+        FEDAVG, round=round_of, calls=calls, small_weights=False, cautions=()
+    )
 
 
 FEDAVG: AnyMethod = Method(
@@ -186,9 +189,14 @@ FEDAVG: AnyMethod = Method(
     round=fit_round,
     calls=TRAIN_CALLS,
     small_weights=True,
-    caution="for labels of nodes, the defaults are the setting of most papers on graphs, and far "
-    "behind local on small clients, on Photo and on Coauthor-CS; --optimizer sgd --local-epochs 10 "
-    "learns there, but slowly where features are small",
+    cautions=(
+        Caution(
+            "the defaults are the setting of most papers on graphs, and far behind local on small "
+            "clients, on Photo and on Coauthor-CS; --optimizer sgd --local-epochs 10 learns there, "
+            "but slowly where features are small",
+            of="labels of nodes",
+        ),
+    ),
     aggregates=True,
 )
 
@@ -199,5 +207,5 @@ FEDOPT: AnyMethod = dataclasses.replace(
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
     options=FedOptOptions,
     needs=Needs(optimizer="sgd"),
-    caution="",
+    cautions=(),
 )

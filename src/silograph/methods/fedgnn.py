@@ -34,6 +34,7 @@ from silograph.core.payload import Patched, Payload, Stacked, State
 from silograph.core.ranges import log
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, OnlySimulated
+from silograph.methods.caution import Caution
 from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, row_averaging, train_items
 
 SIMULATED = OnlySimulated("not to know the run's key, from which clients draw noise")
@@ -173,5 +174,7 @@ FEDGNN = dataclasses.replace(
     "recommendation, 2021",
     options=ProtectionOptions,
     setting=SIMULATED,
-    caution="in simulation only; the paper's noise is twice as large as the largest change",
+    cautions=(
+        Caution("in simulation only; the paper's noise is twice as large as the largest change"),
+    ),
 )

@@ -57,7 +57,8 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Share
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, Share
+from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -66,6 +67,7 @@ from silograph.methods.local_training import (
     stacked,
     state_specs,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_weights
 from silograph.nn.fit import stacked_copies
@@ -358,8 +360,12 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=state_specs),
-    caution="far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
-    "rounds",
+    cautions=(
+        Caution(
+            "far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
+            "rounds"
+        ),
+    ),
     rows="single",
     ratings=False,
 )

@@ -32,6 +32,7 @@ from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import AnyMethod, MethodConfig, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.local_training import (
     TRAIN_CALLS,
@@ -136,5 +137,7 @@ FEDMF = dataclasses.replace(
     name="fedmf",
     title="average of models; rows of items (--option items) by who has rated them",
     reference="Chai et al., Secure federated matrix factorization, IEEE Intelligent Systems 2021",
-    caution="for --model rating_mf --option items=ROWS; other models train as by fedavg",
+    cautions=(
+        Caution("for --model rating_mf --option items=ROWS; other models train as by fedavg"),
+    ),
 )

@@ -38,6 +38,7 @@ from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -208,7 +209,12 @@ FEDPER = Method(
     evaluate=personal(),
     calls=CALLS,
     aggregates=True,
-    caution="for labels of nodes, clients train with adam, as for fedavg; on Photo and Coauthor-CS "
-    "the result is far behind local, and on Photo --optimizer sgd --local-epochs 10 learns",
+    cautions=(
+        Caution(
+            "clients train with adam, as for fedavg; on Photo and Coauthor-CS the result is far "
+            "behind local, and on Photo --optimizer sgd --local-epochs 10 learns",
+            of="labels of nodes",
+        ),
+    ),
     own_weights=own_weights,
 )

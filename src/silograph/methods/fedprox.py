@@ -31,8 +31,9 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.ranges import log
-from silograph.methods.base import Needs
+from silograph.methods.caution import Caution
 from silograph.methods.fedavg import FEDAVG
+from silograph.methods.needs import Needs
 from silograph.nn.correction import Proximal
 
 
@@ -61,7 +62,12 @@ FEDPROX = dataclasses.replace(
     reference="Li et al., Federated optimization in heterogeneous networks, MLSys 2020",
     options=FedProxOptions,
     needs=Needs(local_epochs=3, corrections=corrections),
-    caution="for labels of nodes, clients train with adam, as for fedavg; "
-    "where nodes have many neighbors and clients "
-    "are small (Amazon Photo, 100 clients) the pull is not enough, and the result far behind local",
+    cautions=(
+        Caution(
+            "clients train with adam, as for fedavg; where nodes have many neighbors and clients "
+            "are small (Amazon Photo, 100 clients) the pull is not enough, and the result far "
+            "behind local",
+            of="labels of nodes",
+        ),
+    ),
 )

@@ -57,7 +57,8 @@ from silograph.federation.base import Federation, Gather
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
@@ -72,6 +73,7 @@ from silograph.methods.local_training import (
     train_from,
     zero_weights,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned
@@ -315,6 +317,8 @@ FEDPUB = Method(
     needs=Needs(keep_optimizer=True, corrections=corrections),
     calls=CALLS,
     own_weights=own_weights,
-    caution="far behind local on PubMed, in 100 rounds, in which masks hardly become sparse",
+    cautions=(
+        Caution("far behind local on PubMed, in 100 rounds, in which masks hardly become sparse"),
+    ),
     ratings=False,
 )

@@ -54,6 +54,7 @@ from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, OtherNetwork, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.fedavg import fit_round
 from silograph.methods.local_training import TRAIN_CALLS, begin, stacked, state_specs
 from silograph.methods.preset import preset
@@ -314,8 +315,12 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     makes_edges=True,
     ratings=False,
     calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, other_network=network_of),
-    caution="clients train with adam, as for fedavg: far behind local on Cora and Photo, where "
-    "--optimizer sgd --local-epochs 10 learns, and on PubMed and Coauthor-CS",
+    cautions=(
+        Caution(
+            "clients train with adam, as for fedavg: far behind local on Cora and Photo, where "
+            "--optimizer sgd --local-epochs 10 learns, and on PubMed and Coauthor-CS"
+        ),
+    ),
 )
 
 FEDSAGE_LOCAL = preset(

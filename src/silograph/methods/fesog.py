@@ -31,6 +31,7 @@ from silograph.core.ranges import log
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import UNSEEN
 from silograph.methods.base import MethodConfig
+from silograph.methods.caution import Caution
 from silograph.methods.fedgnn import SIMULATED, SentItemRows, protected
 from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
 from silograph.nn.doors import dtype_of
@@ -101,5 +102,5 @@ FESOG = dataclasses.replace(
     "2022",
     options=FeSoGOptions,
     setting=SIMULATED,
-    caution="in simulation only",
+    cautions=(Caution("in simulation only"),),
 )

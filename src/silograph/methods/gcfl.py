@@ -57,6 +57,7 @@ from silograph.federation.base import Federation, Gather
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import AnyMethod, Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     bases,
@@ -329,10 +330,14 @@ GCFL: AnyMethod = Method(
     evaluate=personal(),
     calls=CALLS,
     own_weights=own_weights,
-    caution="for labels of nodes, clients train with adam, as for fedavg; "
-    "on Coauthor-CS, on Photo with 10 clients and "
-    "on PubMed with 100 the result is far behind local, and on Photo --optimizer sgd "
-    "--local-epochs 10 learns",
+    cautions=(
+        Caution(
+            "clients train with adam, as for fedavg; on Coauthor-CS, on Photo with 10 clients and "
+            "on PubMed with 100 the result is far behind local, and on Photo --optimizer sgd "
+            "--local-epochs 10 learns",
+            of="labels of nodes",
+        ),
+    ),
 )
 
 GCFLPLUS: AnyMethod = replace(

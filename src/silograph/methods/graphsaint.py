@@ -25,8 +25,9 @@ from silograph.core.kinds import Kind
 from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import divisible, gradients
 from silograph.federation.base import Federation
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Uncut
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, Uncut
 from silograph.methods.global_training import start_together, steps_together
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.sampling.graphsaint import Sampler, draw, presample
 

@@ -40,8 +40,9 @@ from silograph.exchange.passes import (
 from silograph.exchange.rows import Relayed
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.methods.global_training import start_together, steps_together, together
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.sampling.label_guided import (
     draw_rows,

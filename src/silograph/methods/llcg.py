@@ -28,6 +28,7 @@ from silograph.core.payload import state_of
 from silograph.federation.base import Federation
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, ServerHolds, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.fedavg import fit_round, init
 from silograph.nn.conv import Params
 from silograph.nn.fit import TrainingInputs, stacked_copies
@@ -116,7 +117,12 @@ LLCG = Method(
     init=begin,
     round=fit_round,
     setting=ServerHolds(held_share, correct),
-    caution="for labels of nodes, clients train with adam, as for fedavg; "
-    "where nodes have many neighbors (Amazon "
-    "Photo) a step of the server does not make up for it, and the result is far behind local",
+    cautions=(
+        Caution(
+            "clients train with adam, as for fedavg; where nodes have many neighbors (Amazon "
+            "Photo) a step of the server does not make up for it, and the result is far behind "
+            "local",
+            of="labels of nodes",
+        ),
+    ),
 )

@@ -20,14 +20,7 @@ from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import (
-    Method,
-    MethodConfig,
-    Needs,
-    NoOptions,
-    RoundReport,
-    ServerState,
-)
+from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -39,6 +32,7 @@ from silograph.methods.local_training import (
     told,
     train_from,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 

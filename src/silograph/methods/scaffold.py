@@ -59,7 +59,8 @@ from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import TRAINED
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -71,6 +72,7 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
+from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
 from silograph.nn.fit import Fitted
@@ -204,6 +206,11 @@ SCAFFOLD = Method(
         corrections=lambda _: (Shift({}),),  # filled in at the clients
     ),
     calls=CALLS,
-    caution="for labels of nodes, plain sgd learns slowly where features are small, and is far "
-    "behind local on PubMed in 100 rounds: raise --lr there",
+    cautions=(
+        Caution(
+            "plain sgd learns slowly where features are small, and is far behind local on PubMed "
+            "in 100 rounds: raise --lr there",
+            of="labels of nodes",
+        ),
+    ),
 )

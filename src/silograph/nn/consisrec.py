@@ -32,7 +32,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -40,7 +39,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words
 from silograph.core.payload import NO_STATE, Ragged, State, offsets, owners, ranges
 from silograph.core.work import report_each
@@ -51,6 +49,7 @@ from silograph.nn.conv import Params
 from silograph.nn.conv.base import glorot
 from silograph.nn.doors import dtype_of
 from silograph.nn.rating_graph import rating_graph
+from silograph.nn.rating_neighborhood import Neighborhood, neighborhood, parts_of
 from silograph.nn.rating_steps import alone, at_ratings, drawn_table, fit_pairs, values_of
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import edge_product
@@ -58,33 +57,10 @@ from silograph.nn.shared_items import BIAS, EMBEDDING
 from silograph.nn.steps import LOSS_FLOPS
 
 FEATURES = 2  # what says whether a node is a user or an item
-ALIKE = 0.5  # share of users that two items must have more of in common
 AT_ONCE = 2**24  # numbers of neighbors that are scored together
 LEAST_WIDTH = 16  # numbers that a neighbor counts as, besides those of a wider embedding
 DRAWN_AT_ONCE = 2**22  # neighbors that a step holds: about 1.2 GB in float64
-COMPARED_AT_ONCE = 2**24  # pairs of items
-MOST_COMPARED = 2**29  # pairs of items that a user has rated both, summed over users
-MOST_SIMILAR = 2**26  # pairs of items that share users
 PER_NEIGHBOR = 8  # operations besides those on its vector: draw, or softmax
-
-
-@dataclass(frozen=True, eq=False)
-class Neighborhood:
-    """Who is near whom at one client, along what.
-
-    Attributes:
-        adj: (E, E) training ratings and trust, both ways, and pairs of items with shared users.
-        relation: (e,) int64 of each entry: level of a rating, trust, or shared users, in turn.
-        word: (E,) int64 word of the public key of each.
-        train: mean number of neighbors of both ends of a training rating,
-        all: and of any rating of the client.
-    """
-
-    adj: CSR
-    relation: Tensor
-    word: Tensor
-    train: float
-    all: float
 
 
 @dataclass(frozen=True)
@@ -154,7 +130,7 @@ class ConsisRec:
         values = values_of(self, weights, block, tables)
         report_each(self.flops(block, len(graph.row), passes=1))
         degree = neighborhood(block, self.levels).adj.degree
-        sizes = _parts(degree[graph.user] + degree[graph.item], AT_ONCE // _width(self.embedding))
+        sizes = parts_of(degree[graph.user] + degree[graph.item], AT_ONCE // _width(self.embedding))
         pairs = torch.arange(len(graph.row), device=graph.row.device).split(sizes)
         key = Key.of(0).fold("neighbors")
         said = [self.said(values, block, pair, key) for pair in pairs]
@@ -181,7 +157,7 @@ class ConsisRec:
         ends = (graph.user[pair], graph.item[pair])
         number = sum(_number(near.adj.degree[end], self.sampled) for end in ends)
         assert isinstance(number, Tensor)
-        sizes = _parts(number, DRAWN_AT_ONCE)
+        sizes = parts_of(number, DRAWN_AT_ONCE)
         if len(sizes) < 2:
             return self._part(p, block, pair, key)
         # Its draws are those of the key and the rating, so they are the same on the way back.
@@ -270,7 +246,7 @@ def drawn_neighbors(
     """
     degree = near.adj.degree[end]
     number = _number(degree, sampled)
-    sizes = _parts(degree, AT_ONCE // _width(x.shape[1]))
+    sizes = parts_of(degree, AT_ONCE // _width(x.shape[1]))
     square = x.square().sum(dim=1)
     split = zip(*(t.split(sizes) for t in (query, end, counter, number)), strict=True)
     parts = [_entries(near, x, square, q, v, c, some, key) for q, v, c, some in split]
@@ -317,11 +293,6 @@ def _width(embedding: int) -> int:
     return max(embedding, LEAST_WIDTH)
 
 
-def _parts(numbers: Tensor, most: int) -> list[int]:
-    """Return sizes of consecutive parts whose numbers (R,) sum to about `most` or to one number."""
-    return torch.bincount(numbers.cumsum(0) // max(most, 1)).tolist()
-
-
 def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation: Tensor) -> Tensor:
     """Return the attentive means of drawn neighbors' embeddings, (R, D); 0 without any.
 
@@ -341,85 +312,3 @@ def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation
     total = weight.new_zeros(drawn.adj.num_rows, 1).index_add(0, rows, weight)
     share = weight / total.index_select(0, rows)
     return edge_product(drawn.adj, share, x[:, None]).squeeze(1)
-
-
-def neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
-    """Return the neighbors in a block of one client, worked out once."""
-    name = ("neighborhood", levels)
-    if name not in block.memo:
-        block.memo[name] = _made(block, levels)
-    found = block.memo[name]
-    assert isinstance(found, Neighborhood)
-    return found
-
-
-def _made(block: ClientBlock, levels: int) -> Neighborhood:
-    graph = rating_graph(block, dtype_of(block))
-    train, count = block.split.train[graph.row], len(graph.slot)
-    user, item, value = graph.user[train], graph.item[train], block.y[graph.row[train]].double()
-    kind = _levels(value, levels)
-    first, second = similar_items(user, item, count)
-    rows = torch.cat([user, item, graph.trust[0], first])
-    columns = torch.cat([item, user, graph.trust[1], second])
-    others = torch.tensor([levels, levels + 1], device=kind.device)
-    of_others = others.repeat_interleave(torch.tensor([graph.trust.shape[1], len(first)]))
-    order = torch.argsort(rows * count + columns)
-    adj = CSR.from_pairs(rows[order].cpu(), columns[order].cpu(), (count, count))
-    relation = torch.cat([kind, kind, of_others.to(kind)])[order]
-    both = (adj.degree[graph.user] + adj.degree[graph.item]).double()
-    means = (float(t.mean()) if len(t) else 0.0 for t in (both[train.cpu()], both))
-    return Neighborhood(adj.to(rows.device, dtype_of(block)), relation, graph.word, *means)
-
-
-def _levels(value: Tensor, levels: int) -> Tensor:
-    """Return the nearest of equally distant levels, (R,) int64, from the lowest to the highest."""
-    if not len(value):
-        return torch.zeros(0, dtype=torch.int64, device=value.device)
-    low, high = value.min(), value.max()
-    width = torch.where(high > low, high - low, torch.ones_like(low))
-    return ((value - low) / width * (levels - 1)).round().long()
-
-
-def similar_items(user: Tensor, item: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return pairs of items, each in both directions, (s,) int64 twice.
-
-    Of all users that have rated either item, more than half have rated both.
-
-    Args:
-        user: (R,) int64 user of each rating, below `count`.
-        item: (R,) int64 its item, likewise; pairs are distinct.
-        count: number of users and items.
-
-    Raises:
-        DataError: more than `MOST_COMPARED` to compare, or `MOST_SIMILAR` to join: single items of
-            a user share it, so its n items are n^2 of both.
-    """
-    import numpy as np
-    import scipy.sparse as sp
-
-    places = item.cpu().numpy(), user.cpu().numpy()
-    rated = sp.csr_matrix((np.ones(len(user), np.int32), places), shape=(count, count))
-    number, by_user = np.diff(rated.indptr), rated.T.tocsr()
-    compared = np.cumsum(rated @ np.diff(by_user.indptr).astype(np.int64))
-    _check_pairs("compare", int(compared[-1]) if count else 0, MOST_COMPARED)
-    found, total = [np.zeros((2, 0), np.int64)], 0
-    ends = np.cumsum(_parts(torch.from_numpy(np.diff(compared, prepend=0)), COMPARED_AT_ONCE))
-    for start, end in pairwise([0, *ends.tolist()]):
-        shared = (rated[start:end] @ by_user).tocoo()
-        one, other = shared.row + start, shared.col
-        either = number[one] + number[other] - shared.data
-        some = (shared.data > ALIKE * either) & (one != other)
-        total += int(some.sum())
-        _check_pairs("join", total, MOST_SIMILAR)
-        found.append(np.stack([one[some], other[some]]).astype(np.int64))
-    first, second = torch.from_numpy(np.concatenate(found, axis=1)).to(user.device)
-    return first, second
-
-
-def _check_pairs(what: str, pairs: int, most: int) -> None:
-    """Raise `DataError` for too many pairs of items; how many they are stays with the client."""
-    if pairs > most:
-        raise DataError(
-            f"expected at most {most:,} pairs of items to {what} at a client of model consisrec, "
-            "got more, as users rate so many items each: leave items out, or take another model"
-        )

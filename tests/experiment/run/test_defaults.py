@@ -21,8 +21,9 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.methods.base import Needs, NoOptions
+from silograph.methods.base import NoOptions
 from silograph.methods.fedavg import FedOptOptions, server_step
+from silograph.methods.needs import Needs
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}

@@ -93,7 +93,7 @@ def test_a_target_is_reached_in_the_direction(metric: Metric) -> None:
     good, bad = GOOD_AND_BAD[metric.higher]
 
     def reason(target: str, value: float, default: str | None = None) -> str | None:
-        return reason_to_stop(
+        stop = reason_to_stop(
             RunConfig(target=target, metric=default),
             t=1,
             best_round=1,
@@ -101,6 +101,7 @@ def test_a_target_is_reached_in_the_direction(metric: Metric) -> None:
             total_bytes=0,
             seconds=0.0,
         )
+        return None if stop is None else str(stop)
 
     sign = ">=" if metric.higher else "<="
     told = f"target reached: validation {metric.name} {good:.4f} {sign} 0.5"

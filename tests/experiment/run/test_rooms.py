@@ -22,7 +22,7 @@ def room_of(frame: FrameType) -> str:
 
 
 def test_the_config_is_resolved_once_and_then_left_alone(make_graph: Callable[..., Graph]) -> None:
-    """`experiment/run` calls `experiment/resolve` three times, and never after the set-up."""
+    """`experiment/run` calls `experiment/resolve` before and after any data are read, no more."""
     seen: list[str] = []
     over = False
 
@@ -43,4 +43,4 @@ def test_the_config_is_resolved_once_and_then_left_alone(make_graph: Callable[..
     finally:
         sys.setprofile(None)
     assert over
-    assert seen == ["requested", "read", "simulated"]
+    assert seen == ["requested", "simulated"]

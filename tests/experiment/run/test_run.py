@@ -18,16 +18,15 @@ from runs import FAST, MakeGraph, assert_close, go, outcome, rows_of, same_bits,
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
 from silograph.core.key import Key
-from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.simulated import SimulatedRun, simulated
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
-from silograph.experiment.run.setup import Setup, prepare
+from silograph.experiment.run.setup import Setup, set_up
 from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
 from silograph.nn import forward
 from silograph.nn.conv import Params
 from silograph.nn.model import Model
-from silograph.nn.own_module import Make
 
 # --- the same again, and grouping -----------------------------------------------------------------
 
@@ -186,17 +185,22 @@ def test_torch_threads_are_those_of_the_run_and_then_as_before(
 ) -> None:
     threads: list[int] = []
 
-    def spy(config: RunConfig, graph: Graph, parts: Parts, make: Make | None) -> Setup:
+    def cut(*given: Any) -> SimulatedRun:
         threads.append(torch.get_num_threads())
-        return prepare(config, graph, parts, make)
+        return simulated(*given)
 
-    monkeypatch.setattr("silograph.experiment.run.run.prepare", spy)
+    def build(run: SimulatedRun) -> Setup:
+        threads.append(torch.get_num_threads())
+        return set_up(run)
+
+    monkeypatch.setattr("silograph.experiment.resolve.asked_run.simulated", cut)
+    monkeypatch.setattr("silograph.experiment.run.run.set_up", build)
     torch.set_num_threads(3)
     go(make_graph(), threads=2)
     assert torch.get_num_threads() == 3
     with pytest.raises(PartitionError, match="clients: expected 1 to 60 "):
         go(make_graph(), threads=2, clients=61)
-    assert threads == [2, 2]
+    assert threads == [2, 2, 2]
     assert torch.get_num_threads() == 3
 
 

@@ -9,7 +9,7 @@ import silograph as sg
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.run_metric import parse_target
-from silograph.experiment.run.stopping import reason_to_stop
+from silograph.experiment.run.stopping import Limit, Stop, reason_to_stop
 from silograph.graph.graph import Graph
 from silograph.task.scores import Scores
 
@@ -40,7 +40,8 @@ def reason(config: RunConfig, **changes: Any) -> str | None:
         "total_bytes": 1000,
         "seconds": 5.0,
     }
-    return reason_to_stop(config, **values | changes)
+    stop = reason_to_stop(config, **values | changes)
+    return None if stop is None else str(stop)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,14 @@ def test_bytes_of_an_evaluation_after_the_limit_are_told(make_graph: Callable[..
     judged = sg.run(graph, **OPTIONS, max_bytes=1)
     assert judged.stopped.split()[1] == str(judged.ledger.bytes)
     assert "evaluation" not in judged.stopped
+
+
+def test_only_bytes_are_followed_by_those_of_an_evaluation() -> None:
+    for limit in Limit:
+        stop = Stop(limit, "max_bytes: 9")
+        later = f"{stop}; the evaluation after it took 3 more" if limit is Limit.BYTES else stop
+        assert str(stop.after_evaluation(3)) == str(later)
+        assert stop.after_evaluation(0) == stop
 
 
 def test_a_limit_between_evaluations_judges_the_last_round(

@@ -23,6 +23,7 @@ from runs import FAST, MakeGraph, files_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError, SilographError
 from silograph.methods import METHODS as METHODS_BY_NAME
+from silograph.methods.caution import Caution
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.compare.comparison import Comparison
 from silograph.study.compare.tables import COSTS
@@ -259,6 +260,19 @@ def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None
     assert any(note.startswith("fedacs: for ratings, its paper's") for note in table.notes)
     small, shown = {**table.rows[0], "bytes": 4321, "flops": 8.71e6}, dict(COSTS)
     assert (shown["MB"](small), shown["GFLOP"](small)) == ("0.0043", "0.0087")
+
+
+def test_a_caution_holds_for_what_its_field_says() -> None:
+    """Not for what its text happens to mention."""
+    parts = (
+        Caution("unlike for labels of nodes, slow"),
+        Caution("raise --lr", of="ratings"),
+        Caution("lower --lr", of="labels of nodes"),
+    )
+    method = replace(METHODS_BY_NAME["local"], cautions=parts)
+    on_ratings = "unlike for labels of nodes, slow; for ratings, raise --lr"
+    assert method.caution_on_ratings == on_ratings
+    assert method.caution == f"{on_ratings}; for labels of nodes, lower --lr"
 
 
 def test_methods_that_coincide_are_told(make_graph: MakeGraph) -> None:

@@ -9,6 +9,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import changed_values
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.core.torch_threads import torch_threads
 from silograph.experiment.resolve.client_data import cut_already
 from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.in_memory_parts import check_names, name_of, own_of
@@ -17,6 +18,7 @@ from silograph.experiment.resolve.own_partition import CutGraph, cut_by, taken
 from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_metric import check_metric_of
+from silograph.experiment.resolve.simulated import SimulatedRun, simulated
 from silograph.experiment.resolve.user_code import absolute
 from silograph.graph.datasets import check_columns, check_rating_scale, check_scale, is_path
 from silograph.graph.generated.generate import ProgressCallback
@@ -49,14 +51,21 @@ class RunRequest:
     data: Graph | Silos | None = None
     partition: Any = None
 
-    def read(
-        self, report: ProgressCallback | None = None
-    ) -> tuple[RunConfig, Graph | CutGraph | Silos]:
-        """Return the data, and the config as a result folder keeps it.
+    def simulated(self, report: ProgressCallback | None = None) -> SimulatedRun:
+        """Read the data and cut them, with all that the run does worked out.
+
+        Args:
+            report: told how far data are that have to be made.
 
         Raises:
-            SilographError: they cannot be read, or not be cut as the call says.
+            SilographError: the data cannot be read, or not be used or cut as the call says.
         """
+        asked, data = self._read(report)
+        with torch_threads(asked.threads):
+            return simulated(asked, data, self.parts, self.make)
+
+    def _read(self, report: ProgressCallback | None) -> tuple[RunConfig, Graph | CutGraph | Silos]:
+        """Return the data, and the config as a result folder keeps it."""
         asked, found = self.config, self.data
         if found is None:
             found = self.source.read(asked.scale, report)

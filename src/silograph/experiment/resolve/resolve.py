@@ -53,6 +53,7 @@ from silograph.nn.fit import Schedule, Training
 from silograph.nn.neighbors import Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
+from silograph.nn.schedule import TrainableModel
 from silograph.selection.uniform import UNIFORM
 from silograph.task.metric_table import RANKINGS
 
@@ -117,15 +118,7 @@ def resolve(
         ConfigError: something about the config cannot be used, or not with these data.
     """
     parts = choose(asked) if parts is None else parts
-    overlapping = parts.partition.part.overlapping
-    overlapping |= isinstance(data, CutGraph) and data.overlapping
-    schema = schema_in(asked, data)
-    overlapping |= schema.task == "rating"
-    check_metric_of(asked, schema.task)
-    check_ratings(parts.method.part, schema.task)
-    check_together(asked, parts, overlapping=overlapping)
-    if isinstance(data, Silos):
-        check_uncut(asked, data)
+    schema = usable_schema(asked, data, parts)
     where = device_of(device or asked.device)
     parts = completed(parts, schema)
     known = known_values(asked, parts)
@@ -137,10 +130,7 @@ def resolve(
     check_decay(asked, model)
     relevant = ranked_in(asked, parts, schema, model)
     check_relevant(relevant, scale_in(data))
-    schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
-    check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
-    needs, own = parts.method.part.needs, parts.method.options
-    training = Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
+    training = training_of(asked, known, parts, model, optimizer)
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
     found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
@@ -150,7 +140,7 @@ def resolve(
     method_config = MethodConfig(
         model=model,
         optimizer=optimizer,
-        schedule=schedule,
+        schedule=training.schedule,
         keep_optimizer=config.keep_optimizer,
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
@@ -160,7 +150,7 @@ def resolve(
         aggregator_options=parts.aggregator.options,
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
         relevant=relevant,
-        options=own,
+        options=parts.method.options,
         backend=backend,
         corrections=training.corrections,
         losses=training.losses,
@@ -168,6 +158,35 @@ def resolve(
         rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
     )
     return Resolved(config, parts, method_config, schema, where)
+
+
+def usable_schema(
+    asked: RunConfig, data: Graph | CutGraph | Silos | Schema, parts: Parts
+) -> Schema:
+    """Return features and classes of a run, once config and parts go with them."""
+    schema = schema_in(asked, data)
+    overlapping = parts.partition.part.overlapping or schema.task == "rating"
+    overlapping |= isinstance(data, CutGraph) and data.overlapping
+    check_metric_of(asked, schema.task)
+    check_ratings(parts.method.part, schema.task)
+    check_together(asked, parts, overlapping=overlapping)
+    if isinstance(data, Silos):
+        check_uncut(asked, data)
+    return schema
+
+
+def training_of(
+    asked: RunConfig,
+    known: Mapping[str, Any],
+    parts: Parts,
+    model: TrainableModel,
+    optimizer: Optimizer,
+) -> Training:
+    """Return how clients train; raise `ConfigError` where neighbors cannot be drawn so."""
+    schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
+    check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
+    needs, own = parts.method.part.needs, parts.method.options
+    return Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
 
 
 def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class SimulatedRun:
     """All that a run in one process is, before anything is computed.
 
     Attributes:
+        asked: what was asked for, as a result folder keeps it.
         resolved: what it does, with the number of clients that are computed at once.
         cut: the graph and how it was cut.
         block: all clients.
@@ -32,6 +33,7 @@ class SimulatedRun:
         warnings: lines on what of the data is not used, or may keep the model from learning.
     """
 
+    asked: RunConfig
     resolved: Resolved
     cut: Cut
     block: ClientBlock
@@ -63,4 +65,4 @@ def simulated(
     unused = weights if config.edge_weights == "ignore" else None
     warnings = tuple(line for line in (unused, scale_line(config, cut.graph)) if line)
     found = replace(found, config=config)
-    return SimulatedRun(found, cut, block, route, held, weights, warnings)
+    return SimulatedRun(asked, found, cut, block, route, held, weights, warnings)

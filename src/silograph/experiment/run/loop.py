@@ -24,6 +24,7 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import Counts, Judged, progress_of
 from silograph.experiment.run.scored_rounds import (
+    Scored,
     TrainedRound,
     judge_finite,
     scored_at_last,
@@ -34,12 +35,12 @@ from silograph.experiment.run.selecting import Selection, check_report
 from silograph.experiment.run.server_parts import without_parts
 from silograph.experiment.run.setup import Setup, first_weights, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
-from silograph.experiment.run.stopping import reason_to_stop, with_closing_bytes
+from silograph.experiment.run.stopping import Stop, reason_to_stop
 from silograph.experiment.run.trackers import RunFacts, Watched
 from silograph.federation.base import AwayError
 from silograph.federation.op_failure import at_server
 from silograph.federation.virtual_clock import records_of_last_round
-from silograph.methods.base import MethodConfig, RoundReport
+from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import selected
 from silograph.selection.uniform import ALL, UNIFORM
 
@@ -235,25 +236,16 @@ def _round(
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
         state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)
-    seconds = time.monotonic() - began
-    stopped = reason_to_stop(
-        config,
-        t=t if now is None else now.round,
-        best_round=t if scored.best is None else scored.best.round,
-        validation=None if now is None else now.val[setup.method.evaluate.view],
-        total_bytes=(exchanged := fed.ledger.bytes),
-        seconds=seconds,
-        virtual_seconds=done.virtual,
-        first=t == 1,
-    )
-    if stopped is None and selection is not None:
-        stopped = selection.reason_to_stop(state, t + 1)
-    if stopped is not None or t == config.rounds:
+    seconds, exchanged = time.monotonic() - began, fed.ledger.bytes
+    stop = _reason_to_stop(setup, selection, done, scored, state, seconds)
+    if stop is not None or t == config.rounds:
         scored = scored_at_last(setup, done, scored)
-        stopped = with_closing_bytes(stopped, fed.ledger.bytes - exchanged)
+    if stop is not None:
+        stop = stop.after_evaluation(fed.ledger.bytes - exchanged)
     facts = checked_facts(report, len(fed.ids), t)
     if executed is not None and fed.executed is not None:
         executed = (before.executed or 0.0) + fed.executed - executed
+    stopped = None if stop is None else str(stop)
     after = Snapshot(
         t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending, executed
     )
@@ -261,6 +253,40 @@ def _round(
     for judged in scored.judged:
         each = each_best.with_round(setup, each, judged.personalized)
     return replace(after, each=each), scored.rows
+
+
+def _reason_to_stop(
+    setup: Setup,
+    selection: Selection | None,
+    done: TrainedRound,
+    scored: Scored,
+    state: ServerState,
+    seconds: float,
+) -> Stop | None:
+    """Return why the run stops after a round, or None.
+
+    Args:
+        setup: the run.
+        selection: what selects its clients.
+        done: the round.
+        scored: what has been scored in it.
+        state: the server's, once selection and control have observed the round.
+        seconds: of training so far.
+    """
+    now = scored.latest
+    stop = reason_to_stop(
+        setup.config,
+        t=done.t if now is None else now.round,
+        best_round=done.t if scored.best is None else scored.best.round,
+        validation=None if now is None else now.val[setup.method.evaluate.view],
+        total_bytes=setup.federation.ledger.bytes,
+        seconds=seconds,
+        virtual_seconds=done.virtual,
+        first=done.t == 1,
+    )
+    if stop is None and selection is not None:
+        return selection.reason_to_stop(state, done.t + 1)
+    return stop
 
 
 def _config_of(

@@ -3,18 +3,17 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
-
-import torch
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
+from silograph.core.torch_threads import torch_threads
 from silograph.experiment.report import add_report
 from silograph.experiment.resolve.asked_run import requested
 from silograph.experiment.resolve.model_options import own_module
@@ -26,6 +25,7 @@ from silograph.experiment.resolve.own_partition import (
 )
 from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.simulated import simulated
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
@@ -34,7 +34,7 @@ from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress, generating, planned, show_progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
-from silograph.experiment.run.setup import Setup, prepare
+from silograph.experiment.run.setup import Setup, set_up
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.run_options import RunOptions
@@ -94,10 +94,9 @@ def run(
     watched = watched_by(request.config, trackers)
     if request.config.out is not None:
         check_free(request.config.out)
-    asked, data = request.read(generating(progress))
-    with torch_threads(asked.threads):
-        setup = prepare(asked, data, request.parts, request.make)
-        return _begun(setup, asked, request.source, progress, watched)
+    found = request.simulated(generating(progress))
+    with torch_threads(found.asked.threads):
+        return _begun(set_up(found), found.asked, request.source, progress, watched)
 
 
 def _begun(
@@ -175,19 +174,14 @@ def resume(
             )
         asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
         given = {name: value for name, value in (("method", method), ("model", model)) if value}
-        named = {kind: spec for kind, spec in own_code(asked).items() if kind not in given}
-        try:
-            check_trusted(named, trust, target)
-        except ConfigError as error:
-            hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named else ""
-            raise ConfigError(f"{error}{hint}") from None
+        _check_trusted(asked, given, trust, target)
         check_code(about["code"], asked, given)
         parts = _chosen(asked, method)
         model = _module_again(asked) if model is None else model
         watched = watched_by(asked, trackers)
         data = _data_again(graph, partition, asked, about["source"], target, progress)
         with torch_threads(asked.threads):
-            setup = prepare(asked, data, parts, model)
+            setup = set_up(simulated(asked, data, parts, model))
             check_identity(about["same"], identity(setup), asked)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
@@ -195,6 +189,16 @@ def resume(
             )
     finally:
         folder.close()
+
+
+def _check_trusted(config: RunConfig, given: Mapping[str, Any], trust: Trust, folder: Path) -> None:
+    """Raise `ConfigError` for code of a run's config that is neither given nor trusted."""
+    named = {kind: spec for kind, spec in own_code(config).items() if kind not in given}
+    try:
+        check_trusted(named, trust, folder)
+    except ConfigError as error:
+        hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named else ""
+        raise ConfigError(f"{error}{hint}") from None
 
 
 def _data_again(
@@ -353,14 +357,3 @@ def check_mode(progress: object) -> None:
     """Raise `ConfigError` for a way of showing progress that does not exist."""
     if progress not in MODES and not isinstance(progress, Progress):
         raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
-
-
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Use this many torch threads inside the block: part of what makes two runs equal."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -25,6 +25,7 @@ from silograph.experiment.run.clock import clock_of
 from silograph.experiment.run.round_scores import Counts, run_metric, task_in
 from silograph.experiment.run.server_parts import SELECTED, SELECTOR, part_of, with_part
 from silograph.experiment.run.setup import Setup
+from silograph.experiment.run.stopping import Limit, Stop
 from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.ledger import Record
@@ -117,7 +118,7 @@ class Selection:
             raise ProtocolError(f"selector {self.selector.name} in round {t}: {error}") from None
         return list(chosen)
 
-    def reason_to_stop(self, state: ServerState, t: int) -> str | None:
+    def reason_to_stop(self, state: ServerState, t: int) -> Stop | None:
         """Return why round t is not started, or None: the budget does not pay for it."""
         if self._budget is None or t > self.setup.config.rounds:
             return None
@@ -128,10 +129,10 @@ class Selection:
         if limits.number(wanted) is not None:
             return None
         wanted, least = max(wanted, self._least), self._budget - self._spent()
-        return (
-            f"selector.budget: a round of {counted(wanted, 'client')} takes "
-            f"{size_text(wanted * self._each(t))}, {size_text(least)} of "
-            f"{size_text(self._budget)} are left"
+        return Stop(
+            Limit.SELECTOR_BUDGET,
+            f"a round of {counted(wanted, 'client')} takes {size_text(wanted * self._each(t))}, "
+            f"{size_text(least)} of {size_text(self._budget)} are left",
         )
 
     @property

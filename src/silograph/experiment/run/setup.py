@@ -20,7 +20,7 @@ from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.resolve import DTYPES
-from silograph.experiment.resolve.simulated import simulated
+from silograph.experiment.resolve.simulated import SimulatedRun, simulated
 from silograph.federation.base import Engine, Federation
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -127,7 +127,11 @@ def prepare(
     Raises:
         SilographError: something about config or graph cannot be used.
     """
-    run = simulated(asked, data, parts, make)
+    return set_up(simulated(asked, data, parts, make))
+
+
+def set_up(run: SimulatedRun) -> Setup:
+    """Build the federation of a run in one process, and say what to know of its data."""
     config, method_config = run.resolved.config, run.resolved.method_config
     for line in run.warnings:
         LOG.warning(line)

@@ -6,7 +6,8 @@ there is no random state to save.
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -274,6 +275,22 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
     check_remembered(setup.method_config, memory, len(setup.federation.ids))
 
 
+@contextmanager
+def _as_written() -> Iterator[None]:
+    """Raise `CheckpointError` where what is read inside the block has another form."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
+    except SilographError:
+        raise
+    except OTHER_FORM as error:
+        raise CheckpointError(
+            "expected a checkpoint as this version writes it, got facts or tensors of another form "
+            f"({type(error).__name__}): begin a new run"
+        ) from None
+
+
 def from_checkpoint(
     setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
 ) -> tuple[Snapshot, list[State]]:
@@ -293,27 +310,23 @@ def from_checkpoint(
     def group(prefix: str) -> dict[str, Tensor] | None:
         return below(prefix, parts) if prefix in facts["groups"] else None
 
-    try:
+    def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> Judged:
+        own = below(f"{prefix}/personalized", parts)
+        return judged(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
+
+    with _as_written():
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         state = ServerState(group("server/weights"), below("server/memory", parts))
-        best, best_round, apart_here = None, facts["best_round"], dict[str, Tensor]()
-        if best_round is not None:
+        best, scores, pending = None, None, None
+        if facts["best_round"] is not None:
             apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}
             server = {n: w for n, w in apart_here.items() if not n.startswith(f"{OWN}/")}
-            best = judged(
-                setup,
-                best_round,
-                group("best/server"),
-                below("best/personalized", parts),
-                server or state.weights,
-                tuple(facts.get("best_away", ())),
-            )
-        scores = None
+            weights, away = server or state.weights, facts.get("best_away", ())
+            best = scored("best", facts["best_round"], weights, away)
+            best = replace(best, own=below(OWN, apart_here) or None)
         if "scores_round" in facts:
-            own, away = below("scores/personalized", parts), tuple(facts["scores_away"])
-            scores = judged(setup, facts["scores_round"], group("scores/server"), own, None, away)
-        pending = None
+            scores = scored("scores", facts["scores_round"], None, facts["scores_away"])
         if "pending_row" in facts:
             own, away = below("pending", parts), tuple(facts["pending_away"])
             half = judged(setup, checkpoint.round, None, own, None, away)
@@ -321,21 +334,10 @@ def from_checkpoint(
         each = group("each")
         seconds, stopped = _number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
-    except KeyError as error:
-        raise CheckpointError(f"expected {error} in the checkpoint, got none") from None
-    except SilographError:
-        raise
-    except OTHER_FORM as error:
-        raise CheckpointError(
-            "expected a checkpoint as this version writes it, got facts or tensors of another form "
-            f"({type(error).__name__}): begin a new run"
-        ) from None
     blocks = range(len(setup.federation.states()))
     states = [state_from(below(f"client/{number}", parts)) for number in blocks]
-    if best is not None:
-        kept: Params | None = below(OWN, apart_here)
-        if best.round == checkpoint.round:
-            kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
+    if best is not None and best.round == checkpoint.round:
+        kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
         best = replace(best, own=kept or None)
     facts = {name: t.cpu() for name, t in below("facts", parts).items()}
     snapshot = Snapshot(

@@ -27,11 +27,12 @@ from silograph.core.text import counted
 from silograph.federation.account import Account
 from silograph.federation.base import NOTHING, AwayError, Op, Reduce, decoder_of, positions_of
 from silograph.federation.check import check_fields
+from silograph.federation.course import Course
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.frame import RESULT, Envelope, encode, frames
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
-from silograph.federation.program import BLANK, Course
+from silograph.federation.program import BLANK
 from silograph.federation.session.answers import (
     UNUSABLE,
     Answer,

@@ -11,9 +11,9 @@ import torch
 from silograph.core.errors import PolicyError
 from silograph.core.payload import Payload, State
 from silograph.core.text import counted
+from silograph.federation.course import Course
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
-from silograph.federation.program import Course
 from silograph.federation.session.audit import RunAudit
 from silograph.graph.block.block import ClientBlock
 

@@ -1,7 +1,7 @@
 """The silo's half of a session, without the network: messages in, answers out.
 
 A worker holds the silo's block and state. It takes messages in their order only, does what the
-program of the run that it has agreed to has next and nothing else (`silograph.federation.program`),
+program of the run that it has agreed to has next and nothing else (`silograph.federation.course`),
 and tells the server one line where it refuses; the rest is for its own log.
 """
 

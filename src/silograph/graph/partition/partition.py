@@ -212,10 +212,6 @@ def client_ids(clients: int) -> tuple[str, ...]:
     return tuple(f"client_{number:0{width}d}" for number in range(clients))
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def make_partition(
     graph: Graph,
     method: str | Partitioner,
@@ -251,7 +247,35 @@ def make_partition(
     partitioner = own or lookup(PARTITIONERS, str(method), "partition")
     method = partitioner.name
     chosen: object = checked(partitioner.options, options, f"options of {method}")
-    if not isinstance(key, Key | int | np.integer) or not (clients is None or _is_count(clients)):
+    _check_drawing(clients, key)
+    if not 0 <= drop_edges <= 1:
+        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
+    ids = _ids(graph, method, clients)
+    clients = len(ids) if clients is None else clients
+    key = (key if isinstance(key, Key) else Key.of(int(key)).fold("partition")).fold("partition")
+    nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
+    rated = graph.task == "rating"
+    if rated:
+        nodes = with_ends(graph, nodes)
+        if drop_edges:
+            raise PartitionError(
+                f"expected no drop_edges for a rating graph, got {drop_edges}: a rating without "
+                "its user or item is none; leave it out"
+            )
+    cut = Partition(ids, nodes, graph.num_nodes, method, apart=rated)
+    if partitioner.overlapping or rated:
+        cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
+    if drop_edges:
+        drop, row_key = key.fold("drop edges"), row_keys_of(graph, cut)
+        dropped = dropped_edges(graph.adj, nodes, row_key, drop_edges, drop)
+        cut = replace(cut, dropped=dropped)
+    return cut
+
+
+def _check_drawing(clients: object, key: object) -> None:
+    """Raise `ConfigError` for what is no number of clients, or nothing to draw by."""
+    counted = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
+    if not isinstance(key, Key | int | np.integer) or not (clients is None or counted):
         raise ConfigError(
             f"expected a whole number of clients and a seed or Key as key, got {shown(clients)} "
             f"and {shown(key)}"
@@ -260,45 +284,25 @@ def make_partition(
         raise ConfigError(
             f"key: expected a seed from 0 to {MOST - 1}, as a run has, or a Key, got {shown(key)}"
         )
-    if not 0 <= drop_edges <= 1:
-        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
+
+
+def _ids(graph: Graph, method: str, clients: int | None) -> tuple[str, ...]:
+    """Return the names of the clients of a cut; those of silos are in the graph.
+
+    Raises:
+        PartitionError: the graph cannot be cut into so many clients.
+    """
     if method == "silo":
-        ids = graph.silo_names
-        clients = len(ids) if clients is None else clients
-    elif clients is None:
+        return graph.silo_names
+    if clients is None:
         raise PartitionError(
             f"expected a number of clients for {method!r}, got None: only 'silo' needs none"
         )
-    elif not 1 <= clients <= graph.num_nodes:
+    if not 1 <= clients <= graph.num_nodes:
         raise PartitionError(
             f"clients: expected 1 to {graph.num_nodes} (one node each at least), got {clients}"
         )
-    else:
-        ids = client_ids(clients)
-    key = (key if isinstance(key, Key) else Key.of(int(key)).fold("partition")).fold("partition")
-    nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
-    rated = graph.task == "rating"
-    if rated:
-        nodes = with_ends(graph, nodes)
-        _keep_edges(drop_edges)
-    cut = Partition(ids, nodes, graph.num_nodes, method, apart=rated)
-    if partitioner.overlapping or rated:
-        cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
-    if drop_edges:
-        row_key = row_keys_of(graph, cut)
-        drop = key.fold("drop edges")
-        dropped = dropped_edges(graph.adj, nodes, row_key, drop_edges, drop)
-        cut = replace(cut, dropped=dropped)
-    return cut
-
-
-def _keep_edges(drop_edges: float) -> None:
-    """Raise `PartitionError` where edges of a rating graph would be lost."""
-    if drop_edges:
-        raise PartitionError(
-            f"expected no drop_edges for a rating graph, got {drop_edges}: a rating without its "
-            "user or item is none; leave it out"
-        )
+    return client_ids(clients)
 
 
 def row_keys_of(graph: Graph, partition: Partition) -> Tensor:

@@ -114,6 +114,13 @@ def ratings(
     low, high = _bounds(scale)
     _check(found, low, high)
     found = _distinct(found, repeated)
+    return _graph_of(found, trust, unrated, (low, high), name)
+
+
+def _graph_of(
+    found: _Ratings, trust: Any, unrated: Unrated, scale: tuple[float, float], name: str
+) -> Graph:
+    """Return the graph of distinct ratings; the other arguments are those of `ratings`."""
     users, user = np.unique(found.user, return_inverse=True)
     items, item = np.unique(found.item, return_inverse=True)
     pairs = _trust(trust, users, unrated)
@@ -136,7 +143,7 @@ def ratings(
         name=name,
         split=None if role is None else split_of([*[""] * count, *role.tolist()]),
         columns={name: _column(values, count) for name, values in found.columns.items()},
-        scale=(low, high),
+        scale=scale,
     )
 
 

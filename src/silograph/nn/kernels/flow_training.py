@@ -20,7 +20,6 @@ from silograph.nn.kernels.arrays import (
     inlined,
     kernel,
 )
-from silograph.nn.kernels.copies import copy_rows
 from silograph.nn.kernels.draws import fold, shuffled
 from silograph.nn.kernels.flow import (
     Flow,
@@ -217,14 +216,11 @@ def train_flow(
     )
     memory, f = spare(params, of.steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
     for k in range(k0, k1):
-        g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
-        used = x.used[x.used_off[g] : x.used_off[g] + hi - lo]
-        own = weights_of(params, k, lo, hi, used, memory)
+        g, own = called.position[k], weights_of(called, x, params, k, memory)
         network = OwnFlow(own_flow(flows, k), f, flows.work[k])
         if rows.train_off[g + 1] > rows.train_off[g]:
             taken = params.steps[k], flows.steps[k]
             filled.loss[k], params.steps[k], flows.steps[k] = train_client(
                 rows, of, g, own, taken, by, network, key, s, filled.work[k]
             )
-        say(rows, x, shape, g, own, params.rows.shape[0], s)
-        copy_rows(s.out, filled.logits[called.off[k] : called.off[k + 1]])
+        say(called, of, k, rows, own, params.rows.shape[0], s, filled.logits)

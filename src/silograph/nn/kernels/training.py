@@ -211,10 +211,12 @@ def start_matrix(w: Array, base: Array, used: Array) -> None:
 
 @compiled
 def weights_of(
-    params: ParamArrays, k: int, lo: int, hi: int, used: Array, memory: Spare
+    called: CalledArrays, x: InputArrays, params: ParamArrays, k: int, memory: Spare
 ) -> TrainedWeights:
-    """Return the weights of client k, which has used rows lo to hi, as they start; and moments."""
-    last, count = params.rows.shape[0] - 1, hi - lo
+    """Return the weights of the called client k as they start, and its moments."""
+    lo, hi, last = called.used_off[k], called.used_off[k + 1], params.rows.shape[0] - 1
+    count, first = hi - lo, x.used_off[called.position[k]]
+    used = x.used[first : first + count]
     w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
     if params.start.shape[0] > 0:
         start_matrix(w.first, params.start[params.which[0, k]], used)
@@ -255,19 +257,22 @@ def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory:
 
 @inlined
 def say(
-    rows: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
+    called: CalledArrays,
+    of: StepArrays,
     k: int,
+    rows: RowArrays,
     own: TrainedWeights,
     matrices: int,
     s: Scratch,
+    logits: Array,
 ) -> None:
-    """Fill `s.out` with what the trained model of client k says of all its rows."""
+    """Fill in the logits of the called client k: what its trained model says of all its `rows`."""
+    x, shape, g = of.x, of.shape, called.position[k]
     if own.under.mask.flat.shape[0] > 0:
         apply_masks(own, matrices, own.under.least)
-    whole(rows, k, s)
-    forward(rows, x, shape, k, False, x.col, own.weights, np.uint64(0), False, s)
+    whole(rows, g, s)
+    forward(rows, x, shape, g, False, x.col, own.weights, np.uint64(0), False, s)
+    copy_rows(s.out, logits[called.off[k] : called.off[k + 1]])
 
 
 @kernel
@@ -303,15 +308,12 @@ def train(
     s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
     memory = spare(params, steps, s.rows.shape[0])
     for k in range(k0, k1):
-        g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
-        used = x.used[x.used_off[g] : x.used_off[g] + hi - lo]
-        own = weights_of(params, k, lo, hi, used, memory)
+        g, own = called.position[k], weights_of(called, x, params, k, memory)
         if rows.train_off[g + 1] > rows.train_off[g]:
             filled.loss[k], params.steps[k] = train_client(
                 of, g, own, params.steps[k], key, s, filled.work[k]
             )
-        say(rows, x, shape, g, own, params.rows.shape[0], s)
-        copy_rows(s.out, filled.logits[called.off[k] : called.off[k + 1]])
+        say(called, of, k, rows, own, params.rows.shape[0], s, filled.logits)
 
 
 @kernel

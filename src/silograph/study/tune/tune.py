@@ -17,7 +17,7 @@ from silograph.core.run_file import write_toml
 from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
-from silograph.experiment.resolve.own_partition import taken
+from silograph.experiment.resolve.own_partition import Taken, taken
 from silograph.experiment.resolve.parts import TABLES, left_open, own_code
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
@@ -26,7 +26,6 @@ from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
-from silograph.graph.silos.data import Silos
 from silograph.study.cells import Cell, Line, lasts, metric_in
 from silograph.study.compare.checked import (
     check_no_seed,
@@ -112,18 +111,14 @@ def tune(
         raise unknown("view", view, VIEW_CHOICES)
     own = own_of([run_options.get("method"), run_options.get("model")])
     call = taken(graph, dict(run_options))
-    options = call.options
-    base = _base(call.graph, config, options)
-    held = call.graph if isinstance(call.graph, Graph) else None
-    if call.partition is not None:
-        held, base = cut_for_studies(held, call.partition, base)
+    base, held = _base(call, config)
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
-    fixed = given_keys(options, base, own)
+    fixed = given_keys(call.options, base, own)
     space = _with_ranges(space, keys, ranges, fixed)
     if keys is None and progress != "none":
         _tell_fixed(space, fixed)
-    check_ends(space, options)
+    check_ends(space, call.options)
     until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
     at_once = check_processes(processes, base.threads, [*own.names, *added([base.metric])])
     how = How(at_once, progress, test=False, until=until)
@@ -154,25 +149,27 @@ def check_numbers(trials: object, max_minutes: object, search_seed: object) -> N
         raise ConfigError(f"search_seed: expected a whole number, got {search_seed!r}")
 
 
-def _base(
-    graph: Graph | Silos | str | os.PathLike[str] | None,
-    config: RunConfig | None,
-    run_options: Mapping[str, Any],
-) -> RunConfig:
-    """Return the run that settings are tried on; parts that are values stand by their names.
+def _base(call: Taken, config: RunConfig | None) -> tuple[RunConfig, Graph | None]:
+    """Return the run that settings are tried on, and its graph where that is in memory.
+
+    Parts that are values stand by their names.
 
     Raises:
         ConfigError: a key or value that it cannot have.
     """
-    check_no_seed(run_options)
-    names = {key: name_of(run_options[key]) for key in ("method", "model") if key in run_options}
-    base = replace(asked_run(graph, config, {**run_options, **names})[0], out=None)
+    check_no_seed(call.options)
+    options = dict(call.options)
+    options |= {key: name_of(options[key]) for key in ("method", "model") if key in options}
+    base = replace(asked_run(call.graph, config, options)[0], out=None)
     if base.tracker is not None:
         raise ConfigError(
             f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
             "scores of trials; track the winner, which is run from its file"
         )
-    return base
+    held = call.graph if isinstance(call.graph, Graph) else None
+    if call.partition is not None:
+        held, base = cut_for_studies(held, call.partition, base)
+    return base, held
 
 
 def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
