@@ -222,7 +222,7 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
 ) -> None:
     graph, path = make_graph(40), tmp_path / "a"
     sg.run(graph, **OPEN, out=str(path))
-    monkeypatch.setattr("silograph.methods.base.LEARNING_RATES", {"sgd": 9, "adam": 9})
+    monkeypatch.setattr("silograph.methods.needs.LEARNING_RATES", {"sgd": 9, "adam": 9})
     monkeypatch.setattr("silograph.methods.fedavg.ADAM_RATE", 9.0)
     config = make_config(read_toml(path / "config.toml"))
     assert resolve(config, graph).config.lr == 0.1

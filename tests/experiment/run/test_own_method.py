@@ -122,7 +122,7 @@ def test_a_method_of_a_file_is_called_by_its_name(heads: Path, capsys: Capture) 
     """Tables, pages and rows; the run file and what is resumed still name the file."""
     common = ["g.npz", "--clients", "3", "--rounds", "1", "--partition", "random"]
     text = printed(capsys, "run", *common, "--method", "own_heads.py:METHOD", "--out", "x")
-    assert text.startswith("g, own-heads, 3 clients (random) ")
+    assert text.startswith("g, own-heads, 3 clients (random)\n")
     page = Path("x/report.html").read_text()
     assert "<h1>own-heads on g</h1>" in page
     assert "own_heads.py:METHOD" in Path("x/config.toml").read_text()
