@@ -16,8 +16,8 @@ def parse_rating_scale(value: Any) -> str | None:
         return None
     words = value.split(",") if isinstance(value, str) else value
     try:
-        low, high = (float(end) for end in words)
-    except (TypeError, ValueError):
+        low, high = map(float, words if isinstance(words, list | tuple) else ())
+    except (TypeError, ValueError, OverflowError):
         low = high = math.nan
     if not -math.inf < low < high < math.inf:
         raise PydanticCustomError(

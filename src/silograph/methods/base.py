@@ -26,7 +26,7 @@ from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.caution import Caution, in_words
+from silograph.methods.caution import Caution, Predicted, in_words
 from silograph.methods.needs import Needs
 from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
@@ -308,10 +308,9 @@ class Method(Generic[Options]):
         """All cautions as one text, empty without any."""
         return in_words(self.cautions)
 
-    @property
-    def caution_on_ratings(self) -> str:
-        """Those that hold where ratings are predicted."""
-        return in_words(part for part in self.cautions if part.of in (None, "ratings"))
+    def caution_on(self, predicted: Predicted) -> str:
+        """Return those that hold where these are predicted."""
+        return in_words(part for part in self.cautions if part.of in (None, predicted))
 
     @property
     def trains_ratings(self) -> bool:

@@ -68,7 +68,9 @@ def started(
     small = compact and memory is None and starts_compact(model, fields, block.x)
     held = held_start(model, block, fields, compact=small)
     off = {name: f.off for name, f in held.items() if isinstance(f, Ragged)}
-    given = memory or training.optimizer.init({name: f.t for name, f in held.items()})
+    given = memory
+    if given is None:
+        given = training.optimizer.init({name: f.t for name, f in held.items()})
     found: Held = {f"weights/{name}": f for name, f in held.items()}
     for name, m in given.items():
         if name != STEPS:

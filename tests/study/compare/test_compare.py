@@ -271,7 +271,9 @@ def test_a_caution_holds_for_what_its_field_says() -> None:
     )
     method = replace(METHODS_BY_NAME["local"], cautions=parts)
     on_ratings = "unlike for labels of nodes, slow; for ratings, raise --lr"
-    assert method.caution_on_ratings == on_ratings
+    assert method.caution_on("ratings") == on_ratings
+    on_labels = "unlike for labels of nodes, slow; for labels of nodes, lower --lr"
+    assert method.caution_on("labels of nodes") == on_labels
     assert method.caution == f"{on_ratings}; for labels of nodes, lower --lr"
 
 

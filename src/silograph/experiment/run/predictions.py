@@ -10,7 +10,7 @@ from silograph.core.files import write_atomic
 from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
-from silograph.graph.datasets import check_columns
+from silograph.graph.datasets import check_columns, check_rating_scale
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
@@ -26,6 +26,7 @@ def predict_to(
     model: Make | None = None,
     data_dir: str | None = None,
     columns: str | None = None,
+    rating_scale: str | None = None,
 ) -> int:
     """Write a CSV with a row for each node and return their number.
 
@@ -36,6 +37,7 @@ def predict_to(
         model: the class of the model, if it was a torch.nn.Module of yours.
         data_dir: folder of data sets that `data` names.
         columns: of a folder of CSV tables, as `load` takes it.
+        rating_scale: least and largest rating of a folder of tables of ratings, as `0.5,5`.
 
     Raises:
         ConfigError: `out` is there already, or `data` are several silos.
@@ -46,7 +48,7 @@ def predict_to(
             f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
             "nothing was overwritten"
         )
-    found = read_data(data, data_dir, columns)
+    found = read_data(data, data_dir, columns, rating_scale)
     name = found.name if isinstance(found, Silo) else None
     trained = load_model(model_file(Path(run), name), model=model)
     rows = list(table(trained, found))
@@ -55,13 +57,19 @@ def predict_to(
 
 
 def read_data(
-    data: str | os.PathLike[str], data_dir: str | None = None, columns: str | None = None
+    data: str | os.PathLike[str],
+    data_dir: str | None = None,
+    columns: str | None = None,
+    rating_scale: str | None = None,
 ) -> Graph | Silo:
     """Return a silo from its folder, or a graph by name or path."""
     if is_silo(Path(data)):
         check_columns(data, columns)
+        check_rating_scale(data, rating_scale)
         return read_silo(data)
-    source = find_source(os.fspath(data), data_dir=data_dir, columns=columns)
+    source = find_source(
+        os.fspath(data), data_dir=data_dir, columns=columns, rating_scale=rating_scale
+    )
     found = source.read(scale=1.0)
     if isinstance(found, Silos):
         raise ConfigError(

@@ -235,7 +235,12 @@ def _read_again(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
             "use sg.resume(DIR, graph=...)"
         )
-    found = find_source(name, data_dir=source["data_dir"], columns=config.columns)
+    found = find_source(
+        name,
+        data_dir=source["data_dir"],
+        columns=config.columns,
+        rating_scale=config.rating_scale,
+    )
     return found.read(config.scale, generating(progress))
 
 

@@ -43,7 +43,12 @@ def attack(asked: RunConfig, graph: Graph | None = None) -> list[Finding]:
         SilographError: the run cannot be made, or is none of silos.
     """
     if graph is None:
-        source = find_source(asked.dataset, data_dir=asked.data_dir, columns=asked.columns)
+        source = find_source(
+            asked.dataset,
+            data_dir=asked.data_dir,
+            columns=asked.columns,
+            rating_scale=asked.rating_scale,
+        )
         data = source.read(asked.scale)
     else:
         data = graph

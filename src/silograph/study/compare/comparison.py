@@ -309,7 +309,7 @@ class Comparison:
                 known_values(c, choose(c, cell.method)) for c in (cell.config, by_default)
             )
             rates = cell.config.model in RATING_MODELS
-            caution = method.caution_on_ratings if rates else method.caution
+            caution = method.caution_on("ratings" if rates else "labels of nodes")
             if caution and given == default:
                 found.append(f"{method.name}: {caution}")
         return list(dict.fromkeys(found))
