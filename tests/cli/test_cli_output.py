@@ -195,6 +195,17 @@ def test_nothing_of_a_table_is_cut_off(width: int) -> None:
     assert ("a longer header" in file.getvalue()) == (width >= 57)
 
 
+@pytest.mark.parametrize("columns", [["name"], ["name", ""]])
+def test_tables_of_few_columns_and_words(columns: list[str]) -> None:
+    file = io.StringIO()
+    print_fitted(console_to(file, 40), columns, [["first", "1.5"][: len(columns)]], "title")
+    assert [line.split()[0] for line in file.getvalue().splitlines() if line.strip("─ ")] == [
+        "title",
+        "name",
+        "first",
+    ]
+
+
 def test_the_figures_of_a_cut(capsys: Capture, make_graph: MakeGraph, work: Path) -> None:
     before = everything(work)
     text = printed(capsys, "partition", "g.npz", "--clients", "4", "--seed", "3", "--json")

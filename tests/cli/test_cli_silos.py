@@ -97,10 +97,16 @@ def test_ratings_on_another_scale(work: Path, capsys: Capture) -> None:
     assert json.loads(resumed)["test"] == told
     assert told == json.loads(Path("x", "result.json").read_text(encoding="utf-8"))["test"]
     printed(capsys, "run", "s", *flags, "--out", "z")  # the folders know their scale
+    assert run_app(["predict", "x", "--data", "r", "--out", "p.csv"]) == 2
+    assert "`silograph recommend` predicts ratings" in capsys.readouterr().err
+    attack = ["attack", "r", "--clients", "2", *flags[:4], "--out", "a"]
+    assert run_app(attack) == 2
+    assert said in capsys.readouterr().err
+    printed(capsys, *attack, "--rating-scale", "1,10")
     for where, end in (("s", "--rating-scale"), ("g.npz", "expected a folder of ratings.csv")):
         assert run_app(["run", where, *flags, "--rating-scale", "1,10"]) == 2
         assert end in capsys.readouterr().err
-    for wrong in ("5,1", "5", "a,b", "1,inf"):
+    for wrong in ("5,1", "5", "a,b", "1,inf", "nan,2", "1,2,3"):
         assert run_app(["run", "r", *flags, "--rating-scale", wrong]) == 2
         assert "expected the least and the largest rating, such as 0.5,5" in capsys.readouterr().err
 

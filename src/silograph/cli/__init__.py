@@ -150,18 +150,13 @@ def predict_command(
     columns: Annotated[
         str | None, typer.Option("--columns", help="names of columns in CSV tables, as for run")
     ] = None,
-    rating_scale: Annotated[
-        str | None, typer.Option("--rating-scale", help="least and largest rating, as for run")
-    ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
     from silograph.experiment.resolve.model_options import own_module
     from silograph.experiment.run.predictions import predict_to
 
     make = None if model is None else own_module(make_config({"model": model}))
-    scale = make_config({"rating_scale": rating_scale}).rating_scale
-    told = {"data_dir": data_dir, "columns": columns, "rating_scale": scale}
-    count = predict_to(run, data, out, model=make, **told)
+    count = predict_to(run, data, out, model=make, data_dir=data_dir, columns=columns)
     typer.echo(f"predictions of {counted(count, 'node')} written to {out}")
 
 

@@ -35,11 +35,11 @@ def not_said_again(options: Mapping[str, Scalar], names: Collection[str]) -> dic
     return {
         own: value
         for own, value in options.items()
-        if not any(is_same_option(own, name) for name in names)
+        if not any(_is_same_option(own, name) for name in names)
     }
 
 
-def is_same_option(one: str, other: str) -> bool:
+def _is_same_option(one: str, other: str) -> bool:
     """Whether two names, each with a part or without, can be of one option."""
     (kind, _, name), (kind2, _, name2) = one.rpartition("."), other.rpartition(".")
     return name == name2 and (kind == kind2 or not kind or not kind2)

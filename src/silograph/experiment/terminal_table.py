@@ -39,7 +39,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
 def print_fitted(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = ""
 ) -> None:
-    """Print a table of numbers of which nothing is cut off.
+    """Print a table of numbers of which nothing is cut off, if the first column and one more fit.
 
     Words of the header stand below each other where there is no room. Columns that do not fit even
     so follow in a table of their own, with the first column again.
@@ -61,9 +61,11 @@ def _fitted(
     """Yield the numbers of the columns of each table, and their widths."""
     cells = [max((cell_len(row[n]) for row in rows), default=0) for n in range(len(columns))]
     whole = [max(cells[n], cell_len(name)) for n, name in enumerate(columns)]
-    least = [max(cells[n], *map(cell_len, name.split())) for n, name in enumerate(columns)]
+    least = [max([cells[n], *map(cell_len, name.split())]) for n, name in enumerate(columns)]
     least[0] = whole[0]  # it is never wrapped
     left = list(range(1, len(columns)))
+    if not left:
+        yield [0], [whole[0]]
     while left:
         ends = accumulate((least[n] for n in left), lambda total, more: total + more + 2)
         room = width - least[0] - 3

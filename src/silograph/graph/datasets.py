@@ -165,9 +165,9 @@ def check_columns(name: object, columns: str | None) -> None:
         )
 
 
-def check_rating_scale(name: object, scale: object) -> None:
+def check_rating_scale(name: object, rating_scale: object) -> None:
     """Raise `ConfigError` for a scale of ratings of what is no folder of tables of ratings."""
-    if scale is not None:
+    if rating_scale is not None:
         raise ConfigError(
             f"rating_scale: expected a folder of ratings.csv, got dataset {name}: leave "
             "rating_scale out"

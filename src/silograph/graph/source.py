@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from silograph.core.config import RunConfig
 from silograph.core.rating_scale import ends_of
 from silograph.graph.datasets import (
     check_columns,
@@ -105,6 +106,17 @@ def find_source(
     kind: Literal["name", "path", "silos"] = "name" if named else "path"
     kind = "silos" if is_silos(path) and not named else kind
     return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale)
+
+
+def source_of(config: RunConfig, *, data: Data | None = None) -> Source:
+    """Return where the data of a config are, with all that it says of how they are read."""
+    return find_source(
+        config.dataset,
+        data_dir=config.data_dir,
+        columns=config.columns,
+        rating_scale=config.rating_scale,
+        data=data,
+    )
 
 
 def absolute_path(path: str) -> str:

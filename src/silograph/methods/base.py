@@ -15,12 +15,14 @@ from typing_extensions import TypeVar
 
 from silograph.aggregation.aggregators import MEAN, Aggregator
 from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.rate_schedule import CONSTANT, RateSchedule
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.core.sent_weights import PLAIN_WEIGHTS, SentWeights
+from silograph.core.text import shown
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -302,6 +304,15 @@ class Method(Generic[Options]):
     aggregates: bool = False
     makes_edges: bool = False
     ratings: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse cautions that are texts, as they once were."""
+        given = self.cautions
+        if not isinstance(given, tuple) or not all(isinstance(part, Caution) for part in given):
+            raise ConfigError(
+                f"expected cautions of method {self.name} as a tuple of Caution, got "
+                f"{shown(given)}: write (Caution(TEXT),)"
+            )
 
     @property
     def caution(self) -> str:

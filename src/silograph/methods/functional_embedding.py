@@ -143,12 +143,8 @@ def _common_means(
 
     They count as work of nobody, as the graph itself does.
     """
-    root = block.origin
     name = ("fedpub", communities, conv)
-    if name not in root.memo:
-        root.memo[name] = _means(conv, graph.x, graph.messages(1), 1)
-    found = root.memo[name]
-    assert isinstance(found, _Means)
+    found = block.origin.once(name, _Means, lambda: _means(conv, graph.x, graph.messages(1), 1))
     clients = block.num_clients
     return _Means(found.heard.expand(clients, -1), found.own.expand(clients, -1))
 

@@ -197,11 +197,7 @@ def likeness(block: ClientBlock) -> Tensor:
     That is (1 + Pearson) / 2 over the items that both have rated in training, and 1/2 where these
     are fewer than two or one of the users rates them all alike.
     """
-    if "likeness" not in block.memo:
-        block.memo["likeness"] = _likeness(block)
-    found = block.memo["likeness"]
-    assert isinstance(found, Tensor)
-    return found
+    return block.once("likeness", Tensor, lambda: _likeness(block))
 
 
 def _likeness(block: ClientBlock) -> Tensor:

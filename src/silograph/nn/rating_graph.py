@@ -58,12 +58,7 @@ class RatingGraph:
 
 def rating_graph(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
     """Return the users and items of a block of one client, worked out once."""
-    name = ("rating graph", dtype)
-    if name not in block.memo:
-        block.memo[name] = _made(block, dtype)
-    found = block.memo[name]
-    assert isinstance(found, RatingGraph)
-    return found
+    return block.once(("rating graph", dtype), RatingGraph, lambda: _made(block, dtype))
 
 
 def _made(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:

@@ -46,12 +46,7 @@ class Neighborhood:
 
 def neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
     """Return the neighbors in a block of one client, worked out once."""
-    name = ("neighborhood", levels)
-    if name not in block.memo:
-        block.memo[name] = _made(block, levels)
-    found = block.memo[name]
-    assert isinstance(found, Neighborhood)
-    return found
+    return block.once(("neighborhood", levels), Neighborhood, lambda: _made(block, levels))
 
 
 def _made(block: ClientBlock, levels: int) -> Neighborhood:

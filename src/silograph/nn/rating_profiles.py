@@ -214,11 +214,7 @@ class RatingProfiles:
 def profiles_of(model: RatingProfiles, block: ClientBlock) -> Profiles:
     """Return the profiles of a block of one client, worked out once."""
     name = ("profiles", model.damping, model.folds, dtype_of(block))
-    if name not in block.memo:
-        block.memo[name] = _made(model, block)
-    found = block.memo[name]
-    assert isinstance(found, Profiles)
-    return found
+    return block.once(name, Profiles, lambda: _made(model, block))
 
 
 def _made(model: RatingProfiles, block: ClientBlock) -> Profiles:

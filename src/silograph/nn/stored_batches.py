@@ -17,12 +17,7 @@ from silograph.nn.stored_rows import Batch, Senders, StoredRows, Surroundings
 
 def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
     """Return the graph of a block's rows, and of its slots if the halo is wanted."""
-    name = ("surroundings", halo)
-    if name not in block.memo:
-        block.memo[name] = _surroundings(block, halo=halo)
-    found = block.memo[name]
-    assert isinstance(found, Surroundings)
-    return found
+    return block.once(("surroundings", halo), Surroundings, lambda: _surroundings(block, halo=halo))
 
 
 def _surroundings(block: ClientBlock, *, halo: bool) -> Surroundings:

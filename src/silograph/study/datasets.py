@@ -15,7 +15,7 @@ from silograph.experiment.resolve.cutting import as_used
 from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.graph.datasets import is_path
 from silograph.graph.graph import Graph, fingerprint
-from silograph.graph.source import find_source
+from silograph.graph.source import source_of
 from silograph.study.cells import Cell, Line, digest_of, lasts, named_file_hash
 
 Done = Sequence[tuple[RunConfig, Line]]
@@ -41,12 +41,11 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
         if cell.graph is None:
             given = cell.config
             told = given.data_dir, given.columns, given.rating_scale
-            groups[given.dataset, *told, given.scale].append(cell)
-    for (dataset, data_dir, columns, rated, scale), group in groups.items():
+            groups[given.dataset, given.scale, *told].append(cell)
+    for (dataset, scale, *_), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]
         if len(done) < len(group) or _changed(done):
-            source = find_source(dataset, data_dir=data_dir, columns=columns, rating_scale=rated)
-            graph = source.read(scale)
+            graph = source_of(group[0].config).read(scale)
             if isinstance(graph, Graph) and not is_path(dataset):
                 _check(graph, done, path)
 

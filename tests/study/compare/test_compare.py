@@ -101,6 +101,8 @@ def test_varied_options_of_a_sampler_resume(tmp_path: Path, make_graph: MakeGrap
     ks = [line["config"]["options"].get("neighbors.k") for line in told.lines if line is not None]
     assert ks == [None, None, 1, 3]
     assert len(lines_of(folder)) == 3  # without the option there is one run for both values
+    said = "without option neighbors.k, alike for each of its values: fedavg at neighbors=full"
+    assert said in told.notes
     lines = (folder / "compare.jsonl").read_text().splitlines(keepends=True)
     (folder / "compare.jsonl").write_text("".join(lines[:-1]))
     again = resume_comparison(folder, processes=0)
@@ -262,7 +264,7 @@ def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None
     assert (shown["MB"](small), shown["GFLOP"](small)) == ("0.0043", "0.0087")
 
 
-def test_a_caution_holds_for_what_its_field_says() -> None:
+def test_a_caution_holds_for_what_its_field_says(make_graph: MakeGraph) -> None:
     """Not for what its text happens to mention."""
     parts = (
         Caution("unlike for labels of nodes, slow"),
@@ -275,6 +277,17 @@ def test_a_caution_holds_for_what_its_field_says() -> None:
     on_labels = "unlike for labels of nodes, slow; for labels of nodes, lower --lr"
     assert method.caution_on("labels of nodes") == on_labels
     assert method.caution == f"{on_ratings}; for labels of nodes, lower --lr"
+    table = sg.compare(
+        make_graph(), methods=["local", "fedacs"], seeds=[1], processes=0, rounds=1, clients=3
+    )
+    assert not [note for note in table.notes if "for ratings" in note]
+
+
+def test_cautions_that_are_texts_are_refused() -> None:
+    given: tuple[Any, ...] = ("raise --lr", ["raise --lr"], ("raise --lr",))
+    for wrong in given:
+        with pytest.raises(ConfigError, match="expected cautions of method local as a tuple of C"):
+            replace(METHODS_BY_NAME["local"], cautions=wrong)
 
 
 def test_methods_that_coincide_are_told(make_graph: MakeGraph) -> None:
@@ -542,6 +555,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
             "options": {"fedprox": {"method.mu": 1}},
         },
         "expected mu of fedprox either varied or with a value, got both: leave one of them out",
+    ),
+    "an option varied, and a value for one of that name that no part has": (
+        {
+            "methods": ["fedprox"],
+            "over": {"mu": [0.1, 1]},
+            "options": {"fedprox": {"selector.mu": 1}},
+        },
+        "option selector.mu: selector uniform has no such option; choices: selector.participation",
     ),
     "an option of two parts varied": (
         {"methods": ["fedais"], "over": {"policy": ["rule"]}, "neighbors": "fedgrains"},

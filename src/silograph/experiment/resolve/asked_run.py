@@ -25,7 +25,7 @@ from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.data import Silos
-from silograph.graph.source import Source, absolute_path, find_source
+from silograph.graph.source import Source, absolute_path, source_of
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -150,13 +150,7 @@ def asked_run(
     _check_own_options(options, str(options.get("method", base.method)))
     asked = make_config(changed_values(base, {**options, **name}))
     data = graph if isinstance(graph, Graph | Silos) else None
-    source = find_source(
-        asked.dataset,
-        data_dir=asked.data_dir,
-        columns=asked.columns,
-        rating_scale=asked.rating_scale,
-        data=data,
-    )
+    source = source_of(asked, data=data)
     on_silos = source.kind == "silos" or isinstance(graph, Silos)
     return (cut_already(asked) if on_silos else asked), source
 

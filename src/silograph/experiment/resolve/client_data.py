@@ -34,7 +34,7 @@ from silograph.graph.silos.data import (
     silo_split,
 )
 from silograph.graph.silos.joined_ratings import join_rating_silos
-from silograph.graph.source import find_source
+from silograph.graph.source import source_of
 
 CUT = "silo"  # what a run's `partition` says of silos that are there already
 
@@ -64,13 +64,7 @@ def cut_for_studies(
     """
     data: Graph | Silos | None = graph
     if data is None:
-        source = find_source(
-            config.dataset,
-            data_dir=config.data_dir,
-            columns=config.columns,
-            rating_scale=config.rating_scale,
-        )
-        data = source.read(config.scale)
+        data = source_of(config).read(config.scale)
     found, config = cut_by(data, partition, config)
     if isinstance(found, CutGraph):
         raise ConfigError(

@@ -254,7 +254,7 @@ def place_of(
     if dot and kind in parts:
         if own in options_of(parts[kind]):
             return kind, own
-        raise _undeclared(own, {kind: parts[kind]}, shown or name)
+        raise undeclared(own, {kind: parts[kind]}, shown or name)
     method = parts.get("method")
     unused = {"selector"} if isinstance(method, Method) and not method.selects else set()
     having = [each for each, part in parts.items() if name in options_of(part)]
@@ -266,19 +266,11 @@ def place_of(
             f"{' and '.join(f'{each} {parts[each].name}' for each in having)} both have it"
         )
     if not having:
-        raise _undeclared(name, parts, shown or name)
+        raise undeclared(name, parts, shown or name)
     return having[0], name
 
 
-def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
-    """Whether one of some parts by kind has an option, NAME or PART.NAME."""
-    kind, dot, own = name.partition(".")
-    if dot and kind in parts:
-        return own in options_of(parts[kind])
-    return any(name in options_of(part) for part in parts.values())
-
-
-def _undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
+def undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
     """Return the error for an option that none of some parts has; names the nearest."""
     said = shown if shown in FLAT else f"option {shown}"
     if len(parts) > 1 and own in SETTINGS:
@@ -369,44 +361,3 @@ def option_help(parts: Parts) -> dict[str, str]:
         for kind in TABLES
         for name, f in options_of(getattr(parts, kind).part).items()
     }
-
-
-def fitting(config: RunConfig, method: Method | None = None) -> RunConfig:
-    """Return a config without the keys of options that its own partition or model does not have.
-
-    A study that varies parts gives such a key to all of its runs.
-    """
-    parts = named_parts(config, method)
-    foreign = {
-        name: None
-        for name, kind in FLAT.items()
-        if getattr(config, name) is not None and name not in options_of(parts[kind])
-    }
-    return dataclasses.replace(config, **foreign)  # type: ignore[arg-type]
-
-
-def check_some_have(
-    given: Iterable[str], config: RunConfig, over: Mapping[str, Iterable[object]]
-) -> None:
-    """Raise `ConfigError` for the key of an option that no part of some runs has.
-
-    Args:
-        given: keys of configs.
-        config: of all runs.
-        over: parts, among other keys, that runs have in place of the config's.
-    """
-    parts = named_parts(config) if set(given) & FLAT.keys() else {}
-    for name in given:
-        if name not in FLAT:
-            continue
-        kind = FLAT[name]
-        table, names = TABLES[kind], over.get(kind, ())
-        chosen = [table[str(each)] for each in names if each in table] or [parts[kind]]
-        if not any(name in options_of(part) for part in chosen):
-            raise _undeclared(name, {kind: chosen[0]}, name)
-
-
-def without_method(config: RunConfig, method: Method) -> dict[str, Scalar]:
-    """Return the options of a config that are not those of its method."""
-    parts = named_parts(config, method)
-    return {n: v for n, v in config.options.items() if place_of(n, parts)[0] != "method"}

@@ -10,7 +10,7 @@ from silograph.core.files import write_atomic
 from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
-from silograph.graph.datasets import check_columns, check_rating_scale
+from silograph.graph.datasets import check_columns
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
@@ -26,7 +26,6 @@ def predict_to(
     model: Make | None = None,
     data_dir: str | None = None,
     columns: str | None = None,
-    rating_scale: str | None = None,
 ) -> int:
     """Write a CSV with a row for each node and return their number.
 
@@ -37,7 +36,6 @@ def predict_to(
         model: the class of the model, if it was a torch.nn.Module of yours.
         data_dir: folder of data sets that `data` names.
         columns: of a folder of CSV tables, as `load` takes it.
-        rating_scale: least and largest rating of a folder of tables of ratings, as `0.5,5`.
 
     Raises:
         ConfigError: `out` is there already, or `data` are several silos.
@@ -48,28 +46,27 @@ def predict_to(
             f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
             "nothing was overwritten"
         )
-    found = read_data(data, data_dir, columns, rating_scale)
-    name = found.name if isinstance(found, Silo) else None
-    trained = load_model(model_file(Path(run), name), model=model)
+    folder = Path(run)
+    trained = None if has_own_models(folder) else load_model(model_file(folder), model=model)
+    if trained is not None:
+        trained.check_says_all()
+    found = read_data(data, data_dir, columns)
+    if trained is None:
+        name = found.name if isinstance(found, Silo) else None
+        trained = load_model(model_file(folder, name), model=model)
     rows = list(table(trained, found))
     write_atomic(Path(out), to_text(rows), private=True)
     return len(rows) - 1
 
 
 def read_data(
-    data: str | os.PathLike[str],
-    data_dir: str | None = None,
-    columns: str | None = None,
-    rating_scale: str | None = None,
+    data: str | os.PathLike[str], data_dir: str | None = None, columns: str | None = None
 ) -> Graph | Silo:
     """Return a silo from its folder, or a graph by name or path."""
     if is_silo(Path(data)):
         check_columns(data, columns)
-        check_rating_scale(data, rating_scale)
         return read_silo(data)
-    source = find_source(
-        os.fspath(data), data_dir=data_dir, columns=columns, rating_scale=rating_scale
-    )
+    source = find_source(os.fspath(data), data_dir=data_dir, columns=columns)
     found = source.read(scale=1.0)
     if isinstance(found, Silos):
         raise ConfigError(
@@ -77,6 +74,11 @@ def read_data(
             f"{', '.join(found.ids[:3])}: name one of their folders"
         )
     return found
+
+
+def has_own_models(run: Path) -> bool:
+    """Return whether each client of a result folder has a model, and there is none of all."""
+    return (run / MODELS).is_dir() and not (run / MODEL).exists()
 
 
 def model_file(run: Path, silo: str | None = None) -> Path:
@@ -89,7 +91,7 @@ def model_file(run: Path, silo: str | None = None) -> Path:
         return run
     if (run / MODEL).exists():
         return run / MODEL
-    if not (run / MODELS).is_dir():
+    if not has_own_models(run):
         raise DataError(
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
@@ -25,7 +25,6 @@ from silograph.experiment.resolve.own_partition import (
 )
 from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.simulated import simulated
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
@@ -34,7 +33,7 @@ from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress, generating, planned, show_progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
-from silograph.experiment.run.setup import Setup, set_up
+from silograph.experiment.run.setup import Setup, prepare, set_up
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
 from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.run_options import RunOptions
@@ -43,7 +42,7 @@ from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.program import BLANK
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
-from silograph.graph.source import Source, find_source
+from silograph.graph.source import Source, source_of
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -181,7 +180,7 @@ def resume(
         watched = watched_by(asked, trackers)
         data = _data_again(graph, partition, asked, about["source"], target, progress)
         with torch_threads(asked.threads):
-            setup = set_up(simulated(asked, data, parts, model))
+            setup = prepare(asked, data, parts, model)
             check_identity(about["same"], identity(setup), asked)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
@@ -235,12 +234,7 @@ def _read_again(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
             "use sg.resume(DIR, graph=...)"
         )
-    found = find_source(
-        name,
-        data_dir=source["data_dir"],
-        columns=config.columns,
-        rating_scale=config.rating_scale,
-    )
+    found = source_of(replace(config, dataset=name, data_dir=source["data_dir"]))
     return found.read(config.scale, generating(progress))
 
 

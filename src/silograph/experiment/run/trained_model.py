@@ -75,18 +75,22 @@ class TrainedModel:
         """Return the shape; the weights are too many to print."""
         return f"TrainedModel({self.shape}, normalize={self.normalize!r})"
 
-    def logits(self, graph: Graph | Silo) -> Tensor:
-        """Return the logits of every node, (n, K), along all edges of the graph or inside the silo.
-
-        Raises:
-            DataError: no graph or silo, or its features or classes are not those of the model.
-        """
+    def check_says_all(self) -> None:
+        """Raise `DataError` for a model of ratings: tables of its clients belong to it."""
         if self.shape.task == "rating":
             raise DataError(
                 f"expected a model whose weights say all, got {self.shape.noun}: what it knows of "
                 "users and items stays with the clients; `silograph recommend` predicts ratings "
                 "with the result folder that a silo keeps"
             )
+
+    def logits(self, graph: Graph | Silo) -> Tensor:
+        """Return the logits of every node, (n, K), along all edges of the graph or inside the silo.
+
+        Raises:
+            DataError: no graph or silo, or its features or classes are not those of the model.
+        """
+        self.check_says_all()
         if isinstance(graph, Silo):
             graph = self._graph_of(graph)
         elif isinstance(graph, Graph):

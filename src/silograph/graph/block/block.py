@@ -6,8 +6,10 @@ one. All client code acts on blocks, so both run the same code.
 C: clients. n: rows of all clients together. F: features. S: halo slots. B: boundary rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from silograph.graph.block.halo import Halo, Route, connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, row_keys_of
+
+Memo = TypeVar("Memo")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +154,14 @@ class ClientBlock:
     def count(self, mask: Tensor) -> Tensor:
         """Return how many rows of each client a mask (n,) bool selects, (C,) int64."""
         return torch.bincount(self.client[mask], minlength=self.num_clients)
+
+    def once(self, name: object, kind: type[Memo], make: Callable[[], Memo]) -> Memo:
+        """Return what is found in `memo` by a name, made at the first call."""
+        if name not in self.memo:
+            self.memo[name] = make()
+        found = self.memo[name]
+        assert isinstance(found, kind)
+        return found
 
     def take(self, positions: Tensor) -> "ClientBlock":
         """Return the block of the clients at `positions` (k,) int64, in that order: a copy."""

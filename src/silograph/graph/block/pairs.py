@@ -15,11 +15,7 @@ UNSEEN = 2  # rows of a table before those of users and items that train: one us
 
 def pairs_of(block: ClientBlock) -> Pairs:
     """Return the ratings of a block, worked out once."""
-    if "pairs" not in block.memo:
-        block.memo["pairs"] = pairs_among(kinds(block.x), block.adj)
-    found = block.memo["pairs"]
-    assert isinstance(found, Pairs)
-    return found
+    return block.once("pairs", Pairs, lambda: pairs_among(kinds(block.x), block.adj))
 
 
 def kinds(x: Rows) -> Tensor:

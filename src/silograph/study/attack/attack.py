@@ -10,7 +10,7 @@ from silograph.core.errors import ConfigError
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
-from silograph.graph.source import find_source
+from silograph.graph.source import source_of
 from silograph.study.attack.finding import Finding, first_map
 from silograph.study.attack.measured_rows import features_of, labels_of, separable_of
 from silograph.study.attack.measured_weights import (
@@ -42,16 +42,7 @@ def attack(asked: RunConfig, graph: Graph | None = None) -> list[Finding]:
     Raises:
         SilographError: the run cannot be made, or is none of silos.
     """
-    if graph is None:
-        source = find_source(
-            asked.dataset,
-            data_dir=asked.data_dir,
-            columns=asked.columns,
-            rating_scale=asked.rating_scale,
-        )
-        data = source.read(asked.scale)
-    else:
-        data = graph
+    data = source_of(asked).read(asked.scale) if graph is None else graph
     setup = prepare(dataclasses.replace(asked, block_size=ALL), data)
     if setup.method.setting.uncut:
         raise ConfigError(

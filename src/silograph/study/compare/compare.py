@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.config_changes import in_full, is_same_option, not_said_again
+from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.ranges import Scalar
@@ -20,17 +20,14 @@ from silograph.experiment.resolve.asked_run import asked_run, with_absolute_path
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
-from silograph.experiment.resolve.parts import (
-    TABLES,
+from silograph.experiment.resolve.parts import TABLES, find_method, named_parts, own_code, place_of
+from silograph.experiment.resolve.trusted_code import Trust, check_trusted
+from silograph.experiment.resolve.varied_parts import (
     check_some_have,
-    find_method,
     fitting,
     has_option,
-    named_parts,
-    own_code,
     without_method,
 )
-from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
 from silograph.experiment.signature import with_keywords
@@ -210,7 +207,7 @@ class ComparisonPlan:
         parts = named_parts(base, value)
         options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
         for key, other in product(options, given):
-            if is_same_option(key, other):
+            if place_of(key, parts) == place_of(other, parts):
                 raise ConfigError(
                     f"expected {key} of {method} either varied or with a value, got both: leave "
                     "one of them out"

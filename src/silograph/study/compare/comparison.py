@@ -34,6 +34,7 @@ from silograph.study.compare.paired_statistics import (
     paired,
     power_of,
 )
+from silograph.study.compare.tables import without_options
 from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
@@ -270,18 +271,6 @@ class Comparison:
                 groups.setdefault(came, []).append(method)
         return [names for names in groups.values() if len(names) > 1]
 
-    def _without_options(self) -> list[str]:
-        """Return which methods have not the options that are varied, a line for each option."""
-        notes = []
-        for key in self.asked.over:
-            having = {c.labels["method"] for c in self.cells if key in c.config.options}
-            none = [name for method, name in self.names.items() if method not in having]
-            if having and none:
-                notes.append(
-                    f"without option {key}, alike for each of its values: {', '.join(none)}"
-                )
-        return notes
-
     def _untrained(self) -> list[str]:
         """Return what predicts ratings without training, for each point."""
         notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
@@ -345,7 +334,7 @@ class Comparison:
             "settings they are the same method"
             for names in self._alike()
         ]
-        notes += self._without_options()
+        notes += without_options(self.cells, self.names, tuple(self.asked.over))
         notes += self._improving()
         notes += self._untrained()
         notes += self._cautions()

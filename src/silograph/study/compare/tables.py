@@ -253,3 +253,27 @@ def markdown_of(comparison: Compared) -> str:
     if comparison.failed:
         parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in comparison.failed))
     return "\n\n".join(parts) + "\n"
+
+
+def without_options(
+    cells: Sequence[Cell], names: Mapping[str, str], over: Sequence[str]
+) -> list[str]:
+    """Return which runs have not the options that are varied, a line for each option.
+
+    Args:
+        cells: the runs.
+        names: what tables call each method.
+        over: keys that are varied: fields, and options of parts.
+    """
+    notes, options = [], [key for key in over if any(key in c.config.options for c in cells)]
+    for key in options:
+        none = []
+        for method, name in names.items():
+            mine = [c for c in cells if c.labels["method"] == method]
+            without = [c.labels for c in mine if key not in c.config.options]
+            at = (", ".join(f"{k}={e[k]}" for k in over if k not in options) for e in without)
+            part = "" if len(without) == len(mine) else f" at {' and '.join(dict.fromkeys(at))}"
+            none += [f"{name}{part}"] if without else []
+        if none:
+            notes.append(f"without option {key}, alike for each of its values: {', '.join(none)}")
+    return notes

@@ -14,14 +14,13 @@ from silograph.experiment.resolve.asked_run import with_absolute_paths
 from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.experiment.resolve.parts import (
     TABLES,
-    check_some_have,
     find_method,
-    fitting,
     named_parts,
     options_of,
     place_of,
 )
 from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.varied_parts import check_some_have, fitting
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell
