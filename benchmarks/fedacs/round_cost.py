@@ -35,7 +35,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "20 clients": {"method": "fedavg", "clients": 20},
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "rating_gcn": {"layers": 5, "options": {"model.embedding": 64}},
+    f"rating_gcn, {kernels}": {
+        "model": "rating_gcn",
+        "layers": 5,
+        "options": {"model.embedding": 64},
+        "kernels": kernels,
+    }
+    for kernels in ("torch", "compiled")
 }
 ASKED: dict[str, Any] = {
     "partition": "category",
@@ -47,7 +53,6 @@ ASKED: dict[str, Any] = {
     "weight_decay": 5e-4,
     "local_epochs": 1,
     "keep_optimizer": False,
-    "kernels": "torch",
 }
 PARTS = {
     "products of matrices": ("mm", "addmm", "bmm"),
@@ -101,7 +106,7 @@ def table_bytes(setup: Setup) -> int:
 def measure(data: str, dataset: str, model: str, row: str) -> dict[str, Any]:
     """Return figures of one row."""
     graph = sg.load(dataset, data_dir=data)
-    asked = ASKED | MODELS[model] | ROWS[row] | {"model": model, "rounds": 3}
+    asked = ASKED | MODELS[model] | ROWS[row] | {"rounds": 3}
     setup = prepare(make_config(asked | {"dataset": "given"}), graph)
     go = rounds_of(setup)
     go(1)

@@ -25,6 +25,7 @@ from silograph.nn.forward import Staged
 from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.masked import Masked, Near, SparseMasks
 from silograph.nn.optim import SGD, Adam
+from silograph.nn.rating_model import RatingModel
 from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.task.registry import task_of
 
@@ -150,8 +151,10 @@ class CompiledBackend:
         """Train one client after the other."""
         check_fit(training, inputs)
         _check_compiled(training, masks=isinstance(training.model, Masked))
-        from silograph.nn import compiled  # numba takes a while to import
+        from silograph.nn import compiled, rating_compiled  # numba takes a while to import
 
+        if isinstance(training.model, RatingModel):
+            return rating_compiled.fit(training.model, training, inputs)
         return compiled.fit(_staged(training.model), training, inputs)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
@@ -171,8 +174,11 @@ class CompiledBackend:
         tables: State = NO_STATE,
     ) -> Tensor:
         """Pass once through a model that all clients share; torch passes through their own."""
-        del tables  # no compiled model has any
         check_weights(model, weights, block)
+        if isinstance(model, RatingModel):
+            from silograph.nn import rating_compiled
+
+            return rating_compiled.predict(model, weights, block, tables)
         name = next(iter(model.weight_shapes))
         if weights[name].dim() > len(model.weight_shapes[name]):
             with torch.no_grad():
@@ -205,7 +211,7 @@ def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
     reason = _model_not_compiled(model)
     if reason is not None:
         return reason
-    if not task_of(model.task).classes:
+    if not task_of(model.task).classes and not isinstance(model, RatingModel):
         return f"task {task_of(model.task).name} is not compiled"
     if not isinstance(optimizer, SGD | Adam):
         return f"optimizer {type(optimizer).__name__} is not compiled"
@@ -240,6 +246,10 @@ def _model_not_compiled(model: AnyModel) -> str | None:
     """Return why a model has no compiled form, or None."""
     if isinstance(model, Masked):
         return _model_not_compiled(model.inner)
+    if isinstance(model, RatingModel):
+        if model.items:
+            return f"{model.noun} with rows of items is not compiled"
+        return None if model.conv == "rating_gcn" else f"{model.noun} is not compiled"
     if model.staged is None:
         return f"{model.noun} is not compiled"
     stages = model.staged.stages

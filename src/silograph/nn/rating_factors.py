@@ -43,6 +43,7 @@ from silograph.nn.conv import Params
 from silograph.nn.doors import dtype_of
 from silograph.nn.rating_graph import RatingGraph, rating_graph
 from silograph.nn.rating_steps import (
+    TorchPasses,
     alone,
     at_nodes,
     at_ratings,
@@ -143,7 +144,8 @@ class RatingFactors:
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client on its training ratings."""
         added = None if self.social == "rating_mf" or not self.weight else self._social
-        return fit_pairs(self, training, inputs, added)
+        passes = TorchPasses(self, alone(inputs.block), added)
+        return fit_pairs(self, training, inputs, passes)
 
     def said(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None

@@ -53,6 +53,7 @@ from silograph.nn.steps import LOSS_FLOPS
 from silograph.task.ranking import Factors
 
 RatingConv = Literal["rating_gcn", "rating_gat"]
+HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"
 FEATURES = 2  # what says whether a node is a user or an item
 
 
@@ -116,7 +117,7 @@ class RatingModel:
             edge = self.heads if self.conv == "rating_gat" else outputs
             shapes[f"{number}.edge"] = 2, edge
             shapes[f"{number}.bias"] = (outputs,)
-        shapes |= {"head.weight": (self.widths[-1], 1), "head.bias": (1,)}
+        shapes |= {HEAD_WEIGHT: (self.widths[-1], 1), HEAD_BIAS: (1,)}
         return MappingProxyType({**shapes, **item_shape(self.items, self.embedding)})
 
     def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
@@ -159,8 +160,8 @@ class RatingModel:
         report_each(_pass_flops(self, graph, 0, passes=1))
         h, bias = self._nodes(values, graph, None)
         nodes, biases = at_nodes(block, h), at_nodes(block, bias[:, 0])
-        level = biases + graph.mean + values["head.bias"]
-        return Factors(nodes * values["head.weight"][:, 0], nodes, biases, level)
+        level = biases + graph.mean + values[HEAD_BIAS]
+        return Factors(nodes * values[HEAD_WEIGHT][:, 0], nodes, biases, level)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client; every step sends messages along all of its edges."""
@@ -193,7 +194,7 @@ class RatingModel:
         h, bias = self._nodes(p, graph, key)
         both = h.index_select(0, user) * h.index_select(0, item)
         sums = bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + sums + both @ p["head.weight"] + p["head.bias"]
+        return graph.mean + sums + both @ p[HEAD_WEIGHT] + p[HEAD_BIAS]
 
     def _nodes(
         self, p: Mapping[str, Tensor], graph: RatingGraph, key: Key | None
@@ -224,7 +225,7 @@ def _gcn(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
     constants, so it needs one product for each node and none for each edge.
     """
     summed = sparse_product(graph.gcn, h @ p["weight"], symmetric=True)
-    return summed + graph.gcn_chance @ p["edge"] + p["bias"]
+    return summed + torch.addmm(p["bias"], graph.gcn_chance, p["edge"])
 
 
 def _gat(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:

@@ -5,6 +5,7 @@ R: ratings in a step.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -105,11 +106,59 @@ def at_nodes(block: ClientBlock, part: Tensor) -> Tensor:
     return out
 
 
+class PairPasses(Protocol):
+    """A model of ratings at one client, there and back."""
+
+    def gradient(
+        self, values: Params, seeds: Tensor, pair: Tensor, key: Key
+    ) -> tuple[Tensor, Params]:
+        """Return the mean loss of training ratings in a step, and its gradient.
+
+        Args:
+            values: weights and tables of the client, shared form.
+            seeds: (R,) int64 rows of the ratings in the block.
+            pair: (R,) int64 their places in `pairs_of`.
+            key: of dropout.
+        """
+
+    def predict(self, weights: Params, tables: State) -> Tensor:
+        """Return predictions (n, 1), 0 at users and items; weights are shared or (1, ...)."""
+
+
+@dataclass(frozen=True)
+class TorchPasses:
+    """Passes by torch's autograd.
+
+    Attributes:
+        model: the shape.
+        block: one client.
+        added: to the loss of every step, from weights and tables; no part of the loss that is told.
+    """
+
+    model: PairModel
+    block: ClientBlock
+    added: Callable[[Mapping[str, Tensor], ClientBlock], Tensor] | None = None
+
+    def gradient(
+        self, values: Params, seeds: Tensor, pair: Tensor, key: Key
+    ) -> tuple[Tensor, Params]:
+        """See `PairPasses`."""
+        leaves = {name: w.detach().requires_grad_() for name, w in values.items()}
+        said = self.model.said(leaves, self.block, pair, key)
+        loss = task_of(self.model.task).loss(said, self.block.y[seeds]).mean()
+        whole_loss = loss if self.added is None else loss + self.added(leaves, self.block)
+        found = torch.autograd.grad(
+            whole_loss, list(leaves.values()), materialize_grads=True, allow_unused=True
+        )
+        return loss.detach(), dict(zip(leaves, found, strict=True))
+
+    def predict(self, weights: Params, tables: State) -> Tensor:
+        """See `PairPasses`."""
+        return self.model.forward(weights, self.block, tables=tables)
+
+
 def fit_pairs(
-    model: PairModel,
-    training: Training,
-    inputs: TrainingInputs,
-    added: Callable[[Mapping[str, Tensor], ClientBlock], Tensor] | None = None,
+    model: PairModel, training: Training, inputs: TrainingInputs, passes: PairPasses | None = None
 ) -> Fitted:
     """Train one client on its training ratings, all of them or batches.
 
@@ -117,9 +166,10 @@ def fit_pairs(
         model: the shape.
         training: how.
         inputs: from what.
-        added: to the loss of every step, from weights and tables; no part of the loss that is told.
+        passes: the model at the client; None: by torch.
     """
     block, start, memory = alone(inputs.block), inputs.start, inputs.memory
+    passes = TorchPasses(model, block) if passes is None else passes
     key, tables = inputs.key, inputs.tables
     optimizer, schedule = training.optimizer, training.schedule
     names, row = tuple(model.weight_shapes), pairs_of(block).row
@@ -139,25 +189,21 @@ def fit_pairs(
         total = torch.zeros_like(total)
         epoch_key = key.fold("epoch", epoch)
         for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
-            leaves = {name: w.detach()[0].requires_grad_() for name, w in values.items()}
-            said = model.said(leaves, block, position[seeds], epoch_key.fold("batch", number))
-            loss = task_of(model.task).loss(said, block.y[seeds]).mean()
-            whole_loss = loss if added is None else loss + added(leaves, block)
-            found = torch.autograd.grad(
-                whole_loss, list(leaves.values()), materialize_grads=True, allow_unused=True
-            )
-            grads = {name: g[None] for name, g in zip(leaves, found, strict=True)}
+            now = {name: w[0] for name, w in values.items()}
+            batch_key = epoch_key.fold("batch", number)
+            loss, found = passes.gradient(now, seeds, position[seeds], batch_key)
+            grads = {name: g[None] for name, g in found.items()}
             changed = training.correct({n: grads[n] for n in names}, weights, begun)
             optimizer.step_(values, grads | changed, state)
             report_each(model.flops(block, len(seeds), passes=3))
             of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
             report_steps(training.step_flops + sum(of_tables))
             steps += 1
-            total = total + loss.detach().double() * len(seeds) / block.num_train
+            total = total + loss.double() * len(seeds) / block.num_train
     off = offsets(table_rows(block))
     new: dict[str, Ragged] = {n: Ragged(values[n][0], off) for n in model.table_widths}
     with torch.no_grad(), work_for(Kind.EVALUATION):
-        logits = model.forward({n: values[n] for n in names}, block, tables=new)
+        logits = passes.predict({n: values[n] for n in names}, new)
     moments: Params = {}
     if memory is not None:
         moments = {n: state[n] for n in memory}

@@ -26,7 +26,11 @@ def kinds(x: Rows) -> Tensor:
 
 
 def trained_rows(block: ClientBlock) -> Tensor:
-    """Return which users and items have a rating that trains, (n,) bool."""
+    """Return which users and items have a rating that trains, (n,) bool; worked out once."""
+    return block.once("trained rows", Tensor, lambda: _trained(block))
+
+
+def _trained(block: ClientBlock) -> Tensor:
     pairs = pairs_of(block)
     train = block.split.train[pairs.row]
     known = torch.zeros_like(block.split.train)
@@ -36,7 +40,11 @@ def trained_rows(block: ClientBlock) -> Tensor:
 
 
 def seen_rows(block: ClientBlock) -> Tensor:
-    """Return which ratings have a user and an item that train at the client, (n,) bool."""
+    """Return which ratings have a user and an item that train there, (n,) bool; worked out once."""
+    return block.once("seen rows", Tensor, lambda: _seen(block))
+
+
+def _seen(block: ClientBlock) -> Tensor:
     pairs, known = pairs_of(block), trained_rows(block)
     seen = torch.zeros_like(known)
     seen[pairs.row] = known[pairs.user] & known[pairs.item]

@@ -1,0 +1,121 @@
+"""The GCN of ratings by the compiled kernels: the gradient of a step, and predictions.
+
+Steps, optimizers and tables are those of `silograph.nn.rating_steps`, products and sums over edges
+torch's. Rows of the table are mapped before users and items take theirs, which is the same.
+
+E: users and items. O: width of a layer. R: ratings.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key, keep_probability
+from silograph.core.payload import State
+from silograph.core.work import report_each
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.conv import Params
+from silograph.nn.doors import dtype_of
+from silograph.nn.forward import dropped
+from silograph.nn.kernel_block import contiguous
+from silograph.nn.kernels import ratings as kernels
+from silograph.nn.rating_graph import rating_graph
+from silograph.nn.rating_model import HEAD_BIAS, HEAD_WEIGHT, RatingModel
+from silograph.nn.rating_steps import alone, at_ratings, fit_pairs, values_of
+from silograph.nn.schedule import Fitted, Training, TrainingInputs
+from silograph.nn.segment import sparse_product
+from silograph.nn.shared_items import BIAS, EMBEDDING
+
+
+def fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitted:
+    """Train one client; see `fit_pairs`."""
+    return fit_pairs(model, training, inputs, CompiledPasses(model, alone(inputs.block)))
+
+
+def predict(
+    model: RatingModel, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
+) -> Tensor:
+    """Return predictions (n, 1) of one client; see `RatingModel.forward`."""
+    return CompiledPasses(model, alone(block)).predict(weights, tables)
+
+
+class CompiledPasses:
+    """The GCN at one client; see `PairPasses`."""
+
+    def __init__(self, model: RatingModel, block: ClientBlock) -> None:
+        self._model, self._block = model, block
+        self._graph = rating_graph(block, dtype_of(block))
+        self._features = self._graph.gcn_chance.numpy()
+
+    def gradient(
+        self, values: Params, seeds: Tensor, pair: Tensor, key: Key
+    ) -> tuple[Tensor, Params]:
+        """See `PairPasses`."""
+        graph = self._graph
+        entering = self._entering(values, key)
+        pairs = self._pairs(values, entering[-1], graph.user[pair], graph.item[pair])
+        grads = {name: torch.empty_like(w) for name, w in values.items()}
+        g, bias = (
+            torch.empty_like(entering[-1]),
+            torch.empty(len(graph.slot), 1, dtype=entering[-1].dtype),
+        )
+        head = (t.numpy() for t in (g, bias, grads[HEAD_WEIGHT], grads[HEAD_BIAS]))
+        loss = kernels.loss_gradient(
+            pairs, self._block.y[seeds].numpy(), kernels.HeadGradient(*head)
+        )
+        grads[BIAS] = torch.zeros_like(values[BIAS]).index_add_(0, graph.slot, bias)
+        for layer in reversed(range(self._model.layers)):
+            g = self._back(layer, values, entering, g, grads)
+        grads[EMBEDDING] = g
+        return torch.tensor([loss], dtype=torch.float64), grads
+
+    def predict(self, weights: Mapping[str, Tensor], tables: State) -> Tensor:
+        """See `PairPasses`."""
+        graph, values = self._graph, values_of(self._model, weights, self._block, tables)
+        report_each(self._model.flops(self._block, len(graph.row), passes=1))
+        h = self._entering(values, None)[-1]
+        out = h.new_empty(len(graph.row), 1)
+        kernels.predict(self._pairs(values, h, graph.user, graph.item), out.numpy())
+        return at_ratings(self._block, graph.row, out)
+
+    def _entering(self, values: Params, key: Key | None) -> list[Tensor]:
+        """Return what enters each layer, rows of the table at first, and what leaves the last."""
+        graph, model, found = self._graph, self._model, [values[EMBEDDING]]
+        for layer in range(model.layers):
+            mapped = found[-1] @ values[f"{layer}.weight"]
+            mapped = mapped if layer else mapped.index_select(0, graph.slot)
+            out = sparse_product(graph.gcn, mapped, symmetric=True)
+            edge, bias = (contiguous(values[f"{layer}.{name}"]) for name in ("edge", "bias"))
+            kernels.finish(out.numpy(), self._features, edge, bias, layer < model.layers - 1)
+            if layer < model.layers - 1 and model.dropout and key is not None:
+                out = dropped(
+                    out, model.dropout, graph.key[graph.slot], key.fold("layer", layer + 1)
+                )
+            found.append(out)
+        return found
+
+    def _back(
+        self, layer: int, values: Params, entering: list[Tensor], g: Tensor, grads: Params
+    ) -> Tensor:
+        """Fill the gradient of a layer's weights; return that of what entered it."""
+        graph, model = self._graph, self._model
+        edge, bias = (grads[f"{layer}.{name}"].numpy() for name in ("edge", "bias"))
+        relu, scale = layer < model.layers - 1, 1 / keep_probability(model.dropout)
+        kernels.finish_back(
+            entering[layer + 1].numpy(), g.numpy(), self._features, edge, bias, relu, scale
+        )
+        mapped = sparse_product(graph.gcn, g, symmetric=True)
+        if not layer:
+            rows = mapped.new_zeros(len(graph.key), mapped.shape[1])
+            mapped = rows.index_add_(0, graph.slot, mapped)
+        torch.mm(entering[layer].T, mapped, out=grads[f"{layer}.weight"])
+        return mapped @ values[f"{layer}.weight"].T
+
+    def _pairs(self, values: Params, h: Tensor, user: Tensor, item: Tensor) -> kernels.PairArrays:
+        """Return ratings (R,) with what is known of their ends, as the kernels read them."""
+        bias, w = values[BIAS].index_select(0, self._graph.slot), values[HEAD_WEIGHT]
+        level = self._graph.mean + float(values[HEAD_BIAS])
+        return kernels.PairArrays(
+            user.numpy(), item.numpy(), h.numpy(), bias.numpy(), contiguous(w), level
+        )
