@@ -17,6 +17,7 @@ from silograph.nn.fit import patched
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import contiguous
 from silograph.nn.kernel_model import flattened, step_rule, unflattened
+from silograph.nn.kernel_threads import flushed
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.masked import Masked, Near, SparseMasks, is_mask
@@ -225,5 +226,6 @@ def _split(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
     weight = start.clone(memory_format=torch.contiguous_format)
-    kernels_optim.rest(weight.numpy(), step_rule(training), steps)
+    with flushed():  # as rows are in training
+        kernels_optim.rest(weight.numpy(), step_rule(training), steps)
     return weight

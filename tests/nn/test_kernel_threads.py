@@ -1,0 +1,69 @@
+"""Kernels take numbers below the least normal one for 0, and nobody else does."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.halo import Route
+from silograph.graph.graph import Graph
+from silograph.nn.kernel_threads import flushed, share_out
+
+TINY = np.float32(1e-40)
+MakeGraph = Callable[..., Graph]
+CutBlock = Callable[..., tuple[ClientBlock, Route]]
+
+
+def product() -> float:
+    """Return what this thread makes of a number below the least normal one."""
+    return float(TINY * np.float32(1))
+
+
+@pytest.fixture
+def kept() -> Iterator[None]:
+    """Leave the thread as it was."""
+    yield
+    torch.set_flush_denormal(False)
+
+
+def test_only_what_is_inside_is_flushed() -> None:
+    assert product() > 0
+    with flushed():
+        assert product() == 0
+        with ThreadPoolExecutor(1) as other, flushed():
+            assert product() == 0
+            other.submit(product).result()
+        assert product() == 0
+    assert product() > 0
+
+
+def test_an_error_inside_ends_it() -> None:
+    with pytest.raises(KeyError), flushed():
+        raise KeyError
+    assert product() > 0
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_caller_that_wants_it_keeps_it() -> None:
+    torch.set_flush_denormal(True)
+    with flushed():
+        assert product() == 0
+    assert product() == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_thread_of_a_block_is_flushed(
+    cut_block: CutBlock, make_graph: MakeGraph, threads: int
+) -> None:
+    block, before = cut_block(make_graph())[0], torch.get_num_threads()
+    found: list[float] = []
+    torch.set_num_threads(threads)
+    try:
+        share_out(block, lambda _first, _end: found.append(product()))
+    finally:
+        torch.set_num_threads(before)
+    assert found == [0.0] * min(threads, block.num_clients)
+    assert product() > 0
