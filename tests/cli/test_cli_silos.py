@@ -99,6 +99,9 @@ def test_ratings_on_another_scale(work: Path, capsys: Capture) -> None:
     printed(capsys, "run", "s", *flags, "--out", "z")  # the folders know their scale
     assert run_app(["predict", "x", "--data", "r", "--out", "p.csv"]) == 2
     assert "`silograph recommend` predicts ratings" in capsys.readouterr().err
+    printed(capsys, *cut[:-1], "--method", "local", "--out", "own")
+    assert run_app(["predict", "own", "--data", "r", "--out", "p.csv"]) == 2
+    assert "`silograph recommend` predicts ratings" in capsys.readouterr().err
     attack = ["attack", "r", "--clients", "2", *flags[:4], "--out", "a"]
     assert run_app(attack) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Kernels take numbers below the least normal one for 0, and nobody else does."""
+"""Kernels take subnormal numbers for 0, and threads that run none do not."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,15 @@ import torch
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
+from silograph.nn.backends import COMPILED, TORCH
+from silograph.nn.fit import Schedule, Training
 from silograph.nn.kernel_threads import flushed, share_out
+from silograph.nn.model import Model
+from silograph.nn.optim import SGD
+
+pytestmark = pytest.mark.skipif(
+    not torch.set_flush_denormal(False), reason="this processor cannot take such numbers for 0"
+)
 
 TINY = np.float32(1e-40)
 MakeGraph = Callable[..., Graph]
@@ -30,14 +38,28 @@ def kept() -> Iterator[None]:
 
 
 def test_only_what_is_inside_is_flushed() -> None:
-    assert product() > 0
-    with flushed():
-        assert product() == 0
-        with ThreadPoolExecutor(1) as other, flushed():
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(product).result() > 0
+        with flushed():
             assert product() == 0
-            other.submit(product).result()
-        assert product() == 0
+            with flushed():
+                assert product() == 0
+            assert product() == 0
+            assert other.submit(product).result() > 0
     assert product() > 0
+
+
+def test_where_a_processor_cannot_do_it_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
+    with flushed():
+        assert product() > 0
+
+
+def test_steps_without_data_are_flushed() -> None:
+    training = Training(Model("gcn", 2, 2, 1, 2, 0.0, "multiclass"), SGD(0.1, 0.5), Schedule(1))
+    start = torch.full((2, 3), 1e-40)
+    assert not COMPILED.rest(training, start, 1).any()
+    assert TORCH.rest(training, start, 1).all()
 
 
 def test_an_error_inside_ends_it() -> None:

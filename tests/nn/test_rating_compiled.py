@@ -17,7 +17,9 @@ from silograph.graph.partition.split import choose_split
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.masked import SparseMasks
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.rating_compiled import CompiledPasses
 from silograph.nn.rating_graph import rating_graph as messages_of
 from silograph.nn.rating_model import RatingModel
 
@@ -88,8 +90,14 @@ def test_a_client_without_training_ratings_keeps_its_weights() -> None:
     split = replace(split, train=torch.zeros_like(split.train))
     block = make_block(graph, whole(graph), split, torch.float64)[0]
     found, _ = fitted("compiled", Training(MODEL, SGD(0.2), Schedule(2)), block)
+    same, _ = fitted("torch", Training(MODEL, SGD(0.2), Schedule(2)), block)
     assert found.steps.tolist() == [0]
-    assert found.logits.isfinite().all()
+    for name, w in same.tensors.items():
+        assert torch.equal(found.tensors[name], w)
+    first = MODEL.first_tables(block, KEY)
+    for name, table in first.items():
+        assert torch.equal(found.tables[name].t, table.t)
+    assert_close(found.logits, same.logits)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +107,39 @@ def test_a_client_without_training_ratings_keeps_its_weights() -> None:
         (replace(MODEL, items=8), "model rating_gcn with rows of items is not compiled"),
     ],
 )
-def test_other_models_of_ratings_are_not_compiled(model: RatingModel, reason: str) -> None:
+def test_other_models_of_ratings_are_not_compiled(
+    block: ClientBlock, model: RatingModel, reason: str
+) -> None:
     assert COMPILED.why_not(Training(model, ADAM, Schedule(1)), torch.device("cpu")) == reason
+    weights, tables = model.init_weights(KEY, torch.float64), model.first_tables(block, KEY)
+    with pytest.raises(ProtocolError, match=f"got: {reason}; run with kernels=torch"):
+        COMPILED.predict(model, weights, block, tables)
+
+
+def test_models_under_masks_are_not_compiled() -> None:
+    training = Training(MODEL, ADAM, Schedule(1), (SparseMasks(0.1),))
+    reason = "task rating under masks is not compiled"
+    assert COMPILED.why_not(training, torch.device("cpu")) == reason
+
+
+def test_long_sums_keep_their_digits_in_float32() -> None:
+    """Gradients of weights that all ratings share: within rounding of one in float64."""
+    graph = rating_graph(300, 400, 60000)
+    split = choose_split(graph, whole(graph), "0.8/0.1/0.1", KEY)
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        block = make_block(graph, whole(graph), split, dtype)[0]
+        weights = {n: w.to(dtype) + 0.1 for n, w in MODEL.init_weights(KEY, torch.float64).items()}
+        values = weights | {n: f.t for n, f in MODEL.first_tables(block, KEY).items()}
+        seeds = block.split.train.nonzero()[:, 0]
+        place = torch.full((len(block.y),), -1)
+        place[messages_of(block, dtype).row] = torch.arange(len(messages_of(block, dtype).row))
+        passes = CompiledPasses(MODEL, block)
+        found[dtype] = passes.gradient(values, seeds, place[seeds], KEY)[1]
+    for name in MODEL.weight_shapes:
+        exact = found[torch.float64][name]
+        error = (found[torch.float32][name].double() - exact).norm() / exact.norm()
+        assert error < 3e-6, name
 
 
 def run(kernels: Literal["auto", "compiled", "torch"], **options: Any) -> sg.Result:

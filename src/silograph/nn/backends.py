@@ -173,9 +173,13 @@ class CompiledBackend:
         block: ClientBlock,
         tables: State = NO_STATE,
     ) -> Tensor:
-        """Pass once through a model that all clients share; torch passes through their own."""
+        """Pass once through a model that all clients share; torch passes through their own.
+
+        Of ratings, one client is passed through at a time, whose weights they are.
+        """
         check_weights(model, weights, block)
         if isinstance(model, RatingModel):
+            _check_model(model)
             from silograph.nn import rating_compiled
 
             return rating_compiled.predict(model, weights, block, tables)
@@ -215,6 +219,8 @@ def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
         return f"task {task_of(model.task).name} is not compiled"
     if not isinstance(optimizer, SGD | Adam):
         return f"optimizer {type(optimizer).__name__} is not compiled"
+    if masks and not task_of(model.task).classes:
+        return f"task {task_of(model.task).name} under masks is not compiled"
     for term in training.losses:
         return f"loss term {type(term).__name__} is not compiled"
     known = (SparseMasks, Near) if masks else (Proximal,)
@@ -271,9 +277,17 @@ def _staged(model: AnyModel) -> Staged:
     Raises:
         ProtocolError: it has no compiled form.
     """
+    _check_model(model)
+    assert (
+        model.staged is not None
+    )  # of what is compiled, but ratings, which have kernels of theirs
+    return model.staged
+
+
+def _check_model(model: AnyModel) -> None:
+    """Raise `ProtocolError` for a model that has no compiled form."""
     reason = _model_not_compiled(model)
-    if model.staged is None or reason is not None:
+    if reason is not None:
         raise ProtocolError(
             f"expected a model that is compiled, got: {reason}; run with kernels=torch"
         )
-    return model.staged

@@ -38,10 +38,11 @@ def _one_thread_each() -> Iterator[None]:
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """Inside, this thread takes numbers below the least normal one for 0.
+    """Inside, this thread takes subnormal numbers, those below the least normal one, for 0.
 
     Confident models have gradients of 1e-38 and below, whose squares fill Adam's moments with such
-    numbers. A processor takes a hundred times as long for each (note 076).
+    numbers. A processor takes a hundred times as long for each (note 076). Threads that are made
+    inside do the same for good.
     """
     if _is_flushed() or not torch.set_flush_denormal(True):
         yield

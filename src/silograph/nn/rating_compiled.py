@@ -56,19 +56,21 @@ class CompiledPasses:
         entering = self._entering(values, key)
         pairs = self._pairs(values, entering[-1], graph.user[pair], graph.item[pair])
         grads = {name: torch.empty_like(w) for name, w in values.items()}
-        g, bias = (
-            torch.empty_like(entering[-1]),
-            torch.empty(len(graph.slot), 1, dtype=entering[-1].dtype),
+        g = torch.empty_like(entering[-1])
+        bias = g.new_empty(len(graph.slot), 1)
+        filled = kernels.HeadGradient(
+            h=g.numpy(),
+            bias=bias.numpy(),
+            w=grads[HEAD_WEIGHT].numpy(),
+            level=grads[HEAD_BIAS].numpy(),
         )
-        head = (t.numpy() for t in (g, bias, grads[HEAD_WEIGHT], grads[HEAD_BIAS]))
-        loss = kernels.loss_gradient(
-            pairs, self._block.y[seeds].numpy(), kernels.HeadGradient(*head)
-        )
+        y = contiguous(self._block.y[seeds], g.numpy().dtype)
+        loss = kernels.loss_gradient(pairs, y, filled)
         grads[BIAS] = torch.zeros_like(values[BIAS]).index_add_(0, graph.slot, bias)
         for layer in reversed(range(self._model.layers)):
             g = self._back(layer, values, entering, g, grads)
         grads[EMBEDDING] = g
-        return torch.tensor([loss], dtype=torch.float64), grads
+        return torch.tensor(loss, dtype=torch.float64), grads
 
     def predict(self, weights: Mapping[str, Tensor], tables: State) -> Tensor:
         """See `PairPasses`."""

@@ -107,12 +107,12 @@ def at_nodes(block: ClientBlock, part: Tensor) -> Tensor:
 
 
 class PairPasses(Protocol):
-    """A model of ratings at one client, there and back."""
+    """A model of ratings at one client, forward and backward."""
 
     def gradient(
         self, values: Params, seeds: Tensor, pair: Tensor, key: Key
     ) -> tuple[Tensor, Params]:
-        """Return the mean loss of training ratings in a step, and its gradient.
+        """Return the mean loss of training ratings in a step, () float64, and its gradient.
 
         Args:
             values: weights and tables of the client, shared form.
@@ -132,7 +132,7 @@ class TorchPasses:
     Attributes:
         model: the shape.
         block: one client.
-        added: to the loss of every step, from weights and tables; no part of the loss that is told.
+        added: to the loss of every step, from weights and tables; not reported with it.
     """
 
     model: PairModel
@@ -150,7 +150,7 @@ class TorchPasses:
         found = torch.autograd.grad(
             whole_loss, list(leaves.values()), materialize_grads=True, allow_unused=True
         )
-        return loss.detach(), dict(zip(leaves, found, strict=True))
+        return loss.detach().double(), dict(zip(leaves, found, strict=True))
 
     def predict(self, weights: Params, tables: State) -> Tensor:
         """See `PairPasses`."""
@@ -199,7 +199,7 @@ def fit_pairs(
             of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
             report_steps(training.step_flops + sum(of_tables))
             steps += 1
-            total = total + loss.double() * len(seeds) / block.num_train
+            total = total + loss * len(seeds) / block.num_train
     off = offsets(table_rows(block))
     new: dict[str, Ragged] = {n: Ragged(values[n][0], off) for n in model.table_widths}
     with torch.no_grad(), work_for(Kind.EVALUATION):

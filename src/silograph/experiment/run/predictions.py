@@ -47,11 +47,12 @@ def predict_to(
             "nothing was overwritten"
         )
     folder = Path(run)
-    trained = None if has_own_models(folder) else load_model(model_file(folder), model=model)
-    if trained is not None:
-        trained.check_says_all()
+    own = has_own_models(folder)
+    file = min((folder / MODELS).iterdir()) if own else model_file(folder)
+    trained = load_model(file, model=model)
+    trained.check_says_all()  # before data are read: of ratings they have a scale
     found = read_data(data, data_dir, columns)
-    if trained is None:
+    if own:
         name = found.name if isinstance(found, Silo) else None
         trained = load_model(model_file(folder, name), model=model)
     rows = list(table(trained, found))

@@ -207,6 +207,19 @@ def rectify(out: Array) -> None:
 
 
 @compiled
+def rectify_back(out: Array, g: Array, scale: float) -> None:
+    """Cut a gradient where `rectify` or dropout cut what left, and scale it as dropout did."""
+    zero, factor, flat, flat_g = (
+        g.dtype.type(0),
+        g.dtype.type(scale),
+        out.reshape(-1),
+        g.reshape(-1),
+    )
+    for i in range(flat.shape[0]):
+        flat_g[i] = flat_g[i] * factor if flat[i] > 0 else zero
+
+
+@compiled
 def forward(
     rows: RowArrays,
     x: InputArrays,
@@ -377,10 +390,6 @@ def backward_step(
         if form == ROOTED:
             np.dot(h[:left].T, g, table(s.flat, at_self, inputs, width))
             add_rows(np.dot(g, table(w.flat, at_self, inputs, width).T), below)
-        zero = h.dtype.type(0)
-        factor = h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
-        flat_h, flat_g = h.reshape(-1), below.reshape(-1)
-        for i in range(flat_h.shape[0]):  # above 0 where neither ReLU nor dropout cut it
-            flat_g[i] = flat_g[i] * factor if flat_h[i] > 0 else zero
+        rectify_back(h, below, shape.scale if shape.threshold > 0 else 1.0)
         side = 1 - side
     step_later(shape, own, s.flat, steps, t)

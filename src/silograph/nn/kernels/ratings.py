@@ -1,4 +1,4 @@
-"""What surrounds products and sums over edges in the GCN of ratings, fused, there and back.
+"""The GCN of ratings around its products and sums over edges, fused, forward and backward.
 
     out_i = ReLU(s_i + e_i V + b)             s: sums over edges, e: sums of the edges' features
     r     = mean + b_u + b_i + (h_u * h_i) w + c
@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.nn.kernels.arrays import Array, compiled, kernel
-from silograph.nn.kernels.layers import add_columns, rectify
+from silograph.nn.kernels.layers import rectify, rectify_back
+
+BLOCK = 256  # rows whose sum is in the weights' dtype; sums of blocks are in float64
 
 
 class PairArrays(NamedTuple):
@@ -42,9 +44,9 @@ class HeadGradient(NamedTuple):
 def finish(out: Array, features: Array, edge: Array, bias: Array, relu: bool) -> None:
     """Add what edges have and the bias to sums (E, O), and cut what is negative, in place."""
     for i in range(out.shape[0]):
-        there, back = features[i, 0], features[i, 1]
+        to, fro = features[i, 0], features[i, 1]
         for j in range(out.shape[1]):
-            out[i, j] += bias[j] + there * edge[0, j] + back * edge[1, j]
+            out[i, j] += bias[j] + to * edge[0, j] + fro * edge[1, j]
     if relu:
         rectify(out)
 
@@ -58,21 +60,19 @@ def finish_back(
     `out` is what was left of `finish` after dropout, which scaled by `scale`.
     """
     if relu:
-        zero, factor, flat, flat_g = (
-            g.dtype.type(0),
-            g.dtype.type(scale),
-            out.reshape(-1),
-            g.reshape(-1),
-        )
-        for i in range(flat.shape[0]):  # above 0 where neither ReLU nor dropout cut it
-            flat_g[i] = flat_g[i] * factor if flat[i] > 0 else zero
-    add_columns(g, g_bias)
-    g_edge[:] = 0
-    for i in range(g.shape[0]):
-        there, back = features[i, 0], features[i, 1]
-        for j in range(g.shape[1]):
-            g_edge[0, j] += there * g[i, j]
-            g_edge[1, j] += back * g[i, j]
+        rectify_back(out, g, scale)
+    rows, width = g.shape
+    part, sums = np.empty((3, width), g.dtype), np.zeros((3, width), np.float64)
+    for first in range(0, rows, BLOCK):
+        part[:] = 0
+        for i in range(first, min(first + BLOCK, rows)):
+            to, fro = features[i, 0], features[i, 1]
+            for j in range(width):
+                part[0, j] += to * g[i, j]
+                part[1, j] += fro * g[i, j]
+                part[2, j] += g[i, j]
+        sums += part
+    g_edge[:], g_bias[:] = sums[:2], sums[2]
 
 
 @compiled
@@ -98,18 +98,24 @@ def loss_gradient(p: PairArrays, y: Array, g: HeadGradient) -> float:
 
     No task but that of ratings is compiled, whose loss is the squared error.
     """
-    total, share = 0.0, p.h.dtype.type(2 / p.user.shape[0])
-    g.h[:], g.bias[:], g.w[:], g.level[:] = 0, 0, 0, 0
-    for r in range(p.user.shape[0]):
-        u, i, error = p.user[r], p.item[r], rating(p, r) - y[r]
-        total += np.float64(error) ** 2
-        d = error * share
-        for j in range(p.h.shape[1]):
-            a, b = d * p.h[u, j], d * p.h[i, j]
-            g.w[j, 0] += a * p.h[i, j]
-            g.h[u, j] += b * p.w[j, 0]
-            g.h[i, j] += a * p.w[j, 0]
-        g.bias[u, 0] += d
-        g.bias[i, 0] += d
-        g.level[0] += d
-    return float(total / p.user.shape[0])
+    many, width = p.user.shape[0], p.h.shape[1]
+    total, level, share = 0.0, 0.0, p.h.dtype.type(2 / many)
+    part, sums = np.empty(width, p.h.dtype), np.zeros(width, np.float64)
+    g.h[:], g.bias[:] = 0, 0
+    for first in range(0, many, BLOCK):
+        part[:] = 0
+        for r in range(first, min(first + BLOCK, many)):
+            u, i, error = p.user[r], p.item[r], rating(p, r) - y[r]
+            total += np.float64(error) ** 2
+            d = error * share
+            for j in range(width):
+                a, b = d * p.h[u, j], d * p.h[i, j]
+                part[j] += a * p.h[i, j]
+                g.h[u, j] += b * p.w[j, 0]
+                g.h[i, j] += a * p.w[j, 0]
+            g.bias[u, 0] += d
+            g.bias[i, 0] += d
+            level += d
+        sums += part
+    g.w[:, 0], g.level[:] = sums, level
+    return float(total / many)
