@@ -63,7 +63,7 @@ def test_labels_of_nodes_have_no_categories() -> None:
 def test_ratings_without_categories_are_refused_or_cut_by_another_column() -> None:
     data = drawn()
     plain = sg.ratings(data["ratings"])
-    line = "expected a column 'category' .* in 'ratings', got none: name one as option column="
+    line = "expected a column 'category' .* in 'ratings', got none: add it, or choose"
     with pytest.raises(PartitionError, match=line):
         go(plain, "fedavg")
     timed = sg.ratings(data["ratings"], times=data["times"])  # numbers are not dealt

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
+from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds, pairs_of
 from silograph.graph.graph import LabelForm
@@ -142,6 +143,7 @@ class RatingProfiles:
         row, own = pairs_of(alone(block)).row, one_client(self, weights)
         found = profiles_of(self, block)
         last = torch.full_like(row, self.folds)
+        report_each(self.flops(block, len(row), passes=1))
         said = self._predicted(own, found, torch.arange(len(row), device=row.device), last, None)
         return at_ratings(block, row, said)
 

@@ -157,6 +157,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "the id of a truster at row 0, got 7.5: give a whole",
     ),
     ({"ratings": THREE, "unrated": "no"}, "unrated='refuse' or 'drop', got 'no'"),
+    (
+        {"ratings": THREE, "categories": ["a", float("nan"), "b"]},
+        "a category of every rating, got none at rating 1",
+    ),
+    (
+        {"ratings": THREE, "categories": [1, float("nan"), 2]},
+        "categories that are words or whole numbers, none missing, got float64",
+    ),
+    ({"ratings": THREE, "times": ["a", "b", "c"]}, "times that are numbers, got object"),
     ({"ratings": THREE, "categories": ["a"]}, r"expected categories \(3,\), one for each rating"),
     ({"ratings": THREE, "categories": ["a", None, "b"]}, "of every rating, got none at rating 1"),
     ({"ratings": THREE, "categories": ["a", "b", ""]}, "of every rating, got none at rating 2"),
@@ -183,6 +192,8 @@ TABLES = [
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
     ("user,item,rating\na,b,nan\n", "from 1 to 5, got nan in .*line 2"),
+    ("user,item,rating\na,b,3\nnan,b,4\n", "the id of a user in .*line 3, got 'nan': name it"),
+    ("user,item,rating,kind\na,b,3,NaN\n", "line 2, column 'kind': expected a value, got 'NaN'"),
     ("user,item,rating\n,b,3\n", "the id of a user in .*line 2, got none"),
     (
         f"user,item,rating\n{'a' * 257},b,3\n",
@@ -283,7 +294,7 @@ def test_cuts_that_cannot_be_made_are_refused(make_graph: Callable[..., Graph]) 
         cut(rating_graph(), clients=7)
     with pytest.raises(PartitionError, match="expected a column 'shop' of words"):
         cut(rating_graph(), column="shop")
-    with pytest.raises(PartitionError, match="got none: name one as option column="):
+    with pytest.raises(PartitionError, match="got none: add it, or choose another partition"):
         cut(make_graph(20))
     with pytest.raises(PartitionError, match=r"no drop_edges for a rating graph, got 0\.5"):
         cut(rating_graph(), drop_edges=0.5)

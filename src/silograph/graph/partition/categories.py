@@ -56,7 +56,8 @@ def category(graph: Graph, clients: int, key: Key, options: CategoryOptions) -> 
         known = [name for name, c in graph.columns.items() if not c.is_floating_point()]
         raise PartitionError(
             f"expected a column {options.column!r} of words or whole numbers in {graph.name!r}, "
-            f"got {', '.join(known) or 'none'}: name one as option column="
+            f"got {', '.join(known) or 'none'}: "
+            + ("name one as option column=" if known else "add it, or choose another partition")
         )
     code = graph.columns[options.column]
     values = int(code.max()) + 1

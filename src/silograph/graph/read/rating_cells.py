@@ -26,8 +26,11 @@ def cells_of(given: Any, what: str) -> np.ndarray:
 
 def beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
     """Return what is given beside ratings, (R,); raise `DataError` for another shape or kind."""
-    found = array_of(value, what)
-    if found.shape != (count,) or found.dtype.kind not in kinds:
+    found = cells_of(value, what)
+    if found.shape == (count,) and found.dtype.kind not in kinds:
+        which = "numbers" if "f" in kinds else "words or whole numbers, none missing"
+        raise DataError(f"expected {what} that are {which}, got {found.dtype}")
+    if found.shape != (count,):
         raise DataError(
             f"expected {what} ({count},), one for each rating, got {found.dtype} of shape "
             f"{found.shape}"
@@ -38,13 +41,18 @@ def beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
 def categories_of(found: np.ndarray) -> np.ndarray:
     """Return categories as words or whole numbers; raise `DataError` where one is missing."""
     words = _as_words(found) if found.dtype.kind == "O" else found
-    if words.dtype.kind == "U" and bool((words == "").any()):
-        row = int(np.flatnonzero(words == "")[0])
+    if words.dtype.kind == "U" and bool(is_missing(words).any()):
+        row = int(np.flatnonzero(is_missing(words))[0])
         raise DataError(
             f"expected a category of every rating, got none at rating {row}: name it, or leave the "
             "rating out"
         )
     return words
+
+
+def is_missing(words: np.ndarray) -> np.ndarray:
+    """Return which words (R,) stand for nothing: empty ones, and NaN as tables have it."""
+    return np.isin(words, ["", "nan", "NaN"])
 
 
 def _as_words(cells: np.ndarray) -> np.ndarray:
@@ -99,12 +107,11 @@ def _one(what: str) -> str:
 
 def _check_ids(words: np.ndarray, what: str, told: Callable[[int], str]) -> None:
     """Raise `DataError` for an empty id, or one with a tab, which stands between a pair's ids."""
-    bad = (words == "") | (np.char.find(words, "\t") >= 0)
+    bad = is_missing(words) | (np.char.find(words, "\t") >= 0)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        without, got = (
-            ("", "none") if words[row] == "" else (" without tabs", repr(str(words[row])))
-        )
+        without = " without tabs" * ("\t" in words[row])
+        got = repr(str(words[row])) if words[row] else "none"
         raise DataError(
             f"expected the id of {_one(what)}{without} {told(row)}, got {got}: name it, or leave "
             "the row out"

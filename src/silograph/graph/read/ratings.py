@@ -29,6 +29,7 @@ from silograph.graph.read.rating_cells import (
     check_lengths,
     ids_in,
     ids_of,
+    is_missing,
     rating_of,
 )
 from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
@@ -212,9 +213,17 @@ def _of_table(table: Table) -> _Ratings:
         elif name == SPLIT:
             columns[name] = np.array(table.words(name, PARTS, empty=True))
         elif name not in (USER, ITEM, RATING):
-            columns[name] = np.array(table.words(name))
+            columns[name] = _words(table, name)
     users, items = ids_in(table, USER, user), ids_in(table, ITEM, item)
     return _Ratings(users, items, np.array(numbers, dtype=np.float64), columns, table)
+
+
+def _words(table: Table, name: str) -> np.ndarray:
+    """Return a column to cut by; raise `DataError` for NaN, which no value is."""
+    words = np.array(table.words(name))
+    for row in np.flatnonzero(is_missing(words)).tolist():
+        raise table.wrong(row, name, "a value", str(words[row]), "name it, or leave the row out")
+    return words
 
 
 def _times(table: Table) -> np.ndarray:
