@@ -182,7 +182,10 @@ def recommender_file(run: Path) -> Path:
             "name the folder of a run in its results"
         )
     if (run / ABOUT).exists():
-        kind = "of a run of one process or server: users' tables stay with the silos"
+        kind = (
+            "of a run of one process or server: users' tables stay with the silos, so train with "
+            "`silograph server` and `silograph silo`, and name a silo's folder"
+        )
     elif not (run / REPORT).exists():
         kind = "which is of no run: name a folder in a silo's results"
     raise DataError(f"expected the result folder of a silo with ratings, got {run}, {kind}")

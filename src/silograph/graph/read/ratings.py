@@ -301,7 +301,7 @@ def _trust(given: Any, users: np.ndarray, unrated: Unrated) -> np.ndarray:
         raise DataError(
             f"expected trust between users with ratings, got user {user!s} without any "
             f"({counted(len(np.unique(ends[~known])), 'such user')}): "
-            "leave them out, or use unrated='drop'"
+            "leave them out, or in Python use unrated='drop'"
         )
     return place[:, known.all(axis=0)]
 
