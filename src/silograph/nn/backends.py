@@ -278,9 +278,7 @@ def _staged(model: AnyModel) -> Staged:
         ProtocolError: it has no compiled form.
     """
     _check_model(model)
-    assert (
-        model.staged is not None
-    )  # of what is compiled, but ratings, which have kernels of theirs
+    assert model.staged is not None  # only models of ratings are compiled without stages
     return model.staged
 
 

@@ -86,6 +86,12 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         DataError, match="has a model of its own, got a graph: name one of client_00"
     ):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
+    (tmp_path / "out" / "models" / ".hidden").touch()  # a file of the system is no model
+    assert predict_to(tmp_path / "out", silos[0], tmp_path / "again.csv") == 30
+    for file in (tmp_path / "out" / "models").glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"expected models of clients in .*models, got none: train"):
+        predict_to(tmp_path / "out", silos[0], tmp_path / "new.csv")
 
 
 @pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])

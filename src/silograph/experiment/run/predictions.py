@@ -48,8 +48,7 @@ def predict_to(
         )
     folder = Path(run)
     own = has_own_models(folder)
-    file = min((folder / MODELS).iterdir()) if own else model_file(folder)
-    trained = load_model(file, model=model)
+    trained = load_model(_any_model_file(folder) if own else model_file(folder), model=model)
     trained.check_says_all()  # before data are read: of ratings they have a scale
     found = read_data(data, data_dir, columns)
     if own:
@@ -75,6 +74,14 @@ def read_data(
             f"{', '.join(found.ids[:3])}: name one of their folders"
         )
     return found
+
+
+def _any_model_file(run: Path) -> Path:
+    """Return the model's file of some client of a run in which each has its own."""
+    files = sorted((run / MODELS).glob(f"*{Path(MODEL).suffix}"))
+    if not files:
+        raise DataError(f"expected models of clients in {run / MODELS}, got none: train again")
+    return files[0]
 
 
 def has_own_models(run: Path) -> bool:

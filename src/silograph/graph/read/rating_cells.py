@@ -27,14 +27,14 @@ def cells_of(given: Any, what: str) -> np.ndarray:
 def beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
     """Return what is given beside ratings, (R,); raise `DataError` for another shape or kind."""
     found = cells_of(value, what)
-    if found.shape == (count,) and found.dtype.kind not in kinds:
-        which = "numbers" if "f" in kinds else "words or whole numbers, none missing"
-        raise DataError(f"expected {what} that are {which}, got {found.dtype}")
     if found.shape != (count,):
         raise DataError(
             f"expected {what} ({count},), one for each rating, got {found.dtype} of shape "
             f"{found.shape}"
         )
+    if found.dtype.kind not in kinds:
+        which = "numbers" if "f" in kinds else "words or whole numbers, none missing"
+        raise DataError(f"expected {what} that are {which}, got {found.dtype}")
     return found
 
 
