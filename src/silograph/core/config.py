@@ -67,8 +67,8 @@ class RunConfig:
     columns: str | None = field(
         default=None,
         metadata=option(
-            "names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, "
-            "source, target, weight); several labels: label=red+blue",
+            "names of columns in tables, such as id=key,label=kind (of id, label, silo, source, "
+            "target, weight), or user=userId (of ratings); several labels: label=red+blue",
             "Data",
         ),
     )

@@ -25,8 +25,8 @@ class StudyOptions(TypedDict, total=False):
     data_dir: str | None
     """folder in which datasets are looked for first"""
     columns: str | None
-    """names of columns in CSV tables, such as id=key,label=kind (of id, label, silo, source,
-    target, weight); several labels: label=red+blue"""
+    """names of columns in tables, such as id=key,label=kind (of id, label, silo, source, target,
+    weight), or user=userId (of ratings); several labels: label=red+blue"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
     rating_scale: str | None

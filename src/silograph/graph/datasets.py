@@ -18,7 +18,7 @@ from silograph.graph.read.csv import from_csv, parse_columns
 from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
-from silograph.graph.read.ratings import SCALE, ratings
+from silograph.graph.read.ratings import RATING_COLUMNS, SCALE, ratings
 from silograph.graph.read.tables import FORMATS
 from silograph.graph.silos.read import is_silo, is_silos
 
@@ -86,7 +86,8 @@ def load(
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
-        columns: what a folder of CSV tables calls its columns: `id=key,label=kind`; see `from_csv`.
+        columns: what a folder of tables calls its columns: `id=key,label=kind`, see `from_csv`; of
+            ratings `user=userId,item=movieId`, see `ratings`.
         rating_scale: least and largest rating of a folder of tables of ratings; None is 1 to 5.
         report: told what is being generated, as by `generate`.
 
@@ -160,8 +161,8 @@ def check_columns(name: object, columns: str | None) -> None:
     """Raise `ConfigError` for names of columns of what is no folder of CSV tables."""
     if columns is not None:
         raise ConfigError(
-            f"columns: expected a folder of nodes.csv and edges.csv, got dataset {name}: leave "
-            "columns out"
+            "columns: expected a folder of nodes.csv and edges.csv, or of ratings.csv, got dataset "
+            f"{name}: leave columns out"
         )
 
 
@@ -201,11 +202,12 @@ def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float
         named: dict[str, Any] = {} if columns is None else parse_columns(columns)
         files: dict[str, Any] = {**tables, **named}
         return from_csv(**files, name=path.resolve().name)
-    check_columns(path, columns)
     if "ratings" in tables:
-        name = path.resolve().name
-        trust, scale = tables.get("trust"), rating_scale or SCALE
-        return ratings(tables["ratings"], trust=trust, scale=scale, name=name)
+        called: dict[str, Any] = {} if columns is None else parse_columns(columns, RATING_COLUMNS)
+        table, name = tables["ratings"], path.resolve().name
+        scale, trust = rating_scale or SCALE, tables.get("trust")
+        return ratings(table, trust=trust, scale=scale, columns=called, name=name)
+    check_columns(path, columns)
     if path.is_dir():
         if is_ogb(path):
             return load_ogb(path)

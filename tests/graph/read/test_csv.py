@@ -156,7 +156,9 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
         load(tmp_path, columns=columns)
     assert "\n" not in str(caught.value)
     for name in ("digits", "generated:reddit", tmp_path / "nodes.csv"):
-        with pytest.raises(ConfigError, match=r"of nodes\.csv and edges\.csv, got data"):
+        with pytest.raises(
+            ConfigError, match=r"of nodes\.csv and edges\.csv, or of ratings\.csv, got d"
+        ):
             load(name, columns="id=key")
     with pytest.raises(ConfigError, match="csv, got dataset in memory: leave columns out"):
         sg.run(load("digits"), columns="id=key")

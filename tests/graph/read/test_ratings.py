@@ -172,6 +172,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": THREE, "times": [1.0, np.inf, 2.0]}, "finite times, got inf at rating 1"),
     ({"ratings": "r.txt"}, "expected a table in one of .csv, .npz, .parquet, got r.txt"),
     ({"ratings": "r.csv", "times": [1]}, "columns of the table of ratings, got arrays"),
+    ({"ratings": "."}, r"parquet, got the folder \.: sg.load reads the folder"),
+    ({"ratings": THREE, "columns": {"usr": "a"}}, "columns: unknown column 'usr': did you mean"),
+    ({"ratings": THREE, "columns": {"user": "a"}}, "to be called user, got an array: leave it out"),
+    ({"ratings": "r.csv", "columns": {"truster": "a"}}, "to be called truster, got none: leave"),
 ]
 
 
@@ -187,7 +191,7 @@ TABLES = [
     ("user,item\na,b\n", "expected a column 'rating'"),
     (
         "user,item,stars\na,b,3\n",
-        "expected a column 'rating', got columns user, item, stars: rename one, or name it rating$",
+        "expected a column 'rating', got columns user, item, stars: rename one, or say so: --",
     ),
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
@@ -211,6 +215,39 @@ def test_a_wrong_table_is_told_by_line(tmp_path: Path, text: str, line: str) -> 
     path.write_text(text)
     with pytest.raises(DataError, match=line):
         sg.ratings(path)
+
+
+def test_tables_may_call_their_columns_otherwise(tmp_path: Path) -> None:
+    text, named = "userId,stars,item,when\n1,4,9,20\n2,3,9,10\n", "a,b\n1,2\n"
+    (tmp_path / "ratings.csv").write_text(text)
+    (tmp_path / "trust.csv").write_text(named)
+    columns = {"user": "userId", "rating": "stars", "time": "when", "truster": "a", "trustee": "b"}
+    graph = sg.load(tmp_path, columns=",".join(f"{n}={c}" for n, c in columns.items()))
+    arrays = sg.ratings([[1, 9, 4], [2, 9, 3]], trust=[[1, 2]], times=[20, 10])
+    assert graph.node_id.tolist() == arrays.node_id.tolist()
+    assert graph.y[3:].tolist() == [4, 3]
+    assert graph.columns["time"][3:].tolist() == [20, 10]
+    assert graph.num_edges == arrays.num_edges
+    (tmp_path / "ratings.csv").write_text(text.replace(",4,", ",good,"))
+    with pytest.raises(DataError, match="line 2, column 'stars': expected a number, got 'good'"):
+        sg.load(tmp_path, columns="user=userId,rating=stars")
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"user": "userId"}, "expected a column 'userId', got .*: rename one, or correct what you"),
+        ({"user": "item"}, "one column 'user', got another beside 'item': rename or drop it"),
+        ({"rating": "stars"}, "one column 'rating', got another beside 'stars': rename or drop"),
+    ],
+)
+def test_wrong_names_of_columns_are_told(
+    tmp_path: Path, columns: dict[str, str], line: str
+) -> None:
+    path = tmp_path / "ratings.csv"
+    path.write_text("user,item,rating,stars\na,b,3,4\n")
+    with pytest.raises(DataError, match=line):
+        sg.ratings(path, columns=columns)
 
 
 def test_trust_of_users_without_ratings_can_be_dropped() -> None:

@@ -150,12 +150,30 @@ def test_a_pair_that_two_silos_have_rated_is_two_ratings(tmp_path: Path) -> None
     assert sg.run(str(tmp_path), **GIVEN, split="public").test
 
 
+def test_a_silo_may_call_its_columns_otherwise(tmp_path: Path) -> None:
+    written(tmp_path)
+    folder = next(path for path in sorted(tmp_path.iterdir()) if path.is_dir())
+    expected = read_silo(folder)
+    for name, column, called in (("ratings", "item", "product"), ("trust", "truster", "who")):
+        table = folder / f"{name}.csv"
+        head, rest = table.read_text().split("\n", 1)
+        table.write_text(head.replace(column, called) + "\n" + rest)
+    with (folder / "silo.toml").open("a") as file:
+        file.write('[columns]\nitem = "product"\ntruster = "who"\n')
+    found = read_silo(folder)
+    assert found.node_id.tolist() == expected.node_id.tolist()
+    assert torch.equal(found.adj.indices, expected.adj.indices)
+
+
 WRONG = [
     (
         {"silo.toml": 'name = "a"\ntask = "rating"\nfeatures = 3\n'},
         "of a silo with ratings, got more",
     ),
-    ({"silo.toml": 'name = "a"\ntask = "rating"\n[columns]\nid = "key"\n'}, "got more"),
+    (
+        {"silo.toml": 'name = "a"\ntask = "rating"\n[columns]\nid = "key"\n'},
+        "column under .columns. 'id'",
+    ),
     ({"ratings.csv": "user,item,rating\nx,y,9\n"}, "ratings from 1 to 5, got 9 in .*line 2"),
     ({"ratings.csv": "user,item,rating\nx,y,3\nx,y,4\n"}, "one rating for each pair, got another"),
     ({"ratings.csv": "user,item,rating,split\nx,y,3,now\n"}, "column 'split': expected train"),

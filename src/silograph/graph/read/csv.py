@@ -84,11 +84,15 @@ def from_csv(
     return checked(table.path, arrays, name or table.path.stem)
 
 
-def parse_columns(text: str) -> dict[str, str | list[str]]:
+def parse_columns(text: str, known: Sequence[str] = COLUMNS) -> dict[str, str | list[str]]:
     """Return the names of columns that a text gives, as `from_csv` takes them.
 
     >>> parse_columns("id=key,label=red+blue")
     {'id': 'key', 'label': ['red', 'blue']}
+
+    Args:
+        text: `NAME=COLUMN,...`.
+        known: the columns that the tables may call otherwise.
 
     Raises:
         ConfigError: another form, or a column that tables do not have (names the nearest).
@@ -98,8 +102,8 @@ def parse_columns(text: str) -> dict[str, str | list[str]]:
         name, equals, column = (word.strip() for word in part.partition("="))
         if not equals or not column or name in found:
             raise ConfigError(f"columns: expected NAME=COLUMN,..., each once, got {shown(text)}")
-        if name not in COLUMNS:
-            raise ConfigError(f"columns: {unknown('column', name, COLUMNS)}")
+        if name not in known:
+            raise ConfigError(f"columns: {unknown('column', name, known)}")
         names = [word.strip() for word in column.split("+")]
         found[name] = names if name == "label" and len(names) > 1 else column
     return found

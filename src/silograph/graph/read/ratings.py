@@ -8,7 +8,7 @@ R: ratings. T: statements of trust. n: nodes, which are users, then items, then 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, unknown
 from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
@@ -37,8 +37,11 @@ from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
 USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category"
 SPLIT = "split"
 TRUSTER, TRUSTEE = "truster", "trustee"
+OF_RATINGS, OF_TRUST = (USER, ITEM, RATING, TIME, SPLIT, CATEGORY), (TRUSTER, TRUSTEE)
+RATING_COLUMNS = (*OF_RATINGS, *OF_TRUST)  # that a table may call otherwise
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
+SAID = "say so: --columns user=NAME, in Python columns={...}, in a silo.toml under [columns]"
 RatingColumns = dict[str, np.ndarray]
 Repeated = Literal["last", "refuse"]
 Unrated = Literal["refuse", "drop"]
@@ -81,6 +84,7 @@ def ratings(
     scale: tuple[float, float] = SCALE,
     repeated: Repeated = "last",
     unrated: Unrated = "refuse",
+    columns: Mapping[str, str] | None = None,
     name: str = "ratings",
 ) -> Graph:
     """Return the graph of ratings that users gave items, and of trust between users.
@@ -102,6 +106,8 @@ def ratings(
             time, then by order), or all are refused: `refuse`.
         unrated: what happens to trust of users without a rating, which no client would hold:
             `refuse` or `drop`.
+        columns: what tables call a column that has another name here, by that name: `{"user":
+            "userId"}`.
         name: what tables and result folders call this graph.
 
     Returns:
@@ -111,20 +117,39 @@ def ratings(
     Raises:
         DataError: names what cannot be used.
     """
-    found = _read(ratings, categories, times)
+    named = columns or {}
+    _check_columns(named, ratings, trust)
+    found = _read(ratings, categories, times, _only(named, OF_RATINGS))
     low, high = _bounds(scale)
     _check(found, low, high)
     found = _distinct(found, repeated)
-    return _graph_of(found, trust, unrated, (low, high), name)
+    users = np.unique(found.user)
+    pairs = _trust(trust, users, unrated, _only(named, OF_TRUST))
+    return _graph_of(found, pairs, (low, high), name)
 
 
-def _graph_of(
-    found: _Ratings, trust: Any, unrated: Unrated, scale: tuple[float, float], name: str
-) -> Graph:
-    """Return the graph of distinct ratings; the other arguments are those of `ratings`."""
+def _check_columns(columns: Mapping[str, str], ratings: Any, trust: Any) -> None:
+    """Raise for names of columns that ratings do not have, or of what is no table."""
+    tables = {OF_RATINGS: ratings, OF_TRUST: trust}
+    for column in columns:
+        if column not in RATING_COLUMNS:
+            raise DataError(f"columns: {unknown('column', column, RATING_COLUMNS)}")
+        for known, given in tables.items():
+            if column in known and not isinstance(given, str | os.PathLike):
+                raise DataError(
+                    f"columns: expected a table with a column to be called {column}, got "
+                    f"{'none' if given is None else 'an array'}: leave it out"
+                )
+
+
+def _only(columns: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    return {name: called for name, called in columns.items() if name in known}
+
+
+def _graph_of(found: _Ratings, pairs: np.ndarray, scale: tuple[float, float], name: str) -> Graph:
+    """Return the graph of distinct ratings and of trust between users by number, (2, T)."""
     users, user = np.unique(found.user, return_inverse=True)
     items, item = np.unique(found.item, return_inverse=True)
-    pairs = _trust(trust, users, unrated)
     first, count = len(users), len(users) + len(items)
     n = count + len(user)
     rating = np.arange(count, n)
@@ -164,14 +189,14 @@ def _column(values: np.ndarray, before: int) -> Tensor:
     return torch.cat([torch.full((before,), MISSING), torch.from_numpy(codes.astype(np.int64))])
 
 
-def _read(given: Any, categories: Any, times: Any) -> _Ratings:
+def _read(given: Any, categories: Any, times: Any, named: Mapping[str, str]) -> _Ratings:
     if isinstance(given, str | os.PathLike):
         if categories is not None or times is not None:
             raise DataError(
                 "expected categories and times as columns of the table of ratings, got arrays "
                 f"beside {os.fspath(given)}: name the columns {CATEGORY} and {TIME}"
             )
-        return _of_table(_table(given))
+        return _of_table(_table(given, named))
     table = cells_of(given, "ratings")
     if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "biufUO" or not len(table):
         raise DataError(
@@ -188,11 +213,16 @@ def _read(given: Any, categories: Any, times: Any) -> _Ratings:
     return _Ratings(user, item, value, columns)
 
 
-def _table(path: str | os.PathLike[str], *, least: int = 1) -> Table:
+def _table(path: str | os.PathLike[str], columns: Mapping[str, str], *, least: int = 1) -> Table:
     path = Path(path)
+    if path.is_dir():
+        raise DataError(
+            f"expected a table in one of {', '.join(FORMATS)}, got the folder {path}: sg.load "
+            "reads the folder of ratings.csv and trust.csv"
+        )
     if path.suffix not in FORMATS:
         raise DataError(f"expected a table in one of {', '.join(FORMATS)}, got {path}")
-    table = read_table(path)
+    table = read_table(path).renamed(columns)
     if len(table.rows) < least:
         raise DataError(f"{path}: expected at least one row, got none")
     for name in table.header:
@@ -201,7 +231,7 @@ def _table(path: str | os.PathLike[str], *, least: int = 1) -> Table:
 
 
 def _of_table(table: Table) -> _Ratings:
-    user, item, value = (table.column(n, f"name it {n}") for n in (USER, ITEM, RATING))
+    user, item, value = (table.column(n, SAID) for n in (USER, ITEM, RATING))
     numbers = [to_number(cell) for cell in value]
     for row, number in enumerate(numbers):
         if number is None:
@@ -287,13 +317,15 @@ def _distinct(found: _Ratings, repeated: Repeated) -> _Ratings:
     return found.take(order[last])
 
 
-def _trust(given: Any, users: np.ndarray, unrated: Unrated) -> np.ndarray:
+def _trust(
+    given: Any, users: np.ndarray, unrated: Unrated, columns: Mapping[str, str]
+) -> np.ndarray:
     """Return both ends of each statement as numbers of users, (2, T) int64."""
     if unrated not in ("refuse", "drop"):
         raise DataError(f"expected unrated='refuse' or 'drop', got {unrated!r}")
     if given is None:
         return np.zeros((2, 0), dtype=np.int64)
-    ends = _ends(given)
+    ends = _ends(given, columns)
     place = np.searchsorted(users, ends).clip(max=len(users) - 1)
     known = users[place] == ends
     if unrated == "refuse" and not known.all():
@@ -306,13 +338,12 @@ def _trust(given: Any, users: np.ndarray, unrated: Unrated) -> np.ndarray:
     return place[:, known.all(axis=0)]
 
 
-def _ends(given: Any) -> np.ndarray:
+def _ends(given: Any, columns: Mapping[str, str]) -> np.ndarray:
     """Return truster and trustee of each statement as words, (2, T)."""
     if isinstance(given, str | os.PathLike):
-        table = _table(given, least=0)  # nobody trusts anybody there
-        named = f"name it {TRUSTER} or {TRUSTEE}"
+        table = _table(given, columns, least=0)  # nobody trusts anybody there
         ends = (TRUSTER, TRUSTEE)
-        return np.stack([ids_in(table, end, table.column(end, named)) for end in ends])
+        return np.stack([ids_in(table, end, table.column(end, SAID)) for end in ends])
     pairs = cells_of(given, "trust")
     if pairs.shape == (0,):
         pairs = pairs.reshape(0, 2)

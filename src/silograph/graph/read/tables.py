@@ -5,8 +5,8 @@ import io
 import os
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Table:
         rows: the cells; of a CSV file stripped.
         lines: the line on which every row ends; of other files the row, from 0.
         unit: `line` or `row`.
+        called: what the file calls a column that has another name in `header`.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     lines: Sequence[int]
     unit: str = "line"
+    called: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def head(self) -> str:
@@ -62,6 +64,27 @@ class Table:
             )
         place = self.header.index(name)
         return [row[place] for row in self.rows]
+
+    def renamed(self, columns: Mapping[str, str]) -> "Table":
+        """Return the table with other names of columns.
+
+        Args:
+            columns: what the table calls each column, by the column's new name.
+
+        Raises:
+            DataError: there is no such column, or another one has the new name.
+        """
+        header = list(self.header)
+        for name, given in columns.items():
+            self.column(given, "correct what you say it is called")
+            header[self.header.index(given)] = name
+        twice = next((name for name in header if header.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(
+                f"{self.head}: expected one column {twice!r}, got another beside "
+                f"{columns[twice]!r}: rename or drop it"
+            )
+        return replace(self, header=header, called=columns)
 
     def numbers(self, columns: Sequence[str]) -> np.ndarray:
         """Return numeric columns, (n, F) float32.
@@ -104,7 +127,8 @@ class Table:
         """Return the error for a cell."""
         hint = f": {mend}" if mend else ""
         return DataError(
-            f"{self.where(row)}, column {column!r}: expected {expected}, got {got!r}{hint}"
+            f"{self.where(row)}, column {self.called.get(column, column)!r}: expected {expected}, "
+            f"got {got!r}{hint}"
         )
 
 

@@ -169,7 +169,12 @@ def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
     """Return a silo of its tables of ratings and, if it has one, of trust."""
     trust = _file(path, TRUST) if _files(path, TRUST) else None
     graph = ratings(
-        _file(path, RATINGS), trust=trust, scale=spec.scale, repeated="refuse", unrated="drop"
+        _file(path, RATINGS),
+        trust=trust,
+        scale=spec.scale,
+        repeated="refuse",
+        unrated="drop",
+        columns=spec.columns,
     )
     nothing = torch.zeros(0, dtype=torch.int64)
     return Silo(

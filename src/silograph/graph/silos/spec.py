@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.graph.read.ratings import RATING_COLUMNS
 from silograph.graph.read.tables import Table
 
 SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
@@ -102,17 +103,18 @@ def read_spec(path: Path) -> SiloSpec:
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from None
     told = {name: getattr(spec, name) for name in OF_RATINGS}
-    if spec.task == "rating" and (told != OF_RATINGS or spec.columns or spec.sparse):
+    if spec.task == "rating" and (told != OF_RATINGS or spec.sparse):
         raise DataError(
-            f"{path}: expected name, task and perhaps scale of a silo with ratings, got more: drop "
-            "it, its tables have columns of these names"
+            f"{path}: expected name, task and perhaps scale and [columns] of a silo with ratings, "
+            "got more: drop it"
         )
     low, high = spec.scale
     if not -math.inf < low < high < math.inf:
         raise DataError(f"{path}: expected scale = [least, largest], got [{low:g}, {high:g}]")
+    known = RATING_COLUMNS if spec.task == "rating" else COLUMNS
     for name in spec.columns:
-        if name not in COLUMNS and not name.startswith("label_"):
-            raise DataError(f"{path}: {unknown('column under [columns]', name, COLUMNS)}")
+        if name not in known and (known is RATING_COLUMNS or not name.startswith("label_")):
+            raise DataError(f"{path}: {unknown('column under [columns]', name, known)}")
     if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
         raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")
     return spec
