@@ -336,7 +336,11 @@ def test_cuts_that_cannot_be_made_are_refused(make_graph: Callable[..., Graph]) 
     with pytest.raises(PartitionError, match=r"no drop_edges for a rating graph, got 0\.5"):
         cut(rating_graph(), drop_edges=0.5)
     with pytest.raises(PartitionError, match="at least one rating a client, got none at client"):
+        cut(sg.ratings([*THREE, *([9, item, 5.0] for item in range(10, 20))]), "random", 13)
+    with pytest.raises(PartitionError, match=r"1 to 3 \(one rating each at least\), got 7$"):
         cut(sg.ratings(THREE), "random", 7)
+    with pytest.raises(PartitionError, match="'silo', got 'ratings' without: use 'category', 'm"):
+        cut(sg.ratings(THREE), "silo", 1)
 
 
 def test_renumbering_changes_nothing() -> None:
@@ -367,7 +371,7 @@ def test_by_time_nobody_trains_on_what_is_later_than_a_test() -> None:
         train, val, test = (time[nodes[mask[nodes]]] for mask in vars(split).values())
         assert float(train.max()) <= float(val.min())
         assert float(val.max()) <= float(test.min())
-    with pytest.raises(DataError, match="expected a time for every labeled node"):
+    with pytest.raises(DataError, match=r"a time for every rating of .* a column time, or leave"):
         choose_split(
             sg.ratings(THREE), cut(sg.ratings(THREE), "random", 1), "time:0.8/0.1/0.1", KEY
         )

@@ -239,12 +239,17 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
         "label_guided: with its neighbors in all silos; centralized: on the uncut graph, where it "
         "was trained); the uncut view alike"
     )
+    (tested,) = [note for note in several.notes if note.startswith("paired test")]
+    each = "server (fedavg, fedprox, label_guided, centralized); personalized (local)"
+    assert tested.endswith(f"in the view that each is about: {each}")
     alike = sg.compare(make_graph(), methods=["fedavg", "local"], **common)
     assert not any("server view" in note for note in alike.notes)
     over = {"collect": [0.0, 0.5]}
     fetched = sg.compare(make_graph(), methods=["fedavg"], over=over, **common)
     (told,) = [note for note in fetched.notes if "server view" in note]
     assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
+    (tested,) = [note for note in fetched.notes if note.startswith("paired test")]
+    assert tested.endswith("in the view that each is about: server")
 
 
 def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None:
@@ -370,6 +375,8 @@ def test_pairs_are_the_seeds_that_both_have() -> None:
     assert row["difference"] == pytest.approx(-0.1)
     assert table.failed == ["fedavg, seed 1: why", "local, seed 2: why"]
     assert "failed: fedavg, seed 1: why" in table.summary()
+    alike = with_scores({"fedavg": [0.7, None, None], "local": [0.6, 0.9, 0.8]})
+    assert alike.failed == ["fedavg, seeds 1, 2: why"]
     assert "- local, seed 2: why" in table.to_markdown()
 
 

@@ -261,8 +261,8 @@ class Result:
         """Return title, columns and rows of the scores."""
         config, names = self.config, self.reported
         found = {view: getattr(self.test, view) for view in VIEWS}
-        if self.cut is None:
-            del found["uncut"]  # nobody has that graph
+        scored = {view: scores for view, scores in found.items() if scores is not None}
+        found = scored or {self.method.evaluate.view: None}
         if self.baseline is not None:
             first = {self.constant: self.baseline, **self.untrained}
             found = {**first, **found} if self.untrained else {**found, **first}

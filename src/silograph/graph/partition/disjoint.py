@@ -78,9 +78,11 @@ def louvain(graph: Graph, clients: int, key: Key, options: LouvainOptions) -> Te
 def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) -> Tensor:
     """Take the silos that came with the data."""
     if graph.silo is None:
+        rated = graph.task == "rating"
+        others = "'category', 'metis'" if rated else "'metis', 'louvain', 'dirichlet'"
         raise PartitionError(
             f"partition: expected a graph that names its silos for 'silo', got {graph.name!r} "
-            "without: use 'metis', 'louvain', 'dirichlet' or 'random'"
+            f"without: use {others} or 'random'"
         )
     silos = len(graph.silo_names)
     if clients != silos:

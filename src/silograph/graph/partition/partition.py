@@ -298,9 +298,12 @@ def _ids(graph: Graph, method: str, clients: int | None) -> tuple[str, ...]:
         raise PartitionError(
             f"expected a number of clients for {method!r}, got None: only 'silo' needs none"
         )
-    if not 1 <= clients <= graph.num_nodes:
+    rated = graph.task == "rating"
+    most = int(graph.labeled.sum()) if rated else graph.num_nodes
+    if not 1 <= clients <= most:
         raise PartitionError(
-            f"clients: expected 1 to {graph.num_nodes} (one node each at least), got {clients}"
+            f"clients: expected 1 to {most} (one {'rating' if rated else 'node'} each at least), "
+            f"got {clients}"
         )
     return client_ids(clients)
 

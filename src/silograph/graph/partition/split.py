@@ -170,9 +170,11 @@ def _times(graph: Graph) -> Tensor:
     """Return the time of every node, (n,) float64; raise `DataError` where none is known."""
     time = graph.columns.get("time")
     if time is None or bool(torch.isnan(time.double()[graph.labeled]).any()):
+        rated = graph.task == "rating"
         raise DataError(
-            f"split: expected a time for every labeled node of {graph.name!r} for a split in the "
-            "order of time, got none: leave `time:` out"
+            f"split: expected a time for every {'rating' if rated else 'labeled node'} of "
+            f"{graph.name!r} for a split in the order of time, got none: "
+            f"{'give its table a column time, or ' * rated}leave `time:` out"
         )
     return time.double()
 

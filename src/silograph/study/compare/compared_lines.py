@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from silograph.study.cells import Line
+from silograph.study.cells import Cell, Line
 from silograph.study.compare.asked import ComparisonRow
 from silograph.study.compare.paired_statistics import Paired
 from silograph.task.metric_table import Metric
@@ -13,6 +13,19 @@ from silograph.task.metric_table import Metric
 def without_errors(lines: Sequence[Line]) -> list[Line]:
     """Return the lines of runs that came to an end."""
     return [line for line in lines if "error" not in line]
+
+
+def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
+    """Return a line of text for what failed, one for seeds that failed alike."""
+    seeds: dict[tuple[str, str], list[str]] = {}
+    for cell, line in zip(cells, lines, strict=True):
+        if line is not None and "error" in line:
+            name, _, seed = cell.name.rpartition(", seed ")
+            seeds.setdefault((name, line["error"]), []).append(seed)
+    return [
+        f"{name}, seed{'s' * (len(found) > 1)} {', '.join(found)}: {error}"
+        for (name, error), found in seeds.items()
+    ]
 
 
 def ends_best(line: Line) -> bool:

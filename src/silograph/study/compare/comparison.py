@@ -2,9 +2,10 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from silograph.core.config import Scalar
@@ -21,6 +22,7 @@ from silograph.study.compare.compared_lines import (
     best_mean,
     cost_of,
     ends_best,
+    failures,
     metric_in_words,
     outcome_of,
     tested_columns,
@@ -143,8 +145,8 @@ class Comparison:
     def _test_notes(self) -> list[str]:
         """Return which test is printed, and what so many seeds can show."""
         asked = self.asked
-        view = "the view that each is about" if asked.view == "own" else f"the {asked.view} view"
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
+        view = self._views_in_words(points)
         tests = dict.fromkeys(self._test(point) for point in points)
         notes = [
             f"paired test: {TEST_NAMES[test]}, two-sided, seed by seed, in {view}"
@@ -157,6 +159,16 @@ class Comparison:
                 "small; --test resampled corrects this"
             )
         return notes + [power_of(len(asked.seeds), *test) for test in tests]
+
+    def _views_in_words(self, points: Iterable[Point]) -> str:
+        """Return the view of the paired tests; which methods have which, where they differ."""
+        if self.asked.view != "own":
+            return f"the {self.asked.view} view"
+        methods: dict[str, dict[str, None]] = {}
+        for point, method in product(points, self.asked.methods):
+            methods.setdefault(self._view(point, method), {})[self.names[method]] = None
+        several = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
+        return f"the view that each is about: {'; '.join(several if several[1:] else methods)}"
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -305,9 +317,8 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """One line of text for each cell that failed."""
-        pairs = zip(self.cells, self.lines, strict=True)
-        return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
+        """A line of text for what failed, one for seeds of a method that failed alike."""
+        return failures(self.cells, self.lines)
 
     @property
     def legend(self) -> str:
