@@ -24,7 +24,7 @@ from silograph.graph.block.pairs import pairs_of, trained_rows
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.split import choose_split
-from silograph.nn import consisrec, rating_neighborhood, segment
+from silograph.nn import consisrec, rating_neighborhood
 from silograph.nn.consisrec import ConsisRec, DrawnNeighbors, attended, drawn_neighbors
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.optim import SGD
@@ -236,7 +236,7 @@ def test_draws_are_those_of_key_and_rating_whatever_else_is_in_a_step(
     alone = torch.cat([model.said(p, block, part, KEY.fold(0)) for part in pair.split(7)])
     torch.testing.assert_close(alone, said[0], rtol=0, atol=1e-12)
     found = model.forward(weights, block, tables=tables)
-    monkeypatch.setattr(consisrec, "AT_ONCE", 30)
+    monkeypatch.setattr(consisrec, "SCORED_AT_ONCE", 30)
     again = model.forward(weights, block, tables=tables)
     torch.testing.assert_close(again, found, rtol=0, atol=1e-12)
 
@@ -287,12 +287,21 @@ def test_no_step_holds_embeddings_of_all_neighbors_of_its_ratings(
     at_once = fitted(model, block, steps=1)
     ratings = int(block.num_train)
     neighbors = neighborhood(block, 5).train * ratings
-    for module in (consisrec, segment):
-        monkeypatch.setattr(module, "AT_ONCE", ratings * 64)
+    monkeypatch.setattr(consisrec, "SCORED_AT_ONCE", ratings)
     with LargestTensor() as largest:  # type: ignore[no-untyped-call]
         found = fitted(model, block, steps=1)
     assert largest.numbers <= 3 * ratings * 64 < neighbors * 64 / 5
     assert all(torch.equal(t, at_once[name]) for name, t in found.items())
+
+
+def test_neighbors_are_ordered_by_value_within_their_pair() -> None:
+    value = torch.tensor([0.5, -2.0, 3.0, -0.0, -torch.inf, 3.0, 0.0, torch.inf, -1.0]).double()
+    owner = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    assert consisrec._largest_first(owner, value).tolist() == [2, 0, 1, 3, 4, 7, 5, 6, 8]
+    draws = torch.randn(500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    many = torch.arange(10).repeat_interleave(50)
+    wanted = draws.view(10, 50).argsort(dim=1, descending=True) + 50 * torch.arange(10)[:, None]
+    assert torch.equal(consisrec._largest_first(many, draws), wanted.flatten())
 
 
 class KeptNumbers:

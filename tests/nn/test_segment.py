@@ -17,7 +17,14 @@ from torch import Tensor
 from silograph.core.payload import offsets
 from silograph.graph.block.block import SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.segment import segment_bias, segment_linear, segment_sum, sparse_product
+from silograph.nn.segment import (
+    edge_dots,
+    edge_product,
+    segment_bias,
+    segment_linear,
+    segment_sum,
+    sparse_product,
+)
 
 SIZES = [3, 0, 1, 4]
 OFF = offsets(torch.tensor(SIZES))
@@ -119,6 +126,21 @@ def test_a_matrix_without_entries_gives_zeros(shape: tuple[int, int], dtype: tor
     assert torch.equal(out, torch.zeros(shape[0], OUT, dtype=dtype))
     (grad,) = torch.autograd.grad(out.sum(), right)
     assert torch.equal(grad, torch.zeros_like(right))
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_products_at_the_ends_of_edges_equal_the_dense_ones(index: torch.dtype) -> None:
+    dense = torch.zeros(4, 6)
+    dense[0, [1, 5]], dense[2, [0, 2, 3]], dense[3, 4] = 1, 1, torch.nan  # values are not read
+    found = CSR.from_scipy(sp.csr_matrix(dense.numpy()))
+    matrix = CSR(found.indptr.to(index), found.indices.to(index), found.values, 6)
+    a, b = draw(4, 3, seed=1), draw(6, 3, seed=2)
+    row, column = matrix.row, matrix.indices.long()
+    close(edge_dots(matrix, a, b), (a @ b.T)[row, column])
+    none = torch.zeros(0, dtype=torch.int64)
+    assert len(edge_dots(CSR.from_pairs(none, none, (4, 6)), a, b)) == 0
+    heads, weight = draw(6, 2, 3, seed=4), draw(6, 2, seed=5)
+    gradcheck(lambda w, z: edge_product(matrix, w, z), weight, heads)
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -15,7 +15,6 @@ from silograph.graph.block.block import Rows, SparseRows
 from silograph.graph.csr import CSR
 
 WIDE = 64  # columns
-AT_ONCE = 2**24  # numbers of edges that are multiplied together
 
 
 def gradients(*tensors: object) -> int:
@@ -96,18 +95,26 @@ class _EdgeProduct(torch.autograd.Function):
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         weight, z = ctx.saved_tensors
         matrix = ctx.matrix
-        rows, columns = matrix.row, matrix.indices.long()
         heads = zip(grad.unbind(1), z.unbind(1), strict=True)
-        grad_weight = torch.stack([_dots(g, rows, t, columns) for g, t in heads], dim=1)
+        grad_weight = torch.stack([edge_dots(matrix, g, t) for g, t in heads], dim=1)
         back = _each_head(matrix.transposed, weight[matrix.by_column], grad)
         return grad_weight, back, None
 
 
-def _dots(a: Tensor, rows: Tensor, b: Tensor, columns: Tensor) -> Tensor:
-    """Return the products of rows (e,) of a (n, D) and of b (m, D), (e,), some edges at a time."""
-    some = max(1, AT_ONCE // max(1, a.shape[1]))
-    ends = zip(rows.split(some), columns.split(some), strict=True)
-    return torch.cat([(a[i] * b[j]).sum(1) for i, j in ends])
+def edge_dots(matrix: CSR, a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of the vectors at both ends of every stored entry, (nnz,).
+
+    Vectors are read where they are: rows of `a` and `b` taken for every entry, and multiplied,
+    take ten to twenty times the CPU.
+
+    Args:
+        matrix: (n, m); its values are not looked at.
+        a: (n, D) of its rows.
+        b: (m, D) of its columns.
+    """
+    places = matrix.with_values(a.new_zeros(matrix.nnz)).tensor
+    found: Tensor = torch.sparse.sampled_addmm(places, a.contiguous(), b.T).values()
+    return found
 
 
 def _each_head(matrix: CSR, weight: Tensor, z: Tensor) -> Tensor:
