@@ -60,22 +60,21 @@ class _SharedGraph:
 
 def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
     """Return the graph, drawn once for a block: the same for all clients and in all runs."""
-    root = block.origin
     name = ("fedpub", communities)
-    if name not in root.memo:
-        assert block.adj.values is not None  # blocks carry values of the run's dtype
-        dtype, device = block.adj.values.dtype, block.off.device
-        n, each = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
-        u = torch.stack([each.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
-        part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
-        rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
-        adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
-        noise = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
-        x = torch.special.ndtri(noise.clamp(min=2.0**-53)).to(device, dtype)
-        root.memo[name] = _SharedGraph(x, adj.to(device, dtype))
-    found = root.memo[name]
-    assert isinstance(found, _SharedGraph)
-    return found
+    return block.origin.once(name, _SharedGraph, lambda: _drawn_graph(block, communities))
+
+
+def _drawn_graph(block: ClientBlock, communities: int) -> _SharedGraph:
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    dtype, device = block.adj.values.dtype, block.off.device
+    n, each = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
+    u = torch.stack([each.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
+    part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
+    rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
+    adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
+    noise = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
+    x = torch.special.ndtri(noise.clamp(min=2.0**-53)).to(device, dtype)
+    return _SharedGraph(x, adj.to(device, dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,12 +140,8 @@ def _shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.Mode
     if not schedule.whole:
         most = int(block.adj.degree.max()) if len(block.row_key) else 0
         return model_shape(model, schedule, most)
-    name, memo = ("shape", model, schedule.epochs), block.origin.memo
-    if name not in memo:
-        memo[name] = model_shape(model, schedule)
-    found = memo[name]
-    assert isinstance(found, arrays.ModelShape)
-    return found
+    name = ("shape", model, schedule.epochs)
+    return block.origin.once(name, arrays.ModelShape, lambda: model_shape(model, schedule))
 
 
 def _fitted(

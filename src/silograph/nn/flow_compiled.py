@@ -16,6 +16,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Ragged, Stacked, State
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.nn.conv import Conv
 from silograph.nn.doors import dtype_of
 from silograph.nn.flow import FlowRule
 from silograph.nn.forward import Staged
@@ -194,23 +195,20 @@ def _links(rule: FlowRule, model: Staged, block: ClientBlock) -> LinkArrays:
     none = torch.empty(0, dtype=dtype_of(block))
     if not rule.sampled_degrees:
         return LinkArrays(*[none.numpy()] * 4)
-    name = ("links", conv_of(model))
-    source = block if block.source is None else block.origin
-    if name not in source.memo:
-        scales, adj = conv_of(model).scales, source.adj
-        assert scales is not None  # of what has a kernel
-        assert adj.values is not None  # blocks carry values of the run's dtype
-        most = int(adj.degree.max()) if adj.num_rows else 0
-        degree = torch.arange(most + 1, dtype=adj.values.dtype)[:, None]
-        one, zero = torch.ones_like(degree), torch.zeros_like(degree)
-        found = scales.before(degree), scales.after(degree), scales.itself(degree)
-        filled = (d if t is None else t for t, d in zip(found, (one, one, zero), strict=True))
-        source.memo[name] = LinkArrays(
-            contiguous(adj.values), *(contiguous(t[:, 0]) for t in filled)
-        )
-    links = source.memo[name]
-    assert isinstance(links, LinkArrays)
-    return links
+    conv, source = conv_of(model), block if block.source is None else block.origin
+    return source.once(("links", conv), LinkArrays, lambda: _links_of(conv, source))
+
+
+def _links_of(conv: Conv, block: ClientBlock) -> LinkArrays:
+    scales, adj = conv.scales, block.adj
+    assert scales is not None  # of what has a kernel
+    assert adj.values is not None  # blocks carry values of the run's dtype
+    most = int(adj.degree.max()) if adj.num_rows else 0
+    degree = torch.arange(most + 1, dtype=adj.values.dtype)[:, None]
+    one, zero = torch.ones_like(degree), torch.zeros_like(degree)
+    found = scales.before(degree), scales.after(degree), scales.itself(degree)
+    filled = (d if t is None else t for t, d in zip(found, (one, one, zero), strict=True))
+    return LinkArrays(contiguous(adj.values), *(contiguous(t[:, 0]) for t in filled))
 
 
 def _work(rule: FlowRule, block: ClientBlock, counts: np.ndarray, *, learns: bool) -> Tensor:

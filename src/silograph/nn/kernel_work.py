@@ -46,11 +46,11 @@ def _pass_flops(model: Staged, block: ClientBlock, counts: np.ndarray, passes: i
         counts: (C, 2 L + 4), see `training.count`.
         passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
     """
-    name, memo = ("flops", model, passes), block.origin.memo
-    if name not in memo:
-        memo[name] = _flops_of_each(model, isinstance(block.x, SparseRows), passes)
-    each = memo[name]
-    assert isinstance(each, np.ndarray)
+    each = block.origin.once(
+        ("flops", model, passes),
+        np.ndarray,
+        lambda: _flops_of_each(model, isinstance(block.x, SparseRows), passes),
+    )
     flops: np.ndarray = counts.astype(np.float64) @ each  # exact: integers
     return flops
 
@@ -88,13 +88,11 @@ def _flops_of_each(model: Staged, sparse: bool, passes: int) -> np.ndarray:
 
 def report_pass(model: Staged, block: ClientBlock) -> None:
     """Report one pass of all rows without the way back."""
-    name = ("pass", model)
-    if name not in block.memo:
-        flops = _pass_flops(model, block, _whole_counts(model, block), 1)
-        block.memo[name] = torch.from_numpy(flops)
-    found = block.memo[name]
-    assert isinstance(found, Tensor)
-    report_clients(found)
+
+    def made() -> Tensor:
+        return torch.from_numpy(_pass_flops(model, block, _whole_counts(model, block), 1))
+
+    report_clients(block.once(("pass", model), Tensor, made))
 
 
 def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:

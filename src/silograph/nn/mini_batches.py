@@ -85,15 +85,13 @@ def num_batches(block: ClientBlock, size: int | None) -> Tensor:
 
 def batch_plan(block: ClientBlock, size: int | None) -> BatchPlan:
     """Return the plan of a block, worked out once."""
-    name = ("batches", size)
-    if name not in block.memo:
-        order = num_batches(block, size).argsort(descending=True, stable=True)
-        order = order.to(block.off.device)
-        moved = not torch.equal(order, torch.arange(len(order), device=order.device))
-        block.memo[name] = BatchPlan(order, block.take(order) if moved else block, size, moved)
-    found = block.memo[name]
-    assert isinstance(found, BatchPlan)
-    return found
+    return block.once(("batches", size), BatchPlan, lambda: _plan(block, size))
+
+
+def _plan(block: ClientBlock, size: int | None) -> BatchPlan:
+    order = num_batches(block, size).argsort(descending=True, stable=True).to(block.off.device)
+    moved = not torch.equal(order, torch.arange(len(order), device=order.device))
+    return BatchPlan(order, block.take(order) if moved else block, size, moved)
 
 
 def shuffled(block: ClientBlock, size: int | None, key: Key) -> Tensor:

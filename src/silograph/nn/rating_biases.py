@@ -131,11 +131,7 @@ class RatingBiases:
         """Return `biases`, worked out once."""
         turns = TURNS if self.terms == "biases" else 0
         name = ("biases", self.damping, turns)
-        if name not in block.memo:
-            block.memo[name] = biases(block, self.damping, turns)
-        found = block.memo[name]
-        assert isinstance(found, tuple)
-        return found
+        return block.once(name, tuple, lambda: biases(block, self.damping, turns))
 
 
 def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tensor, Tensor]:

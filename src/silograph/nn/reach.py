@@ -61,23 +61,23 @@ class Reach:
 
 def full_reach(block: ClientBlock) -> Reach:
     """Return the reach of all rows along all edges."""
-    if "full reach" not in block.memo:
-        rows = torch.arange(len(block.row_key), device=block.off.device)
-        block.memo["full reach"] = Reach(
-            rows=rows,
-            off=block.off,
-            degree=total_degree(block),
-            inner=block.adj,
-            own=None,
-            cross=None,
-            outer=block.halo.adj.transposed,
-            slots=None,
-            slot_off=block.halo.off,
-            place=rows,
-        )
-    found = block.memo["full reach"]
-    assert isinstance(found, Reach)
-    return found
+    return block.once("full reach", Reach, lambda: _full(block))
+
+
+def _full(block: ClientBlock) -> Reach:
+    rows = torch.arange(len(block.row_key), device=block.off.device)
+    return Reach(
+        rows=rows,
+        off=block.off,
+        degree=total_degree(block),
+        inner=block.adj,
+        own=None,
+        cross=None,
+        outer=block.halo.adj.transposed,
+        slots=None,
+        slot_off=block.halo.off,
+        place=rows,
+    )
 
 
 def total_degree(block: ClientBlock) -> Tensor:

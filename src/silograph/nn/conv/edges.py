@@ -93,10 +93,9 @@ class Messages:
 
 def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     """Return the messages along internal edges: cross-client edges are dropped."""
-    name = ("messages", dtype)
-    if name not in block.memo:
-        degree = block.adj.weighted_degree.to(dtype)[:, None]
-        block.memo[name] = Messages(block.adj, True, degree, degree, None, block.off, block.off)
-    found = block.memo[name]
-    assert isinstance(found, Messages)
-    return found
+    return block.once(("messages", dtype), Messages, lambda: _messages(block, dtype))
+
+
+def _messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+    degree = block.adj.weighted_degree.to(dtype)[:, None]
+    return Messages(block.adj, True, degree, degree, None, block.off, block.off)
