@@ -168,39 +168,12 @@ def fit_pairs(
         inputs: from what.
         passes: the model at the client; None: by torch.
     """
-    block, start, memory = alone(inputs.block), inputs.start, inputs.memory
+    block = alone(inputs.block)
     passes = TorchPasses(model, block) if passes is None else passes
-    key, tables = inputs.key, inputs.tables
-    optimizer, schedule = training.optimizer, training.schedule
-    names, row = tuple(model.weight_shapes), pairs_of(block).row
-    weights = {name: whole(field) for name, field in start_fields(model, start, 1).items()}
-    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
-    # Tables are one client's, so they stand beside its weights (1, ...) in every step.
-    held = checked_tables(model, block, tables)
-    values = weights | {n: own_copy(t)[None] for n, t in held.items()}
-    state = optimizer.init(values)
-    if memory is not None:
-        kept = {n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths}
-        state |= {n: own_copy(m) for n, m in memory.items()} | kept
-    position = torch.full((len(block.y),), -1, device=block.y.device)
-    position[row] = torch.arange(len(row), device=block.y.device)
-    total, steps = torch.zeros(1, dtype=torch.float64, device=block.y.device), 0
-    for epoch in range(schedule.epochs if int(block.num_train) else 0):
-        total = torch.zeros_like(total)
-        epoch_key = key.fold("epoch", epoch)
-        for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
-            now = {name: w[0] for name, w in values.items()}
-            batch_key = epoch_key.fold("batch", number)
-            loss, found = passes.gradient(now, seeds, position[seeds], batch_key)
-            grads = {name: g[None] for name, g in found.items()}
-            changed = training.correct({n: grads[n] for n in names}, weights, begun)
-            optimizer.step_(values, grads | changed, state)
-            report_each(model.flops(block, len(seeds), passes=3))
-            of_tables = (optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
-            report_steps(training.step_flops + sum(of_tables))
-            steps += 1
-            total = total + loss * len(seeds) / block.num_train
-    off = offsets(table_rows(block))
+    weights = {n: whole(field) for n, field in start_fields(model, inputs.start, 1).items()}
+    values, state = _started(model, training, inputs, weights)
+    loss, steps = _trained(model, training, inputs, passes, (weights, values, state))
+    off, names, memory = offsets(table_rows(block)), model.weight_shapes, inputs.memory
     new: dict[str, Ragged] = {n: Ragged(values[n][0], off) for n in model.table_widths}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         logits = passes.predict({n: values[n] for n in names}, new)
@@ -209,5 +182,62 @@ def fit_pairs(
         moments = {n: state[n] for n in memory}
         new |= {n: Ragged(t[0], off) for n, t in state.items() if n not in memory}
     fields: dict[str, Stacked | Patched] = {n: Stacked(values[n]) for n in names}
-    loss_of = total.to(logits.dtype)
-    return Fitted(fields, moments, loss_of, logits, torch.tensor([steps]), tables=new)
+    count = torch.tensor([steps])
+    return Fitted(fields, moments, loss.to(logits.dtype), logits, count, tables=new)
+
+
+def _started(
+    model: PairModel, training: Training, inputs: TrainingInputs, weights: Params
+) -> tuple[Params, Params]:
+    """Return what is trained and what the optimizer keeps of it, both changed in place later.
+
+    Tables are one client's, so they stand beside its weights (1, ...) in every step.
+    """
+    memory, tables = inputs.memory, inputs.tables
+    held = checked_tables(model, inputs.block, tables)
+    values = weights | {n: own_copy(t)[None] for n, t in held.items()}
+    state = training.optimizer.init(values)
+    if memory is not None:
+        kept = {n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths}
+        state |= {n: own_copy(m) for n, m in memory.items()} | kept
+    return values, state
+
+
+def _trained(
+    model: PairModel,
+    training: Training,
+    inputs: TrainingInputs,
+    passes: PairPasses,
+    held: tuple[Params, Params, Params],
+) -> tuple[Tensor, int]:
+    """Take all steps in place; return the loss of the last epoch, (1,) float64, and their number.
+
+    Args:
+        model: the shape.
+        training: how.
+        inputs: from what.
+        passes: the model at the client.
+        held: its weights, these and its tables, and what the optimizer keeps of both.
+    """
+    block, schedule, (weights, values, state) = inputs.block, training.schedule, held
+    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
+    row, optimizer = pairs_of(block).row, training.optimizer
+    position = torch.full((len(block.y),), -1, device=block.y.device)
+    position[row] = torch.arange(len(row), device=block.y.device)
+    of_tables = sum(optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
+    total, steps = torch.zeros(1, dtype=torch.float64, device=block.y.device), 0
+    for epoch in range(schedule.epochs if int(block.num_train) else 0):
+        total = torch.zeros_like(total)
+        epoch_key = inputs.key.fold("epoch", epoch)
+        for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
+            now = {name: w[0] for name, w in values.items()}
+            batch_key = epoch_key.fold("batch", number)
+            loss, found = passes.gradient(now, seeds, position[seeds], batch_key)
+            grads = {name: g[None] for name, g in found.items()}
+            changed = training.correct({n: grads[n] for n in weights}, weights, begun)
+            optimizer.step_(values, grads | changed, state)
+            report_each(model.flops(block, len(seeds), passes=3))
+            report_steps(training.step_flops + of_tables)
+            steps += 1
+            total = total + loss * len(seeds) / block.num_train
+    return total, steps
