@@ -105,9 +105,12 @@ def test_what_ends_within_the_profile_says_that_nothing_was_learned(
     assert "profile" not in (fixed.advice or "")
     command = ["train-agent", "g.npz", "--method", "fedgraph", "--option", "policy=ddpg"]
     command += ["--option", "share=none", "--rounds", "1", "--clients", "2", "--speeds", "equal"]
-    for episodes, missing in (("1", "20 more rounds"), ("2", "19 more rounds")):
-        assert run_app([*command, "--episodes", episodes, "--out", "a", "--hidden", "4"]) == 0
-        shown = capsys.readouterr().out
+    for episodes, missing, quiet in (("1", "20 more rounds", ["--quiet"]), ("2", "19 more", [])):
+        more = ["--episodes", episodes, "--out", "a", "--hidden", "4", *quiet]
+        assert run_app([*command, *more]) == 0
+        shown, told = capsys.readouterr()
+        assert ("episode 2: profile, validation" in told) is (not quiet)
+        assert bool(told) is (not quiet)
         assert "nothing was learned yet" in shown
         assert f"{missing} at least: raise --episodes" in shown
         assert "use it with" not in shown

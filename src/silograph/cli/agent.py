@@ -28,9 +28,10 @@ from silograph.core.text import counted
                 help="partitions, splits and first weights that episodes take turns in",
             ),
         ),
+        "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
     },
 )
-def train_agent_command(given: Given, episodes: int, seeds: int) -> None:
+def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) -> None:
     """Train an agent that sets a method's knobs, over runs with seeds of their own."""
     from silograph.control.ddpg import PROFILE
     from silograph.study.train_agent import AgentTraining, lacking, train_agent
@@ -42,7 +43,9 @@ def train_agent_command(given: Given, episodes: int, seeds: int) -> None:
         raise ConfigError(f"expected 1 or more episodes and seeds, got {episodes} and {seeds}")
     out = Path(config.out)
     with going_on(f"the same command, which goes on in {shlex.quote(config.out)}"):
-        path = train_agent(AgentTraining(config, episodes, seeds), out, told=_show)
+        path = train_agent(
+            AgentTraining(config, episodes, seeds), out, told=(lambda _: None) if quiet else _show
+        )
     missing = lacking(out)
     if missing:
         typer.echo(
