@@ -105,7 +105,10 @@ def test_what_ends_within_the_profile_says_that_nothing_was_learned(
     assert "profile" not in (fixed.advice or "")
     command = ["train-agent", "g.npz", "--method", "fedgraph", "--option", "policy=ddpg"]
     command += ["--option", "share=none", "--rounds", "1", "--clients", "2", "--speeds", "equal"]
-    for episodes, missing, quiet in (("1", "20 more rounds", ["--quiet"]), ("2", "19 more", [])):
+    for episodes, missing, quiet in (
+        ("1", "20 more rounds", ["--quiet"]),
+        ("2", "19 more rounds", []),
+    ):
         more = ["--episodes", episodes, "--out", "a", "--hidden", "4", *quiet]
         assert run_app([*command, *more]) == 0
         shown, told = capsys.readouterr()
