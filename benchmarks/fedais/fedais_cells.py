@@ -43,6 +43,7 @@ PROTOCOL: dict[str, Any] = {
 }
 PRESETS = ("fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale")
 STORED = ("fedais", *PRESETS)
+JOINED = ("centralized", "bns", "label_guided")  # steps of all silos together
 OPTIONS: dict[str, Scalar] = {
     "batches": BATCHES,
     "drawn": 10,
@@ -121,10 +122,15 @@ def options_of(place: Place, method: str) -> dict[str, Any]:
     """Return what a method is given beside the protocol: batches and neighbors like FedAIS'."""
     if method in STORED:
         return {"options": dict(OPTIONS)}
-    if method in ("centralized", "local"):
+    if method == "local":
         return {"local_epochs": BATCHES}  # as many steps, with all nodes
+    if method in JOINED:
+        return {"local_epochs": BATCHES, "selector": None}
     rows = 0.8 * NODES[place.dataset] / place.clients  # a mean client's training nodes
-    drawn: dict[str, Any] = {"batch_size": max(1, -(-round(rows) // BATCHES)), "fanout": "10,10"}
+    batch = max(1, -(-round(rows) // BATCHES))
+    if method == "fedgraph":
+        return {"selector": None, "options": {"kappa": batch, "local_steps": BATCHES}}
+    drawn: dict[str, Any] = {"batch_size": batch, "fanout": "10,10"}
     return drawn | ({"options": dict(SERVER)} if method == "fedopt" else {})
 
 

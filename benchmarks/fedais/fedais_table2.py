@@ -30,6 +30,15 @@ from fedais_cells import (
 
 FIRST = ("fedavg", "fedais", "fedall", "fedlocal", "fedrandom", "fedais2")
 MORE = ("fedpns", "fedais1", "stale", "fedopt", "centralized", "local")
+# Rows of other systems: the method, and what is changed in it.
+OTHERS = {
+    "fedopt, features collected": ("fedopt", "collect=1.0"),
+    "bns": ("bns", ""),
+    "label_guided": ("label_guided", ""),
+    "fedsageplus": ("fedsageplus", ""),
+    "fedgraph": ("fedgraph", ""),
+}
+METHODS = {name: (name, "") for name in (*FIRST, *MORE)} | OTHERS
 ADAMS = (REBUILT, KEPT)
 RATES = tuple(name for name in OPTIMIZERS if name.startswith("SGD"))
 SGD_FOLDS, SGD_METHODS = (1, 2, 3), (*FIRST, "fedopt")
@@ -65,7 +74,7 @@ PRINTED: dict[tuple[str, str], dict[str, tuple[float, float, float]]] = {
 }
 ROWS = "rows' bytes"
 CLAIMED = {"all bytes": 91.77, "work": 85.59}
-Row = tuple[Place, str, int]
+Row = tuple[Place, str, int]  # where, which of METHODS, fold
 
 
 def rows() -> list[Row]:
@@ -79,7 +88,7 @@ def rows() -> list[Row]:
             found += [(Place(dataset, cut, adam), m, fold) for cut in CUTS for m in FIRST]
     for fold, dataset in product(range(1, FOLDS + 1), DATASETS):
         for cut, adam in product(CUTS, ADAMS):
-            found += [(Place(dataset, cut, adam), m, fold) for m in (*FIRST, *MORE)]
+            found += [(Place(dataset, cut, adam), name, fold) for name in METHODS]
     tuned = product(SGD_FOLDS, CUTS, RATES, SGD_METHODS)
     found += [(Place("pubmed", cut, rate), m, fold) for fold, cut, rate, m in tuned]
     return list(dict.fromkeys(found))
@@ -88,7 +97,8 @@ def rows() -> list[Row]:
 def cells(found: Found) -> Sequence[Cell]:
     """Return all cells."""
     del found
-    return [cell_of(place, method, fold) for place, method, fold in rows()]
+    wanted = ((place, METHODS[name], fold) for place, name, fold in rows())
+    return [cell_of(place, method, fold, changes) for place, (method, changes), fold in wanted]
 
 
 def places() -> list[Place]:
@@ -100,8 +110,8 @@ def table_of(found: Found, place: Place) -> str:
     """Return scores of all methods, and their costs up to FedAll's accuracy."""
     printed = PRINTED.get((place.dataset, place.cut), {})
     texts = []
-    for method in (*FIRST, *MORE):
-        lines = [line_of(found, place, method, fold) for fold in range(1, FOLDS + 1)]
+    for name, (method, changes) in METHODS.items():
+        lines = [line_of(found, place, method, fold, changes) for fold in range(1, FOLDS + 1)]
         have = [line for line in lines if line]
         if not have:
             continue
@@ -113,12 +123,12 @@ def table_of(found: Found, place: Place) -> str:
             by_metric.append(beside(values, paper[number]) if paper else spread(values))
         whole = [v for line in have if (v := scores(line, "uncut", "accuracy")) is not None]
         own = [v for line in have if (v := scores(line, "personalized", "accuracy")) is not None]
-        saved = savings(found, place, method)
-        reached = met(found, place, method)
-        cost = [percent(saved[name]) for name in saved]
+        saved = savings(found, place, method, changes)
+        reached = met(found, place, method, changes)
+        cost = [percent(values) for values in saved.values()]
         got = f"{sum(reached)} of {len(reached)}" if reached else "-"
         by_metric.append(spread(scores_of(have, last=True)))
-        texts.append([method, str(len(have)), *by_metric, spread(whole), spread(own), got, *cost])
+        texts.append([name, str(len(have)), *by_metric, spread(whole), spread(own), got, *cost])
     heads = ["method", "folds", *METRICS, "accuracy, last round", "uncut", "own models"]
     heads.append("reach the goal")
     heads += [f"{name} saved, %" for name in COSTS]
@@ -207,7 +217,10 @@ counted beside FedAll's own cost up to it; a method that does not reach it count
 run has cost, which says too much for it. Rows' bytes are all bytes of training but weights; no
 bytes of evaluation count. Folds are those of one split, with one partition; each has weights and
 draws of its own. FedAvg and FedOpt train on batches of about the same number of nodes, with 10
-neighbors drawn in each layer of the client's own graph.
+neighbors drawn in each layer of the client's own graph, and so do FedOpt where features of
+neighbors in other silos are collected, and FedSage+. `centralized`, `local`, `bns` and
+`label_guided` take ten steps on all nodes in a round, `fedgraph` ten iterations of as many labeled
+nodes as a batch has.
 
 The paper writes local steps as plain gradient descent (algorithm 1, line 18) and says that Adam is
 the optimizer, but not whether Adam's moments outlive a round: so both are here. On PubMed plain SGD
