@@ -115,7 +115,7 @@ def table_of(found: Found, place: Place) -> str:
         have = [line for line in lines if line]
         if not have:
             continue
-        paper = printed.get(method) if place.optimizer in ADAMS else None
+        paper = printed.get(name) if place.optimizer in ADAMS else None
         judge = have[0]["judge"]
         by_metric = []
         for number, metric in enumerate(METRICS.values()):
@@ -217,10 +217,10 @@ counted beside FedAll's own cost up to it; a method that does not reach it count
 run has cost, which says too much for it. Rows' bytes are all bytes of training but weights; no
 bytes of evaluation count. Folds are those of one split, with one partition; each has weights and
 draws of its own. FedAvg and FedOpt train on batches of about the same number of nodes, with 10
-neighbors drawn in each layer of the client's own graph, and so do FedOpt where features of
-neighbors in other silos are collected, and FedSage+. `centralized`, `local`, `bns` and
-`label_guided` take ten steps on all nodes in a round, `fedgraph` ten iterations of as many labeled
-nodes as a batch has.
+neighbors drawn in each layer of the client's own graph. FedSage+ does, too, and so does FedOpt in
+the row where features of neighbors in other silos are collected. `centralized`, `local`, `bns` and
+`label_guided` take ten steps on all nodes in a round, `fedgraph` ten iterations, each on a batch of
+labeled nodes.
 
 The paper writes local steps as plain gradient descent (algorithm 1, line 18) and says that Adam is
 the optimizer, but not whether Adam's moments outlive a round: so both are here. On PubMed plain SGD

@@ -304,6 +304,17 @@ def test_neighbors_are_ordered_by_value_within_their_pair() -> None:
     assert torch.equal(consisrec._largest_first(many, draws), wanted.flatten())
 
 
+def test_predictions_of_pairs_with_few_neighbors_do_not_hold_all_their_embeddings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block, model = block_of(rating_graph(30, 40, 600)), ConsisRec(64)
+    weights, tables = started(model, block)
+    monkeypatch.setattr(consisrec, "SCORED_AT_ONCE", 100 * 4 * 64)
+    with LargestTensor() as largest:  # type: ignore[no-untyped-call]
+        model.forward(weights, block, tables=tables)
+    assert largest.numbers <= 100 * 2 * 64 < len(pairs_of(block).row) * 64 / 2
+
+
 class KeptNumbers:
     """How many numbers a pass keeps for its way back."""
 

@@ -148,7 +148,7 @@ def predict_command(
         str | None, typer.Option("--data-dir", help="folder of data sets, for a graph's name")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="names of columns in CSV tables, as for run")
+        str | None, typer.Option("--columns", help="names of columns in tables, as for run")
     ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""

@@ -68,7 +68,8 @@ class RunConfig:
         default=None,
         metadata=option(
             "names of columns in tables, such as id=key,label=kind (of id, label, silo, source, "
-            "target, weight), or user=userId (of ratings); several labels: label=red+blue",
+            "target, weight; of ratings user, item, rating, time, split, category, truster, "
+            "trustee); several labels: label=red+blue",
             "Data",
         ),
     )

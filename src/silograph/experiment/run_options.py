@@ -26,7 +26,8 @@ class StudyOptions(TypedDict, total=False):
     """folder in which datasets are looked for first"""
     columns: str | None
     """names of columns in tables, such as id=key,label=kind (of id, label, silo, source, target,
-    weight), or user=userId (of ratings); several labels: label=red+blue"""
+    weight; of ratings user, item, rating, time, split, category, truster, trustee); several
+    labels: label=red+blue"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
     rating_scale: str | None

@@ -158,11 +158,11 @@ def check_scale(name: object, scale: float) -> None:
 
 
 def check_columns(name: object, columns: str | None) -> None:
-    """Raise `ConfigError` for names of columns of what is no folder of CSV tables."""
+    """Raise `ConfigError` for names of columns of what is no folder of tables."""
     if columns is not None:
         raise ConfigError(
             "columns: expected a folder of nodes.csv and edges.csv, or of ratings.csv, got dataset "
-            f"{name}: leave columns out"
+            f"{name}: give the folder of tables, or leave columns out"
         )
 
 

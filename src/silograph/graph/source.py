@@ -33,7 +33,7 @@ class Source:
         dataset: what the user calls them.
         path: from the root on, None where data are made or downloaded.
         data_dir: folder that was looked into.
-        columns: what a folder of CSV tables calls its columns, as `load` takes it.
+        columns: what a folder of tables calls its columns, as `load` takes it.
         rating_scale: of a folder of tables of ratings, as `load` takes it.
     """
 
@@ -88,7 +88,7 @@ def find_source(
     Args:
         dataset: a name, or a path.
         data_dir: folder that is looked into first.
-        columns: of a folder of CSV tables.
+        columns: of a folder of tables.
         rating_scale: of a folder of tables of ratings.
         data: what is in memory already.
 

@@ -58,6 +58,7 @@ from silograph.nn.steps import LOSS_FLOPS
 
 FEATURES = 2  # what says whether a node is a user or an item
 SCORED_AT_ONCE = 2**20  # neighbors that are scored together
+OWN_ROWS = 4  # rows that a pair has itself: both ends' embeddings and what they become
 DRAWN_AT_ONCE = 2**22  # neighbors that a step holds: about 1.2 GB in float64
 MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but its sign
 PER_NEIGHBOR = 8  # operations besides those on its vector: draw, or softmax
@@ -130,7 +131,8 @@ class ConsisRec:
         values = values_of(self, weights, block, tables)
         report_each(self.flops(block, len(graph.row), passes=1))
         degree = neighborhood(block, self.levels).adj.degree
-        sizes = parts_of(degree[graph.user] + degree[graph.item], SCORED_AT_ONCE)
+        own = OWN_ROWS * self.embedding  # numbers of a pair besides those of its neighbors
+        sizes = parts_of(degree[graph.user] + degree[graph.item] + own, SCORED_AT_ONCE)
         pairs = torch.arange(len(graph.row), device=graph.row.device).split(sizes)
         key = Key.of(0).fold("neighbors")
         said = [self.said(values, block, pair, key) for pair in pairs]
@@ -286,7 +288,8 @@ def _largest_first(owner: Tensor, value: Tensor) -> Tensor:
     """Return the order by owner (e,) int64, below 2^31, and then by descending value, (e,) int64.
 
     One sort of whole numbers takes a third of the CPU of two sorts, by value and by owner. Values
-    (e,) are compared in float32, which leaves the order of close ones to their places.
+    (e,) are compared in float32, where those within 6e-8 of each other, relatively, may be ties:
+    these stay in their order.
     """
     bits = value.float().view(torch.int32)
     ascending = torch.where(bits < 0, bits ^ MAGNITUDE, bits)  # whole numbers in the same order

@@ -73,10 +73,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Return the labels as words."""
-        return ", ".join(
-            str(value) if isinstance(value, str) else f"{key} {value}"
-            for key, value in self.labels.items()
-        )
+        return words_of(self.labels)
 
     @cached_property
     def start(self) -> Line:
@@ -148,6 +145,13 @@ def file_hash(path: Path) -> str | None:
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def words_of(labels: Mapping[str, Scalar]) -> str:
+    """Return labels as words, numbers with their names."""
+    return ", ".join(
+        str(value) if isinstance(value, str) else f"{key} {value}" for key, value in labels.items()
+    )
 
 
 def named_file_hash(config: RunConfig | ResolvedConfig) -> str | None:

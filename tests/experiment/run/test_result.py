@@ -102,6 +102,15 @@ def test_the_summary(make_graph: MakeGraph, method: str) -> None:
         assert line.split() == [view, *(f"{getattr(scores, n):.4f}" for n in REPORTED)]
 
 
+def test_without_test_nodes_the_view_that_picks_the_round_is_a_row_of_dashes(
+    make_graph: MakeGraph,
+) -> None:
+    result = go(make_graph(), split="1/0/0", rounds=1)
+    rows = [line.split() for line in result.summary().splitlines()]
+    assert ["server", *["-"] * 5] in rows
+    assert not any(row[:1] in (["uncut"], ["personalized"]) for row in rows)
+
+
 def test_print_shows_what_the_command_shows(
     make_graph: MakeGraph, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,8 +174,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"ratings": "r.csv", "times": [1]}, "columns of the table of ratings, got arrays"),
     ({"ratings": "."}, r"parquet, got the folder \.: sg.load reads the folder"),
     ({"ratings": THREE, "columns": {"usr": "a"}}, "columns: unknown column 'usr': did you mean"),
-    ({"ratings": THREE, "columns": {"user": "a"}}, "to be called user, got an array: leave it out"),
-    ({"ratings": "r.csv", "columns": {"truster": "a"}}, "to be called truster, got none: leave"),
+    (
+        {"ratings": THREE, "columns": {"user": "a"}},
+        "a table of ratings for its column user, got an array: leave user out",
+    ),
+    ({"ratings": "r.csv", "columns": "user=a"}, "a mapping such as .*, got 'user=a'"),
+    ({"ratings": "r.csv", "columns": {"user": 3}}, "a mapping such as .*, got {'user': 3}"),
+    (
+        {"ratings": "r.csv", "columns": {"truster": "a"}},
+        "a table of trust for its column truster, got none: lea",
+    ),
 ]
 
 
@@ -191,7 +199,7 @@ TABLES = [
     ("user,item\na,b\n", "expected a column 'rating'"),
     (
         "user,item,stars\na,b,3\n",
-        "expected a column 'rating', got columns user, item, stars: rename one, or say so: --",
+        "expected a column 'rating', got columns user, item, stars: rename one, or name yours: --c",
     ),
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
@@ -231,14 +239,27 @@ def test_tables_may_call_their_columns_otherwise(tmp_path: Path) -> None:
     (tmp_path / "ratings.csv").write_text(text.replace(",4,", ",good,"))
     with pytest.raises(DataError, match="line 2, column 'stars': expected a number, got 'good'"):
         sg.load(tmp_path, columns="user=userId,rating=stars")
+    many = "userId,stars," + ",".join("abcdefghijk") + "\x1b[31m\n"
+    (tmp_path / "ratings.csv").write_text(many + "1," * 12 + "1\n")
+    with pytest.raises(DataError, match="expected a column 'item', got columns") as caught:
+        sg.load(tmp_path, columns="user=userId,rating=stars")
+    assert "columns userId, stars, a, b, c, d, e, f, g, h, i, j, ...: rename" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        ({"user": "userId"}, "expected a column 'userId', got .*: rename one, or correct what you"),
-        ({"user": "item"}, "one column 'user', got another beside 'item': rename or drop it"),
-        ({"rating": "stars"}, "one column 'rating', got another beside 'stars': rename or drop"),
+        ({"user": "userId"}, "expected a column 'userId', got .* correct the name given for user$"),
+        ({"user": "item"}, "expected 'item' to be column 'user', got another column 'user' besid"),
+        ({"rating": "stars"}, "'stars' to be column 'rating', got another column 'rating' beside"),
+        (
+            {"time": "stars", "category": "stars"},
+            "expected one name for column 'stars', got time and category",
+        ),
+        (
+            {"category": "stars", "time": "stars"},
+            "expected one name for column 'stars', got category and time",
+        ),
     ],
 )
 def test_wrong_names_of_columns_are_told(
@@ -339,8 +360,10 @@ def test_cuts_that_cannot_be_made_are_refused(make_graph: Callable[..., Graph]) 
         cut(sg.ratings([*THREE, *([9, item, 5.0] for item in range(10, 20))]), "random", 13)
     with pytest.raises(PartitionError, match=r"1 to 3 \(one rating each at least\), got 7$"):
         cut(sg.ratings(THREE), "random", 7)
-    with pytest.raises(PartitionError, match="'silo', got 'ratings' without: use 'category', 'm"):
+    with pytest.raises(PartitionError, match="'silo', got 'ratings' without: use 'metis', 'lou"):
         cut(sg.ratings(THREE), "silo", 1)
+    with pytest.raises(PartitionError, match="without: use 'category', 'metis', 'louvain' or 'r"):
+        cut(rating_graph(), "silo", 1)
 
 
 def test_renumbering_changes_nothing() -> None:
@@ -371,7 +394,9 @@ def test_by_time_nobody_trains_on_what_is_later_than_a_test() -> None:
         train, val, test = (time[nodes[mask[nodes]]] for mask in vars(split).values())
         assert float(train.max()) <= float(val.min())
         assert float(val.max()) <= float(test.min())
-    with pytest.raises(DataError, match=r"a time for every rating of .* a column time, or leave"):
+    with pytest.raises(
+        DataError, match=r"a time for every rating of .* a column time of the table, or leave"
+    ):
         choose_split(
             sg.ratings(THREE), cut(sg.ratings(THREE), "random", 1), "time:0.8/0.1/0.1", KEY
         )

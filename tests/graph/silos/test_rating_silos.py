@@ -121,7 +121,7 @@ def test_silos_split_by_the_time_that_their_tables_have(tmp_path: Path, format: 
             assert torch.equal(getattr(ours, part), getattr(theirs, part))
         time = silo.graph.columns["time"]
         assert float(time[ours.train].max()) <= float(time[ours.test].min())
-        with pytest.raises(DataError, match="expected a time for every labeled node"):
+        with pytest.raises(DataError, match="expected a time for every rating"):
             silo_split(replace(silo, time=None), how, KEY)
 
 
@@ -154,15 +154,26 @@ def test_a_silo_may_call_its_columns_otherwise(tmp_path: Path) -> None:
     written(tmp_path)
     folder = next(path for path in sorted(tmp_path.iterdir()) if path.is_dir())
     expected = read_silo(folder)
-    for name, column, called in (("ratings", "item", "product"), ("trust", "truster", "who")):
+    called = {"item": "product", "rating": "stars", "time": "when", "split": "role"}
+    for name, columns in (("ratings", called), ("trust", {"truster": "who"})):
         table = folder / f"{name}.csv"
         head, rest = table.read_text().split("\n", 1)
-        table.write_text(head.replace(column, called) + "\n" + rest)
+        words = [columns.get(word, word) for word in head.strip().split(",")]
+        assert set(words) >= set(columns.values())
+        table.write_text(",".join(words) + "\n" + rest)
+    lines = [f'{name} = "{word}"' for name, word in (called | {"truster": "who"}).items()]
     with (folder / "silo.toml").open("a") as file:
-        file.write('[columns]\nitem = "product"\ntruster = "who"\n')
+        file.write("\n".join(["[columns]", *lines, ""]))
     found = read_silo(folder)
     assert found.node_id.tolist() == expected.node_id.tolist()
     assert torch.equal(found.adj.indices, expected.adj.indices)
+    assert torch.equal(found.y.nan_to_num(), expected.y.nan_to_num())
+    assert found.split is not None
+    assert expected.split is not None
+    assert torch.equal(found.split.train, expected.split.train)
+    assert found.time is not None
+    assert expected.time is not None
+    assert torch.equal(found.time.nan_to_num(), expected.time.nan_to_num())
 
 
 WRONG = [
@@ -173,6 +184,13 @@ WRONG = [
     (
         {"silo.toml": 'name = "a"\ntask = "rating"\n[columns]\nid = "key"\n'},
         "column under .columns. 'id'",
+    ),
+    (
+        {
+            "silo.toml": 'name = "a"\ntask = "rating"\n[columns]\ntruster = "w"\n',
+            "trust.csv": None,
+        },
+        "silo.toml: expected a table trust for column truster under .columns., got none: leave",
     ),
     ({"ratings.csv": "user,item,rating\nx,y,9\n"}, "ratings from 1 to 5, got 9 in .*line 2"),
     ({"ratings.csv": "user,item,rating\nx,y,3\nx,y,4\n"}, "one rating for each pair, got another"),

@@ -241,7 +241,7 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     )
     (tested,) = [note for note in several.notes if note.startswith("paired test")]
     each = "server (fedavg, fedprox, label_guided, centralized); personalized (local)"
-    assert tested.endswith(f"in the view that each is about: {each}")
+    assert tested.endswith(f"in each method's own view: {each}")
     alike = sg.compare(make_graph(), methods=["fedavg", "local"], **common)
     assert not any("server view" in note for note in alike.notes)
     over = {"collect": [0.0, 0.5]}
@@ -249,7 +249,7 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     (told,) = [note for note in fetched.notes if "server view" in note]
     assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
     (tested,) = [note for note in fetched.notes if note.startswith("paired test")]
-    assert tested.endswith("in the view that each is about: server")
+    assert tested.endswith("in each method's own view: server")
 
 
 def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None:
@@ -376,7 +376,9 @@ def test_pairs_are_the_seeds_that_both_have() -> None:
     assert table.failed == ["fedavg, seed 1: why", "local, seed 2: why"]
     assert "failed: fedavg, seed 1: why" in table.summary()
     alike = with_scores({"fedavg": [0.7, None, None], "local": [0.6, 0.9, 0.8]})
-    assert alike.failed == ["fedavg, seeds 1, 2: why"]
+    assert alike.failed == ["fedavg, seed 1: why", "fedavg, seed 2: why"]
+    assert "failed: fedavg, seeds 1, 2: why" in alike.summary()
+    assert "- fedavg, seeds 1, 2: why" in alike.to_markdown()
     assert "- local, seed 2: why" in table.to_markdown()
 
 

@@ -35,7 +35,7 @@ def predict_to(
         out: the file, which must not be there; only its owner may read it.
         model: the class of the model, if it was a torch.nn.Module of yours.
         data_dir: folder of data sets that `data` names.
-        columns: of a folder of CSV tables, as `load` takes it.
+        columns: of a folder of tables, as `load` takes it.
 
     Raises:
         ConfigError: `out` is there already, or `data` are several silos.

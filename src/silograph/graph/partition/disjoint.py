@@ -78,8 +78,9 @@ def louvain(graph: Graph, clients: int, key: Key, options: LouvainOptions) -> Te
 def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) -> Tensor:
     """Take the silos that came with the data."""
     if graph.silo is None:
-        rated = graph.task == "rating"
-        others = "'category', 'metis'" if rated else "'metis', 'louvain', 'dirichlet'"
+        first = "dirichlet" if graph.task != "rating" else "category"
+        known = first == "dirichlet" or first in graph.columns
+        others = ", ".join(repr(name) for name in [*[first] * known, "metis", "louvain"])
         raise PartitionError(
             f"partition: expected a graph that names its silos for 'silo', got {graph.name!r} "
             f"without: use {others} or 'random'"

@@ -174,7 +174,7 @@ def _times(graph: Graph) -> Tensor:
         raise DataError(
             f"split: expected a time for every {'rating' if rated else 'labeled node'} of "
             f"{graph.name!r} for a split in the order of time, got none: "
-            f"{'give its table a column time, or ' * rated}leave `time:` out"
+            f"{'give their times, a column time of the table, or ' * rated}leave `time:` out"
         )
     return time.double()
 

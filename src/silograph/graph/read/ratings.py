@@ -41,7 +41,6 @@ OF_RATINGS, OF_TRUST = (USER, ITEM, RATING, TIME, SPLIT, CATEGORY), (TRUSTER, TR
 RATING_COLUMNS = (*OF_RATINGS, *OF_TRUST)  # that a table may call otherwise
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
-SAID = "say so: --columns user=NAME, in Python columns={...}, in a silo.toml under [columns]"
 RatingColumns = dict[str, np.ndarray]
 Repeated = Literal["last", "refuse"]
 Unrated = Literal["refuse", "drop"]
@@ -128,17 +127,22 @@ def ratings(
     return _graph_of(found, pairs, (low, high), name)
 
 
-def _check_columns(columns: Mapping[str, str], ratings: Any, trust: Any) -> None:
+def _check_columns(columns: Any, ratings: Any, trust: Any) -> None:
     """Raise for names of columns that ratings do not have, or of what is no table."""
+    if not isinstance(columns, Mapping) or not all(isinstance(n, str) for n in columns.values()):
+        raise DataError(
+            f'columns: expected a mapping such as {{"user": "userId"}}, got {shown(columns)}'
+        )
     tables = {OF_RATINGS: ratings, OF_TRUST: trust}
     for column in columns:
         if column not in RATING_COLUMNS:
             raise DataError(f"columns: {unknown('column', column, RATING_COLUMNS)}")
         for known, given in tables.items():
             if column in known and not isinstance(given, str | os.PathLike):
+                what = "trust" if known is OF_TRUST else "ratings"
                 raise DataError(
-                    f"columns: expected a table with a column to be called {column}, got "
-                    f"{'none' if given is None else 'an array'}: leave it out"
+                    f"columns: expected a table of {what} for its column {column}, got "
+                    f"{'none' if given is None else 'an array'}: leave {column} out"
                 )
 
 
@@ -231,7 +235,7 @@ def _table(path: str | os.PathLike[str], columns: Mapping[str, str], *, least: i
 
 
 def _of_table(table: Table) -> _Ratings:
-    user, item, value = (table.column(n, SAID) for n in (USER, ITEM, RATING))
+    user, item, value = (table.column(n, _named(n)) for n in (USER, ITEM, RATING))
     numbers = [to_number(cell) for cell in value]
     for row, number in enumerate(numbers):
         if number is None:
@@ -246,6 +250,14 @@ def _of_table(table: Table) -> _Ratings:
             columns[name] = _words(table, name)
     users, items = ids_in(table, USER, user), ids_in(table, ITEM, item)
     return _Ratings(users, items, np.array(numbers, dtype=np.float64), columns, table)
+
+
+def _named(name: str) -> str:
+    """Return how one says what a table calls a column."""
+    return (
+        f"name yours: --columns {name}=NAME, in sg.ratings columns={{{name!r}: NAME}}, in a "
+        "silo.toml under [columns]"
+    )
 
 
 def _words(table: Table, name: str) -> np.ndarray:
@@ -343,7 +355,7 @@ def _ends(given: Any, columns: Mapping[str, str]) -> np.ndarray:
     if isinstance(given, str | os.PathLike):
         table = _table(given, columns, least=0)  # nobody trusts anybody there
         ends = (TRUSTER, TRUSTEE)
-        return np.stack([ids_in(table, end, table.column(end, SAID)) for end in ends])
+        return np.stack([ids_in(table, end, table.column(end, _named(end))) for end in ends])
     pairs = cells_of(given, "trust")
     if pairs.shape == (0,):
         pairs = pairs.reshape(0, 2)

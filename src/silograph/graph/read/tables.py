@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from silograph.core.errors import DataError
+from silograph.core.text import printable
 
 Arrays = dict[str, np.ndarray]
+MOST_LISTED = 12  # names of columns in an error
 FORMATS = (".csv", ".npz", ".parquet")
 # numpy parses headers with `ast`, which fails in threads before Python 3.11.8 (cpython#106905).
 ONE_AT_A_TIME = threading.Lock()
@@ -59,11 +61,16 @@ class Table:
         """
         if name not in self.header:
             raise DataError(
-                f"{self.head}: expected a column {name!r}, got columns {', '.join(self.header)}: "
+                f"{self.head}: expected a column {name!r}, got columns {self._listed()}: "
                 f"rename one, or {advice}"
             )
         place = self.header.index(name)
         return [row[place] for row in self.rows]
+
+    def _listed(self) -> str:
+        """Return the first names of columns, as the file has them."""
+        names = [printable(self.called.get(name, name)) for name in self.header[:MOST_LISTED]]
+        return ", ".join([*names, "..."] if len(self.header) > MOST_LISTED else names)
 
     def renamed(self, columns: Mapping[str, str]) -> "Table":
         """Return the table with other names of columns.
@@ -72,17 +79,22 @@ class Table:
             columns: what the table calls each column, by the column's new name.
 
         Raises:
-            DataError: there is no such column, or another one has the new name.
+            DataError: there is no such column, it is to be two columns, or another one has the new
+                name.
         """
-        header = list(self.header)
         for name, given in columns.items():
-            self.column(given, "correct what you say it is called")
-            header[self.header.index(given)] = name
+            self.column(given, f"correct the name given for {name}")
+        new = {given: name for name, given in columns.items()}
+        if len(new) < len(columns):
+            given = next(g for g in columns.values() if list(columns.values()).count(g) > 1)
+            names = " and ".join(name for name, called in columns.items() if called == given)
+            raise DataError(f"{self.head}: expected one name for column {given!r}, got {names}")
+        header = [new.get(name, name) for name in self.header]
         twice = next((name for name in header if header.count(name) > 1), None)
         if twice is not None:
             raise DataError(
-                f"{self.head}: expected one column {twice!r}, got another beside "
-                f"{columns[twice]!r}: rename or drop it"
+                f"{self.head}: expected {columns[twice]!r} to be column {twice!r}, got another "
+                f"column {twice!r} beside it: rename or drop that one"
             )
         return replace(self, header=header, called=columns)
 

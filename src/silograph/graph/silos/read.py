@@ -31,7 +31,7 @@ from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.csv import weight_column
 from silograph.graph.read.edge_values import weights_of
-from silograph.graph.read.ratings import ratings
+from silograph.graph.read.ratings import OF_TRUST, ratings
 from silograph.graph.read.tables import FORMATS, Table, read_table
 from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
 from silograph.graph.silos.features import read_features
@@ -168,6 +168,12 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
 def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
     """Return a silo of its tables of ratings and, if it has one, of trust."""
     trust = _file(path, TRUST) if _files(path, TRUST) else None
+    of_nothing = [name for name in OF_TRUST if trust is None and name in spec.columns]
+    if of_nothing:
+        raise DataError(
+            f"{path / SPEC}: expected a table trust for column {of_nothing[0]} under [columns], "
+            "got none: leave it out"
+        )
     graph = ratings(
         _file(path, RATINGS),
         trust=trust,

@@ -113,7 +113,7 @@ def read_spec(path: Path) -> SiloSpec:
         raise DataError(f"{path}: expected scale = [least, largest], got [{low:g}, {high:g}]")
     known = RATING_COLUMNS if spec.task == "rating" else COLUMNS
     for name in spec.columns:
-        if name not in known and (known is RATING_COLUMNS or not name.startswith("label_")):
+        if name not in known and (spec.task == "rating" or not name.startswith("label_")):
             raise DataError(f"{path}: {unknown('column under [columns]', name, known)}")
     if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
         raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from silograph.study.cells import Cell, Line
+from silograph.study.cells import Cell, Line, words_of
 from silograph.study.compare.asked import ComparisonRow
 from silograph.study.compare.paired_statistics import Paired
 from silograph.task.metric_table import Metric
@@ -20,8 +20,9 @@ def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
     seeds: dict[tuple[str, str], list[str]] = {}
     for cell, line in zip(cells, lines, strict=True):
         if line is not None and "error" in line:
-            name, _, seed = cell.name.rpartition(", seed ")
-            seeds.setdefault((name, line["error"]), []).append(seed)
+            others = {name: value for name, value in cell.labels.items() if name != "seed"}
+            alike = (words_of(others), line["error"])
+            seeds.setdefault(alike, []).append(str(cell.labels["seed"]))
     return [
         f"{name}, seed{'s' * (len(found) > 1)} {', '.join(found)}: {error}"
         for (name, error), found in seeds.items()

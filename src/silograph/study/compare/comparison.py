@@ -168,7 +168,7 @@ class Comparison:
         for point, method in product(points, self.asked.methods):
             methods.setdefault(self._view(point, method), {})[self.names[method]] = None
         several = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
-        return f"the view that each is about: {'; '.join(several if several[1:] else methods)}"
+        return f"each method's own view: {'; '.join(several if several[1:] else methods)}"
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -317,7 +317,13 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """A line of text for what failed, one for seeds of a method that failed alike."""
+        """One line of text for each cell that failed."""
+        pairs = zip(self.cells, self.lines, strict=True)
+        return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
+
+    @property
+    def failed_alike(self) -> list[str]:
+        """The same, seeds that failed alike in one line."""
         return failures(self.cells, self.lines)
 
     @property

@@ -54,8 +54,8 @@ class Compared(Protocol):
         """What a reader must know."""
 
     @property
-    def failed(self) -> Sequence[str]:
-        """A line for each cell that failed."""
+    def failed_alike(self) -> Sequence[str]:
+        """A line for what failed, one for seeds that failed alike."""
 
 
 def shown(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
@@ -222,7 +222,7 @@ def text_of(comparison: Compared, width: int) -> str:
             console.print()
     for note in comparison.notes:
         console.print(note)
-    for line in comparison.failed:
+    for line in comparison.failed_alike:
         console.print(f"failed: {line}")
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
@@ -238,7 +238,7 @@ def html_of(comparison: Compared) -> str:
         for point, rows, last in groups(comparison)
         for title, columns in tables_of(comparison, math.inf)
     ]
-    failed = [f"failed: {line}" for line in comparison.failed]
+    failed = [f"failed: {line}" for line in comparison.failed_alike]
     return "".join(parts) + html_lines([*comparison.notes, *failed])
 
 
@@ -250,8 +250,8 @@ def markdown_of(comparison: Compared) -> str:
             parts.append("## " + ": ".join(w for w in (point, title) if w))
             parts.append(markdown_table([name for name, _ in columns], _texts(columns, rows, last)))
     parts.append("\n".join(f"- {note}" for note in comparison.notes))
-    if comparison.failed:
-        parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in comparison.failed))
+    if comparison.failed_alike:
+        parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in comparison.failed_alike))
     return "\n\n".join(parts) + "\n"
 
 
