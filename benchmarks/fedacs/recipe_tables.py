@@ -370,8 +370,9 @@ Beside ConsisRec's published RMSE:
 
 ConsisRec has a rate of .001: with .01, as the other rows, its test RMSE on Ciao was 1.034 (seed 0).
 As published it begins at 0, not at the mean, and with .001 it is at 1.675 after its ten epochs and
-still falls; so these rows have .01. They fall as well (1.143 after five epochs, 1.056 after ten):
-more epochs would bring them nearer to what is published; none were run. Nothing else was searched.
+still falls; so these rows have .01. They fall as well (on Ciao 1.143 after five epochs, 1.056 after
+ten): more epochs would bring them nearer to what is published; none were run. Nothing else was
+searched.
 SoRec and SoReg have no other published RMSE at this filter and split that we know of than FedACS'
 1.252 and 1.233, which are behind the mean.
 
