@@ -96,12 +96,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "over twice": (["--over", "lr=1", "--over", "lr=2"], "expected --over lr once, got it twice"),
     "over nothing": (["--over", "lr="], "expected --over lr as a list like a,b, got ''"),
     "key": (["--over", "clientz=1"], "unknown key to vary 'clientz': did you mean 'clients'"),
-    "options": (["--options", "mu=1"], "expected --options METHOD.NAME=VALUE, got 'mu=1'"),
+    "options": (
+        ["--options", "mu=1"],
+        "expected --options METHOD.NAME=VALUE, or PART.NAME=VALUE for all methods, such as",
+    ),
     "option": (
         ["--options", "fedavg.mu=1"],
         "error: --options fedavg.mu: method fedavg has no such option, but method fedprox has it: ",
     ),
-    "option's method": (["--options", "fedopt.mu=1"], "unknown method with options 'fedopt'"),
+    "option's method": (
+        ["--options", "fedopt.mu=1"],
+        "unknown method or part with options 'fedopt'",
+    ),
     "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),
     "flag of a run": (["--method", "local"], "No such option: --method"),
     "dataset": (["--over", "dataset=corra"], "unknown dataset 'corra': did you mean 'cora'"),

@@ -62,6 +62,18 @@ def test_the_demonstration_is_the_simulation_and_leaves_nothing(
     assert children() == before
 
 
+@pytest.mark.parametrize(
+    "cut", [["louvain", "--option", "halve=true"], ["dirichlet", "--alpha", "1"]]
+)
+@pytest.mark.usefixtures("forked")
+def test_a_demonstration_may_have_options_of_its_cut(
+    alone: Path, capsys: Capture, cut: list[str]
+) -> None:
+    given = [*TRAINED, "--clients", "2", "--quiet", "--partition", *cut]
+    text = printed(capsys, "demo-federation", "g.npz", *given)
+    assert "model         the same, bit for bit as in the simulation\n" in text
+
+
 @pytest.mark.parametrize("method", ["local", pytest.param("fedper", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("forked")
 def test_a_demonstration_without_a_model_at_the_server(

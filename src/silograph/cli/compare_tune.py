@@ -60,7 +60,7 @@ def seeds_of(text: str) -> int | list[int]:
 
 
 def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
-    """Return options by method of `METHOD.NAME=VALUE`.
+    """Return options by method, or part, of `METHOD.NAME=VALUE`.
 
     >>> options_of(["fedopt.server_lr=0.1"])
     {'fedopt': {'server_lr': 0.1}}
@@ -76,7 +76,10 @@ def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
         dot = named.find(".", named.rfind(":") + 1)  # a file has dots of its own, before the colon
         method, rest = text[:dot], text[dot + 1 :]
         if dot < 0 or "=" not in rest:
-            raise ConfigError(f"expected --options METHOD.NAME=VALUE, got {text!r}")
+            raise ConfigError(
+                "expected --options METHOD.NAME=VALUE, or PART.NAME=VALUE for all methods, such as "
+                f"partition.column=shop, got {text!r}"
+            )
         name, value = parse_option(rest)
         own = found.setdefault(method.strip(), {})
         if name in own:
@@ -124,7 +127,9 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
             list[str] | None, "--over", "vary a key or an option: clients=10,100 (repeatable)"
         ),
         "method_options": _option(
-            list[str] | None, "--options", "an option: METHOD.NAME=VALUE (repeatable)"
+            list[str] | None,
+            "--options",
+            "an option: METHOD.NAME=VALUE, or PART.NAME=VALUE for all (repeatable)",
         ),
         "baseline": _option(str | None, "--baseline", "test against it (default: the best)"),
         "view": _option(

@@ -35,6 +35,7 @@ from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import absolute, is_spec
+from silograph.experiment.resolve.varied_parts import without_part
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress
@@ -88,6 +89,7 @@ def serve(
     config = with_absolute_code(config)
     check_run(config)
     check_selected(choose(config))
+    config = without_part(config, "partition")  # how a simulation of it cuts its graph
     if config.out is not None:
         check_free(config.out)
     figures = Figures()

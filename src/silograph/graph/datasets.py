@@ -104,10 +104,11 @@ def load(
     path = locate(name, data_dir=data_dir)
     if path is not None:
         return _load_path(path, columns, rating_scale)
-    check_columns(name, columns)
-    check_rating_scale(name, rating_scale)
     name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
+    if plain in DATASETS:
+        check_columns(name, columns)
+        check_rating_scale(name, rating_scale)
     if plain == "digits":
         return _digits()
     if plain in LOADERS:
@@ -196,9 +197,8 @@ def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float
             "sg.read_silos, or run the folder of all silos"
         )
     tables = tables_of(path)
-    if "ratings" not in tables:
-        check_rating_scale(path, rating_scale)
     if "nodes" in tables:
+        check_rating_scale(path, rating_scale)
         named: dict[str, Any] = {} if columns is None else parse_columns(columns)
         files: dict[str, Any] = {**tables, **named}
         return from_csv(**files, name=path.resolve().name)
@@ -207,10 +207,15 @@ def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float
         table, name = tables["ratings"], path.resolve().name
         scale, trust = rating_scale or SCALE, tables.get("trust")
         return ratings(table, trust=trust, scale=scale, columns=called, name=name)
+    _check_readable(path)
     check_columns(path, columns)
-    if path.is_dir():
-        if is_ogb(path):
-            return load_ogb(path)
+    check_rating_scale(path, rating_scale)
+    return load_ogb(path) if path.is_dir() else load_npz(path)
+
+
+def _check_readable(path: Path) -> None:
+    """Raise `DataError` for a folder without tables, and for a table without its folder."""
+    if path.is_dir() and not is_ogb(path):
         raise DataError(
             "expected a folder with nodes.csv and edges.csv, with ratings.csv (or .npz or "
             f".parquet), or one of the Open Graph Benchmark with raw and split, got {path}"
@@ -219,9 +224,8 @@ def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float
         raise DataError(
             f"expected an .npz file or a folder, got {path}: "
             "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv, "
-            "or that of ratings.csv"
+            f"or that of ratings.csv: {path.parent}"
         )
-    return load_npz(path)
 
 
 def tables_of(path: Path) -> dict[str, Path]:

@@ -411,7 +411,12 @@ def test_fields_that_are_no_hello_are_refused(tmp_path: Path) -> None:
         {"class_names": [1]},
         {"class_names": None},
         {"more": 1},
+        {"scale": [1, 5]},  # of silos without ratings
+        *({"task": "rating", "scale": scale} for scale in ([5, 1], [1], 3, ["a", "b"])),
+        {"task": "rating", "scale": [1, float("nan")]},
+        {"task": "rating", "scale": [1, float("inf")]},
     ]
+    from_payload(changed(said, task="rating", scale=[1, 5]))
     wrong = [changed(said, **about) for about in facts]
     nested = torch.from_numpy(np.frombuffer(b"[" * 100_000, np.uint8).copy())
     wrong += [

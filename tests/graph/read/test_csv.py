@@ -155,12 +155,21 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
     with pytest.raises(SilographError, match=match) as caught:
         load(tmp_path, columns=columns)
     assert "\n" not in str(caught.value)
-    for name in ("digits", "generated:reddit", tmp_path / "nodes.csv"):
+    with pytest.raises(DataError, match="or give the folder of nodes"):
+        load(tmp_path / "nodes.csv", columns="id=key")
+    with pytest.raises(ConfigError, match="unknown dataset 'nowhere'"):
+        load("nowhere", columns="id=key", rating_scale=(1, 9))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        DataError, match=r"expected a folder with nodes\.csv and edges\.csv, w"
+    ):
+        load(tmp_path / "empty", columns="id=key", rating_scale=(1, 9))
+    for name in ("digits", "generated:reddit"):
         with pytest.raises(
             ConfigError, match=r"of nodes\.csv and edges\.csv, or of ratings\.csv, got d"
         ):
             load(name, columns="id=key")
-    with pytest.raises(ConfigError, match="csv, got dataset in memory: leave columns out"):
+    with pytest.raises(ConfigError, match="csv, got dataset in memory: give the folder"):
         sg.run(load("digits"), columns="id=key")
 
 

@@ -133,7 +133,7 @@ def test_a_pair_that_two_silos_have_rated_is_two_ratings(tmp_path: Path) -> None
     for name, text in tables.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "silo.toml").write_text(
-            f'name = "{name}"\ntask = "rating"\nscale = [{int(name == "a")}, 5]\n'
+            f'name = "{name}"\ntask = "rating"\nscale = [0, 5]\n'
         )
         (tmp_path / name / "ratings.csv").write_text(text)
     (tmp_path / "a" / "trust.csv").write_text("truster,trustee\nx,z\n")
@@ -176,6 +176,25 @@ def test_a_silo_may_call_its_columns_otherwise(tmp_path: Path) -> None:
     assert torch.equal(found.time.nan_to_num(), expected.time.nan_to_num())
 
 
+def test_silos_of_different_scales_do_not_train_together(tmp_path: Path) -> None:
+    written(tmp_path)
+    line = (
+        r"the same scale at every silo, got \[1.0, 5.0\] at client_00 and \[0.5, 5.0\] at client_01"
+    )
+    toml = tmp_path / "client_01" / "silo.toml"
+    toml.write_text(toml.read_text().replace("scale = [1.0, 5.0]", "scale = [0.5, 5]"))
+    with pytest.raises(DataError, match=line):
+        sg.run(str(tmp_path), **GIVEN, split="public")
+
+
+def test_a_folder_with_tables_that_nothing_describes_is_refused(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "federation.toml").unlink(missing_ok=True)
+    (tmp_path / "client_01" / "silo.toml").unlink()
+    with pytest.raises(DataError, match=r"client_01: expected silo\.toml beside the tables of a"):
+        read_silos(tmp_path)
+
+
 WRONG = [
     (
         {"silo.toml": 'name = "a"\ntask = "rating"\nfeatures = 3\n'},
@@ -196,6 +215,12 @@ WRONG = [
     ({"ratings.csv": "user,item,rating\nx,y,3\nx,y,4\n"}, "one rating for each pair, got another"),
     ({"ratings.csv": "user,item,rating,split\nx,y,3,now\n"}, "column 'split': expected train"),
     ({"ratings.csv": None}, "expected one of ratings.csv"),
+    ({"silo.toml": 'name = "a"\ntask = "ratings"\n'}, "silo.toml: unknown task 'ratings': did you"),
+    ({"silo.toml": 'name = "a"\n'}, 'expected task = "rating" beside a table of ratings, got none'),
+    (
+        {"silo.toml": 'name = "a"\ntask = "rating"\nscale = "0.5,5"\n'},
+        r"scale = \[least, largest\], such as \[0.5, 5\], got '0.5,5'",
+    ),
     ({"trust.csv": "from,to\nx,z\n"}, "expected a column 'truster'"),
     ({"trust.csv": "truster,trustee\nx,\n"}, "the id of a trustee in .*line 2, got none"),
     (

@@ -90,6 +90,27 @@ def test_options_of_parts_are_varied_as_fields_are(make_graph: MakeGraph, tmp_pa
     assert "mu 0.05, selector.least_clients 2: scores" in told.summary(80)
 
 
+def test_options_of_parts_are_given_to_all_methods(make_graph: MakeGraph) -> None:
+    """An option of the method itself comes first."""
+    options: dict[str, Any] = {
+        "partition": {"halve": True},
+        "selector": {"least_clients": 2},
+        "fedprox": {"selector.least_clients": 1},
+    }
+    given: dict[str, Any] = {**SHORT, "partition": "louvain", "participation": 0.5}
+    methods = ["fedavg", "fedprox"]
+    told = sg.compare(
+        make_graph(), methods=methods, seeds=[1], options=options, processes=0, **given
+    )
+    for cell, least in zip(told.cells, (2, 1), strict=True):
+        found = {name.rpartition(".")[2]: value for name, value in cell.config.options.items()}
+        assert found == {"halve": True, "least_clients": least}
+    with pytest.raises(
+        ConfigError, match=r"option partition\.halves: partition louvain has no such"
+    ):
+        sg.compare(make_graph(), methods=methods, options={"partition": {"halves": 1}}, **given)
+
+
 def test_varied_options_of_a_sampler_resume(tmp_path: Path, make_graph: MakeGraph) -> None:
     save(tmp_path / "g.npz", make_graph())
     given: dict[str, Any] = SHORT | {"kernels": "auto", "rounds": 1, "batch_size": 8}
@@ -588,7 +609,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "option server_lrr: method fedopt, model gcn and selector uniform have no such option: "
         "did you mean 'method.server_lr'? Choices: ",
     ),
-    "another's option": ({"options": {"fedop": {}}}, "unknown method with options 'fedop'"),
+    "another's option": ({"options": {"fedop": {}}}, "unknown method or part with options 'fedop'"),
     "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),
     "metric": ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
     "view": ({"view": "servr"}, "unknown view 'servr': did you mean 'server'"),

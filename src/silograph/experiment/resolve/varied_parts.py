@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from silograph.core.config import RunConfig, Scalar
 from silograph.experiment.resolve.parts import (
@@ -57,6 +58,14 @@ def check_some_have(
         chosen = [table[str(each)] for each in names if each in table] or [parts[kind]]
         if not any(name in options_of(part) for part in chosen):
             raise undeclared(name, {kind: chosen[0]}, name)
+
+
+def without_part(config: RunConfig, kind: str) -> RunConfig:
+    """Return a config without what it says of the options of one kind of part."""
+    parts = named_parts(config)
+    options = {n: v for n, v in config.options.items() if place_of(n, parts)[0] != kind}
+    own: dict[str, Any] = {name: None for name, owner in FLAT.items() if owner == kind}
+    return dataclasses.replace(config, options=options, **own)
 
 
 def without_method(config: RunConfig, method: Method) -> dict[str, Scalar]:

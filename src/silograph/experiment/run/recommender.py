@@ -203,7 +203,9 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
             about = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise DataError(f"expected a recommender at {where}, got: {error}") from None
+        raise DataError(
+            f"expected a recommender at {where}, got: {error}: give the result folder of a silo"
+        ) from None
     try:
         told = json.loads(about[FORMAT])
         users, items = (_IDS.validate_python(told[name]) for name in ("users", "items"))

@@ -10,10 +10,11 @@ to. X: cross-silo edges.
 """
 
 import json
+import math
 import secrets as random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class SiloFacts:
         task: multiclass or multilabel.
         num_classes: number of classes, or of label bits.
         class_names: their names, or empty.
+        scale: least and largest rating, of silos with ratings; None of others.
     """
 
     features: int
@@ -56,6 +58,7 @@ class SiloFacts:
     task: LabelForm
     num_classes: int
     class_names: tuple[str, ...]
+    scale: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +143,7 @@ def facts_of(silo: Silo) -> SiloFacts:
         task=graph.task,
         num_classes=silo.num_classes,
         class_names=silo.class_names,
+        scale=silo.scale,
     )
 
 
@@ -252,6 +256,8 @@ def agree(silos: Silos) -> Route:
 def to_payload(said: Hello) -> Payload:
     """Return a hello as fields of one client, ready for a frame."""
     about = {"name": said.name, "others": said.others, **asdict(said.facts)}
+    if said.facts.scale is None:  # a silo without ratings sends no byte for it
+        del about["scale"]
     fields = {
         "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
         **{name: getattr(said, name) for name in _ARRAYS},
@@ -272,7 +278,7 @@ def from_payload(payload: Payload) -> Hello:
         arrays = {name: _array(payload[name]) for name in ("about", *_ARRAYS)}
         about = json.loads(arrays.pop("about").tobytes().decode())
         name, others = about.pop("name"), tuple(about.pop("others"))
-        for key in ("feature_names", "class_names"):
+        for key in {"feature_names", "class_names", "scale"} & about.keys():
             about[key] = tuple(about[key])
         said = Hello(name, SiloFacts(**about), others, **arrays)
         _check(said)
@@ -303,6 +309,7 @@ def _check(said: Hello) -> None:
         raise ValueError("sizes")
     if len(said.facts.feature_names) not in (0, said.facts.features):
         raise ValueError("a name for each feature")
+    _check_scale(said.facts)
     for other, tag in (
         (said.slot_other, said.slot_tag),
         (said.row_other, said.row_tag),
@@ -322,6 +329,15 @@ def _check(said: Hello) -> None:
         raise ValueError("boundary rows")
 
 
+def _check_scale(facts: SiloFacts) -> None:
+    """Raise `ValueError` unless a scale, which only silos with ratings have, can be one."""
+    if facts.scale is None:
+        return
+    low, high = (float(end) for end in facts.scale)
+    if facts.task != "rating" or not -math.inf < low < high < math.inf:
+        raise ValueError("a least and a largest rating")
+
+
 def _common(hellos: Sequence[Hello]) -> SiloFacts:
     """Return what all silos have in common; raise `DataError` where one differs from the first."""
     first = hellos[0]
@@ -336,8 +352,10 @@ def _common(hellos: Sequence[Hello]) -> SiloFacts:
     return SiloFacts(**ours)
 
 
-def _difference(name: str, one: str, mine: object, other: str, theirs: object) -> str:
-    what = name.replace("_", " ")
+def _difference(name: str, one: str, mine: Any, other: str, theirs: Any) -> str:
+    what, mend = name.replace("_", " "), "describe and order the tables alike"
+    if name == "scale":
+        mine, theirs, mend = list(mine or ()), list(theirs or ()), "correct it in a silo.toml"
     if isinstance(mine, tuple) and isinstance(theirs, tuple) and len(mine) == len(theirs):
         place = next(
             i for i, pair in enumerate(zip(mine, theirs, strict=True)) if len(set(pair)) > 1
@@ -346,7 +364,7 @@ def _difference(name: str, one: str, mine: object, other: str, theirs: object) -
         mine, theirs = mine[place], theirs[place]
     return (
         f"expected the same {what} at every silo, got {mine!r} at {one} and {theirs!r} at {other}: "
-        "describe and order the tables alike"
+        f"{mend}"
     )
 
 

@@ -57,14 +57,18 @@ def category(graph: Graph, clients: int, key: Key, options: CategoryOptions) -> 
         raise PartitionError(
             f"expected a column {options.column!r} of words or whole numbers in {graph.name!r}, "
             f"got {', '.join(known) or 'none'}: "
-            + ("name one as option column=" if known else "add it, or choose another partition")
+            + (
+                f"give one of these as --option column={known[0]}"
+                if known
+                else "add it, or choose another partition"
+            )
         )
     code = graph.columns[options.column]
     values = int(code.max()) + 1
     if values < clients:
         raise PartitionError(
             f"expected at least {clients} values of {options.column!r}, one a client, got {values}"
-            ": use fewer clients"
+            f": use --clients {values}, or fewer"
         )
     sizes = _sizes(values, clients, options.spread, key.fold("sizes"))
     order = torch.argsort(key.fold("order").matrix(1, values)[0], stable=True)

@@ -35,7 +35,6 @@ def join_rating_silos(silos: Silos, block: ClientBlock) -> tuple[Graph, Partitio
     for rating in twice.tolist():
         node_id[number[rating]] = f"{silos.ids[holder[rating]]}/{keys[rating]}"
     edges = number[torch.stack([block.adj.row, block.adj.indices.long()])]
-    scales = [silo.scale for silo in silos.members if silo.scale is not None]
     graph = Graph(
         adj=CSR.undirected(edges.numpy(), n),
         x=kinds(block.x)[row].float(),
@@ -43,7 +42,7 @@ def join_rating_silos(silos: Silos, block: ClientBlock) -> tuple[Graph, Partitio
         num_classes=1,
         node_id=node_id.astype(np.str_),
         name=silos.name,
-        scale=(min(low for low, _ in scales), max(high for _, high in scales)) if scales else None,
+        scale=silos.members[0].scale,  # silos agree on one
     )
     nodes = tuple(part.sort().values for part in number.split(block.off.diff().tolist()))
     cut = Partition(silos.ids, nodes, n, "silo", apart=True)

@@ -88,6 +88,8 @@ def read_silos(path: str | os.PathLike[str]) -> Silos:
     if order.is_file():
         about = read_toml(order)
         folders = _listed(order, about)
+    else:
+        _check_described(path)
     if not folders:
         raise DataError(
             f"expected a folder with a folder for each silo, each with a {SPEC}, got {path}"
@@ -103,6 +105,16 @@ def read_silos(path: str | os.PathLike[str]) -> Silos:
     if not order.is_file():
         members.sort(key=lambda silo: silo.name)
     return Silos(str(about.get("name", path.resolve().name)), tuple(members))
+
+
+def _check_described(path: Path) -> None:
+    """Raise `DataError` for a folder with a silo's tables that says nothing of them."""
+    for folder in sorted(found for found in path.iterdir() if found.is_dir()):
+        if not is_silo(folder) and (_files(folder, NODES) or _files(folder, RATINGS)):
+            raise DataError(
+                f"{folder}: expected {SPEC} beside the tables of a silo, got none: write it (see "
+                f"docs/silos.md), or list the folders of the silos in {path / FEDERATION}"
+            )
 
 
 def _listed(order: Path, about: Mapping[str, Any]) -> list[Path]:

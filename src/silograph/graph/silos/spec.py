@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.text import shown
 from silograph.graph.read.ratings import RATING_COLUMNS
 from silograph.graph.read.tables import Table
 
@@ -23,6 +24,7 @@ COLUMNS = (
 )
 RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
 OF_RATINGS = {"features": 2, "classes": 1}  # whether a node is a user or an item; one number
+TASKS = ("multiclass", "multilabel", "rating")
 IN_TOML = f"say so under [columns] of {SPEC}"
 
 
@@ -90,6 +92,7 @@ def read_spec(path: Path) -> SiloSpec:
         DataError: names the file, and the key.
     """
     values = read_toml(path)
+    _check_task(path, values)
     if values.get("task") == "rating":
         values = {**OF_RATINGS, **values}
     for name in ("name", "features", "classes"):
@@ -118,6 +121,22 @@ def read_spec(path: Path) -> SiloSpec:
     if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
         raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")
     return spec
+
+
+def _check_task(path: Path, values: Mapping[str, Any]) -> None:
+    """Raise `DataError` for a task that there is none of, or that tables of ratings lack."""
+    task, scale = values.get("task", TASKS[0]), values.get("scale", [1, 5])
+    if task not in TASKS:
+        raise DataError(f"{path}: {unknown('task', task, TASKS)}")
+    if "task" not in values and any(path.parent.glob(f"{RATINGS}.*")):
+        raise DataError(
+            f'{path}: expected task = "rating" beside a table of ratings, got none: add this line'
+        )
+    numbers = isinstance(scale, list) and len(scale) == 2
+    if not numbers or not all(type(end) in (int, float) for end in scale):
+        raise DataError(
+            f"{path}: expected scale = [least, largest], such as [0.5, 5], got {shown(scale)}"
+        )
 
 
 def only(table: Table, columns: Collection[str]) -> None:

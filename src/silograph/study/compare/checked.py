@@ -16,14 +16,15 @@ from silograph.study.compare.paired_statistics import TESTS
 from silograph.task.metric_table import metric_of
 
 FIELDS = [f.name for f in dataclasses.fields(RunConfig)]
+SHARED = ("partition", "model", "neighbors", "selector", "aggregator")  # parts of all methods
 VARIABLE = [name for name in FIELDS if name not in APART]
 
 
 def check(asked: Asked) -> None:
     """Raise `ConfigError` for names that do not exist."""
     for name in asked.options:
-        if name not in asked.methods:
-            raise unknown("method with options", name, asked.methods)
+        if name not in (*asked.methods, *SHARED):
+            raise unknown("method or part with options", name, [*asked.methods, *SHARED])
     if asked.baseline is not None and asked.baseline not in asked.methods:
         raise unknown("baseline", asked.baseline, asked.methods)
     if asked.metric is not None:

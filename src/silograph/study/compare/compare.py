@@ -37,6 +37,7 @@ from silograph.study.cells import Cell, Line, digest_of
 from silograph.study.compare.asked import Asked
 from silograph.study.compare.checked import (
     FIELDS,
+    SHARED,
     check,
     check_key,
     check_no_seed,
@@ -201,7 +202,7 @@ class ComparisonPlan:
     def _config(self, method: str, varied: Mapping[str, Scalar], seed: int) -> RunConfig:
         """Return the run of a method; what is varied and is no option of its parts is left out."""
         values = {name: value for name, value in vars(self.base).items() if value is not None}
-        given, value = self.asked.options.get(method, {}), self.own.methods.get(method)
+        given, value = self._given(method), self.own.methods.get(method)
         fields = {key: each for key, each in varied.items() if key in FIELDS}
         base = make_config(values | fields | {"method": method, "options": {}})
         parts = named_parts(base, value)
@@ -216,6 +217,17 @@ class ComparisonPlan:
         own = not_said_again(self._options(method), said) | options | dict(given)
         changes = {**fields, "method": method, "options": own, "seed": seed, "out": None}
         return fitting(make_config(values | changes), value)
+
+    def _given(self, method: str) -> dict[str, Scalar]:
+        """Return the options that were given to all methods, by part, and to this one."""
+        of_parts = {
+            f"{kind}.{name}": value
+            for kind in SHARED
+            if kind not in self.asked.methods
+            for name, value in self.asked.options.get(kind, {}).items()
+        }
+        own = self.asked.options.get(method, {})
+        return not_said_again(of_parts, list(own)) | dict(own)
 
     def _options(self, method: str) -> dict[str, Scalar]:
         """Return the options of the base for a method: those of another one are not its own."""
