@@ -266,6 +266,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--silos", "a,b"],
         " It is a flag of silograph server",
     ),
+    "flag of the cut at a server": (
+        ["server", "--columns", "id=key", "--listen", "127.0.0.1:0"],
+        "No such option: --columns. The data are at the silos, cut already: each says in its silo",
+    ),
+    "option at a comparison": (
+        ["compare", "g.npz", "--option", "column=shop"],
+        "for one method, and --options PART.NAME=VALUE for all, such as partition.column=shop",
+    ),
+    "option of a part as a flag of a comparison": (
+        ["compare", "g.npz", "--column", "shop"],
+        "expected an option of partition category as --options partition.column=VALUE, got --col",
+    ),
     "flag of many others": (
         ["methods", "--rounds", "1"],
         "error: No such option: --rounds. It is a flag of silograph ",

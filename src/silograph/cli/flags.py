@@ -40,6 +40,8 @@ CUT_FIELDS = (
     "partition_seed",
     "split_seed",
 )
+# The graph is at the silos, and is cut already: a server has no flags for that.
+AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
 Flags = TypeVar("Flags")
 app = typer.Typer(
     help="Graph neural networks over graphs that live in separate silos.",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from silograph.cli.flags import AT_SILOS
 from silograph.cli.spelling import as_flags
 from silograph.core.text import counted
 
@@ -112,8 +113,9 @@ def flag_error(error: click.NoSuchOption) -> str:
         return _elsewhere(error)
     kind, _, method = owners[0].partition(" ")
     flag = f"--option {name}"
-    if kind == "method" and error.ctx is not None and error.ctx.info_name == "compare":
-        flag = f"--options {method}.{short}" if method in METHODS else flag
+    if error.ctx is not None and error.ctx.info_name == "compare":
+        of_method = kind == "method" and method in METHODS
+        flag = f"--options {method if of_method else kind}.{short}"
     return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
 
 
@@ -135,6 +137,16 @@ def _elsewhere(error: click.NoSuchOption) -> str:
         return (
             f"No such option: {error.option_name}. A run's settings are fixed: silograph run "
             f"--config DIR/config.toml {error.option_name} VALUE begins another one"
+        )
+    if context.info_name == "compare" and error.option_name == "--option":
+        return (
+            "No such option: --option. It is --options METHOD.NAME=VALUE for one method, and "
+            "--options PART.NAME=VALUE for all, such as partition.column=shop"
+        )
+    if context.info_name == "server" and error.option_name[2:].replace("-", "_") in AT_SILOS:
+        return (
+            f"No such option: {error.option_name}. The data are at the silos, cut already: each "
+            "says in its silo.toml what its tables mean"
         )
     others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
     return f"{said}{'' if said.endswith('?') else '.'} It is a flag of {having[0]}{others}"

@@ -14,7 +14,7 @@ import click
 import typer
 from click.core import ParameterSource
 
-from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, command, declared_flags
+from silograph.cli.flags import AT_SILOS, FIELDS, Given, command, declared_flags
 from silograph.cli.hints import going_on
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, ProtocolError
@@ -27,8 +27,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in ou
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
-# The graph is at the silos, and is cut already: a server has no flags for that.
-AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
 WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
 
 

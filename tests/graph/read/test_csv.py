@@ -160,9 +160,7 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
     with pytest.raises(ConfigError, match="unknown dataset 'nowhere'"):
         load("nowhere", columns="id=key", rating_scale=(1, 9))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        DataError, match=r"expected a folder with nodes\.csv and edges\.csv, w"
-    ):
+    with pytest.raises(DataError, match=r"expected a folder with nodes\.csv and edges\.csv, w"):
         load(tmp_path / "empty", columns="id=key", rating_scale=(1, 9))
     for name in ("digits", "generated:reddit"):
         with pytest.raises(
