@@ -84,7 +84,9 @@ def num_batches(block: ClientBlock, size: int | None) -> Tensor:
 
 
 def batch_plan(block: ClientBlock, size: int | None) -> BatchPlan:
-    """Return the plan of a block, worked out once."""
+    """Return the plan of a block, worked out once unless it is that of a call to some clients."""
+    if block.source is not None:  # it would be held by the plan that it keeps, and never be freed
+        return _plan(block, size)
     return block.once(("batches", size), BatchPlan, lambda: _plan(block, size))
 
 

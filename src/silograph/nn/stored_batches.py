@@ -17,14 +17,21 @@ from silograph.nn.stored_rows import Batch, Senders, StoredRows, Surroundings
 
 def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
     """Return the graph of a block's rows, and of its slots if the halo is wanted."""
-    return block.once(("surroundings", halo), Surroundings, lambda: _surroundings(block, halo=halo))
+    if halo:
+        return block.once("surroundings", Surroundings, lambda: _surroundings(block))
+    # Kept without the block, which would hold itself, and all that a call to it worked out.
+    place, none = block.once("rows alone", tuple, lambda: _alone(block))
+    return Surroundings(block, place, place, none)
 
 
-def _surroundings(block: ClientBlock, *, halo: bool) -> Surroundings:
+def _alone(block: ClientBlock) -> tuple[Tensor, Tensor]:
+    place = torch.arange(len(block.row_key), device=block.off.device)
+    return place, torch.full_like(place, -1)
+
+
+def _surroundings(block: ClientBlock) -> Surroundings:
     device, n = block.off.device, len(block.row_key)
     place = torch.arange(n, device=device)
-    if not halo:
-        return Surroundings(block, place, place, torch.full_like(place, -1))
     slots = len(block.halo.key)
     place = place + block.halo.off[block.client]
     row = torch.full((n + slots,), -1, device=device)
