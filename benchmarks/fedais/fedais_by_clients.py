@@ -31,7 +31,7 @@ def cells(found: Found) -> Sequence[Cell]:
 
 
 def table_of(found: Found, how: str) -> str:
-    """Return accuracy, bytes, work and memory by number of clients."""
+    """Return accuracy, bytes and work by number of clients."""
     texts = []
     for clients in CLIENTS:
         for method in METHODS:
@@ -45,10 +45,9 @@ def table_of(found: Found, how: str) -> str:
                 [str(clients), method, str(len(have)), spread(scores_of(have))]
                 + [spread(scores_of(have, last=True))]
                 + [f"{value / 1e9:,.1f}" for value in each]
-                + [f"{(have[0]['peak_memory_bytes'] or 0) / 1e9:.1f}"]
             )
     heads = ["clients", "method", "folds", "accuracy", "last round", "rows, GB", "all, GB"]
-    return markdown_table([*heads, "GFLOP", "peak GB"], texts) if texts else "No cell has run."
+    return markdown_table([*heads, "GFLOP"], texts) if texts else "No cell has run."
 
 
 def page(found: Found) -> Page:

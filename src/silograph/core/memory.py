@@ -1,5 +1,8 @@
 """Memory that arrays of one step leave to those of the next."""
 
+import ctypes
+import gc
+
 import torch
 
 LARGEST = (32 << 20) - (1 << 13)  # bytes, just below the most that glibc learns from
@@ -13,3 +16,12 @@ def keep_freed_memory() -> None:
     M_TRIM_THRESHOLD); other allocators are not affected.
     """
     torch.empty(LARGEST, dtype=torch.uint8)
+
+
+def hand_back_freed_memory() -> None:
+    """Give the system what this process has freed, where its allocator (glibc) can."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):  # of another allocator, or another system
+        return

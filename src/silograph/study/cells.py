@@ -15,6 +15,7 @@ from typing import Any
 
 from silograph.core.config import RunConfig, checked, make_config
 from silograph.core.errors import DataError, SilographError
+from silograph.core.memory import hand_back_freed_memory
 from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.asked_run import with_absolute_paths
@@ -357,6 +358,7 @@ def _short(value: float | None) -> float | None:
 
 def _reset_peak_memory() -> bool:
     """Forget the peak memory of earlier cells of this process; return whether that is possible."""
+    hand_back_freed_memory()  # what they have freed would count as this cell's
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
