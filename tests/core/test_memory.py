@@ -17,6 +17,7 @@ def resident() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc keeps freed memory")
 def test_what_was_freed_between_held_arrays_is_handed_back() -> None:
     keep_freed_memory()
+    hand_back_freed_memory()  # what earlier tests have freed
     begun = resident()
     arrays = [torch.ones(2 << 20, dtype=torch.uint8) for _ in range(100)]
     held = arrays[::10]

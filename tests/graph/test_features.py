@@ -82,7 +82,7 @@ def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_pa
     assert predict_to(tmp_path / "run", folder, tmp_path / "p.csv") == len(silo.node_id)
     with pytest.raises(
         sg.ConfigError,
-        match=r"^columns: expected a folder of nodes\.csv and edges\.csv, got dataset",
+        match=r"^columns: expected a folder of nodes\.csv and edges\.csv, or of ratings\.csv, got",
     ):
         predict_to(tmp_path / "run", folder, tmp_path / "q.csv", columns="id=key")
     with pytest.raises(sg.DataError, match="got 'client_00' without: choose features degree"):
