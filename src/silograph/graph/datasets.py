@@ -18,7 +18,8 @@ from silograph.graph.read.csv import from_csv, parse_columns
 from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
-from silograph.graph.read.ratings import RATING_COLUMNS, SCALE, ratings
+from silograph.graph.read.rating_columns import RATING_COLUMNS
+from silograph.graph.read.ratings import SCALE, ratings
 from silograph.graph.read.tables import FORMATS
 from silograph.graph.silos.read import is_silo, is_silos
 

@@ -57,7 +57,7 @@ from silograph.nn.shared_items import BIAS, EMBEDDING
 from silograph.nn.steps import LOSS_FLOPS
 
 FEATURES = 2  # what says whether a node is a user or an item
-SCORED_AT_ONCE = 2**20  # neighbors that are scored together
+SCORED_AT_ONCE = 2**20  # neighbors, and numbers of pairs, that are scored together
 OWN_ROWS = 4  # rows that a pair has itself: both ends' embeddings and what they become
 DRAWN_AT_ONCE = 2**22  # neighbors that a step holds: about 1.2 GB in float64
 MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but its sign

@@ -26,15 +26,14 @@ from silograph.federation.joining.edge_tags import (
     node_tag,
     pair_key,
 )
+from silograph.federation.joining.hello_payload import from_payload, to_payload
 from silograph.federation.joining.matching import (
     Disagreement,
     Hello,
     agree,
     explain,
-    from_payload,
     hello,
     match,
-    to_payload,
 )
 from silograph.graph.block.block import make_block
 from silograph.graph.graph import Graph
@@ -412,7 +411,10 @@ def test_fields_that_are_no_hello_are_refused(tmp_path: Path) -> None:
         {"class_names": None},
         {"more": 1},
         {"scale": [1, 5]},  # of silos without ratings
-        *({"task": "rating", "scale": scale} for scale in ([5, 1], [1], 3, ["a", "b"])),
+        *(
+            {"task": "rating", "scale": scale}
+            for scale in ([5, 1], [1], [1, 2, 3], 3, ["1", "5"], [False, True])
+        ),
         {"task": "rating", "scale": [1, float("nan")]},
         {"task": "rating", "scale": [1, float("inf")]},
     ]

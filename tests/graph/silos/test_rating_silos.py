@@ -216,6 +216,7 @@ WRONG = [
     ({"ratings.csv": "user,item,rating,split\nx,y,3,now\n"}, "column 'split': expected train"),
     ({"ratings.csv": None}, "expected one of ratings.csv"),
     ({"silo.toml": 'name = "a"\ntask = "ratings"\n'}, "silo.toml: unknown task 'ratings': did you"),
+    ({"silo.toml": 'name = "a"\ntask = 3\n'}, "silo.toml: unknown task '3'"),
     ({"silo.toml": 'name = "a"\n'}, 'expected task = "rating" beside a table of ratings, got none'),
     (
         {"silo.toml": 'name = "a"\ntask = "rating"\nscale = "0.5,5"\n'},

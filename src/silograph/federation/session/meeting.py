@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from silograph.core.errors import DataError, ProtocolError
 from silograph.federation.frame import decode
+from silograph.federation.joining.hello_payload import from_payload
 from silograph.federation.joining.matching import (
     NONCE_BYTES,
     Agreement,
     Disagreement,
     Hello,
-    from_payload,
     match,
 )
 from silograph.federation.session.limits import MOST_HELLO

@@ -299,12 +299,10 @@ def _ids(graph: Graph, method: str, clients: int | None) -> tuple[str, ...]:
             f"expected a number of clients for {method!r}, got None: only 'silo' needs none"
         )
     rated = graph.task == "rating"
-    most = int(graph.labeled.sum()) if rated else graph.num_nodes
+    what, most = ("rating", int(graph.labeled.sum())) if rated else ("node", graph.num_nodes)
     if not 1 <= clients <= most:
-        raise PartitionError(
-            f"clients: expected 1 to {most} (one {'rating' if rated else 'node'} each at least), "
-            f"got {clients}"
-        )
+        line = f"clients: expected 1 to {most} (one {what} each at least), got {clients}"
+        raise PartitionError(line)
     return client_ids(clients)
 
 

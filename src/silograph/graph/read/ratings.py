@@ -8,7 +8,7 @@ R: ratings. T: statements of trust. n: nodes, which are users, then items, then 
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError, unknown
+from silograph.core.errors import DataError
 from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
@@ -32,13 +32,23 @@ from silograph.graph.read.rating_cells import (
     is_missing,
     rating_of,
 )
+from silograph.graph.read.rating_columns import (
+    CATEGORY,
+    ITEM,
+    OF_RATINGS,
+    OF_TRUST,
+    RATING,
+    SPLIT,
+    TIME,
+    TRUSTEE,
+    TRUSTER,
+    USER,
+    check_columns,
+    how_named,
+    only,
+)
 from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
 
-USER, ITEM, RATING, TIME, CATEGORY = "user", "item", "rating", "time", "category"
-SPLIT = "split"
-TRUSTER, TRUSTEE = "truster", "trustee"
-OF_RATINGS, OF_TRUST = (USER, ITEM, RATING, TIME, SPLIT, CATEGORY), (TRUSTER, TRUSTEE)
-RATING_COLUMNS = (*OF_RATINGS, *OF_TRUST)  # that a table may call otherwise
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
 RatingColumns = dict[str, np.ndarray]
@@ -117,37 +127,14 @@ def ratings(
         DataError: names what cannot be used.
     """
     named = columns or {}
-    _check_columns(named, ratings, trust)
-    found = _read(ratings, categories, times, _only(named, OF_RATINGS))
+    check_columns(named, ratings, trust)
+    found = _read(ratings, categories, times, only(named, OF_RATINGS))
     low, high = _bounds(scale)
     _check(found, low, high)
     found = _distinct(found, repeated)
     users = np.unique(found.user)
-    pairs = _trust(trust, users, unrated, _only(named, OF_TRUST))
+    pairs = _trust(trust, users, unrated, only(named, OF_TRUST))
     return _graph_of(found, pairs, (low, high), name)
-
-
-def _check_columns(columns: Any, ratings: Any, trust: Any) -> None:
-    """Raise for names of columns that ratings do not have, or of what is no table."""
-    if not isinstance(columns, Mapping) or not all(isinstance(n, str) for n in columns.values()):
-        raise DataError(
-            f'columns: expected a mapping such as {{"user": "userId"}}, got {shown(columns)}'
-        )
-    tables = {OF_RATINGS: ratings, OF_TRUST: trust}
-    for column in columns:
-        if column not in RATING_COLUMNS:
-            raise DataError(f"columns: {unknown('column', column, RATING_COLUMNS)}")
-        for known, given in tables.items():
-            if column in known and not isinstance(given, str | os.PathLike):
-                what = "trust" if known is OF_TRUST else "ratings"
-                raise DataError(
-                    f"columns: expected a table of {what} for its column {column}, got "
-                    f"{'none' if given is None else 'an array'}: leave {column} out"
-                )
-
-
-def _only(columns: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    return {name: called for name, called in columns.items() if name in known}
 
 
 def _graph_of(found: _Ratings, pairs: np.ndarray, scale: tuple[float, float], name: str) -> Graph:
@@ -235,7 +222,7 @@ def _table(path: str | os.PathLike[str], columns: Mapping[str, str], *, least: i
 
 
 def _of_table(table: Table) -> _Ratings:
-    user, item, value = (table.column(n, _named(n)) for n in (USER, ITEM, RATING))
+    user, item, value = (table.column(n, how_named(n)) for n in (USER, ITEM, RATING))
     numbers = [to_number(cell) for cell in value]
     for row, number in enumerate(numbers):
         if number is None:
@@ -250,14 +237,6 @@ def _of_table(table: Table) -> _Ratings:
             columns[name] = _words(table, name)
     users, items = ids_in(table, USER, user), ids_in(table, ITEM, item)
     return _Ratings(users, items, np.array(numbers, dtype=np.float64), columns, table)
-
-
-def _named(name: str) -> str:
-    """Return how one says what a table calls a column."""
-    return (
-        f"name yours: --columns {name}=NAME, in sg.ratings columns={{{name!r}: NAME}}, in a "
-        "silo.toml under [columns]"
-    )
 
 
 def _words(table: Table, name: str) -> np.ndarray:
@@ -355,7 +334,7 @@ def _ends(given: Any, columns: Mapping[str, str]) -> np.ndarray:
     if isinstance(given, str | os.PathLike):
         table = _table(given, columns, least=0)  # nobody trusts anybody there
         ends = (TRUSTER, TRUSTEE)
-        return np.stack([ids_in(table, end, table.column(end, _named(end))) for end in ends])
+        return np.stack([ids_in(table, end, table.column(end, how_named(end))) for end in ends])
     pairs = cells_of(given, "trust")
     if pairs.shape == (0,):
         pairs = pairs.reshape(0, 2)

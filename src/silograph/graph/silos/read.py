@@ -31,7 +31,8 @@ from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.csv import weight_column
 from silograph.graph.read.edge_values import weights_of
-from silograph.graph.read.ratings import OF_TRUST, ratings
+from silograph.graph.read.rating_columns import OF_TRUST
+from silograph.graph.read.ratings import ratings
 from silograph.graph.read.tables import FORMATS, Table, read_table
 from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
 from silograph.graph.silos.features import read_features

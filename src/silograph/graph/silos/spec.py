@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.text import shown
-from silograph.graph.read.ratings import RATING_COLUMNS
+from silograph.graph.read.rating_columns import RATING_COLUMNS
 from silograph.graph.read.tables import Table
 
 SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
@@ -127,7 +127,7 @@ def _check_task(path: Path, values: Mapping[str, Any]) -> None:
     """Raise `DataError` for a task that there is none of, or that tables of ratings lack."""
     task, scale = values.get("task", TASKS[0]), values.get("scale", [1, 5])
     if task not in TASKS:
-        raise DataError(f"{path}: {unknown('task', task, TASKS)}")
+        raise DataError(f"{path}: {unknown('task', str(task), TASKS)}")
     if "task" not in values and any(path.parent.glob(f"{RATINGS}.*")):
         raise DataError(
             f'{path}: expected task = "rating" beside a table of ratings, got none: add this line'

@@ -1,7 +1,7 @@
 """What single runs and tests of a comparison come to."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silograph.study.cells import Cell, Line, words_of
@@ -27,6 +27,15 @@ def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
         f"{name}, seed{'s' * (len(found) > 1)} {', '.join(found)}: {error}"
         for (name, error), found in seeds.items()
     ]
+
+
+def own_views(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return the view of each method, given pairs of both; which have which where they differ."""
+    methods: dict[str, dict[str, None]] = {}
+    for view, name in pairs:
+        methods.setdefault(view, {})[name] = None
+    several = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
+    return f"each method's own view: {'; '.join(several if several[1:] else methods)}"
 
 
 def ends_best(line: Line) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -25,6 +25,7 @@ from silograph.study.compare.compared_lines import (
     failures,
     metric_in_words,
     outcome_of,
+    own_views,
     tested_columns,
     without_errors,
 )
@@ -146,7 +147,10 @@ class Comparison:
         """Return which test is printed, and what so many seeds can show."""
         asked = self.asked
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        view = self._views_in_words(points)
+        view = f"the {asked.view} view"
+        if asked.view == "own":
+            methods = product(points, asked.methods)
+            view = own_views((self._view(point, m), self.names[m]) for point, m in methods)
         tests = dict.fromkeys(self._test(point) for point in points)
         notes = [
             f"paired test: {TEST_NAMES[test]}, two-sided, seed by seed, in {view}"
@@ -159,16 +163,6 @@ class Comparison:
                 "small; --test resampled corrects this"
             )
         return notes + [power_of(len(asked.seeds), *test) for test in tests]
-
-    def _views_in_words(self, points: Iterable[Point]) -> str:
-        """Return the view of the paired tests; which methods have which, where they differ."""
-        if self.asked.view != "own":
-            return f"the {self.asked.view} view"
-        methods: dict[str, dict[str, None]] = {}
-        for point, method in product(points, self.asked.methods):
-            methods.setdefault(self._view(point, method), {})[self.names[method]] = None
-        several = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
-        return f"each method's own view: {'; '.join(several if several[1:] else methods)}"
 
     @cached_property
     def names(self) -> Mapping[str, str]:
