@@ -1,5 +1,7 @@
 """Streams to a hub on which anything can be said."""
 
+import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -10,6 +12,14 @@ from silograph.federation.session.hub import PROTOCOL, Hub, Joined
 from silograph.federation.session.identity import SiloKey, signed_text
 from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.wire import OPTIONS, PATH
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what comes for sure."""
+    limit = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 class Raw:

@@ -1,7 +1,7 @@
 """CPU of a round and peak memory of FedAIS beside FedAvg's, with the same model and batches.
 
     python benchmarks/fedais/fedais_timing.py --data-dir DIR [--dataset pubmed] [--clients 100,1000]
-        [--scale 1] [--rounds 4]
+        [--scale 1] [--rounds 4] [--cases fedavg/auto,fedais/auto]
 
 Every case is a process of its own, on one thread. Runs of one and of four rounds, without scores in
 between, differ by three rounds: a third of the difference in CPU seconds is a round. FedAvg trains
@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 SHORT = 1
-CASES = (("fedavg", "auto"), ("fedais", "auto"), ("fedall", "auto"), ("fedais", "torch"))
+CASES = "fedavg/auto,fedais/auto,fedall/auto,fedais/torch"
 
 
 def seconds_of(given: argparse.Namespace, method: str, kernels: str, rounds: int) -> float:
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--clients", default="100,1000")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--cases", default=CASES, help="METHOD/KERNELS, the first for the ratio")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
@@ -69,7 +70,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     for clients in map(int, asked.clients.split(",")):
         usual = 0.0
-        for method, kernels in CASES:
+        for method, kernels in (case.split("/") for case in asked.cases.split(",")):
             command = [sys.executable, __file__, "--data-dir", asked.data_dir]
             command += ["--dataset", asked.dataset, "--clients", str(clients)]
             command += ["--scale", str(asked.scale), "--rounds", str(asked.rounds)]

@@ -3,6 +3,7 @@
 Rows carry their own number, so that a row in the wrong place shows.
 """
 
+import weakref
 from itertools import accumulate, pairwise
 
 import pytest
@@ -14,10 +15,12 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import (
     Field,
+    Payload,
     Ragged,
     Shared,
     Stacked,
     concatenate,
+    join,
     offsets,
     owners,
     put,
@@ -196,3 +199,30 @@ def test_state_belongs_to_one_client_each() -> None:
         ProtocolError, match=r"^expected a Stacked or Ragged state field 'w', got Shared"
     ):
         state_of({**fields, "w": Shared(torch.ones(1))})
+
+
+def test_large_parts_are_joined_as_small_ones_and_freed_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[list[int]] = [[2, 0], [3], [1, 4, 0]]
+    dead: list[int] = []
+
+    def parts() -> list[Payload]:
+        made = [ragged(some, start) for some, start in zip(lengths, (0, 2, 5), strict=True)]
+        for number, field in enumerate(made):
+            weakref.finalize(field.t, dead.append, number)
+        models = [torch.full((len(some), 2), float(len(some))) for some in lengths]
+        return [{"rows": f, "model": Stacked(t)} for f, t in zip(made, models, strict=True)]
+
+    small, given = join(parts()), parts()
+    del dead[:]
+    monkeypatch.setattr("silograph.core.payload.LARGE", 0)
+    large = join(given)
+    assert given == []
+    assert dead == [2, 1, 0]
+    assert large.keys() == small.keys()
+    assert all(torch.equal(large[name].t, small[name].t) for name in small)
+    rows, same = large["rows"], small["rows"]
+    assert isinstance(rows, Ragged)
+    assert isinstance(same, Ragged)
+    assert torch.equal(rows.off, same.off)

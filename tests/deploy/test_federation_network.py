@@ -1,7 +1,6 @@
 """The network between silos and server: gone for a while, and back."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders, running
+from streams import until
 
 PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8}
@@ -53,14 +53,6 @@ class AfterRounds:
 def proxy() -> Iterator[Proxy]:
     with Proxy() as made:
         yield made
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what comes for sure."""
-    limit = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def through(

@@ -146,7 +146,7 @@ def test_an_inbox_has_a_part_for_each_client(
 def test_blocks_agree_on_fields() -> None:
     parts: list[dict[str, Field]] = [{"a": Stacked(torch.zeros(1))}, {"b": Stacked(torch.zeros(1))}]
     with pytest.raises(ProtocolError, match=r"same fields from every block, got \['a'\] and"):
-        join(parts)
+        join([*parts])
     fold = Fold(Sum())
     fold.add(parts[0])
     with pytest.raises(ProtocolError, match=r"the same fields from every block to reduce"):

@@ -9,7 +9,7 @@ from silograph.core.errors import OpError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
-from silograph.federation.base import Sum, WeightedMean, positions_of
+from silograph.federation.base import Sum, WeightedMean, overwrites, positions_of
 from silograph.federation.check import HAS
 from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
@@ -158,3 +158,36 @@ def test_mean_needs_weights(reply: dict[str, list[float]]) -> None:
     fields = {name: Stacked(torch.tensor(value)) for name, value in reply.items()}
     with pytest.raises(ProtocolError, match="expected weights >= 0 in field 'n'"):
         Fold(WeightedMean("n")).add(fields)
+
+
+@overwrites("sent")
+def add_and_send(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Add one to what the client keeps, in place, and send it, and beside it what is new."""
+    kept = state["sent"] if "sent" in state else Stacked(torch.zeros(block.num_clients))
+    kept.t.add_(1)
+    return {**state, "sent": kept}, {"kept": Stacked(kept.t[:, None]), "new": Stacked(kept.t + 1)}
+
+
+@pytest.mark.parametrize("block_size", [2, 5])
+def test_no_call_writes_to_a_reply_of_an_earlier_one(
+    engine: Callable[[int], InProcess], block_size: int
+) -> None:
+    fed = engine(block_size)
+    first, second = (fed.call(add_and_send, {}, what=Kind.CONTROL, key=KEY) for _ in range(2))
+    assert first["kept"].t.flatten().tolist() == [1.0] * 5
+    assert second["kept"].t.flatten().tolist() == [2.0] * 5
+
+
+def test_the_rows_of_one_block_are_not_copied(engine: Callable[[int], InProcess]) -> None:
+    made: list[torch.Tensor] = []
+
+    def send(
+        cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+    ) -> tuple[State, Payload]:
+        made.append(torch.ones(len(block.row_key), 2))
+        return state, {"rows": Ragged(made[-1], block.off)}
+
+    reply = engine(5).call(send, {}, what=Kind.CONTROL, key=KEY, rows=True)
+    assert reply["rows"].t.data_ptr() == made[0].data_ptr()

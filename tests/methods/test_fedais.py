@@ -98,6 +98,19 @@ def joined(graph: Graph, clients: int) -> Tensor:
     return torch.cat(make_partition(graph, "random", clients=clients, key=Key.of(0)).nodes)
 
 
+def test_rows_of_the_halo_stay_where_they_are_stored(make_graph: MakeGraph) -> None:
+    """On large graphs they are most of what a run holds, and a second copy its peak."""
+    block, route, _ = cut_of(make_graph(40), 4, "random")
+    cfg = config(options=replace(EVERYTHING, share_features=False))
+    fed, state = play(cfg, block, route, rounds=0)
+    held = fed._states[0].all[f"{HALO}1"]
+    for t in (1, 2):
+        fed.start_round(t)
+        state, _ = FEDAIS.round(fed, cfg, state, t, KEY)
+        assert fed._states[0].all[f"{HALO}1"] is held
+    assert bool(held.t.any())
+
+
 @pytest.mark.parametrize("conv", SHARED)
 def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
     make_graph: MakeGraph, conv: str

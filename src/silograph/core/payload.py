@@ -22,6 +22,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 
 Element = TypeVar("Element")
+LARGE = 1 << 24  # bytes of rows that are not joined in one go
 LONG_RUN = 32  # rows of a client from which on copying its run is faster than gathering its rows
 
 
@@ -201,8 +202,11 @@ def take_all(payload: Mapping[str, Field], positions: Tensor) -> dict[str, Field
     return {name: take(field, positions) for name, field in payload.items()}
 
 
-def concatenate(fields: Sequence[Field]) -> Field:
-    """Join the parts of one field along the clients; `Shared` parts must be one and the same."""
+def concatenate(fields: list[Field]) -> Field:
+    """Join the parts of one field along the clients; `Shared` parts must be one and the same.
+
+    The list is given up: it may be empty afterwards (see `rows_joined`).
+    """
     first = fields[0]
     if any(type(field) is not type(first) for field in fields):
         raise ProtocolError(
@@ -213,12 +217,35 @@ def concatenate(fields: Sequence[Field]) -> Field:
         case Shared():
             return first
         case Stacked():
-            return Stacked(torch.cat([field.t for field in fields]))
+            del first
+            return Stacked(rows_joined(fields))
         case Ragged():
+            del first
             lengths = [field.off.diff() for field in fields if isinstance(field, Ragged)]
-            return Ragged(torch.cat([field.t for field in fields]), offsets(torch.cat(lengths)))
+            return Ragged(rows_joined(fields), offsets(torch.cat(lengths)))
         case Patched():
             return concatenate([f.stacked() for f in fields if isinstance(f, Patched)])
+
+
+def rows_joined(fields: list[Field]) -> Tensor:
+    """Return what `torch.cat` makes of the fields' tensors.
+
+    Large parts are taken off the list, and so freed, as they are copied: a machine has room for
+    the rows of all halo slots once, perhaps not twice.
+    """
+    tensors = [field.t for field in fields]
+    shape, dtype, device = tensors[0].shape[1:], tensors[0].dtype, tensors[0].device
+    alike = all(t.shape[1:] == shape and t.dtype == dtype for t in tensors)
+    if not alike or device.type != "cpu" or sum(t.nbytes for t in tensors) < LARGE:
+        return torch.cat(tensors)
+    end = sum(map(len, tensors))
+    joined = torch.empty(end, *shape, dtype=dtype)
+    del tensors
+    while fields:
+        part = fields.pop().t
+        joined[end - len(part) : end] = part
+        end -= len(part)
+    return joined
 
 
 def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> Stacked | Ragged:
@@ -260,19 +287,22 @@ def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
     return {name: dense(field) for name, field in below(prefix, fields).items()}
 
 
-def join(parts: Sequence[Mapping[str, Field]]) -> dict[str, Field]:
+def join(parts: list[Payload]) -> dict[str, Field]:
     """Join payloads of blocks along the clients; all must have the same fields.
+
+    The list is given up, and empty afterwards (see `rows_joined`).
 
     Raises:
         ProtocolError: the blocks disagree on the fields.
     """
-    for part in parts:
-        if part.keys() != parts[0].keys():
-            raise ProtocolError(
-                f"expected the same fields from every block, got {sorted(parts[0])} and "
-                f"{sorted(part)}"
-            )
-    return {name: concatenate([part[name] for part in parts]) for name in parts[0]}
+    rest, names = [dict(part) for part in parts], list(parts[0])
+    parts.clear()
+    others = next((list(part) for part in rest if part.keys() != rest[0].keys()), None)
+    if others is not None:
+        raise ProtocolError(
+            f"expected the same fields from every block, got {sorted(names)} and {sorted(others)}"
+        )
+    return {name: concatenate([part.pop(name) for part in rest]) for name in names}
 
 
 def join_in_order(parts: Sequence[Mapping[str, Field]], order: Tensor) -> dict[str, Field]:
@@ -293,7 +323,7 @@ def join_in_order(parts: Sequence[Mapping[str, Field]], order: Tensor) -> dict[s
         fields = [field for part in parts if isinstance(field := part.get(name), Patched)]
         if len(fields) == len(parts):
             found[name] = _patched_in_order(fields, order)
-    rest = [
+    rest: list[Payload] = [
         {n: f.stacked() if isinstance(f, Patched) else f for n, f in p.items() if n not in found}
         for p in parts
     ]

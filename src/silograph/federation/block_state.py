@@ -80,6 +80,11 @@ class BlockState:
                     shown[HAS + name] = Stacked(found.has.clone())
         return shown
 
+    def holds(self, t: Tensor) -> bool:
+        """Return whether a field of all clients lies in the memory of a tensor."""
+        memory = t.untyped_storage().data_ptr()
+        return any(f.t.untyped_storage().data_ptr() == memory for f in self._fields.values())
+
     def groups(self, positions: Tensor) -> list[Tensor]:
         """Return the clients at `positions` (k,) int64 in groups that have the same fields."""
         groups = [positions]

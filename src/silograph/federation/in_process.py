@@ -233,8 +233,13 @@ class InProcess:
                 fold.add(reply, called.positions)
             else:
                 replies.append(reply)
+            del reply  # `join` frees what it has copied
         self._account.up(envelope, positions, np.concatenate(sizes), meters)
-        return fold.result() if fold is not None else join(replies)
+        if fold is not None:
+            return fold.result()
+        if len(replies) == 1 and not self._strict:
+            return _apart(replies[0], self._states[called.block])
+        return join(replies)
 
     def _called(self, positions: Tensor) -> list[_Called]:
         """Return the clients of each block among those at `positions` (k,) int64, ascending."""
@@ -295,6 +300,17 @@ class InProcess:
         else:
             state.put(old, new, local, written)
         return reply
+
+
+def _apart(reply: Payload, state: BlockState) -> dict[str, Field]:
+    """Return the reply of one block in memory that calls do not write to.
+
+    Rows of a whole block are large, so they are copied only where the clients keep them, too.
+    """
+    return {
+        name: concatenate([field]) if isinstance(field, Patched) or state.holds(field.t) else field
+        for name, field in reply.items()
+    }
 
 
 def _as_sent(sent: Field, arrived: Field) -> Field:

@@ -28,7 +28,7 @@ def per_client(op: Op) -> Op:
     ) -> tuple[State, Payload]:
         if block.num_clients == 1:
             return op(cfg, block, state, inbox, key)
-        states: list[State] = []
+        states: list[Payload] = []
         replies: list[Payload] = []
         for position in torch.arange(block.num_clients, device=block.off.device).split(1):
             own = state_of(take_all(state, position))

@@ -88,6 +88,7 @@ from silograph.sampling.importance import (
 from silograph.task.registry import task_of
 
 
+@overwrites("history/")
 def begin_stored(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
