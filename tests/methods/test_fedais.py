@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import silograph as sg
 from remote_runs import setup_of
 from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
 from silograph.core.errors import ConfigError, ProtocolError
@@ -566,3 +567,13 @@ def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) 
     fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
     with pytest.raises(ProtocolError, match=r"expected batch 10 of the round next, got 0"):
         fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
+
+
+@pytest.mark.parametrize("shape", [{"model": "sage", "layers": 1}, {"model": "mlp"}])
+def test_a_model_without_rows_to_exchange_is_refused(
+    make_graph: MakeGraph, shape: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {"clients": 2, "partition": "random", "rounds": 1, **shape}
+    with pytest.raises(ConfigError, match="expected a model with a layer after the first that"):
+        sg.run(make_graph(), method="fedais", **given)
+    sg.run(make_graph(), method="fedlocal", **given)

@@ -85,6 +85,7 @@ from silograph.methods.preset import preset
 from silograph.nn.conv import Params
 from silograph.nn.neighbors import Full
 from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.stored_rows import stored_stages
 from silograph.selection.uniform import select_uniform
 
 # What the server does.
@@ -96,12 +97,17 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
     Raises:
         ConfigError: a model or a config without such steps.
     """
-    divisible(cfg.model)
+    if cfg.options.halo != "none" and not stored_stages(divisible(cfg.model)):
+        raise ConfigError(
+            "expected a model with a layer after the first that sums over neighbors, which reads "
+            "the rows that are exchanged, got none: set layers=2 with one of silograph's models "
+            "with sums, or halo=none"
+        )
     if cfg.schedule.batch_size is not None or not isinstance(cfg.schedule.neighbors, Full):
         raise ConfigError(
             "expected neither batch_size nor fanout or neighbors with fedais, which draws both "
-            f"itself: leave them out, and set batches={cfg.options.batches} or "
-            f"drawn={cfg.options.drawn}"
+            "itself: leave them out, and set option batches, how many batches a round has, or "
+            "drawn, how many neighbors a node of a batch"
         )
     if cfg.options.share_features and cfg.options.halo == "none":
         raise ConfigError("expected a halo for share_features, got halo=none: leave one out")

@@ -21,6 +21,9 @@ from silograph.core.config import STRICT
 from silograph.core.ranges import lin
 from silograph.methods.base import MethodConfig, Share
 
+EXCHANGES = {"read_if": {"halo": ("drawn", "held", "all")}}
+DRAWS = {"read_if": {"nodes": ("random", "importance")}}
+WEIGHS = {"read_if": {"nodes": ("importance",)}}
 MOST = 100  # batches between two exchanges
 TAU, RATIO = "tau", "ratio"  # knobs
 
@@ -31,29 +34,34 @@ class FedAISOptions:
 
     nodes: Literal["all", "random", "importance"] = field(
         default="importance",
-        metadata={"help": "training nodes of a round: all, a random share, or by importance"},
+        metadata={
+            "help": "training nodes of a round: all, or a share, drawn at random or by importance"
+        },
     )
     interval: Literal["fixed", "adaptive", "bound"] = field(
         default="adaptive",
-        metadata={
-            "help": "batches between two exchanges: always tau, fewer as the loss falls, or of the "
-            "least error bound by estimated constants"
+        metadata=EXCHANGES
+        | {
+            "help": "batches between two exchanges: always tau (fixed), fewer as the loss falls "
+            "(adaptive), or of the least error bound by estimated constants (bound)"
         },
     )
     halo: Literal["none", "drawn", "held", "all"] = field(
         default="drawn",
         metadata={
-            "help": "what an exchange fetches: nothing, what its batch has drawn, the same and no "
-            "others are read until the next one, or all slots"
+            "help": "what an exchange fetches: nothing (none), what its batch has drawn (drawn), "
+            "the same, and others are not read until the next one (held), or all slots (all)"
         },
     )
     tau: Annotated[int, Field(ge=1, le=MOST)] = field(
         default=2,
-        metadata={"help": "batches between two exchanges at first", "knob": lin(1, MOST)},
+        metadata=EXCHANGES
+        | {"help": "batches between two exchanges at first", "knob": lin(1, MOST)},
     )
     ratio: Share = field(
         default=0.7,
-        metadata={
+        metadata=DRAWS
+        | {
             "help": "share of its training nodes that a client draws",
             "knob": lin(0.05, 1.0),
             "by_client": True,
@@ -67,10 +75,12 @@ class FedAISOptions:
         metadata={"help": "neighbors drawn for a node of a batch, halo included; 0: all"},
     )
     warmup: Annotated[int, Field(ge=0)] = field(
-        default=1, metadata={"help": "rounds of a client in which its nodes are drawn evenly"}
+        default=1,
+        metadata=WEIGHS | {"help": "rounds of a client in which its nodes are drawn evenly"},
     )
     floor: Annotated[float, Field(ge=0, le=1)] = field(
-        default=0.1, metadata={"help": "share of the probability that all nodes have alike"}
+        default=0.1,
+        metadata=WEIGHS | {"help": "share of the probability that all nodes have alike"},
     )
     unbiased: bool = field(
         default=False,
@@ -78,15 +88,18 @@ class FedAISOptions:
     )
     owners: Literal["recompute", "stored"] = field(
         default="recompute",
-        metadata={"help": "rows that are asked for: worked out anew, or as they were stored"},
+        metadata=EXCHANGES
+        | {"help": "rows that are asked for: worked out anew (recompute), or as they were stored"},
     )
     sent: Literal["exact", "int8"] = field(
         default="exact",
-        metadata={"help": "rows that are sent: as they are, or as bytes with a scale for each row"},
+        metadata=EXCHANGES
+        | {"help": "rows that are sent: exact, or as bytes with a scale for each row (int8)"},
     )
     moved: Annotated[float, Field(ge=0)] | None = field(
         default=None,
-        metadata={
+        metadata=EXCHANGES
+        | {
             "help": "send only rows that moved by more than this share of their length since they "
             "were last sent (none: all that are asked for)"
         },
@@ -96,7 +109,7 @@ class FedAISOptions:
     )
     average: Literal["clients", "nodes"] = field(
         default="clients",
-        metadata={"help": "mean of the models: plain, or weighted by training nodes"},
+        metadata={"help": "mean of the models: plain (clients), or weighted by training nodes"},
     )
     policy: Literal["rule", "ddpg", "drawn"] = field(
         default="rule",

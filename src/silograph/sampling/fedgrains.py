@@ -65,6 +65,7 @@ from silograph.sampling.fedgrains_policy import (
 )
 
 Rate = Annotated[float, Field(gt=0)]
+TRAINED = {"read_if": {"policy": ("trained",)}}
 MOST_ALPHA = 1e8  # second moments of log Z go with its fourth power, and have to fit float32
 
 
@@ -82,21 +83,26 @@ class FedGrainsOptions:
     )
     alpha: Annotated[float, Field(gt=0, le=MOST_ALPHA)] = field(
         default=1e5,
-        metadata={"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
+        metadata=TRAINED | {"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
     )
     lr: Rate = field(
         default=1e-3,
-        metadata={"help": "rate of the flow network's Adam", "tune": log(1e-4, 1e-1)},
+        metadata=TRAINED | {"help": "rate of the flow network's Adam", "tune": log(1e-4, 1e-1)},
     )
     log_z: Literal["learned", "constant"] = field(
         default="learned",
-        metadata={
+        metadata=TRAINED
+        | {
             "help": "log Z of the trajectory balance: learned, or constant 0 (the paper's)",
             "tune": choice("learned", "constant"),
         },
     )
     log_z_lr: Rate = field(
-        default=0.1, metadata={"help": "rate of a learned log Z, in units of alpha"}
+        default=0.1,
+        metadata={
+            "help": "rate of a learned log Z, in units of alpha",
+            "read_if": {"policy": ("trained",), "log_z": ("learned",)},
+        },
     )
     degrees: Literal["full", "sampled"] = field(
         default="sampled",
@@ -109,12 +115,16 @@ class FedGrainsOptions:
     policy: Policy = field(
         default="trained",
         metadata={
-            "help": "who chooses: the trained flow network, or for comparison an untrained one or "
-            "uniform draws"
+            "help": "who chooses: the flow network (trained), or for comparison one that is not "
+            "trained (untrained) or chance (uniform)"
         },
     )
     width: Annotated[int, Field(ge=1)] = field(
-        default=128, metadata={"help": "hidden width of the flow network"}
+        default=128,
+        metadata={
+            "help": "hidden width of the flow network",
+            "read_if": {"policy": ("trained", "untrained")},
+        },
     )
 
 

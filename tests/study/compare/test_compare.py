@@ -260,17 +260,40 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
         "label_guided: with its neighbors in all silos; centralized: on the uncut graph, where it "
         "was trained); the uncut view alike"
     )
-    (tested,) = [note for note in several.notes if note.startswith("paired test")]
+    (tested,) = [note for note in several.notes if note.startswith("difference")]
     each = "server (fedavg, fedprox, label_guided, centralized); personalized (local)"
     assert tested.endswith(f"in each method's own view: {each}")
+    assert not any(word in note for note in several.notes for word in ("paired test", "p-value"))
     alike = sg.compare(make_graph(), methods=["fedavg", "local"], **common)
     assert not any("server view" in note for note in alike.notes)
     over = {"collect": [0.0, 0.5]}
     fetched = sg.compare(make_graph(), methods=["fedavg"], over=over, **common)
     (told,) = [note for note in fetched.notes if "server view" in note]
     assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
-    (tested,) = [note for note in fetched.notes if note.startswith("paired test")]
+    (tested,) = [note for note in fetched.notes if note.startswith("difference")]
     assert tested.endswith("in each method's own view: server")
+
+
+def test_rows_of_nodes_have_a_column_where_a_method_sends_them(make_graph: MakeGraph) -> None:
+    common: dict[str, Any] = {"seeds": 1, "processes": 0, **SHORT, "rounds": 1, "model": "sage"}
+    common = {k: v for k, v in common.items() if k not in ("optimizer", "lr", "local_epochs")}
+    ours, over = ["fedlocal", "fedall", "fedais"], {"tau": [1, 3]}
+    table = sg.compare(make_graph(), methods=ours, over=over, **common)
+    for row in table.rows:
+        (line,) = (
+            line
+            for cell, line in zip(table.cells, table.lines, strict=True)
+            if (cell.labels["method"], cell.labels["tau"]) == (row["method"], row["tau"])
+        )
+        assert line is not None
+        kinds = line["bytes"]["by_kind"]
+        assert row["row_bytes"] == kinds.get("embeddings", 0) + kinds.get("halo_keys", 0)
+        assert (row["row_bytes"] > 0) == (row["method"] != "fedlocal")
+    assert "rows MB" in table.summary()
+    assert "without option tau, alike for each of its values: fedlocal" in table.notes
+    (caution,) = (note for note in table.notes if "far behind" in note)
+    assert caution.startswith("fedlocal, fedall, fedais: ")
+    assert "rows MB" not in sg.compare(make_graph(), methods=["fedavg"], **common).summary()
 
 
 def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None:

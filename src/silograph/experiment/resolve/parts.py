@@ -16,6 +16,7 @@ from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import RowMinimum
+from silograph.core.unread_options import check_read
 from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import imported, is_spec
@@ -102,7 +103,7 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
 
     Raises:
         ConfigError: an unknown part or option (names the nearest), an option that no chosen part
-            has or that two have, or a value out of range.
+            has, that two have or that nothing reads, or a value out of range.
     """
     parts = named_parts(config, method)
     values = placed(config, parts)
@@ -110,6 +111,8 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
+    for chosen in made.values():
+        check_read(chosen.options, chosen.part.name)
     part, options = made["method"].part, made["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))

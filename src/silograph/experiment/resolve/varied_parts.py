@@ -1,10 +1,11 @@
 """Options of runs that vary their parts: which of them a run takes."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from silograph.core.config import RunConfig, Scalar
+from silograph.core.unread_options import unread
 from silograph.experiment.resolve.parts import (
     FLAT,
     TABLES,
@@ -17,12 +18,28 @@ from silograph.experiment.resolve.parts import (
 from silograph.methods.base import Method
 
 
-def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
-    """Whether one of some parts by kind has an option, NAME or PART.NAME."""
+def reads_option(name: str, parts: Mapping[str, NamedPart], given: Mapping[str, Scalar]) -> bool:
+    """Whether one of some parts by kind has an option, NAME or PART.NAME, and reads it.
+
+    Args:
+        name: of the option.
+        parts: by kind.
+        given: values of other options of theirs, by NAME or PART.NAME.
+    """
     kind, dot, own = name.partition(".")
     if dot and kind in parts:
-        return own in options_of(parts[kind])
-    return any(name in options_of(part) for part in parts.values())
+        return own in _read_of(kind, parts, given)
+    return any(name in _read_of(kind, parts, given) for kind in parts)
+
+
+def _read_of(
+    kind: str, parts: Mapping[str, NamedPart], given: Mapping[str, Scalar]
+) -> Collection[str]:
+    """Return the options of a part that it reads."""
+    names = options_of(parts[kind]).keys()
+    mine = {name: given[name] for name in names if name in given}
+    mine |= {name: given[f"{kind}.{name}"] for name in names if f"{kind}.{name}" in given}
+    return names - unread(parts[kind].options, mine)
 
 
 def fitting(config: RunConfig, method: Method | None = None) -> RunConfig:

@@ -25,7 +25,7 @@ from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.varied_parts import (
     check_some_have,
     fitting,
-    has_option,
+    reads_option,
     without_method,
 )
 from silograph.experiment.run.run import check_mode
@@ -206,7 +206,10 @@ class ComparisonPlan:
         fields = {key: each for key, each in varied.items() if key in FIELDS}
         base = make_config(values | fields | {"method": method, "options": {}})
         parts = named_parts(base, value)
-        options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
+        every = {**self._options(method), **varied, **given}
+        options = {
+            k: v for k, v in varied.items() if k not in FIELDS and reads_option(k, parts, every)
+        }
         for key, other in product(options, given):
             if place_of(key, parts) == place_of(other, parts):
                 raise ConfigError(

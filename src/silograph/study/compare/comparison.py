@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 VIEW_CHOICES = ("own", *VIEWS)
-COSTS = ("bytes", "flops", "seconds", "peak_memory_bytes", "best_round", "local_bias")
+COSTS = ("bytes", "row_bytes", "flops", "seconds", "peak_memory_bytes", "best_round", "local_bias")
 TEST_NAMES = {
     "t": "Student's paired t-test",
     "resampled": "Student's paired t-test, corrected for splits that overlap (Nadeau and Bengio)",
@@ -152,6 +152,8 @@ class Comparison:
             methods = product(points, asked.methods)
             view = own_views((self._view(point, m), self.names[m]) for point, m in methods)
         tests = dict.fromkeys(self._test(point) for point in points)
+        if len(asked.seeds) == 1:
+            return [f"difference: in {view}", *(power_of(1, *test) for test in tests)]
         notes = [
             f"paired test: {TEST_NAMES[test]}, two-sided, seed by seed, in {view}"
             for test in dict.fromkeys(test for test, _ in tests)
@@ -296,7 +298,7 @@ class Comparison:
 
     def _cautions(self) -> list[str]:
         """Return what methods say of their defaults, where clients train by these."""
-        found = []
+        found: dict[str, dict[str, None]] = {}  # names of the methods that each is of
         for cell in self.cells:
             method = find_method(cell.config, cell.method)
             by_default = replace(cell.config, optimizer=None, lr=None, local_epochs=None)
@@ -306,8 +308,8 @@ class Comparison:
             rates = cell.config.model in RATING_MODELS
             caution = method.caution_on("ratings" if rates else "labels of nodes")
             if caution and given == default:
-                found.append(f"{method.name}: {caution}")
-        return list(dict.fromkeys(found))
+                found.setdefault(caution, {})[method.name] = None
+        return [f"{', '.join(names)}: {caution}" for caution, names in found.items()]
 
     @property
     def failed(self) -> list[str]:
@@ -335,7 +337,7 @@ class Comparison:
         if len(ways) > 1:
             each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())
             notes.append(f"the server view sees a node differently ({each}); the uncut view alike")
-        if asked.baseline is None:
+        if asked.baseline is None and len(asked.seeds) > 1:
             notes.append(
                 "the reference is the best mean of the same scores, which favors it: p-values are "
                 "too small; name a baseline to avoid that"

@@ -133,6 +133,7 @@ COSTS: list[Column] = [
     ("peak MB", lambda row: scaled(row["peak_memory_bytes"], 1e6, 0)),
     ("best round", lambda row: scaled(row["best_round"], 1, 0)),
 ]
+ROWS: Column = ("rows MB", lambda row: scaled(row["row_bytes"], 1e6, 1))
 BIAS: Column = (
     "local bias",
     lambda row: "-" if row["local_bias"] is None else f"{row['local_bias']:.4g}",
@@ -142,7 +143,8 @@ BIAS: Column = (
 def tables_of(comparison: Compared, width: float) -> list[Titled]:
     """Return the tables that fit a width."""
     asked = any(row["local_bias"] is not None for row in comparison.rows)
-    costs = [*COSTS, BIAS] if asked else COSTS
+    sent = any(row["row_bytes"] for row in comparison.rows)
+    costs = [COSTS[0], *[ROWS] * sent, *COSTS[1:], *[BIAS] * asked]
     if width >= WIDE:
         apart = [
             ("scores, and costs as means of a run", [*SCORES, *costs]),

@@ -18,10 +18,11 @@ from silograph.experiment.resolve.asked_run import asked_run, with_absolute_path
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import Taken, taken
-from silograph.experiment.resolve.parts import TABLES, left_open, own_code
+from silograph.experiment.resolve.parts import TABLES, left_open, named_parts, own_code
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.resolve.varied_parts import reads_option
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
@@ -136,6 +137,13 @@ def _with_ranges(
     asked = None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
     given = {key_of(key, base, own): values for key, values in given.items()}
     found = chosen_ranges(space.method, asked, given, fixed, part_options(base, own))
+    if keys is None:  # what nothing reads is not worth a trial
+        parts = named_parts(base, own.methods.get(base.method))
+        found = {
+            key: values
+            for key, values in found.items()
+            if key in FIELDS or key in given or reads_option(key, parts, base.options)
+        }
     return replace(space, ranges=found)
 
 

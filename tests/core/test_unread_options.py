@@ -1,0 +1,88 @@
+"""Options that nothing reads: who says so, and what a user hears."""
+
+from typing import Any
+
+import pytest
+
+import silograph as sg
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError
+from silograph.core.unread_options import unread
+from silograph.experiment.resolve.parts import TABLES, choose_parts, options_of
+from silograph.methods import METHODS
+
+EXCHANGES = {"interval", "tau", "owners", "sent", "moved"}
+WEIGHS = {"warmup", "floor"}
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        ("fedais", {}, set()),
+        ("fedais", {"nodes": "random"}, WEIGHS),
+        ("fedall", {}, {"ratio", *WEIGHS}),
+        ("fedlocal", {}, {"ratio", *WEIGHS, *EXCHANGES}),
+        ("fedlocal", {"halo": "drawn", "nodes": "importance"}, set()),
+    ],
+)
+def test_what_is_unread_follows_from_the_other_options(
+    method: str, given: dict[str, Any], expected: set[str]
+) -> None:
+    assert unread(METHODS[method].options, given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"method": "fedall", "options": {"ratio": 0.1}},
+            "ratio: fedall does not read it with nodes=all, got 0.1: leave it out, or give "
+            "nodes=random or importance",
+        ),
+        (
+            {"method": "fedlocal", "options": {"tau": 9}},
+            "give halo=drawn, held or all",
+        ),
+        (
+            {"neighbors": "fedgrains", "options": {"policy": "uniform", "width": 8}},
+            "width: fedgrains does not read it with policy=uniform, got 8",
+        ),
+        (
+            {"neighbors": "fedgrains", "options": {"log_z": "constant", "log_z_lr": 0.5}},
+            "log_z_lr: fedgrains does not read it with log_z=constant, got 0.5",
+        ),
+    ],
+)
+def test_a_value_that_nothing_reads_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        choose_parts(make_config({"dataset": "cora", **given}))
+    assert message in str(raised.value)
+
+
+def test_the_default_may_be_said() -> None:
+    choose_parts(make_config({"dataset": "cora", "method": "fedall", "options": {"ratio": 0.7}}))
+
+
+def test_every_condition_names_an_option_and_values_that_it_takes() -> None:
+    found = 0
+    for part in (part for table in TABLES.values() for part in table.values()):
+        for f in options_of(part).values():
+            for other, wanted in f.metadata.get("read_if", {}).items():
+                for value in wanted:
+                    part.options(**{other: value})
+                found += 1
+    assert found > 10
+
+
+def test_tuning_leaves_them_out(make_graph: Any) -> None:
+    """A controlled sampler has no flow network to tune; a trained one has."""
+    given: dict[str, Any] = {"trials": 1, "rounds": 1, "clients": 2, "batch_size": 8}
+    given |= {"partition": "random", "neighbors": "fedgrains", "method": "local", "processes": 0}
+    searched = {}
+    for policy in ("trained", "uniform"):
+        tuned = sg.tune(make_graph(), **given, options={"neighbors.policy": policy})
+        searched[policy] = set(tuned.trials[0].params)
+    assert {"neighbors.k", "neighbors.degrees"} <= searched["uniform"]
+    assert searched["trained"] - searched["uniform"] == {
+        f"neighbors.{name}" for name in ("alpha", "lr", "log_z")
+    }
