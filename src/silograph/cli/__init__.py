@@ -289,11 +289,18 @@ def methods_command(
 
 
 @app.command("parts")
-def parts_command() -> None:
-    """List all parts that a run chooses by name, with their options."""
+def parts_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="parts to show, or kinds such as neighbors (default: all)", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """List the parts that a run chooses by name and their options, or show those that are named."""
     from silograph.cli.printing import print_parts
 
-    print_parts()
+    print_parts(names or ())
 
 
 @app.command("datasets")

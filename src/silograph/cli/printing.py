@@ -10,7 +10,7 @@ from textwrap import wrap
 from rich.console import Console
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, lookup
+from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.text import counted, printable
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
@@ -104,17 +104,31 @@ def print_methods(names: Sequence[str] = ()) -> None:
         if name not in METHODS and (kind := next((k for k in TABLES if name in TABLES[k]), None)):
             raise ConfigError(
                 f"expected names of methods, got {name!r}, which is for --{kind}: silograph parts "
-                "lists it"
+                f"{name} shows it"
             )
         lookup(METHODS, name, "method")
     _print_parts([METHODS[name] for name in dict.fromkeys(names)] or METHODS.values())
 
 
-def print_parts() -> None:
-    """Print all parts that a run chooses by name, with their options."""
+def print_parts(names: Sequence[str] = ()) -> None:
+    """Print parts that a run chooses by name, with their options.
+
+    Args:
+        names: kinds of parts, and parts; all by default.
+
+    Raises:
+        ConfigError: there is no such kind or part.
+    """
+    known = [*TABLES, *(name for table in TABLES.values() for name in table)]
+    for name in names:
+        if name not in known:
+            raise unknown("part", name, known)
     for kind, table in TABLES.items():
-        _print_hanging(_console(), f"--{kind} NAME", style="bold underline")
-        _print_parts(table.values())
+        whole = not names or kind in names
+        shown = [part for name, part in table.items() if whole or name in names]
+        if shown:
+            _print_hanging(_console(), f"--{kind} NAME", style="bold underline")
+            _print_parts(shown)
 
 
 def _print_parts(parts: Iterable[NamedPart]) -> None:

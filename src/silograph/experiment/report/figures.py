@@ -78,11 +78,14 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def marks(self, unit: str = "", most: int = 5) -> list[Tick]:
-        """Return ticks; bytes are shown in MB, rounds are whole numbers."""
+        """Return ticks; bytes are shown in MB and other millions as M, rounds are whole numbers."""
         factor = 1e6 if unit == "bytes" else 1.0
         values = ticks(self.low / factor, self.high / factor, most)
         values = [v for v in values if unit != "round" or v == int(v)]
-        return [Tick(round(100 * self.share(v * factor), 2), f"{v:,.10g}") for v in values]
+        millions = max(map(abs, values), default=0) >= 1e6  # there is room for seven signs
+        shown = [f"{v / 1e6:,.10g} M" if millions else f"{v:,.10g}" for v in values]
+        places = [round(100 * self.share(v * factor), 2) for v in values]
+        return [Tick(at, text) for at, text in zip(places, shown, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,8 @@ def curves(
     lines = [line for line in lines if any(v is not None for v in line.ys)]
     if not lines:
         return None
-    y = Scale(*spread([v for line in lines for v in line.ys if v is not None], 0.04))
+    values = [v for line in lines for v in line.ys if v is not None]
+    y, whole = Scale(*spread(values, 0.04)), all(v == int(v) for v in values)
     panels = [_panel(unit, lines, axes, y, best) for unit in units_of(axes)]
     data = {
         "series": [
@@ -161,8 +165,9 @@ def curves(
         ]
     }
     single = all(sum(v is not None for v in line.ys) == 1 for line in lines)
-    found = {"key": key, "y": y, "ticks": y.marks(), "panels": panels, "lines": lines, "data": data}
-    return found | {"single": single}
+    marks = y.marks("round" if whole else "")
+    found = {"key": key, "y": y, "ticks": marks, "panels": panels, "lines": lines, "data": data}
+    return found | {"single": single, "millions": any(mark.text.endswith("M") for mark in marks)}
 
 
 def units_of(axes: Sequence[Axis]) -> list[str]:

@@ -83,6 +83,7 @@ def run_page(run: RunRecord) -> str:
             names={name: title_of(name) for name in run.reported},
             scores={part: run.scores(part) for part in ("test", "val")},
             figures=figures,
+            constants=constant_facts(kept_rows(run)),
             figure_data={figure["key"]: figure["data"] for figure in figures},
             axes=[axis_of(kept_rows(run))],
             units=named_units([axis_of(kept_rows(run))]),
@@ -177,9 +178,11 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
 def facts_of(
     rows: Sequence[Row], axes: list[dict[str, list[float | None]]], at: dict[str, float] | None
 ) -> list[dict[str, Any]]:
-    """Return a curve for each figure that the method reports of a round."""
+    """Return a curve for each figure that the method reports of a round and that changes."""
     found = []
-    for column in (name for name in rows[0] if name.startswith(FACT)):
+    for column, values in told_of(rows).items():
+        if len(values) == 1 and len(rows) > 1:
+            continue
         name = column.removeprefix(FACT)
         figure = curves(column, [Curve(name, "train", [r.get(column) for r in rows])], axes, at)
         if figure is not None:
@@ -188,6 +191,23 @@ def facts_of(
                 figure | {"title": title, "label": "top", "says": "Reported by the method."}
             )
     return found
+
+
+def told_of(rows: Sequence[Row]) -> dict[str, set[float]]:
+    """Return the columns of what the method reports of rounds, with their different values."""
+    names = [name for name in rows[0] if name.startswith(FACT)]
+    return {name: {v for row in rows if (v := row.get(name)) is not None} for name in names}
+
+
+def constant_facts(rows: Sequence[Row]) -> list[str]:
+    """Return what the method reports alike of all rounds, where there are several."""
+    if len(rows) < 2:
+        return []
+    return [
+        f"{name.removeprefix(FACT).replace('_', ' ')} {next(iter(values)):,.10g}"
+        for name, values in told_of(rows).items()
+        if len(values) == 1
+    ]
 
 
 def headed(title: str) -> str:

@@ -270,7 +270,9 @@ class Result:
             [view, *(METRICS[name].text(scores and scores.get(name)) for name in names)]
             for view, scores in found.items()
         ]
-        about = f"{self.method.name}, {counted(config.clients, 'client')} ({config.partition})"
+        drawn = "" if config.neighbors in ("full", "fanout") else f" with {config.neighbors}"
+        clients = f"{counted(config.clients, 'client')} ({config.partition})"
+        about = f"{self.method.name}{drawn}, {clients}"
         columns = ["test", *(METRICS[name].title for name in names)]
         return f"{Path(config.dataset).stem}, {about}", columns, rows
 
