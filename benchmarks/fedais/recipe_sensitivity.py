@@ -27,7 +27,7 @@ COLUMNS = {
 SETTINGS = {
     "ratio": tuple(f"ratio={r}" for r in (0.1, 0.3, 0.5, 0.7, 0.9)),
     "floor": tuple(f"floor={f}" for f in (0.0, 0.1, 0.5, 1.0)),
-    "warm-up": tuple(f"warmup={w}" for w in (0, 1, 5)),
+    "warm-up": tuple(f"warmup={w}" for w in (1, 5)),
     "tau": tuple(f"tau={t}" for t in (1, 2, 5, 10)),
     "halo": ("halo=none", "halo=drawn", "halo=held", "halo=all"),
 }

@@ -17,6 +17,7 @@ from sessions import TOKEN, table, worker_of
 from silograph.control import (
     BOUND_INTERVAL,
     CONTROLLERS,
+    LOSS_INTERVAL,
     Controller,
     Knob,
     RunStanding,
@@ -282,6 +283,15 @@ def test_a_loss_of_any_size_leaves_the_interval_in_its_range(bad: float) -> None
     state |= {name: torch.tensor(1e-200, dtype=torch.float64) for name in NUMBERS}
     now = replace(standing_at(1), val_loss=bad)
     assert 1 <= int(BOUND_INTERVAL.propose(None, [knob], state, now, Key.of(0))["a"]) <= 9
+
+
+@pytest.mark.parametrize("first", [0.0, 2.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("bad", [1e300, float("inf"), float("nan")])
+def test_an_interval_by_a_loss_of_any_size_is_in_its_range(first: float, bad: float) -> None:
+    (knob,) = KNOBS[:1]
+    state = LOSS_INTERVAL.init(None, [knob], replace(standing_at(0), val_loss=first))
+    now = replace(standing_at(1), val_loss=bad)
+    assert 1 <= int(LOSS_INTERVAL.propose(None, [knob], state, now, Key.of(0))["a"]) <= 9
 
 
 def test_the_interval_follows_the_loss() -> None:

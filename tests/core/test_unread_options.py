@@ -13,6 +13,7 @@ from silograph.methods import METHODS
 
 EXCHANGES = {"interval", "tau", "owners", "sent", "moved"}
 WEIGHS = {"warmup", "floor"}
+AGENT = {"target", "time", "explore", "agent_seed"}
 
 
 @pytest.mark.parametrize(
@@ -23,12 +24,15 @@ WEIGHS = {"warmup", "floor"}
         ("fedall", {}, {"ratio", *WEIGHS}),
         ("fedlocal", {}, {"ratio", *WEIGHS, *EXCHANGES}),
         ("fedlocal", {"halo": "drawn", "nodes": "importance"}, set()),
+        ("fedais", {"policy": "ddpg"}, {"interval"}),
+        ("fedpub", {"masks": False}, {"l1"}),
     ],
 )
 def test_what_is_unread_follows_from_the_other_options(
     method: str, given: dict[str, Any], expected: set[str]
 ) -> None:
-    assert unread(METHODS[method].options, given) == expected
+    agent = set() if method == "fedpub" or "policy" in given else AGENT
+    assert unread(METHODS[method].options, given) == expected | agent
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,11 @@ def test_what_is_unread_follows_from_the_other_options(
         (
             {"neighbors": "fedgrains", "options": {"policy": "uniform", "width": 8}},
             "width: fedgrains does not read it with policy=uniform, got 8",
+        ),
+        (
+            {"method": "fedpub", "options": {"masks": False, "l1": 0.5}},
+            "l1: fedpub does not read it with masks=false, got 0.5: leave it out, or give "
+            "masks=true",
         ),
         (
             {"neighbors": "fedgrains", "options": {"log_z": "constant", "log_z_lr": 0.5}},

@@ -11,6 +11,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked
+from silograph.exchange.history import blank_history, stored_in
 from silograph.exchange.passes import divisible
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -23,7 +24,7 @@ from silograph.nn.backends import COMPILED, TORCH
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.schedule import Schedule, Training
 from silograph.nn.steps import Held
-from silograph.nn.stored_compiled import check_held
+from silograph.nn.stored_compiled import check_held, check_stored
 from together import cut_of, model_of
 
 pytest.importorskip("numba")
@@ -130,3 +131,14 @@ def test_kernels_are_given_what_they_read_alone() -> None:
     mixed["weights/flat"] = Stacked(mixed["weights/flat"].t.double())
     with pytest.raises(ProtocolError, match="and the run's dtype"):
         check_held(model, training, mixed, 2, 9)
+
+
+@pytest.mark.parametrize("of", ["own", "halo"])
+def test_kernels_read_stored_rows_of_the_right_shape_alone(make_graph: MakeGraph, of: str) -> None:
+    block, _, _ = cut_of(make_graph(40), 2, "random")
+    model = divisible(model_of("gcn", residual=False, layers=2))
+    stored = stored_in(blank_history(model, block))
+    check_stored(model, stored, block)
+    short = {number: t[:, 1:] for number, t in getattr(stored, of).items()}
+    with pytest.raises(ProtocolError, match=r"expected stored rows of shape .* for stage 1, got"):
+        check_stored(model, replace(stored, **{of: short}), block)

@@ -69,6 +69,8 @@ class Client:
     weights: dict[str, Tensor] | None = None
     drawn: list[int] = field(default_factory=list)
     share: dict[int, float] = field(default_factory=dict)
+    asked: set[tuple[int, int]] = field(default_factory=set)
+    readable: set[tuple[int, int]] | None = None
     told: list[float] = field(default_factory=list)
     ages: list[int] = field(default_factory=list)
 
@@ -118,6 +120,11 @@ def row_of(conv: str, p: dict[str, Tensor], own: Tensor, near: list[Tensor], ask
     return out + own @ p["root"] if conv == "sage" else out
 
 
+def known_to(me: Client, slot: tuple[int, int]) -> bool:
+    """Whether what a client computes now may read a slot."""
+    return slot in me.seen and (me.readable is None or slot in me.readable)
+
+
 def forward(
     conv: str, me: Client, weights: dict[str, Tensor], rows: Sequence[int], layers: int = LAYERS
 ) -> tuple[Rows, dict[int, Rows]]:
@@ -139,7 +146,7 @@ def forward(
                 heard.append(torch.zeros_like(h[v]) if row is None else row)
                 there = me.nodes[u]
                 degrees.append(len(there.near) + (len(there.slots) if number else 0))
-            known = [s for s in node.slots if s in me.seen] if number else []
+            known = [s for s in node.slots if known_to(me, s)] if number else []
             sent = [me.halo[s][number] for s in known]
             every = len(node.near) + (len(node.slots) if number else 0)
             out[v] = row_of(conv, p, h[v], heard, (degrees, sent, every))
@@ -171,7 +178,7 @@ def draw(me: Client, options: FedAISOptions, changes: dict[int, float], key: Key
     keys, n = [me.nodes[v].key for v in rows], len(rows)
     count = n if options.nodes == "all" else max(1, math.floor(options.ratio * n + 0.5))
     size = [abs(changes[v]) for v in rows]
-    even = options.nodes != "importance" or me.passes < max(options.warmup, 1) or not sum(size)
+    even = options.nodes != "importance" or me.passes < options.warmup or not sum(size)
     p = [options.floor / n + (1 - options.floor) * (1 / n if even else s / sum(size)) for s in size]
     if options.unbiased:
         low, high = 0.0, 1e6
@@ -185,7 +192,7 @@ def draw(me: Client, options: FedAISOptions, changes: dict[int, float], key: Key
             begin, end = end, end + pi[i]
             if math.floor(end + 1e-9) > math.floor(begin + 1e-9):
                 kept.add(i)
-        me.share = {rows[i]: options.batches / (n * pi[i]) for i in kept}
+        me.share = {rows[i]: 1 / (n * pi[i]) for i in kept}
     else:
         u = uniform(key, keys)
         clock = [-math.log(max(t, 2.0**-54)) / q for t, q in zip(u, p, strict=True)]
@@ -223,8 +230,11 @@ def exchange(
     """Owners answer for what the next batches want, then all is stored."""
     wants: dict[int, list[tuple[int, int]]] = {}
     for c in chosen:
-        batch = batches_of(clients[c].drawn, options.batches)[start]
-        wants[c] = sorted({s for v in batch for s in clients[c].nodes[v].slots})
+        all_batches, until = batches_of(clients[c].drawn, options.batches), start + 1
+        until += (options.tau - 1) * (options.halo == "held")
+        rows = [v for batch in all_batches[start:until] for v in batch]
+        wants[c] = sorted({s for v in rows for s in clients[c].nodes[v].slots})
+        clients[c].asked = set(wants[c])
     answers: dict[tuple[int, int], Rows] = {}
     for o, owner in enumerate(clients):
         rows = sorted({row for wanted in wants.values() for at, row in wanted if at == o})
@@ -249,9 +259,13 @@ def train_batch(conv: str, me: Client, options: FedAISOptions, number: int, now:
         return
     assert me.weights is not None
     leaves = {name: w.clone().requires_grad_() for name, w in me.weights.items()}
+    me.readable = me.asked if options.halo == "held" else None
     logits, entered = forward(conv, me, leaves, rows)
+    read = {s for v in rows for s in me.nodes[v].slots if known_to(me, s)}
+    me.readable = None
     losses = {v: loss_of(logits[v], me.nodes[v].y) for v in rows}
-    share = me.share or dict.fromkeys(rows, 1 / len(rows))
+    share = {v: s * len(me.drawn) / len(rows) for v, s in me.share.items()}
+    share = share or dict.fromkeys(rows, 1 / len(rows))
     loss = torch.stack([share[v] * losses[v] for v in rows]).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()))
     me.weights = {
@@ -260,7 +274,6 @@ def train_batch(conv: str, me: Client, options: FedAISOptions, number: int, now:
     for at, found in entered.items():
         me.own[at] |= found
     me.told += [float(loss.detach()) for loss in losses.values()]
-    read = {s for v in rows for s in me.nodes[v].slots if s in me.seen}
     me.ages += [now - me.seen[s] for s in read]
 
 
@@ -284,7 +297,9 @@ def whole_round(
                 train_batch(conv, clients[c], options, number, now - start + number)
     mine = [clients[c] for c in chosen]
     models = [me.weights for me in mine if me.weights is not None]
-    mean = {name: torch.stack([w[name] for w in models]).mean(0) for name in weights}
+    sizes = [sum(n.trains for n in me.nodes) if options.average == "nodes" else 1 for me in mine]
+    pairs = [(n / sum(sizes), w) for n, w in zip(sizes, models, strict=True)]
+    mean = {name: torch.stack([s * w[name] for s, w in pairs]).sum(0) for name in weights}
     facts = {
         "loss": sum(sum(me.told) / len(me.told) for me in mine) / len(mine),
         "rows_trained": sum(len(me.told) for me in mine) / len(mine),
@@ -303,6 +318,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "even": ("sage", {"nodes": "random", "ratio": 0.4}),
     "long warm-up": ("sage", {"warmup": 2, "floor": 0.0, "ratio": 0.6}),
     "all": ("gcn", {"nodes": "all", "tau": 3}),
+    "held": ("gcn", {"nodes": "all", "halo": "held"}),
+    "nodes": ("sage", {"average": "nodes"}),
 }
 
 

@@ -138,3 +138,15 @@ def test_weighed_losses_are_unbiased_by_enumeration() -> None:
         total += segment_sum(torch.where(found, f / (SIZES[owners(OFF)] * pi), 0), OFF) / starts
     mean = segment_sum(f, OFF) / SIZES.clamp(min=1)
     torch.testing.assert_close(total, mean, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_loss_that_is_no_number_changes_nobody_elses_draws(bad: float) -> None:
+    """It counts as no change, so that its client draws by the others."""
+    change, wild = changes(), changes()
+    change[1], wild[1] = 0.0, bad
+    p, count = probabilities(wild, OFF, 0.2), torch.tensor([2, 0, 1, 3])
+    assert torch.equal(p, probabilities(change, OFF, 0.2))
+    assert bool(p.isfinite().all())
+    found = systematic(inclusions(p, OFF, count), OFF, KEYS, Key.of(4), torch.arange(4))
+    assert segment_sum(found.long(), OFF).tolist() == count.tolist()

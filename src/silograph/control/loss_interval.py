@@ -43,6 +43,7 @@ def propose(
     # Silos report losses, so that a ratio of any size may come.
     loss, first = max(loss_of(standing), 0.0), float(state["first"])
     share = math.sqrt(loss / first) if first > 0 else 1.0
+    share = math.inf if math.isnan(share) else share
     return {
         knob.name: knob.constant(
             _affordable(

@@ -8,11 +8,12 @@ from silograph.control.ddpg import DDPG, AgentOptions
 from silograph.control.drawn import DRAWN
 from silograph.core.errors import ConfigError
 
-TARGET = {"help": "ddpg: score that the reward is measured from"}
-TIME = {"help": "ddpg: seconds of a round in the reward; none: a reward of scores alone"}
-EXPLORE = {"help": "ddpg: learn, and add noise to what the agent does"}
+OF_AGENT: dict[str, Any] = {"read_if": {"policy": ("ddpg",)}}
+TARGET = OF_AGENT | {"help": "ddpg: score that the reward is measured from"}
+TIME = OF_AGENT | {"help": "ddpg: seconds of a round in the reward; none: a reward of scores alone"}
+EXPLORE = OF_AGENT | {"help": "ddpg: learn, and add noise to what the agent does"}
 AGENT: dict[str, Any] = {"help": "ddpg: file of an agent to go on from", "server_only": True}
-AGENT_SEED = {"help": "ddpg: seed of a new agent's networks and of its replay"}
+AGENT_SEED = OF_AGENT | {"help": "ddpg: seed of a new agent's networks and of its replay"}
 
 
 def by_policy(options: Any, otherwise: Controller) -> Controller:

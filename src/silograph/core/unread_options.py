@@ -33,15 +33,15 @@ def check_read(options: Any, what: str) -> None:
     for f in dataclasses.fields(options):
         other = _because_of(f, values)
         if other is not None and values[f.name] != f.default:
-            *more, last = f.metadata["read_if"][other]
+            *more, last = (str(value).lower() for value in f.metadata["read_if"][other])
             wanted = f"{', '.join(more)} or {last}" if more else last
             raise ConfigError(
-                f"{f.name}: {what} does not read it with {other}={values[other]}, got "
+                f"{f.name}: {what} does not read it with {other}={str(values[other]).lower()}, got "
                 f"{values[f.name]}: leave it out, or give {other}={wanted}"
             )
 
 
 def _because_of(field: "dataclasses.Field[Any]", values: Mapping[str, Any]) -> str | None:
     """Return the other option because of which a field is not read; None: it is read."""
-    needed: Mapping[str, tuple[str, ...]] = field.metadata.get("read_if", {})
+    needed: Mapping[str, tuple[object, ...]] = field.metadata.get("read_if", {})
     return next((other for other, wanted in needed.items() if values[other] not in wanted), None)

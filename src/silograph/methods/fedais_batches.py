@@ -18,6 +18,7 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
+    owners,
     take_all,
 )
 from silograph.core.payload import state_of as fields_of
@@ -39,6 +40,7 @@ from silograph.methods.fedais_state import (
     BASE,
     DONE,
     FIXED_IN_ROUND,
+    ROWS,
     SHARE,
     TALLY,
     TRAINED,
@@ -53,6 +55,7 @@ from silograph.methods.fedais_state import (
     untouched,
 )
 from silograph.methods.local_training import (
+    finite_or_old,
     named_fields,
     stacked,
 )
@@ -178,7 +181,24 @@ def chosen_rows(
     rows, off, places = batch_rows(cfg, block, fixed, number)
     around = around_of(cfg, block)
     batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
-    return TrainingRows(batch, fixed[SHARE].t[places] if SHARE in fixed else None)
+    return TrainingRows(batch, batch_share(fixed, off, places) if SHARE in fixed else None)
+
+
+def batch_share(fixed: State, off: Tensor, places: Tensor) -> Tensor:
+    """Return the weight of the loss of each row of a batch, (b,), by which its step is unbiased.
+
+    A batch of b of a round's m nodes has each of them with probability b / m, so the weight that
+    a node's draw gives counts m / b times.
+
+    Args:
+        fixed: the nodes that a round has drawn, and the weights that their draws give.
+        off: (C + 1,) of the batch.
+        places: (b,) of its rows among the drawn nodes.
+    """
+    drawn, share = fixed[ROWS], fixed[SHARE].t[places]
+    assert isinstance(drawn, Ragged)  # as `draw_nodes` left it
+    times = drawn.off.diff() / off.diff().clamp(min=1)
+    return share * times.to(share.dtype)[owners(off)]
 
 
 def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:
@@ -251,7 +271,7 @@ def close_round(
     )
     new = {name: f for name, f in state.items() if not name.startswith("round/")}
     if cfg.keep_optimizer:
-        new |= stacked("optimizer", memory_of(cfg.training, held))
+        new |= finite_or_old(stacked("optimizer", memory_of(cfg.training, held)), state)
     new |= remembered(logits, block)
     said: dict[str, Field] = {**reply, **{k: Stacked(t) for k, t in told.items()}}
     if cfg.sent.plain:

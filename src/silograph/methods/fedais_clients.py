@@ -160,7 +160,9 @@ def draw_nodes(
     key: Key,
     ratio: float | Tensor,
 ) -> dict[str, Ragged]:
-    """Return the rows that a round trains on, (m,) int32 as clients count, and their weights.
+    """Return the rows that a round trains on, (m,) int32 as clients count.
+
+    If steps are to be unbiased, also 1 / (nodes of the client x probability of the draw) of each.
 
     Args:
         cfg: of the method.
@@ -178,14 +180,14 @@ def draw_nodes(
     if options.nodes != "all":
         count = torch.floor(ratio * count.double() + 0.5).long().clamp(min=1)
         count = torch.minimum(count, block.num_train)
-    warm = passes < max(options.warmup, 1)
+    warm = passes < options.warmup
     even = warm | torch.tensor(options.nodes != "importance", device=warm.device)
     moved = torch.where(even[block.client[train]], 0, change[train])
     p = probabilities(moved, off, options.floor)
     if options.unbiased:
         pi = inclusions(p, off, count)
         kept = systematic(pi, off, keys, key, segment_sum(keys, off))
-        share = options.batches / (block.num_train[owners(off)] * pi)
+        share = 1 / (block.num_train[owners(off)] * pi)
     else:
         order, _ = first_of(draw_order(p, off, keys, key), off, count)
         kept = torch.zeros(len(train), dtype=torch.bool, device=train.device)
@@ -215,23 +217,32 @@ def batch_rows(
     return rows.t[places].long() + block.off[:-1][owners(off)], off, places
 
 
+def drawn_slots(cfg: Config, block: ClientBlock, state: State, number: int, key: Key) -> Tensor:
+    """Return the slots (k,) of the block that batch `number` of a round has drawn, some twice."""
+    rows, off, _ = batch_rows(cfg, block, state, number)
+    around = around_of(cfg, block)
+    drawn = drawn_around(around, rows, off, neighbors_of(cfg), key.fold("batch", number))
+    slot = around.slot[drawn.neighbor]
+    return slot[slot >= 0]
+
+
 @reads(ROWS, VERSION)
 def ask(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Name the slots that the next batch has drawn. In: `start`, `round`. Out: `slot` (k,).
+    """Name the slots that are fetched. In: `start`, `round`, `knobs/tau`. Out: `slot` (k,).
 
-    Where only rows that moved are sent: and `version` (k,) that the client has of each.
+    Those that the next batch has drawn; where batches read no others, those of all batches until
+    the next exchange. Where only rows that moved are sent: and `version` (k,) that the client has
+    of each.
     """
-    start = int(inbox["start"].t)
+    start, tau = int(inbox["start"].t), int(inbox["knobs/tau"].t)
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
     else:
-        rows, off, _ = batch_rows(cfg, block, state, start)
-        around, own = around_of(cfg, block), key.fold("batch", start)
-        drawn = drawn_around(around, rows, off, neighbors_of(cfg), own)
-        slot = around.slot[drawn.neighbor]
-        slots = torch.unique(slot[slot >= 0])
+        read = range(start, min(start + tau, plan_of(cfg).batches))
+        numbers = read if cfg.options.halo == "held" else read[:1]
+        slots = torch.cat([drawn_slots(cfg, block, state, n, key) for n in numbers]).unique()
     slot_off = torch.searchsorted(slots, block.halo.off)
     first = block.halo.off[:-1][owners(slot_off)]
     named = Ragged((slots - first).int(), slot_off)

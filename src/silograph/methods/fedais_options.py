@@ -24,6 +24,7 @@ from silograph.methods.base import MethodConfig, Share
 EXCHANGES = {"read_if": {"halo": ("drawn", "held", "all")}}
 DRAWS = {"read_if": {"nodes": ("random", "importance")}}
 WEIGHS = {"read_if": {"nodes": ("importance",)}}
+MOST_COUNT = 2**31  # of what ops count in whole numbers of 32 bits
 MOST = 100  # batches between two exchanges
 TAU, RATIO = "tau", "ratio"  # knobs
 
@@ -40,17 +41,18 @@ class FedAISOptions:
     )
     interval: Literal["fixed", "adaptive", "bound"] = field(
         default="adaptive",
-        metadata=EXCHANGES
-        | {
+        metadata={
+            "read_if": EXCHANGES["read_if"] | {"policy": ("rule",)},
             "help": "batches between two exchanges: always tau (fixed), fewer as the loss falls "
-            "(adaptive), or of the least error bound by estimated constants (bound)"
+            "(adaptive), or of the least error bound by estimated constants (bound)",
         },
     )
     halo: Literal["none", "drawn", "held", "all"] = field(
         default="drawn",
         metadata={
-            "help": "what an exchange fetches: nothing (none), what its batch has drawn (drawn), "
-            "the same, and others are not read until the next one (held), or all slots (all)"
+            "help": "what an exchange fetches: nothing (none), what the next batch has drawn "
+            "(drawn), what all batches until the next exchange have, which read no other slots "
+            "(held), or all slots (all)"
         },
     )
     tau: Annotated[int, Field(ge=1, le=MOST)] = field(
@@ -70,11 +72,11 @@ class FedAISOptions:
     batches: Annotated[int, Field(ge=1, le=1000)] = field(
         default=10, metadata={"help": "batches of a round, in each of its local epochs"}
     )
-    drawn: Annotated[int, Field(ge=0)] = field(
+    drawn: Annotated[int, Field(ge=0, lt=MOST_COUNT)] = field(
         default=10,
         metadata={"help": "neighbors drawn for a node of a batch, halo included; 0: all"},
     )
-    warmup: Annotated[int, Field(ge=0)] = field(
+    warmup: Annotated[int, Field(ge=1, lt=MOST_COUNT)] = field(
         default=1,
         metadata=WEIGHS | {"help": "rounds of a client in which its nodes are drawn evenly"},
     )

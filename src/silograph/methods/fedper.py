@@ -41,6 +41,7 @@ from silograph.methods.base import Method, MethodConfig, RoundReport, ServerStat
 from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
+    finite_or_old,
     local_round,
     local_steps,
     named_fields,
@@ -124,7 +125,8 @@ def train_private(
     reply = trained(fitted, block)
     kept = {name: reply.pop(f"weights/{name}") for name in own}
     base = {name: w for name, w in fitted.tensors.items() if own and name not in own}
-    return {**new, **state_of(named_fields(PRIVATE, kept)), **stacked(BASE, base)}, reply
+    private = finite_or_old(state_of(named_fields(PRIVATE, kept)), state)
+    return {**new, **private, **stacked(BASE, base)}, reply
 
 
 def own_weights(

@@ -62,6 +62,7 @@ from silograph.methods.caution import Caution
 from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
+    finite_or_old,
     local_steps,
     report_of,
     selected,
@@ -97,6 +98,7 @@ class FedPubOptions:
         default=1e-3,
         metadata={
             "help": "weight of the masks' L1 norm, and what a mask's entry must reach to count",
+            "read_if": {"masks": (True,)},
             "tune": log(1e-5, 1e-1),
         },
     )
@@ -169,7 +171,8 @@ def train_masked(
         "sparsity": Stacked(sparse),
         **told(fitted, block),
     }
-    return {**new, **stacked("masks", kept), **stacked("weights", mine)}, reply
+    own_masks = finite_or_old(stacked("masks", kept), state)
+    return {**new, **own_masks, **stacked("weights", mine)}, reply
 
 
 def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
@@ -241,7 +244,7 @@ def fit_round(
     figures = {"own_share": share.diagonal(), "sparsity": found["sparsity"]}
     facts = {name: float(t[gives].mean()) for name, t in figures.items()}
     client_facts = {name: t.where(gives, torch.nan) for name, t in figures.items()}
-    report = report_of(chosen, found, facts, client_facts, observed=cfg.observed)
+    report = report_of(chosen, found, gives, facts, client_facts, observed=cfg.observed)
     return ServerState(None, memory), report
 
 

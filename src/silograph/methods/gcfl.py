@@ -99,7 +99,7 @@ class GCFLPlusOptions:
     epsilon1: Length = field(default=0.05, metadata=EPSILON1)
     epsilon2: Length = field(default=0.1, metadata=EPSILON2)
     warmup: Annotated[int, Field(ge=0)] = field(default=20, metadata=WARMUP)
-    sequence: Annotated[int, Field(ge=2)] = field(
+    sequence: Annotated[int, Field(ge=2, le=10**6)] = field(
         default=5, metadata={"help": "rounds whose changes are compared"}
     )
 
@@ -172,7 +172,9 @@ def fit_round(
         memory[f"weights/{name}"] = means(w, changes[name], cluster, new, weight)
     memory["cluster"] = new
     facts = {"clusters": float(new.max() + 1)}
-    report = report_of(chosen, found, facts, {"cluster": new.double()}, observed=cfg.observed)
+    report = report_of(
+        chosen, found, took_part, facts, {"cluster": new.double()}, observed=cfg.observed
+    )
     return ServerState(weights=None, memory=memory), report
 
 

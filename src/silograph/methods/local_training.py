@@ -30,6 +30,9 @@ from silograph.core.payload import (
     below,
     from_bases,
     named,
+    put,
+    state_of,
+    take_all,
     under,
 )
 from silograph.core.work import work_for
@@ -49,6 +52,7 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, TrainingInputs
 from silograph.nn.forward import embedded_pass, whole_pass
+from silograph.nn.segment import segment_sum
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
@@ -194,11 +198,40 @@ def train_from(
     if cfg.relevant is not None:
         with work_for(Kind.EVALUATION):
             new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
-    new |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
-    new |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
+    kept: dict[str, Stacked | Ragged] = {}
+    kept |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     if cfg.keep_optimizer:
-        new |= stacked("optimizer", fitted.memory)
-    return fitted, new
+        kept |= stacked("optimizer", fitted.memory)
+    kept |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
+    return fitted, {**new, **finite_or_old(kept, state)}
+
+
+def finite_or_old(new: State, old: State) -> State:
+    """Return what clients keep to themselves; who got anything infinite or NaN keeps the old.
+
+    Else one round's weights from a server, or a step too long, would spoil all later rounds.
+
+    Args:
+        new: fields of the state after training.
+        old: the state before, with these fields.
+    """
+    if not new:
+        return new
+    sums = [
+        segment_sum(total, f.off) if isinstance(f, Ragged) else total
+        for f, total in ((f, _row_sums(f.t)) for f in new.values())
+    ]
+    good = torch.stack(sums).isfinite().all(0)  # a sum of finite numbers may be, too
+    if bool(good.all()):
+        return new
+    bad = (~good).nonzero()[:, 0]
+    before = state_of(take_all({name: old[name] for name in new}, bad))
+    return {name: put(f, before[name], bad) for name, f in new.items()}
+
+
+def _row_sums(t: Tensor) -> Tensor:
+    """Return the sum of each row (n, ...) as float64, (n,)."""
+    return (t.flatten(1) if t.dim() > 1 else t[:, None]).sum(1, dtype=torch.float64)
 
 
 def embeddings(
@@ -287,6 +320,7 @@ def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str,
 def report_of(
     chosen: tuple[str, ...],
     found: Mapping[str, Tensor],
+    gives: Tensor,
     facts: Mapping[str, float],
     client_facts: Mapping[str, Tensor],
     *,
@@ -297,12 +331,13 @@ def report_of(
     Args:
         chosen: who was called.
         found: `answered`, `nodes` and `loss` of all clients, (C,), and `received/*` if asked for.
+        gives: (C,) bool, whose models enter means; the loss is theirs.
         facts: of the round.
         client_facts: of the clients.
         observed: see `MethodConfig`.
     """
-    nodes = found["nodes"] * found["answered"]
-    loss = float((found["loss"] * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
+    nodes, losses = found["nodes"][gives], found["loss"][gives]
+    loss = float((losses * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
     names = {"answered", "nodes", "loss", *(n for n in found if n.startswith(f"{RECEIVED}/"))}
     told = {name: found[name] for name in names} if observed else {}
     return RoundReport(chosen, loss, facts, client_facts, told)

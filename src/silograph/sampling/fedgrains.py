@@ -73,7 +73,7 @@ MOST_ALPHA = 1e8  # second moments of log Z go with its fourth power, and have t
 class FedGrainsOptions:
     """The help texts are the documentation of the fields."""
 
-    k: Annotated[int, Field(ge=1)] = field(
+    k: Annotated[int, Field(ge=1, lt=2**31)] = field(
         default=32,
         metadata={
             "help": "nodes that a client chooses in each layer of a step, among all neighbors of "

@@ -32,7 +32,11 @@ def probabilities(change: Tensor, off: Tensor, floor: float) -> Tensor:
         off: (C + 1,).
         floor: share of the probability that all nodes have alike.
     """
-    size, total = change.double().abs(), segment_sum(change.double().abs(), off)
+    # What is infinite or NaN counts as no change: with it a client would draw nothing, and where
+    # lengths are added up along all clients, nor would those after it.
+    size = change.double().abs()
+    size = size.where(size.isfinite(), 0)
+    total = segment_sum(size, off)
     client, count = owners(off), off.diff().double()
     even = 1 / count[client]
     found = torch.where(total[client] > 0, size / total.clamp(min=LEAST**2)[client], even)

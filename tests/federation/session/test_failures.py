@@ -255,7 +255,8 @@ def test_rows_far_beyond_those_of_others_are_of_nobody_else() -> None:
     assert unusable([*honest, of_rows(2, 1e5)], None) == {}
     nan = float("nan")
     assert unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
-    assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == {}  # training has diverged
+    both = {0: Cause.NOT_FINITE, 1: Cause.NOT_FINITE}  # two who agree get nobody else left out
+    assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
 
 
 def test_sums_stay_finite(built: Built) -> None:
