@@ -4,10 +4,11 @@ Li, Chen, Ren, Wang, Hu, Li, Yu and Chen, "Federated graph learning with adaptiv
 sampling", AAAI 2025, eq. 11: tau_t = ceil(sqrt(F_t / F_0) tau_0), for each knob.
 
 What we changed: F is the validation loss of the last scored round, pooled over clients, where the
-paper takes the test loss. If the run has a limit of bytes, the interval is the least from there on
-with which what is left lasts to the last round. The estimate takes the cost of an exchange from the
-last round, and what else a round costs from the mean of all, since only some are scored. By how
-much the dearest round exceeds that mean is set aside, since the last round is scored.
+paper takes the test loss, which nothing here is chosen by. If the run has a limit of bytes, the
+interval is the least from there on with which what is left lasts to the last round. The estimate
+takes the cost of an exchange from the last round, and what else a round costs from the mean of all,
+since only some are scored. By how much the dearest round exceeds that mean is set aside, since the
+last round is scored.
 """
 
 import math

@@ -78,7 +78,7 @@ from silograph.methods.fedais_options import (
     moved_in,
     plan_of,
 )
-from silograph.methods.fedais_state import LOSSES, form_of, tells_moves, untouched
+from silograph.methods.fedais_state import LOSSES, pull_form_of, tells_moves, untouched
 from silograph.methods.local_training import state_specs
 from silograph.methods.needs import Needs
 from silograph.methods.preset import preset
@@ -176,7 +176,7 @@ def exchange(
     if cfg.options.halo == "none":
         return 0
     before = fed.ledger.bytes
-    form, what = form_of(cfg), Kind.EMBEDDINGS
+    form, what = pull_form_of(cfg), Kind.EMBEDDINGS
     pull(fed, ask, serve, store, what=what, key=key, inbox=told, to=chosen, form=form)
     return fed.ledger.bytes - before
 
@@ -243,7 +243,7 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     if cfg.options.halo == "none":
         trains: Steps = (opens, steps, closes)
         return trains if cfg.everyone_trains else Maybe(trains)
-    what, form = Kind.EMBEDDINGS, form_of(cfg)
+    what, form = Kind.EMBEDDINGS, pull_form_of(cfg)
     pulled = pull_steps(ask, serve, store, what=what, key=own, inbox=told, form=form)
     assert isinstance(pulled, Either)  # clients that do not ask may answer
     most = plan_of(cfg).batches
@@ -255,7 +255,7 @@ def kept_specs(cfg: Config) -> FieldSpecs:
     """Return what a client's state holds between rounds."""
     model, features = divisible(cfg.model), cfg.options.share_features
     losses = {LOSSES: FieldSpec(Ragged, (), rows=NODES)}
-    moved = {} if cfg.options.moved is None else moved_specs(form_of(cfg))
+    moved = {} if cfg.options.moved is None else moved_specs(pull_form_of(cfg))
     history = history_specs(model, features=features)
     return {**state_specs(cfg), **kept(cfg), **history, **losses, **moved}
 

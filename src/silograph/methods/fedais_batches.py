@@ -40,10 +40,10 @@ from silograph.methods.fedais_state import (
     BASE,
     DONE,
     FIXED_IN_ROUND,
+    IN_TRAINING,
     ROWS,
     SHARE,
     TALLY,
-    TRAINED,
     around_of,
     fields_under,
     is_compiled,
@@ -80,8 +80,8 @@ from silograph.nn.stored_training import (
 )
 
 
-@reads("history/", TRAINED, *FIXED_IN_ROUND, TALLY, DONE)
-@overwrites(TRAINED, OWN, TALLY)
+@reads("history/", IN_TRAINING, *FIXED_IN_ROUND, TALLY, DONE)
+@overwrites(IN_TRAINING, OWN, TALLY)
 def advance(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -98,7 +98,7 @@ def advance(
         )
     start, tau, total = int(inbox["start"].t), int(inbox["knobs/tau"].t), plan_of(cfg).batches
     end = total if cfg.options.halo == "none" else min(start + tau, total)
-    live = {name: f for name, f in state.items() if name.startswith((TRAINED, OWN, TALLY))}
+    live = {name: f for name, f in state.items() if name.startswith((IN_TRAINING, OWN, TALLY))}
     fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
     now = number_of(cfg, inbox) - start
     if is_compiled(cfg):
@@ -107,7 +107,7 @@ def advance(
     for number in range(start, end):
         own = key.fold("batch", number)
         active = batch_rows(cfg, block, state, number)[1].diff() > 0
-        for who in alike(fields_under(TRAINED, live), active):
+        for who in alike(fields_under(IN_TRAINING, live), active):
             if len(who) == block.num_clients:
                 train_batch_(cfg, block, fixed, live, number, now + number, own)
                 continue
@@ -156,7 +156,7 @@ def train_batches_(
     stored, keys = readable(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
     pairs = zip(numbers, keys, strict=True)
     chosen = [chosen_rows(cfg, block, fixed, stored, number, own) for number, own in pairs]
-    model, held = divisible(cfg.model), fields_under(TRAINED, live)
+    model, held = divisible(cfg.model), fields_under(IN_TRAINING, live)
     losses = stored_compiled.train_(model, cfg.training, block, held, chosen, stored, keys)
     for number, rows, loss in zip(numbers, chosen, losses, strict=True):
         tally_(fixed, live, rows, loss, first + number)
@@ -232,7 +232,7 @@ def train_batch_(
     """
     stored = readable(cfg, block, fixed, live)
     chosen, model = chosen_rows(cfg, block, fixed, stored, number, key), divisible(cfg.model)
-    held = fields_under(TRAINED, live)
+    held = fields_under(IN_TRAINING, live)
     losses, entered = step_(model, cfg.training, block, held, chosen, stored, key)
     for stage, x in entered.items():
         live[f"{OWN}{stage}"].t.index_copy_(0, chosen.batch.rows, x)

@@ -45,15 +45,15 @@ from silograph.methods.fedais_options import RATIO, Config, plan_of
 from silograph.methods.fedais_state import (
     BASE,
     DONE,
+    IN_TRAINING,
     LOSSES,
     ROWS,
     SHARE,
     TALLY,
-    TRAINED,
     around_of,
     as_trained,
-    form_of,
     neighbors_of,
+    pull_form_of,
     sends_bytes,
     stored_of,
     tells_moves,
@@ -96,12 +96,12 @@ def begin_stored(
     new, reply = begin(cfg, block, state, inbox, key)
     history = blank_history(divisible(cfg.model), block)
     if cfg.options.moved is not None:
-        history |= blank_moved(form_of(cfg), block)
+        history |= blank_moved(pull_form_of(cfg), block)
     losses = torch.zeros(len(block.row_key), dtype=dtype_of(block), device=block.off.device)
     return {**new, **history, LOSSES: Ragged(losses, block.off)}, reply
 
 
-@overwrites(TRAINED, OWN)
+@overwrites(IN_TRAINING, OWN)
 def open_round(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -123,7 +123,7 @@ def open_round(
     drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
     new = with_own(state, block, entered)
     new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
-    new |= {f"{TRAINED}{name}": f for name, f in as_trained(cfg, held).items()}
+    new |= {f"{IN_TRAINING}{name}": f for name, f in as_trained(cfg, held).items()}
     changes = tells_moves(cfg) or not cfg.sent.plain
     if is_compact(held) or changes:  # what the other rows of the first weights were
         for name in weights if changes else model.first_maps:
@@ -252,7 +252,7 @@ def ask(
     return {**state, ASKED: named}, reply
 
 
-@reads("history/", SENT, f"{TRAINED}weights/")
+@reads("history/", SENT, f"{IN_TRAINING}weights/")
 @overwrites(OWN)
 def serve(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key

@@ -35,7 +35,7 @@ from silograph.nn.stored_rows import StoredRows, Surroundings
 LOSSES = "importance/loss"
 
 
-TRAINED, BASE = "round/model/", "round/base/"
+IN_TRAINING, BASE = "round/model/", "round/base/"
 
 
 ROWS, SHARE = "round/rows", "round/share"
@@ -77,7 +77,7 @@ def is_compiled(cfg: Config) -> bool:
 
 def trained_of(cfg: Config, state: State) -> Held:
     """Return the clients in training, weights by name; empty between rounds."""
-    held = fields_under(TRAINED, state)
+    held = fields_under(IN_TRAINING, state)
     if not held or not is_compiled(cfg):
         return held
     from silograph.nn import stored_compiled  # numba takes a while to import
@@ -99,7 +99,7 @@ def sends_bytes(cfg: Config) -> bool:
     return cfg.options.sent == "int8"
 
 
-def form_of(cfg: Config) -> PullForm:
+def pull_form_of(cfg: Config) -> PullForm:
     """Return what an exchange carries."""
     since = cfg.options.moved is not None
     return rows_form(divisible(cfg.model), small=sends_bytes(cfg), since=since)

@@ -160,11 +160,11 @@ def fit_round(
     took_part = took_part & sound.all(0)  # a model that diverged enters no mean
     changes = {name: torch.where(_over(took_part, w), w, 0.0) for name, w in changes.items()}
     gram = products(changes)
-    judged = took_part & gram.diagonal().isfinite()  # nor does one that is too far off to compare
-    alike, known, memory = likenesses(memory, gram, judged)
+    compared = took_part & gram.diagonal().isfinite()  # nor does one that is too far off to compare
+    alike, known, memory = likenesses(memory, gram, compared)
     new = cluster
     if t > cfg.options.warmup:
-        new = split(cfg.options, cluster, gram, judged, alike, known)
+        new = split(cfg.options, cluster, gram, compared, alike, known)
     if not torch.equal(new, cluster):
         memory["filled"] = torch.zeros_like(memory["filled"])
     weight = found["nodes"] * took_part

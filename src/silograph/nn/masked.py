@@ -256,13 +256,13 @@ class Masked:
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), None)
 
-    def effective(self, weights: Mapping[str, Tensor]) -> Params:
-        """Return weights with which the model without masks predicts the same."""
-        masks = self.masks.values()
-        return self.products_(weights, {m: pruned(weights[m], self.least) for m in masks})
-
     def products_(self, weights: Mapping[str, Tensor], cut: Mapping[str, Tensor]) -> Params:
-        """Return the same from pruned masks, which become the products."""
+        """Return weights with which the model without masks predicts the same.
+
+        Args:
+            weights: without masks.
+            cut: pruned masks, which become the products.
+        """
         return {
             name: cut[self.masks[name]].mul_(weights[name]) if name in self.masks else weights[name]
             for name in self.inner.weight_shapes
