@@ -95,3 +95,35 @@ def test_tuning_leaves_them_out(make_graph: Any) -> None:
     assert searched["trained"] - searched["uniform"] == {
         f"neighbors.{name}" for name in ("alpha", "lr", "log_z")
     }
+
+
+def test_trials_leave_out_what_their_other_values_make_unread(make_graph: Any) -> None:
+    given: dict[str, Any] = {"rounds": 1, "clients": 2, "batch_size": 8, "partition": "random"}
+    given |= {"neighbors": "fedgrains", "method": "local", "processes": 0}
+    ranges = {"neighbors.policy": "trained,uniform", "neighbors.alpha": "10:1000:log"}
+    tuned = sg.tune(make_graph(), **given, trials=6, ranges=ranges)
+    assert {trial.params["neighbors.policy"] for trial in tuned.trials} == {"trained", "uniform"}
+    given["options"] = {"neighbors.log_z_lr": 0.5}  # unread only where log Z is constant
+    tuned = sg.tune(make_graph(), **given, trials=4, keys=["neighbors.log_z"])
+    assert {trial.params["neighbors.log_z"] for trial in tuned.trials} == {"learned", "constant"}
+    given["options"] = {"neighbors.policy": "uniform", "neighbors.width": 8}
+    with pytest.raises(ConfigError, match="width: fedgrains does not read it with policy=uniform"):
+        sg.tune(make_graph(), **given, trials=1, keys=["neighbors.k"])
+
+
+def test_comparisons_leave_out_what_is_unread_at_a_point(make_graph: Any) -> None:
+    given: dict[str, Any] = {"rounds": 1, "clients": 2, "batch_size": 8, "partition": "random"}
+    given |= {"neighbors": "fedgrains", "methods": ["local"], "processes": 0, "seeds": 1}
+    over: dict[str, Any] = {"neighbors.policy": ["trained", "uniform"]}
+    alpha = {"neighbors": {"alpha": 1e3}}
+    found = sg.compare(make_graph(), **given, over=over, options=alpha)
+    options = {cell.labels["neighbors.policy"]: cell.config.options for cell in found.cells}
+    assert "neighbors.alpha" in options["trained"]
+    assert "neighbors.alpha" not in options["uniform"]
+    over = {"masks": ["true", "false"], "l1": [1e-4, 1e-2]}
+    found = sg.compare(make_graph(), **{**given, "methods": ["fedpub"]}, over=over)
+    assert {cell.labels["masks"] for cell in found.cells if "l1" in cell.config.options} == {"true"}
+    for method, key in (("fedlocal", "tau"), ("fedall", "ratio")):
+        plain = {k: v for k, v in given.items() if k not in ("neighbors", "batch_size", "methods")}
+        with pytest.raises(ConfigError, match=f"one of these runs reads, got {key}: other options"):
+            sg.compare(make_graph(), **plain, methods=[method], over={key: [1, 0.5]})

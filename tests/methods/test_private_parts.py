@@ -22,6 +22,7 @@ SAMPLED = {"neighbors": "fedgrains", "batch_size": 4}
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "moments": ("fedavg", KEPT, ("optimizer/",)),
     "moments between exchanges": ("fedais", {**KEPT, "model": "sage"}, ("optimizer/",)),
+    "variates": ("scaffold", {"optimizer": "sgd", "layers": 3}, ("variates/",)),
     "private layers": ("fedper", {"layers": 3}, ("private/",)),
     "masks": ("fedpub", {"options": {"communities": 1}}, ("masks/",)),
     "flow network": ("fedavg", SAMPLED, ("neighbors/",)),
@@ -31,9 +32,11 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 def spoiled(state: ServerState) -> ServerState:
     """The state of a server whose weights make all sums infinite."""
-    weights = state.weights and {n: torch.full_like(w, 1e300) for n, w in state.weights.items()}
-    memory = {n: torch.full_like(w, 1e300) for n, w in state.memory.items()}
-    return replace(state, weights=weights, memory=memory if weights is None else state.memory)
+    if state.weights is None:
+        return replace(
+            state, memory={n: torch.full_like(w, 1e300) for n, w in state.memory.items()}
+        )
+    return replace(state, weights={n: torch.full_like(w, 1e300) for n, w in state.weights.items()})
 
 
 @pytest.mark.parametrize("case", CASES)

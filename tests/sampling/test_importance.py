@@ -140,6 +140,12 @@ def test_weighed_losses_are_unbiased_by_enumeration() -> None:
     torch.testing.assert_close(total, mean, rtol=0, atol=2e-3)
 
 
+def test_changes_of_any_size_give_probabilities() -> None:
+    """Their sum would be infinite."""
+    p = probabilities(torch.tensor([1e308, 1.5e308, 1.0, 3.0]), torch.tensor([0, 2, 4]), 0.0)
+    assert p.tolist() == [0.5, 0.5, 0.25, 0.75]
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_loss_that_is_no_number_changes_nobody_elses_draws(bad: float) -> None:
     """It counts as no change, so that its client draws by the others."""

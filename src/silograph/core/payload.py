@@ -22,7 +22,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 
 Element = TypeVar("Element")
-LARGE = 1 << 24  # bytes of rows that are not joined in one go
+LARGE = 1 << 24  # bytes of parts together that are not joined in one go
 LONG_RUN = 32  # rows of a client from which on copying its run is faster than gathering its rows
 
 
@@ -290,7 +290,7 @@ def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
 def join(parts: list[Payload]) -> dict[str, Field]:
     """Join payloads of blocks along the clients; all must have the same fields.
 
-    The list is given up, and empty afterwards (see `rows_joined`).
+    The list is given up, and empty afterwards, so that rows are freed as they are copied.
 
     Raises:
         ProtocolError: the blocks disagree on the fields.

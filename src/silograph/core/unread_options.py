@@ -33,15 +33,24 @@ def check_read(options: Any, what: str) -> None:
     for f in dataclasses.fields(options):
         other = _because_of(f, values)
         if other is not None and values[f.name] != f.default:
-            *more, last = (str(value).lower() for value in f.metadata["read_if"][other])
+            *more, last = map(_text, f.metadata["read_if"][other])
             wanted = f"{', '.join(more)} or {last}" if more else last
             raise ConfigError(
-                f"{f.name}: {what} does not read it with {other}={str(values[other]).lower()}, got "
+                f"{f.name}: {what} does not read it with {other}={_text(values[other])}, got "
                 f"{values[f.name]}: leave it out, or give {other}={wanted}"
             )
 
 
 def _because_of(field: "dataclasses.Field[Any]", values: Mapping[str, Any]) -> str | None:
-    """Return the other option because of which a field is not read; None: it is read."""
+    """Return the other option because of which a field is not read; None: it is read.
+
+    Values may be texts, as users write them.
+    """
     needed: Mapping[str, tuple[object, ...]] = field.metadata.get("read_if", {})
-    return next((other for other, wanted in needed.items() if values[other] not in wanted), None)
+    said = {other: {_text(value) for value in wanted} for other, wanted in needed.items()}
+    return next((other for other, texts in said.items() if _text(values[other]) not in texts), None)
+
+
+def _text(value: object) -> str:
+    """Return a value as users write it."""
+    return str(value).lower()

@@ -197,8 +197,8 @@ def batch_share(fixed: State, off: Tensor, places: Tensor) -> Tensor:
     """
     drawn, share = fixed[ROWS], fixed[SHARE].t[places]
     assert isinstance(drawn, Ragged)  # as `draw_nodes` left it
-    times = drawn.off.diff() / off.diff().clamp(min=1)
-    return share * times.to(share.dtype)[owners(off)]
+    times = drawn.off.diff().to(share.dtype) / off.diff().clamp(min=1)
+    return share * times[owners(off)]
 
 
 def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:

@@ -63,6 +63,7 @@ from silograph.methods.base import Method, MethodConfig, RoundReport, ServerStat
 from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
+    finite_or_old,
     local_round,
     local_steps,
     shared,
@@ -120,7 +121,7 @@ def train_corrected(
     report_clients((fitted.steps > 0).double() * (VARIATE_FLOPS * size))
     renewed = {name: c + change[name] for name, c in own.items()}
     reply = {**trained(fitted, block), **stacked("variates", change)}
-    return {**new, **stacked("variates", renewed)}, reply
+    return {**new, **finite_or_old(stacked("variates", renewed), state)}, reply
 
 
 def variate_change(

@@ -21,6 +21,7 @@ from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.nn.segment import segment_sum
 
+MOST = 1e200  # of a change of a loss, so that sums are finite
 LEAST = 2.0**-54  # below every positive draw
 
 
@@ -35,7 +36,7 @@ def probabilities(change: Tensor, off: Tensor, floor: float) -> Tensor:
     # What is infinite or NaN counts as no change: with it a client would draw nothing, and where
     # lengths are added up along all clients, nor would those after it.
     size = change.double().abs()
-    size = size.where(size.isfinite(), 0)
+    size = size.where(size.isfinite(), 0).clamp(max=MOST)
     total = segment_sum(size, off)
     client, count = owners(off), off.diff().double()
     even = 1 / count[client]

@@ -257,6 +257,8 @@ def test_rows_far_beyond_those_of_others_are_of_nobody_else() -> None:
     assert unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
     both = {0: Cause.NOT_FINITE, 1: Cause.NOT_FINITE}  # two who agree get nobody else left out
     assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
+    # Used rows of weights go on to nobody: where all diverge it is training.
+    assert unusable([of_rows(0, nan), of_rows(1, nan)], WeightedMean("nodes")) == {}
 
 
 def test_sums_stay_finite(built: Built) -> None:

@@ -151,7 +151,7 @@ def curves(
     if not lines:
         return None
     values = [v for line in lines for v in line.ys if v is not None]
-    y, whole = Scale(*spread(values, 0.04)), all(v == int(v) for v in values)
+    y, whole = Scale(*spread(values, 0.04)), all(float(v).is_integer() for v in values)
     panels = [_panel(unit, lines, axes, y, best) for unit in units_of(axes)]
     data = {
         "series": [

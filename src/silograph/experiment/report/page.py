@@ -1,6 +1,6 @@
 """The page of one run: what its sections say, put into the template."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def run_page(run: RunRecord) -> str:
             names={name: title_of(name) for name in run.reported},
             scores={part: run.scores(part) for part in ("test", "val")},
             figures=figures,
-            constants=constant_facts(kept_rows(run)),
+            constants=constant_facts(run.rows),
             figure_data={figure["key"]: figure["data"] for figure in figures},
             axes=[axis_of(kept_rows(run))],
             units=named_units([axis_of(kept_rows(run))]),
@@ -172,17 +172,19 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
             f"Mean loss of a {one}; training: of the round's participants before their last step."
         )
         found.append(loss | {"title": "Loss", "label": "top", "says": says})
-    return found + facts_of(rows, axes, at)
+    constant = {name for name, values in told_of(run.rows).items() if len(values) == 1}
+    return found + facts_of(rows, axes, at, constant if len(run.rows) > 1 else set())
 
 
 def facts_of(
-    rows: Sequence[Row], axes: list[dict[str, list[float | None]]], at: dict[str, float] | None
+    rows: Sequence[Row],
+    axes: list[dict[str, list[float | None]]],
+    at: dict[str, float] | None,
+    constant: Collection[str],
 ) -> list[dict[str, Any]]:
     """Return a curve for each figure that the method reports of a round and that changes."""
     found = []
-    for column, values in told_of(rows).items():
-        if len(values) == 1 and len(rows) > 1:
-            continue
+    for column in (name for name in told_of(rows) if name not in constant):
         name = column.removeprefix(FACT)
         figure = curves(column, [Curve(name, "train", [r.get(column) for r in rows])], axes, at)
         if figure is not None:
@@ -193,21 +195,20 @@ def facts_of(
     return found
 
 
-def told_of(rows: Sequence[Row]) -> dict[str, set[float]]:
+def told_of(rows: Sequence[Row]) -> dict[str, set[float | None]]:
     """Return the columns of what the method reports of rounds, with their different values."""
-    names = [name for name in rows[0] if name.startswith(FACT)]
-    return {name: {v for row in rows if (v := row.get(name)) is not None} for name in names}
+    names = [name for name in rows[0] if name.startswith(FACT)] if rows else []
+    return {name: {row.get(name) for row in rows} for name in names}
 
 
 def constant_facts(rows: Sequence[Row]) -> list[str]:
     """Return what the method reports alike of all rounds, where there are several."""
-    if len(rows) < 2:
-        return []
-    return [
-        f"{name.removeprefix(FACT).replace('_', ' ')} {next(iter(values)):,.10g}"
-        for name, values in told_of(rows).items()
-        if len(values) == 1
-    ]
+    found = []
+    for name, values in told_of(rows).items():
+        (value, *more) = values
+        if len(rows) > 1 and not more and value is not None:
+            found.append(f"{name.removeprefix(FACT).replace('_', ' ')} {value:,.10g}")
+    return found
 
 
 def headed(title: str) -> str:

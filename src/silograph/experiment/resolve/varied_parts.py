@@ -1,7 +1,7 @@
 """Options of runs that vary their parts: which of them a run takes."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from silograph.core.config import RunConfig, Scalar
@@ -18,28 +18,50 @@ from silograph.experiment.resolve.parts import (
 from silograph.methods.base import Method
 
 
-def reads_option(name: str, parts: Mapping[str, NamedPart], given: Mapping[str, Scalar]) -> bool:
-    """Whether one of some parts by kind has an option, NAME or PART.NAME, and reads it.
-
-    Args:
-        name: of the option.
-        parts: by kind.
-        given: values of other options of theirs, by NAME or PART.NAME.
-    """
+def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
+    """Whether one of some parts by kind has an option, NAME or PART.NAME."""
     kind, dot, own = name.partition(".")
     if dot and kind in parts:
-        return own in _read_of(kind, parts, given)
-    return any(name in _read_of(kind, parts, given) for kind in parts)
+        return own in options_of(parts[kind])
+    return any(name in options_of(part) for part in parts.values())
 
 
-def _read_of(
-    kind: str, parts: Mapping[str, NamedPart], given: Mapping[str, Scalar]
-) -> Collection[str]:
-    """Return the options of a part that it reads."""
-    names = options_of(parts[kind]).keys()
-    mine = {name: given[name] for name in names if name in given}
-    mine |= {name: given[f"{kind}.{name}"] for name in names if f"{kind}.{name}" in given}
-    return names - unread(parts[kind].options, mine)
+def is_unread(name: str, parts: Mapping[str, NamedPart], given: Mapping[str, Scalar]) -> bool:
+    """Whether a part has an option that nothing reads because of what other options say.
+
+    Args:
+        name: of the option, NAME or PART.NAME.
+        parts: by kind.
+        given: values of options, by NAME or PART.NAME; of one that stands there twice, the last.
+    """
+    if not has_option(name, parts):
+        return False
+    kind, own = place_of(name, parts)
+    places = {place_of(n, parts): v for n, v in given.items() if has_option(n, parts)}
+    return own in unread(parts[kind].options, {n: v for (k, n), v in places.items() if k == kind})
+
+
+def without_unread(
+    options: Mapping[str, Scalar],
+    varied: Mapping[str, Scalar],
+    parts: Mapping[str, NamedPart],
+) -> dict[str, Scalar]:
+    """Return options of one of several runs, without those that what is varied makes unread.
+
+    One that is not read in any case stays, to be refused.
+
+    Args:
+        options: of the run, those that are varied last.
+        varied: those that differ between the runs.
+        parts: of the run.
+    """
+    usual = {name: value for name, value in options.items() if name not in varied}
+    return {
+        name: value
+        for name, value in options.items()
+        if not is_unread(name, parts, options)
+        or (name not in varied and is_unread(name, parts, usual))
+    }
 
 
 def fitting(config: RunConfig, method: Method | None = None) -> RunConfig:

@@ -151,9 +151,10 @@ def unusable(
         for a, (share, weights) in zip(answers, sizes, strict=True)
         if not (share <= 1 and weights <= most and (a.update or 0.0) <= farthest)
     ]
-    # All of them: it is training that diverged. But rows go on to others, who would refuse them
-    # and be named for it, even if all who were asked for rows have agreed to send such.
-    go_on = any(isinstance(f, Ragged) for a in answers for f in a.reply.values())
+    # All of them: it is training that diverged. But rows that are not folded go on to others, who
+    # would refuse them and be named for it, even if all who were asked have agreed to send such.
+    rows = any(isinstance(f, Ragged) for a in answers for f in a.reply.values())
+    go_on = rows and reduce is None
     if len(wild) == len(answers) and not go_on:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)

@@ -49,7 +49,11 @@ def check_key(key: str, config: RunConfig, method: Method | None) -> None:
         method: its method, where that is a value.
     """
     if owners_of(key.rpartition(".")[2]):
-        place_of(key, named_parts(config, method))
+        kind, name = place_of(key, named_parts(config, method))
+        raise ConfigError(
+            f"expected a key that one of these runs reads, got {key}: other options of {kind} say "
+            f"that nothing reads {name}: leave it out, or change those"
+        )
     raise unknown("key to vary", key, VARIABLE)
 
 

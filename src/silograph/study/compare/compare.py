@@ -25,8 +25,9 @@ from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.varied_parts import (
     check_some_have,
     fitting,
-    reads_option,
+    has_option,
     without_method,
+    without_unread,
 )
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
@@ -206,10 +207,7 @@ class ComparisonPlan:
         fields = {key: each for key, each in varied.items() if key in FIELDS}
         base = make_config(values | fields | {"method": method, "options": {}})
         parts = named_parts(base, value)
-        every = {**self._options(method), **varied, **given}
-        options = {
-            k: v for k, v in varied.items() if k not in FIELDS and reads_option(k, parts, every)
-        }
+        options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
         for key, other in product(options, given):
             if place_of(key, parts) == place_of(other, parts):
                 raise ConfigError(
@@ -217,7 +215,8 @@ class ComparisonPlan:
                     "one of them out"
                 )
         said = [*in_full(fields), *options, *given]
-        own = not_said_again(self._options(method), said) | options | dict(given)
+        usual = not_said_again(self._options(method), said) | dict(given)
+        own = without_unread(usual | options, options, parts)
         changes = {**fields, "method": method, "options": own, "seed": seed, "out": None}
         return fitting(make_config(values | changes), value)
 

@@ -10,6 +10,20 @@ from silograph.study.compare.asked import ComparisonRow
 from silograph.study.compare.paired_statistics import Paired
 from silograph.task.metric_table import Metric
 
+ROW_KINDS = tuple(  # kinds of what belongs to single nodes; scores are a kind of their own
+    map(
+        str,
+        (
+            Kind.EMBEDDINGS,
+            Kind.FEATURES,
+            Kind.PARTIAL_SUMS,
+            Kind.COTANGENTS,
+            Kind.GENERATED,
+            Kind.HALO_KEYS,
+        ),
+    )
+)
+
 
 def without_errors(lines: Sequence[Line]) -> list[Line]:
     """Return the lines of runs that came to an end."""
@@ -28,21 +42,6 @@ def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
         f"{name}, seed{'s' * (len(found) > 1)} {', '.join(found)}: {error}"
         for (name, error), found in seeds.items()
     ]
-
-
-ROWS = tuple(  # kinds of what belongs to single nodes; scores are a kind of their own
-    map(
-        str,
-        (
-            Kind.EMBEDDINGS,
-            Kind.FEATURES,
-            Kind.PARTIAL_SUMS,
-            Kind.COTANGENTS,
-            Kind.GENERATED,
-            Kind.HALO_KEYS,
-        ),
-    )
-)
 
 
 def own_views(pairs: Iterable[tuple[str, str]]) -> str:
@@ -82,7 +81,7 @@ def best_mean(scores: Mapping[str, Mapping[int, float]], metric: Metric) -> str 
 def cost_of(line: Line, name: str) -> Any:
     """Return what a run cost; None is not known."""
     if name == "row_bytes":
-        return sum(line["bytes"]["by_kind"].get(kind, 0) for kind in ROWS)
+        return sum(line["bytes"]["by_kind"].get(kind, 0) for kind in ROW_KINDS)
     return line["bytes"]["total"] if name == "bytes" else line.get(name)
 
 

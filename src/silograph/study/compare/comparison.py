@@ -153,7 +153,7 @@ class Comparison:
             view = own_views((self._view(point, m), self.names[m]) for point, m in methods)
         tests = dict.fromkeys(self._test(point) for point in points)
         if len(asked.seeds) == 1:
-            return [f"difference: in {view}", *(power_of(1, *test) for test in tests)]
+            return [f"difference: in {view}", *dict.fromkeys(power_of(1, *test) for test in tests)]
         notes = [
             f"paired test: {TEST_NAMES[test]}, two-sided, seed by seed, in {view}"
             for test in dict.fromkeys(test for test, _ in tests)

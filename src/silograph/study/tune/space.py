@@ -20,7 +20,7 @@ from silograph.experiment.resolve.parts import (
     place_of,
 )
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.varied_parts import check_some_have, fitting
+from silograph.experiment.resolve.varied_parts import check_some_have, fitting, without_unread
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell
@@ -60,7 +60,9 @@ class Space:
         values = {k: v for k, v in vars(self.base).items() if v is not None}
         kept = not_said_again(self.base.options, [*in_full(fields), *options])
         config = make_config(values | fields | {"options": kept | options})
-        return fitting(config, self.own.methods.get(config.method))
+        method = self.own.methods.get(config.method)
+        read = without_unread(config.options, options, named_parts(config, method))
+        return fitting(dataclasses.replace(config, options=read), method)
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
         """Return the cells of a trial, one for each seed."""

@@ -22,7 +22,7 @@ from silograph.experiment.resolve.parts import TABLES, left_open, named_parts, o
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.resolve.varied_parts import reads_option
+from silograph.experiment.resolve.varied_parts import is_unread
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
@@ -142,7 +142,7 @@ def _with_ranges(
         found = {
             key: values
             for key, values in found.items()
-            if key in FIELDS or key in given or reads_option(key, parts, base.options)
+            if key in FIELDS or key in given or not is_unread(key, parts, base.options)
         }
     return replace(space, ranges=found)
 
