@@ -120,6 +120,13 @@ RECIPE = Recipe(
     text="""\
 # Personalized methods on real silos
 
+**Does federating pay? On WebKB yes: every federated method is 4 to 7 points ahead of training
+alone. On Twitch and on citation domains the best is .7 and 1.1 ahead, on schools of Facebook none
+is: training alone is 4 to 9 points ahead. Which method is best differs from place to place.
+FedGrAINS adds nothing to as many neighbors drawn at random (.1 less to .4 more in the mean), and on
+all but WebKB both are behind the method alone, mostly by 2 to 6 points: 32 nodes a layer are few
+there. All but WebKB have one seed.**
+
 Which method is ahead alone, and what FedGrAINS adds to the methods, in points (means over methods,
 least to most), less each alone and less as many neighbors drawn at random. `fedopt` is one model
 for all silos, `local` none.
