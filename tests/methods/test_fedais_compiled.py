@@ -139,6 +139,6 @@ def test_kernels_read_stored_rows_of_the_right_shape_alone(make_graph: MakeGraph
     model = divisible(model_of("gcn", residual=False, layers=2))
     stored = stored_in(blank_history(model, block))
     check_stored(model, stored, block)
-    short = {number: t[:, 1:] for number, t in getattr(stored, of).items()}
+    short: dict[str, Any] = {of: {n: t[:, 1:] for n, t in getattr(stored, of).items()}}
     with pytest.raises(ProtocolError, match=r"expected stored rows of shape .* for stage 1, got"):
-        check_stored(model, replace(stored, **{of: short}), block)
+        check_stored(model, replace(stored, **short), block)
