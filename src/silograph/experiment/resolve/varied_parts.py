@@ -20,7 +20,7 @@ from silograph.methods.base import Method
 
 def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
     """Whether one of some parts by kind has an option, NAME or PART.NAME."""
-    kind, dot, own = name.partition(".")
+    kind, dot, own = str(name).partition(".")  # `make_config` refuses what is no text
     if dot and kind in parts:
         return own in options_of(parts[kind])
     return any(name in options_of(part) for part in parts.values())
