@@ -26,7 +26,8 @@ def steps_of(method: str, *, drawn: bool) -> dict[str, Any]:
         return {"options": DRAWN[method] if drawn else {}}
     if METHODS[method].evaluate.crosses:  # these draw both themselves
         return {"participation": 0.6, "options": {"drawn": 2, "batches": 3} if drawn else {}}
-    return {"participation": 0.6} | ({"batch_size": 4, "fanout": "2,1"} if drawn else {})
+    some = {"participation": 0.6} if METHODS[method].needs.selector == "uniform" else {}
+    return some | ({"batch_size": 4, "fanout": "2,1"} if drawn else {})
 
 
 def run_on(device: str, graph: Graph, method: str, *, drawn: bool) -> Result:
