@@ -55,10 +55,10 @@ from silograph.methods.fedais_state import (
     untouched,
 )
 from silograph.methods.local_training import (
-    finite_or_old,
     named_fields,
     stacked,
 )
+from silograph.methods.private_parts import finite_or_old
 from silograph.nn.doors import check_places, dtype_of
 from silograph.nn.segment import segment_sum
 from silograph.nn.steps import Held, features_for

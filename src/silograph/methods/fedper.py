@@ -41,7 +41,6 @@ from silograph.methods.base import Method, MethodConfig, RoundReport, ServerStat
 from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
-    finite_or_old,
     local_round,
     local_steps,
     named_fields,
@@ -54,6 +53,7 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
+from silograph.methods.private_parts import finite_or_old
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 

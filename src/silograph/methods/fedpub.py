@@ -62,7 +62,6 @@ from silograph.methods.caution import Caution
 from silograph.methods.functional_embedding import body, functional_embedding
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
-    finite_or_old,
     local_steps,
     report_of,
     selected,
@@ -75,6 +74,7 @@ from silograph.methods.local_training import (
     zero_weights,
 )
 from silograph.methods.needs import Needs
+from silograph.methods.private_parts import finite_or_old
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction
 from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned

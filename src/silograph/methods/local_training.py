@@ -12,7 +12,6 @@ State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the ne
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -31,9 +30,6 @@ from silograph.core.payload import (
     below,
     from_bases,
     named,
-    put,
-    state_of,
-    take_all,
     under,
 )
 from silograph.core.work import work_for
@@ -49,11 +45,11 @@ from silograph.federation.op_failure import at_server
 from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport
+from silograph.methods.private_parts import finite_or_old
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, TrainingInputs
 from silograph.nn.forward import embedded_pass, whole_pass
-from silograph.nn.segment import segment_sum
 from silograph.nn.start import Start
 from silograph.selection.uniform import select_uniform
 
@@ -205,35 +201,6 @@ def train_from(
         kept |= stacked("optimizer", fitted.memory)
     kept |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
     return fitted, {**new, **finite_or_old(kept, state)}
-
-
-def finite_or_old(new: State, old: State) -> State:
-    """Return what clients keep to themselves; who got anything infinite or NaN keeps the old.
-
-    Else one round's weights from a server, or a step too long, would spoil all later rounds.
-
-    Args:
-        new: fields of the state after training.
-        old: the state before, with these fields.
-    """
-    # Adam's second moments are as finite as its first ones, of which they are the squares.
-    looked = [
-        f for n, f in new.items() if n.replace("first/", "second/", 1) not in new.keys() - {n}
-    ]
-    # A pass over moments costs some percent of a round: by client only where something is wrong.
-    if all(math.isfinite(float(f.t.sum())) for f in looked):
-        return new
-    good = torch.stack([_is_finite(f) for f in looked]).all(0)
-    bad = (~good).nonzero()[:, 0]
-    before = state_of(take_all({name: old[name] for name in new}, bad))
-    return {name: put(f, before[name], bad) for name, f in new.items()}
-
-
-def _is_finite(field: Stacked | Ragged) -> Tensor:
-    """Return for which clients all numbers of a field are finite, (C,) bool."""
-    rows = field.t.isfinite()
-    rows = rows.flatten(1).all(1) if rows.dim() > 1 else rows
-    return segment_sum((~rows).long(), field.off) == 0 if isinstance(field, Ragged) else rows
 
 
 def embeddings(

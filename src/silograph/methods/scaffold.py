@@ -63,7 +63,6 @@ from silograph.methods.base import Method, MethodConfig, RoundReport, ServerStat
 from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     begin,
-    finite_or_old,
     local_round,
     local_steps,
     shared,
@@ -74,6 +73,7 @@ from silograph.methods.local_training import (
     zero_weights,
 )
 from silograph.methods.needs import Needs
+from silograph.methods.private_parts import finite_or_old
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
 from silograph.nn.fit import Fitted

@@ -259,6 +259,7 @@ def test_rows_far_beyond_those_of_others_are_of_nobody_else() -> None:
     assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
     # Used rows of weights go on to nobody: where all diverge it is training.
     assert unusable([of_rows(0, nan), of_rows(1, nan)], WeightedMean("nodes")) == {}
+    assert unusable([of_rows(0, nan)], WeightedMean("nodes")) == {0: Cause.NOT_FINITE}
 
 
 def test_sums_stay_finite(built: Built) -> None:

@@ -152,9 +152,10 @@ def unusable(
         if not (share <= 1 and weights <= most and (a.update or 0.0) <= farthest)
     ]
     # All of them: it is training that diverged. But rows that are not folded go on to others, who
-    # would refuse them and be named for it, even if all who were asked have agreed to send such.
+    # would refuse them and be named for it, even if all who were asked have agreed to send such;
+    # and rows of one silo alone are its own.
     rows = any(isinstance(f, Ragged) for a in answers for f in a.reply.values())
-    go_on = rows and reduce is None
+    go_on = rows and (reduce is None or len(answers) == 1)
     if len(wild) == len(answers) and not go_on:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)

@@ -10,18 +10,13 @@ from silograph.study.compare.asked import ComparisonRow
 from silograph.study.compare.paired_statistics import Paired
 from silograph.task.metric_table import Metric
 
-ROW_KINDS = tuple(  # kinds of what belongs to single nodes; scores are a kind of their own
-    map(
-        str,
-        (
-            Kind.EMBEDDINGS,
-            Kind.FEATURES,
-            Kind.PARTIAL_SUMS,
-            Kind.COTANGENTS,
-            Kind.GENERATED,
-            Kind.HALO_KEYS,
-        ),
-    )
+ROW_KINDS = (  # of what belongs to single nodes; scores are a kind of their own
+    Kind.EMBEDDINGS,
+    Kind.FEATURES,
+    Kind.PARTIAL_SUMS,
+    Kind.COTANGENTS,
+    Kind.GENERATED,
+    Kind.HALO_KEYS,
 )
 
 
