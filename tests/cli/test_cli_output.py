@@ -16,7 +16,9 @@ import silograph as sg
 from commands import QUICK, RESULT_KEYS, Capture, MakeGraph, everything, printed, save
 from rating_graphs import write_ratings
 from silograph.cli import run_app
+from silograph.cli.printing import print_parts
 from silograph.core.config import make_config
+from silograph.core.errors import ConfigError
 from silograph.core.run_file import read_toml
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.run.run import run
@@ -443,3 +445,17 @@ def test_a_run_goes_on_that_could_not_begin_today(
         first = printed(capsys, "run", "g.npz", *flags)
     assert printed(capsys, "resume", "x", "--quiet") == first
     assert run_app(["run", "g.npz", *flags[:-1], "y"]) == 2
+
+
+def test_parts_are_listed_by_name_and_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    print_parts(["fedgrains"])
+    text = capsys.readouterr().out
+    assert "--neighbors NAME" in text
+    assert "--option k=32" in text
+    assert "fanout:" not in text
+    print_parts(["neighbors"])
+    text = capsys.readouterr().out
+    assert "fanout:" in text
+    assert "--model NAME" not in text
+    with pytest.raises(ConfigError, match="unknown part 'fedgrain': did you mean 'fedgrains'"):
+        print_parts(["fedgrain"])

@@ -27,11 +27,12 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import reading, runs_of, write_comparison, write_report
-from silograph.experiment.report.figures import quantile, thinned, ticks
+from silograph.experiment.report.figures import Curve, Scale, curves, quantile, thinned, ticks
+from silograph.experiment.report.page import constant_facts, facts_of
 from silograph.experiment.report.reading import read_run, read_traffic
 from silograph.experiment.report.several_runs import cuts_follow_seeds
 from silograph.experiment.resolve.resolve import resolve
-from silograph.experiment.result_files import read_csv, read_rounds
+from silograph.experiment.result_files import Row, read_csv, read_rounds
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import resume, run
 from silograph.federation.ledger import Record
@@ -848,3 +849,29 @@ def test_partitions_follow_seeds_or_not(seeds_and_cuts: list[str], follow: bool)
         for each in seeds_and_cuts
     ]
     assert cuts_follow_seeds(runs) is follow
+
+
+def test_ticks_of_large_and_of_whole_numbers_are_short() -> None:
+    """There is room for seven signs beside a figure."""
+    large = [tick.text for tick in Scale(1.7e7, 5.2e7).marks()]
+    assert large == ["20 M", "30 M", "40 M", "50 M"]
+    axes = [{"round": [1.0, 2.0, 3.0]}]
+    whole = curves("a", [Curve("a", "train", [4.0, 5.0, 4.0])], axes)
+    assert whole is not None
+    assert [tick.text for tick in whole["ticks"]] == ["4", "5"]
+    parts = curves("a", [Curve("a", "train", [4.0, 5.5, 4.0])], axes)
+    assert parts is not None
+    assert "4.5" in [tick.text for tick in parts["ticks"]]
+    assert curves("a", [Curve("a", "train", [1.0, float("nan"), 2.5])], axes) is not None
+
+
+def test_what_is_alike_in_all_rounds_is_a_sentence_and_no_curve() -> None:
+    rows: list[Row] = [
+        {"round": t, "fact_batches": 10, "fact_age": t, "fact_late": 3 if t > 1 else None}
+        for t in (1, 2, 3)
+    ]
+    assert constant_facts(rows) == ["batches 10"]
+    assert constant_facts(rows[:1]) == []
+    axes: list[dict[str, list[float | None]]] = [{"round": [1.0, 2.0, 3.0]}]
+    drawn = [figure["title"] for figure in facts_of(rows, axes, None, {"fact_batches"})]
+    assert drawn == ["age", "late"]

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -82,6 +83,15 @@ def test_a_table_of_rounds_without_pandas(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(SilographError, match=r"expected pandas for to_dataframe\(\), got no such"):
         result.to_dataframe()
+
+
+def test_the_summary_and_the_report_name_the_sampler(make_graph: MakeGraph, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"neighbors": "fedgrains", "batch_size": 4, "rounds": 1}
+    result = go(make_graph(), method="fedavg", out=str(tmp_path / "run"), **given)
+    title = result.summary().splitlines()[0]
+    assert title == "planted, fedavg with fedgrains, 4 clients (random)"
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<h1>fedavg with fedgrains on planted</h1>" in page
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
