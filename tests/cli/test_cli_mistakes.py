@@ -60,7 +60,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "option of none": (
         ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
         "error: --option mu: method fedavg has no such option, but method fedprox has it: leave it "
-        "out, or choose that one",
+        "out, or set --method fedprox",
     ),
     "option of the default method": (
         ["run", "g.npz", "--option", "server_lrr=1"],

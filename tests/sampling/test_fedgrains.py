@@ -485,7 +485,7 @@ def test_a_module_of_ones_own_is_refused(make_graph: MakeGraph) -> None:
         (
             {"fanout": "3"},
             "fanout: neighbors fedgrains has no such option, but neighbors fanout has it: leave it "
-            "out, or choose that one",
+            "out, or set neighbors=fanout",
         ),
         (
             {"options": {"neighbors.k": 0}},

@@ -439,7 +439,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"neighbors": "bernoulli", "fanout": "3"},
             "fanout: neighbors bernoulli has no such option, but neighbors fanout has it: leave it "
-            "out, or choose that one",
+            "out, or set neighbors=fanout",
         ),
         (
             {"fanout": "3", "options": {"neighbors.fanout": "4"}},
@@ -448,7 +448,7 @@ def test_the_plan_says_what_torch_draws(
         (
             {"options": {"neighbors.keep": 0.5}},
             "option neighbors.keep: neighbors full has no such option, but neighbors bernoulli has "
-            "it: leave it out, or choose that one",
+            "it: leave it out, or set neighbors=bernoulli",
         ),
         (
             {"neighbors": "bernoulli", "options": {"neighbors.keep": 0}},

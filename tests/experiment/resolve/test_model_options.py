@@ -49,13 +49,13 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
         ),
         (
             {"model": "gat", "hops": 2},
-            "hops: model gat has no such option, but model appnp has it: leave it out, or choose "
-            "that one",
+            "hops: model gat has no such option, but model appnp has it: leave it out, or set "
+            "model=appnp",
         ),
         (
             {"model": "mlp", "teleport": 0.0},
             "teleport: model mlp has no such option, but model appnp has it: leave it out, or "
-            "choose that one",
+            "set model=appnp",
         ),
         (
             {"residual": True},

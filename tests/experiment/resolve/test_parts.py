@@ -108,12 +108,12 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"alpha": 0.3},
             "alpha: partition metis has no such option, but partition dirichlet has it: leave it "
-            "out, or choose that one",
+            "out, or set partition=dirichlet",
         ),
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
             "option server_tau: method fedavg has no such option, but method fedopt has it: leave "
-            "it out, or choose that one",
+            "it out, or set method=fedopt",
         ),
         (
             {"partition": "dirichlet", "alpha": 0.3, "options": {"partition.alpha": 0.3}},

@@ -281,10 +281,10 @@ def undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigEr
     if owners := owners_of(own, parts):
         kinds = {owner.partition(" ")[0] for owner in owners}
         one = len(owners) == 1
+        way = f"set {owners[0].replace(' ', '=')}" if one else "choose one of them"
         return ConfigError(
             f"{said}: {_lacking({kind: parts[kind] for kind in parts if kind in kinds})}, but "
-            f"{listed(owners)} {'has' if one else 'have'} it: leave it out, or choose "
-            f"{'that one' if one else 'one of them'}"
+            f"{listed(owners)} {'has' if one else 'have'} it: leave it out, or {way}"
         )
     line = f"{said}: {_lacking(parts)}"
     known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
