@@ -179,12 +179,47 @@ def total_bytes(line: Line) -> list[float]:
     return [a - b for a, b in zip(curve["bytes"], curve["bytes_evaluation"], strict=True)]
 
 
-def work(line: Line) -> list[float]:
-    """Return floating-point operations at all clients so far, at each scored round."""
-    return list(line["curve"]["flops"])
+def spent(found: Found, line: Line, cost: str) -> list[float] | None:
+    """Return what a run has cost so far at each scored round; None: not known."""
+    return training_work(found, line) if cost == WORK else SIZES[cost](line)
 
 
-COSTS = {"rows' bytes": rows_bytes, "all bytes": total_bytes, "work": work}
+def training_work(found: Found, line: Line) -> list[float] | None:
+    """Return operations of training at all clients so far, at each scored round.
+
+    A line has those of all work. Steps of the optimizer and evaluation are as many in each round
+    of a run, and two short runs tell how many.
+    """
+    short = [found.any(each) for each in short_cells(line["labels"])]
+    parts = [each["flops_by_part"] for each in short if each is not None and "error" not in each]
+    if len(parts) < len(SHORT):
+        return None
+    first, second = (part["evaluation"] for part in parts)
+    scored = second - first
+    step = parts[0]["optimizer"] / SHORT[0]
+    curve = line["curve"]
+    pairs = zip(curve["round"], curve["flops"], strict=True)
+    return [
+        all_work - step * number - first - scored * n for n, (number, all_work) in enumerate(pairs)
+    ]
+
+
+def short_cells(labels: Mapping[str, Any]) -> list[Cell]:
+    """Return the short runs that tell what a round's steps and evaluation take."""
+    texts = [f"rounds={rounds} {labels['changes']}".strip() for rounds in SHORT]
+    return [cell_again({**labels, "fold": 1, "changes": text}) for text in texts]
+
+
+def with_short(wanted: Sequence[Cell]) -> list[Cell]:
+    """Return some cells, each with the short runs of its kind before it."""
+    each = {id(short): short for cell in wanted for short in (*short_cells(cell.labels), cell)}
+    return list(each.values())
+
+
+WORK = "work of training"
+SHORT = (5, 10)  # rounds, each with a last one that is scored
+SIZES = {"rows' bytes": rows_bytes, "all bytes": total_bytes}
+COSTS = (*SIZES, WORK)
 
 
 def goal_of(found: Found, place: Place, fold: int) -> float | None:
@@ -193,12 +228,9 @@ def goal_of(found: Found, place: Place, fold: int) -> float | None:
     return None if line is None else line["curve"]["test"][-1] - 0.005
 
 
-def cost_to(line: Line, goal: float, cost: str) -> float | None:
-    """Return what a run has cost when its test accuracy first is the goal; None: never is."""
-    for value, spent in zip(line["curve"]["test"], COSTS[cost](line), strict=True):
-        if value >= goal:
-            return spent
-    return None
+def first_at(line: Line, goal: float) -> int | None:
+    """Return which scored round is the first with a test accuracy of the goal; None: none is."""
+    return next((n for n, value in enumerate(line["curve"]["test"]) if value >= goal), None)
 
 
 def savings(found: Found, place: Place, method: str, changes: str = "") -> dict[str, list[float]]:
@@ -212,12 +244,12 @@ def savings(found: Found, place: Place, method: str, changes: str = "") -> dict[
         base = line_of(found, place, "fedall", fold)
         if goal is None or line is None or base is None:
             continue
-        for name, cost in COSTS.items():
-            spent, usual = cost_to(line, goal, name), cost_to(base, goal, name)
-            if usual:
-                found_by[name].append(
-                    100 * (1 - (cost(line)[-1] if spent is None else spent) / usual)
-                )
+        ours, theirs = first_at(line, goal), first_at(base, goal)
+        for name in COSTS:
+            cost, usual = spent(found, line, name), spent(found, base, name)
+            if cost is not None and usual is not None and theirs is not None:
+                share = cost[-1 if ours is None else ours] / usual[theirs]
+                found_by[name].append(100 * (1 - share))
     return found_by
 
 
@@ -227,7 +259,7 @@ def met(found: Found, place: Place, method: str, changes: str = "") -> list[bool
         (line_of(found, place, method, fold, changes), goal_of(found, place, fold))
         for fold in range(1, FOLDS + 1)
     )
-    return [cost_to(line, goal, "work") is not None for line, goal in pairs if line and goal]
+    return [first_at(line, goal) is not None for line, goal in pairs if line and goal]
 
 
 def percent(values: Sequence[float]) -> str:

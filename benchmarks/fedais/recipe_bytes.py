@@ -22,6 +22,7 @@ from fedais_cells import (
     percent,
     savings,
     total_bytes,
+    with_short,
 )
 
 PLACES = (Place("pubmed"), Place("pubmed", optimizer=KEPT))
@@ -45,6 +46,9 @@ ROWS: list[tuple[str, str, str]] = [
     ("features shared, too", "fedais", "share_features=true"),
     ("rows that moved by a tenth", "fedais", "moved=0.1"),
     ("weights as bytes", "fedais", "weights_as=int8"),
+    ("weights of half precision", "fedais", "weights_as=float16"),
+    ("weights of used rows", "fedais", "weight_rows=used"),
+    ("weights of used rows, as bytes", "fedais", "weight_rows=used weights_as=int8"),
     ("rows and weights as bytes, interval from 10", "fedais", SMALL),
     ("FedAll, rows and weights as bytes", "fedall", "sent=int8 weights_as=int8"),
 ]
@@ -55,12 +59,14 @@ PLOTTED_CHANGES = {"", "sent=int8", "weights_as=int8", SMALL, "sent=int8 weights
 def cells(found: Found) -> Sequence[Cell]:
     """Return all cells."""
     del found
-    return [
-        cell_of(place, method, fold, changes)
-        for fold in FOLDS
-        for place in PLACES
-        for _, method, changes in ROWS
-    ]
+    return with_short(
+        [
+            cell_of(place, method, fold, changes)
+            for fold in FOLDS
+            for place in PLACES
+            for _, method, changes in ROWS
+        ]
+    )
 
 
 def table_of(found: Found, place: Place) -> str:

@@ -69,8 +69,23 @@ METHODS: dict[str, dict[str, Any]] = {
         },
     },
 }
-# FED-PUB with the penalties of its paper: 1e-3 is the weight of both.
-AS_PRINTED: dict[str, dict[str, Any]] = {
+# What the paper compares with, but puts no sampler on.
+SAGE: dict[str, dict[str, Any]] = {
+    "fedsageplus": {
+        "method": "fedsageplus",
+        "options": {
+            "hidden": 0.5,
+            "generator_epochs": 20,
+            "cross_epochs": 5,
+            "generator_lr": 0.01,
+            "generator_width": 128,
+            "most": 5,
+            "feature_weight": 1.0,
+        },
+    }
+}
+# Rows without a sampler: `SAGE`, and FED-PUB with the penalties of its paper: 1e-3 weighs both.
+ALONE: dict[str, dict[str, Any]] = SAGE | {
     "fedpub, penalties as printed": {
         "method": "fedpub",
         "options": METHODS["fedpub"]["options"] | {"l1": 1e-3, "proximal": 1e-3},
@@ -144,15 +159,14 @@ def cell_of(place: Place, method: str, sampler: str, seed: int) -> Cell:
         "sampler": sampler,
         "seed": seed,
     }
-    run = merged(PROTOCOL, ROUNDS[place.dataset], (METHODS | AS_PRINTED)[method], SAMPLERS[sampler])
+    run = merged(PROTOCOL, ROUNDS[place.dataset], (METHODS | ALONE)[method], SAMPLERS[sampler])
     where = {"dataset": place.dataset, "partition": PARTITION[place.scenario]}
     return cell(labels, **run, **where, clients=place.clients, seed=seed)
 
 
 def all_cells(places: Sequence[Place]) -> list[Cell]:
     """Return the cells of some places, in each the ones that decide first: see `in_order`."""
-    printed = [(name, "", seed) for seed, name in product(SEEDS, AS_PRINTED)]
-    order = [*in_order(METHODS), *printed]
+    order = [*in_order(METHODS), *((name, "", seed) for seed, name in product(SEEDS, ALONE))]
     return [cell_of(place, *rest) for place in places for rest in order]
 
 
@@ -232,7 +246,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
 def scores(found: Found, place: Place, printed: Printed) -> str:
     """Return the table of one place: accuracies, and what FedGrAINS adds to each control."""
     rows = []
-    for method, sampler in (*product(METHODS, SAMPLERS), *((name, "") for name in AS_PRINTED)):
+    for method, sampler in (*product(METHODS, SAMPLERS), *((name, "") for name in ALONE)):
         lines = lines_of(found, place, method, sampler)
         paper = printed.get((method, sampler), {}).get((place.dataset, place.clients))
         if not lines and paper is None:

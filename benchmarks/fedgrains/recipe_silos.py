@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fedgrains_verdict import on_top
 from personal_cells import DECIDING, SAMPLERS, SEEDS, SHOWN, merged, paired
-from recipe_strong import BASES, STRONG
+from recipe_strong import BASES, NO_SAMPLER, STRONG
 
 # The score that suits the labels: mature content is a third of Twitch, citations have several.
 SCORES = {
@@ -35,6 +35,7 @@ TITLES = {
     "citation_domains": "Citation domains",
     "facebook100_20schools": "Facebook100, 20 schools",
 }
+ALL = BASES | NO_SAMPLER
 SILOS: dict[str, Any] = {"partition": "silo", "largest_component": False}
 
 
@@ -47,14 +48,14 @@ def cell_of(dataset: str, base: str, sampler: str, seed: int) -> Cell:
         "sampler": sampler,
         "seed": seed,
     }
-    run = merged(STRONG, BASES[base], SAMPLERS[sampler]) | SILOS
+    run = merged(STRONG, ALL[base], SAMPLERS[sampler]) | SILOS
     return cell(labels, **run, dataset=dataset, seed=seed)
 
 
 def cells(found: Found) -> Sequence[Cell]:
     """Return all cells: one graph after the other, of each one seed of all methods first."""
     del found
-    order = product(SCORES, SEEDS, BASES, DECIDING)
+    order = [*product(SCORES, SEEDS, BASES, DECIDING), *product(SCORES, SEEDS, NO_SAMPLER, ("",))]
     return [cell_of(dataset, base, sampler, seed) for dataset, seed, base, sampler in order]
 
 
@@ -81,7 +82,7 @@ def table(found: Found, dataset: str) -> str:
     """Return the table of one graph."""
     rows = []
     alone = by_seed(found, dataset, "local", "")
-    for base, sampler in product(BASES, DECIDING):
+    for base, sampler in product(ALL, DECIDING):
         values = by_seed(found, dataset, base, sampler)
         if not values:
             continue
@@ -109,7 +110,7 @@ def page(found: Found) -> Page:
         for dataset, score in SCORES.items()
     }
     tables = {dataset: table(found, dataset) for dataset in SCORES}
-    return Page({"verdict": on_top(places, tuple(BASES)), **tables})
+    return Page({"verdict": on_top(places, tuple(ALL)), **tables})
 
 
 RECIPE = Recipe(

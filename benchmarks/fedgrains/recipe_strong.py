@@ -5,6 +5,7 @@ benchmarks/defaults when the first cells ran), raw
 features, and the methods of tables 1 and 2, with 10 and 100 clients.
 """
 
+import statistics
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
@@ -21,8 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fedgrains_verdict import on_top
 from personal_cells import (
+    DECIDING,
     METHODS,
     NAMES,
+    SAGE,
     SAMPLERS,
     SEEDS,
     SHOWN,
@@ -51,6 +54,11 @@ STRONG: dict[str, Any] = {
     "local_epochs": 1,
 }
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
+# What benchmarks/defaults found to learn best with a plain mean, and a step for small features.
+SGDS: dict[str, dict[str, Any]] = {
+    name: {"optimizer": "sgd", "lr": lr, "keep_optimizer": False, "local_epochs": 10}
+    for name, lr in (("SGD .1 x 10", 0.1), ("SGD 1 x 10", 1.0))
+}
 BASES: dict[str, dict[str, Any]] = {
     "fedopt": {
         "method": "fedopt",
@@ -64,6 +72,14 @@ BASES: dict[str, dict[str, Any]] = {
     "fedpub": merged(METHODS["fedpub"], ADAM),
     "gcflplus": merged(METHODS["gcflplus"], ADAM),
 }
+NO_SAMPLER = {name: merged((METHODS | SAGE)[name], ADAM) for name in ("fedavg", "fedsageplus")}
+# Every method but `fedopt` has three ways to train locally; validation picks one for a place.
+OTHER_WAYS: dict[str, dict[str, Any]] = {
+    f"{method}, {way}": merged((METHODS | SAGE)[method], training)
+    for method, (way, training) in product(METHODS | SAGE, SGDS.items())
+}
+TRAINED = (*BASES, *NO_SAMPLER)  # the methods
+ALL: dict[str, dict[str, Any]] = BASES | NO_SAMPLER | OTHER_WAYS
 
 
 @cache
@@ -76,14 +92,51 @@ def cell_of(dataset: str, clients: int, base: str, sampler: str, seed: int) -> C
         "sampler": sampler,
         "seed": seed,
     }
-    run = merged(STRONG, BASES[base], SAMPLERS[sampler])
+    run = merged(STRONG, ALL[base], SAMPLERS[sampler])
     return cell(labels, **run, dataset=dataset, clients=clients, seed=seed)
 
 
 def cells(found: Found) -> Sequence[Cell]:
-    """Return all cells: of each place what a claim needs first, one seed of it before the next."""
-    del found
-    return [cell_of(*place, *rest) for place in PLACES for rest in in_order(BASES)]
+    """Return all cells: of each place what a claim needs first, one seed of it before the next.
+
+    Ways to train beside a base's own come after them, without a sampler; then those of them that
+    validation picks have the sampler and its control.
+    """
+    alone = [(way, "", seed) for seed in SEEDS for way in (*NO_SAMPLER, *OTHER_WAYS)]
+    wanted: list[Cell] = []
+    for place in PLACES:
+        wanted += [cell_of(*place, *rest) for rest in (*in_order(BASES), *alone)]
+    samplers = [sampler for sampler in DECIDING if sampler]
+    for (dataset, clients), seed, method in product(PLACES, SEEDS, METHODS):
+        way = chosen(found, dataset, clients, method)
+        if way not in BASES:
+            wanted += [cell_of(dataset, clients, way, sampler, seed) for sampler in samplers]
+    return wanted
+
+
+def ways_of(method: str) -> list[str]:
+    """Return the names of a method's ways to train locally, its own first."""
+    return [method, *(way for way in OTHER_WAYS if way.startswith(f"{method},"))]
+
+
+def validation(found: Found, dataset: str, clients: int, way: str) -> dict[int, float]:
+    """Return validation accuracies without a sampler at the best round, by seed."""
+    lines = lines_of(found, dataset, clients, way, "")
+    return {s: line["val"]["personalized"]["accuracy_client_mean"] for s, line in lines.items()}
+
+
+def chosen(found: Found, dataset: str, clients: int, method: str) -> str:
+    """Return the way to train that validation picks, on the seeds that all of them have."""
+    scored = {way: validation(found, dataset, clients, way) for way in ways_of(method)}
+    shared = set.intersection(*map(set, scored.values()))
+    if not shared:
+        return method
+    return max(scored, key=lambda way: statistics.mean(scored[way][s] for s in shared))
+
+
+def picked(found: Found, dataset: str, clients: int, method: str, sampler: str) -> dict[int, float]:
+    """Return the accuracies of a method, trained as validation picks."""
+    return by_seed(found, dataset, clients, chosen(found, dataset, clients, method), sampler)
 
 
 def lines_of(found: Found, *place: Any) -> dict[int, Line]:
@@ -100,7 +153,7 @@ def by_seed(found: Found, *place: Any) -> dict[int, float]:
 def table(found: Found, dataset: str, clients: int) -> str:
     """Return the table of one place."""
     rows = []
-    for base, sampler in product(BASES, SAMPLERS):
+    for base, sampler in product(ALL, SAMPLERS):
         values = by_seed(found, dataset, clients, base, sampler)
         if not values:
             continue
@@ -116,8 +169,19 @@ def table(found: Found, dataset: str, clients: int) -> str:
 def page(found: Found) -> Page:
     """Return the page."""
     tables = {f"{dataset} {clients}": table(found, dataset, clients) for dataset, clients in PLACES}
-    places = {f"{NAMES[d]}, {k} clients": partial(by_seed, found, d, k) for d, k in PLACES}
-    return Page({"verdict": on_top(places, tuple(BASES)), **tables})
+    places = {f"{NAMES[d]}, {k} clients": partial(picked, found, d, k) for d, k in PLACES}
+    return Page({"verdict": on_top(places, TRAINED), "picked": ways(found), **tables})
+
+
+def ways(found: Found) -> str:
+    """Return how each method trains in each place, as validation picks."""
+    rows = []
+    for dataset, clients in PLACES:
+        if all(validation(found, dataset, clients, way) for way in OTHER_WAYS):
+            names = [chosen(found, dataset, clients, method) for method in TRAINED[1:]]
+            texts = [name.partition(", ")[2] or "Adam .01 x 1" for name in names]
+            rows.append([f"{NAMES[dataset]}, {clients} clients", *texts])
+    return markdown_table(["where", *TRAINED[1:]], rows) if rows else "No place has all ways."
 
 
 RECIPE = Recipe(

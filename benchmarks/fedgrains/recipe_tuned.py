@@ -35,10 +35,11 @@ TRAINING: dict[str, Range] = {
     "weight_decay": log(1e-6, 1e-2),
     "dropout": lin(0.0, 0.8),
 }
+PENALTIES = choice(0.0, 0.0, 1e-5, 1e-4, 1e-3, 1e-2)  # 0 is what the published code comes to
 OWN: dict[str, dict[str, Range]] = {
     "fedper": {"private": choice(1, 2)},
     "gcflplus": {"epsilon1": log(1e-2, 10.0), "epsilon2": log(1e-2, 10.0), "warmup": lin(5, 50)},
-    "fedpub": {"scale": lin(0.0, 20.0), "l1": log(1e-5, 1e-1), "proximal": log(1e-5, 1e-1)},
+    "fedpub": {"scale": lin(0.0, 20.0), "l1": PENALTIES, "proximal": PENALTIES},
 }
 # The ranges of the paper's section 4.2 for the flow network's rate and for alpha.
 SAMPLING: dict[str, Range] = {

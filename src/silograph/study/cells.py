@@ -310,6 +310,7 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "last": {k: v for k, v in last.items() if k.partition("_")[0] in parts},
         "bytes": {"total": result.bytes, "by_kind": result.ledger.bytes_by_kind},
         "flops": result.flops,
+        "flops_by_part": result.ledger.flops_by_part,
         "seconds": round(result.seconds, 3),
         **({} if result.virtual_seconds is None else {VIRTUAL: result.virtual_seconds}),
         "peak_memory_bytes": result.peak_memory_bytes,
