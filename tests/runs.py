@@ -14,6 +14,7 @@ import torch
 from silograph.experiment.run import round_scores
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
+from silograph.federation.checkpoint import read_checkpoint
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.nn.conv import Params
@@ -112,6 +113,13 @@ def files_of(folder: Path) -> dict[str, Any]:
         "model": model.read_bytes() if model.exists() else None,
         "models": {path.name: path.read_bytes() for path in folder.glob("models/*")},
     }
+
+
+def kept_in(folder: Path, number: int, part: str) -> Params:
+    """A part of what the clients of a run in one block held after a round."""
+    found = read_checkpoint(folder / "checkpoints" / f"round-{number:09d}.checkpoint", number)
+    prefix = f"client/0/{part}/"
+    return {n.removeprefix(prefix): t for n, t in found.tensors.items() if n.startswith(prefix)}
 
 
 class DiedError(Exception):

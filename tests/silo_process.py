@@ -36,7 +36,7 @@ def main() -> None:
             ca=Path(told["ca"]) if "ca" in told else None,
             insecure="ca" not in told,
             state=folder / "state",
-            allow=("label_guided", "bns", "cagnet", "fedgraph", "collect"),
+            allow=("label_guided", "bns", "cagnet", "fedgraph", "fedais", "collect"),
             code=allow_code(told.get("code", ())),
         )
         say(attend(read_silo(folder), how, report) or "")

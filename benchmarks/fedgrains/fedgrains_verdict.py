@@ -14,6 +14,7 @@ from personal_cells import (
     each_best,
     lines_of,
     paired,
+    scores,
 )
 
 from silograph.experiment.markdown import markdown_table
@@ -109,6 +110,15 @@ def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
         return "No cell has run."
     rows.append(["all", *[""] * (len(HEAD) - 1), *(ranged(values) for values in every.values())])
     return markdown_table([*HEAD, *CONTROLS.values()], rows)
+
+
+def by_place(found: Found, places: Sequence[Place], printed: Printed) -> str:
+    """Return a headline and a table for each place that has cells."""
+    return "\n\n".join(
+        f"## {NAMES[place.dataset]}, {place.clients} clients\n\n{scores(found, place, printed)}"
+        for place in places
+        if any(by_seed(found, place, method, "") for method in METHODS)
+    )
 
 
 def on_top(places: Mapping[str, Scored], methods: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 import silograph as sg
 from remote_runs import setup_of
 from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
+from silograph.control.base import Controller
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -469,7 +470,8 @@ def test_owners_that_take_no_part_send_what_they_have_or_nothing(
 
 
 def standing(loss: float | None, **other: Any) -> RunStanding:
-    values = {"round": 1, "clients": 3, "bytes": 0, "bytes_left": None, "scored": 1}
+    values: dict[str, Any] = {"round": 1, "clients": 3, "bytes": 0, "bytes_left": None, "scored": 1}
+    values |= {"weights": {"w": torch.zeros(2, dtype=torch.float64)}}
     return RunStanding(**{**values, "val_loss": loss, "val_score": 0.5, **other})
 
 
@@ -484,16 +486,20 @@ def test_intervals_are_those_of_eq_11() -> None:
     assert found == [4, 4, 4, 3, 2, 1, 1, 8, 100]
 
 
-def test_intervals_grow_where_the_bytes_left_do_not_suffice() -> None:
+@pytest.mark.parametrize("loss", [2.0, 0.0])
+@pytest.mark.parametrize("controller", [LOSS_INTERVAL, BOUND_INTERVAL])
+def test_intervals_grow_where_the_bytes_left_do_not_suffice(
+    controller: Controller, loss: float
+) -> None:
     knobs = knobs_of(FedAISOptions(tau=1))
-    state = LOSS_INTERVAL.init(None, knobs, standing(2.0, bytes=100))
-    facts = {"row_bytes": 50.0, "exchanges": 10.0, "batches": 10.0}
-    assert LOSS_INTERVAL.observe is not None
-    state = LOSS_INTERVAL.observe(None, knobs, state, standing(2.0, bytes=170), facts, {})
+    state = controller.init(None, knobs, standing(2.0, bytes=100))
+    facts = {"row_bytes": 50.0, "exchanges": 10.0, "batches": 10.0, "moved": 1.0, "rate": 0.1}
+    assert controller.observe is not None
+    state = controller.observe(None, knobs, state, standing(2.0, bytes=170), facts, {})
     found = []
     for left in (10_000, 700, 699, 450, 250, 210, 0):
-        now = standing(2.0, bytes=170, bytes_left=left, rounds_left=10)
-        found.append(int(LOSS_INTERVAL.propose(None, knobs, state, now, KEY)["tau"]))
+        now = standing(loss, bytes=170, bytes_left=left, rounds_left=10)
+        found.append(int(controller.propose(None, knobs, state, now, KEY)["tau"]))
     # A round costs 20 and 5 for each exchange; its 10 batches have up to 10 of them.
     assert found == [1, 1, 2, 2, 10, 100, 100]
 

@@ -252,17 +252,19 @@ def test_the_interval_of_a_run_follows_its_validation_loss(make_graph: MakeGraph
 
 
 @pytest.mark.parametrize("share", [0.8, 0.6])
-@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize(("every", "interval"), [(1, "adaptive"), (5, "adaptive"), (5, "bound")])
 def test_a_limit_of_bytes_is_kept_to_the_last_round(
-    make_graph: MakeGraph, share: float, every: int
+    make_graph: MakeGraph, share: float, every: int, interval: str
 ) -> None:
     """Also where few rounds are scored, which costs much and not in every round."""
-    options = {"batches": 10, "tau": 1}
+    options = {"batches": 10, "tau": 1, "interval": interval}
     given = {"rounds": 20, "lr": 0.01, "participation": 1.0, "eval_every": every}
     run = {**RUN, "clients": 6, **given, "options": options}
     graph = make_graph(200)
-    full = go(graph, **run)
-    least = go(graph, **{**run, "options": {**options, "tau": 100, "interval": "fixed"}})
+    full, least = (
+        go(graph, **{**run, "options": {**options, "tau": tau, "interval": "fixed"}})
+        for tau in (1, 100)
+    )
     limit = int(least.ledger.bytes + share * (full.ledger.bytes - least.ledger.bytes))
     found = go(graph, **run, max_bytes=limit)
     assert found.rounds[-1]["round"] == 20

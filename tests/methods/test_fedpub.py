@@ -345,15 +345,15 @@ def test_a_session_has_the_bits_of_a_simulation(make_graph: MakeGraph, cut_block
     assert found[0][1] == found[1][1]
 
 
-RUN: dict[str, Any] = {"method": "fedpub", "rounds": 4, "participation": 0.8, "clients": 5}
+RUN: dict[str, Any] = {"method": "fedpub", "rounds": 4, "participation": 0.6, "clients": 5}
 
 
 def test_a_run_goes_on_and_leaves_the_scored_models(
     make_graph: MakeGraph, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = make_graph(60)
-    options = {**RUN, "options": {"l1": 0.05, "communities": 1}, "neighbors": "fedgrains"}
-    options["batch_size"] = 4
+    own = {"l1": 0.05, "communities": 1, "neighbors.k": 2, "neighbors.width": 6}
+    options = {**RUN, "options": own, "neighbors": "fedgrains", "batch_size": 4}
     straight = go(graph, **options)
     run_until(monkeypatch, graph, 3, tmp_path / "cut", **FAST | options)
     again = resume(tmp_path / "cut", graph=graph)

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor
 
 import silograph as sg
-from runs import FAST, go, same_bits, weights_of
+from remote_runs import setup_of
+from runs import FAST, files_of, go, kept_in, rows_of, run_until, same_bits, weights_of
 from sessions import session
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import State, under
 from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.run.loop import first_snapshot
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
 from silograph.federation.session.names import own_ops
@@ -350,12 +353,15 @@ RUN: dict[str, Any] = {
 OWN = {"neighbors.k": 2, "neighbors.width": 6}
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedopt", "fedper", "fedprox"])
+BASES = ["local", "gcflplus", "fedopt", "fedper", "fedpub", "fedprox", "fedavg"]
+
+
+@pytest.mark.parametrize("name", BASES)
 def test_bytes_are_those_of_the_base(make_graph: MakeGraph, name: str) -> None:
     """Record by record: nothing of the flow network travels."""
-    graph = make_graph(60)
-    ours = go(graph, method=name, options=OWN, **RUN).ledger.records
-    theirs = go(graph, method=name, **RUN | {"neighbors": "full"}).ledger.records
+    graph, base = make_graph(60), {"communities": 1} if name == "fedpub" else {}
+    ours = go(graph, method=name, options=base | OWN, **RUN).ledger.records
+    theirs = go(graph, method=name, options=base, **RUN | {"neighbors": "full"}).ledger.records
     sizes = [
         [(r.op, r.direction, r.clients.tolist(), r.bytes.tolist()) for r in rs]
         for rs in (ours, theirs)
@@ -416,6 +422,62 @@ def test_a_session_has_the_bits_of_a_simulation(make_graph: MakeGraph, cut_block
         found.append((state.weights, list(fed.ledger.records)))
     assert same_bits(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
+
+
+def first_network(graph: Graph, method: str, options: dict[str, Any]) -> dict[str, Tensor]:
+    """What clients hold of the sampler before the first round, as `kept_in` names it."""
+    given = {n: v for n, v in options.items() if n != "method"}
+    setup = setup_of(graph, METHODS[method], **given, block_size=5)
+    first_snapshot(setup)
+    (state,) = setup.federation.states()
+    return {f"{name}/t": t for name, t in under("neighbors", state).items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels", "log_z"),
+    [
+        ("fedavg", "torch", "constant"),
+        ("fedavg", "compiled", "learned"),
+        ("fedpub", "torch", "learned"),
+    ],
+)
+def test_a_run_that_died_has_every_bit_of_the_networks_again(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    kernels: str,
+    log_z: str,
+) -> None:
+    """Fewer are chosen than there are, so that a network that was lost would show in all."""
+    if kernels == "compiled":
+        pytest.importorskip("numba")
+    graph, rounds = make_graph(100), 5
+    own = {**OWN, "neighbors.lr": 0.5, "neighbors.log_z": log_z}
+    own |= {"communities": 1} if method == "fedpub" else {}
+    options = {"method": method, **RUN, "rounds": rounds, "clients": 5, "kernels": kernels}
+    options |= {"options": own, "local_epochs": 3}
+    straight = go(graph, **options, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, rounds - 1, tmp_path / "cut", **FAST | options)
+    sg.resume(tmp_path / "cut", graph=graph)
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+    ours, theirs = (kept_in(tmp_path / n, rounds, "neighbors") for n in ("cut", "whole"))
+    assert same_bits(ours, theirs)
+    start, taken = first_network(graph, method, options), theirs["steps/t"]
+    learned = (*NETWORK, *(["log_z"] * (log_z == "learned")))
+    names = [f"{kind}{name}/t" for kind in ("", "first/", "second/") for name in learned]
+    assert {*names, "steps/t"} == {name for name in theirs if not name.endswith("/off")}
+    assert int((taken > 1).sum()) > 3  # of five clients: the first step may be balanced already
+    for name in names:
+        moved = (theirs[name] != start[name]).view(5, -1).any(1)
+        assert torch.equal(moved, taken > 1), name
+    control = go(graph, **options | {"options": dropped(own) | {"neighbors.policy": "untrained"}})
+    assert rows_of(straight) != rows_of(control)
+
+
+def dropped(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those that only a network in training reads."""
+    return {n: v for n, v in own.items() if n not in ("neighbors.lr", "neighbors.log_z")}
 
 
 @pytest.mark.parametrize("policy", ["untrained", "uniform"])

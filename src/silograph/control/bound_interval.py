@@ -15,7 +15,8 @@ model in it, and s the mean squared length of the clients' own moves:
     F_inf            0; F is the validation loss of the last scored round
 
 Moves under Adam are not eta times a gradient, so there the estimates are of Adam's own steps.
-Before two rounds are over the interval is the knob's own value.
+Before two rounds are over the interval is the knob's own value. A limit of bytes is kept to (see
+`round_costs`).
 """
 
 import math
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 
 from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
-from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES, loss_of
+from silograph.control.loss_interval import loss_of
+from silograph.control.round_costs import BATCHES, affordable, costs_after, no_costs
 from silograph.core.key import Key
 
 MOVED, RATE = "moved", "rate"  # facts of a round: mean squared move of clients' models, eta
@@ -37,10 +39,9 @@ def remember_weights(options: Any, knobs: Knobs, standing: RunStanding) -> Contr
     """Keep the first weights; nothing is estimated yet."""
     del options, knobs
     loss_of(standing)
-    at, names = joined(standing.weights), ("bytes", "rounds", "rate", CURVED, SPREAD, DELAY)
+    at, names = joined(standing.weights), ("rounds", "rate", CURVED, SPREAD, DELAY)
     numbers = {name: torch.zeros((), dtype=torch.float64) for name in names}
-    numbers["bytes"] += standing.bytes
-    return {"at": at, "move": torch.zeros_like(at), **numbers}
+    return {"at": at, "move": torch.zeros_like(at), **numbers, **no_costs(standing)}
 
 
 def joined(weights: Mapping[str, Tensor]) -> Tensor:
@@ -52,13 +53,11 @@ def joined(weights: Mapping[str, Tensor]) -> Tensor:
 def propose(
     options: Any, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
-    """Follow eq. 10 where all constants are known."""
+    """Follow eq. 10 where all constants are known, and the bytes that are left."""
     del options, key
     value = bound(max(loss_of(standing), 0.0), {name: float(state[name]) for name in NUMBERS})
     return {
-        knob.name: knob.constant(
-            knob.start if value is None else math.ceil(min(value, knob.high)), standing.clients
-        )
+        knob.name: affordable(knob, knob.start if value is None else value, state, standing)
         for knob in knobs
     }
 
@@ -91,7 +90,8 @@ def observe(
     number, length = float(state["rounds"]) + 1, float(last.norm())
     curved = float((move - last).norm()) / (steps * length) if length > 0 else 0.0
     spread = max(facts.get(MOVED, 0.0) - float(move.square().sum()), 0.0) / steps
-    each = facts.get(ROW_BYTES, 0.0) / max(facts.get(EXCHANGES, 0.0), 1.0)
+    costs = costs_after(state, standing, facts)
+    each = float(costs["exchange"])
     spent = (standing.bytes - float(state["bytes"])) * (standing.round + standing.rounds_left)
     seen = {CURVED: curved, SPREAD: spread, DELAY: each / spent if spent > 0 else 0.0}
     # Moves can be compared from the second round on.
@@ -102,12 +102,12 @@ def observe(
         else float(state[name])
         for name, now in seen.items()
     }
-    numbers = {**means, "bytes": float(standing.bytes), "rounds": number}
-    numbers["rate"] = facts.get(RATE, 0.0)
+    numbers = {**means, "rounds": number, "rate": facts.get(RATE, 0.0)}
     return {
         "at": at,
         "move": move,
         **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
+        **costs,
     }
 
 

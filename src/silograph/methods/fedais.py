@@ -37,7 +37,7 @@ from torch import Tensor
 
 from silograph.control import knob_fields, knob_specs
 from silograph.control.bound_interval import MOVED, RATE
-from silograph.control.loss_interval import BATCHES, EXCHANGES, ROW_BYTES
+from silograph.control.round_costs import BATCHES, EXCHANGES, ROW_BYTES
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
