@@ -31,6 +31,7 @@ FAST: dict[str, Any] = {
     "lr": 0.05,
     "split": "0.4/0.3/0.3",
     "dtype": "float64",
+    "checkpoint_every": 1,  # the default goes by the clock
 }
 
 

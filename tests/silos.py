@@ -21,7 +21,8 @@ from silograph.graph.graph import Graph
 from silograph.graph.silos.export import write_silos
 from silograph.graph.silos.read import read_silo
 
-ALLOW = ("label_guided", "bns", "cagnet", "fedgraph", "fedais", "collect")  # all that silos do not do unasked
+# All that silos do not do unasked.
+ALLOW = ("label_guided", "bns", "cagnet", "fedgraph", "fedais", "collect")
 
 
 def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") -> tuple[Path, ...]:

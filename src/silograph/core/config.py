@@ -425,9 +425,13 @@ class RunConfig:
         default=False,
         metadata=option("encode and decode every message, as a network would", "Machine"),
     )
-    checkpoint_every: Annotated[int, Field(ge=0, lt=MOST)] = field(
-        default=1,
-        metadata=option("rounds between checkpoints in the result folder; 0 is never", "Results"),
+    checkpoint_every: Annotated[int, Field(ge=0, lt=MOST)] | None = field(
+        default=None,
+        metadata=option(
+            "rounds between checkpoints in the result folder; 0 is never (default: as often as "
+            "takes at most a tenth of the run's time)",
+            "Results",
+        ),
     )
     tracker: str | None = field(
         default=None,

@@ -82,7 +82,7 @@ class ResolvedConfig:
     kernels: Literal["compiled", "torch"]
     block_size: int | None
     strict: bool
-    checkpoint_every: int
+    checkpoint_every: int | None
     tracker: str | None
     out: str | None
 

@@ -200,8 +200,9 @@ class StudyOptions(TypedDict, total=False):
     """most clients in one computation (default: by memory)"""
     strict: bool
     """encode and decode every message, as a network would"""
-    checkpoint_every: int
-    """rounds between checkpoints in the result folder; 0 is never"""
+    checkpoint_every: int | None
+    """rounds between checkpoints in the result folder; 0 is never (default: as often as takes at
+    most a tenth of the run's time)"""
     tracker: str | None
     """who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI"""
 

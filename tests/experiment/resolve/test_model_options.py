@@ -72,6 +72,11 @@ def test_options_of_a_model_are_written_out(given: dict[str, Any], options: dict
             "expected 3 layers with hidden=8,4, got 2: leave layers out, or give one width for all",
         ),
         (
+            {"model": "mlp", "neighbors": "drop_edge"},
+            "expected no neighbors=drop_edge with model mlp, which ignores the graph: leave it "
+            "out, or take a model that sums over neighbors, such as gcn",
+        ),
+        (
             {"head": "linear", "layers": 1},
             "expected 2 layers or more with head=linear, got 1: there is no convolution below it",
         ),

@@ -1,11 +1,13 @@
 """A resumed run equals the uninterrupted one bit for bit, however it was stopped."""
 
 import csv
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,12 @@ import torch
 
 import silograph as sg
 from forked import completed
+from remote_runs import setup_of
 from runs import dying, files_of, run_until
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.evaluation.scoring import personal
+from silograph.experiment.run import loop
+from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup
@@ -31,6 +36,7 @@ OPTIONS: dict[str, Any] = {
     "partition": "random",
     "rounds": 6,
     "hidden": 8,
+    "checkpoint_every": 1,
 }
 
 
@@ -285,7 +291,7 @@ def test_a_complete_run_without_checkpoints_is_left_alone(
     make_graph: Callable[..., Graph], tmp_path: Path
 ) -> None:
     graph, out = make_graph(), tmp_path / "run"
-    sg.run(graph, **OPTIONS, checkpoint_every=0, out=str(out))
+    sg.run(graph, **OPTIONS | {"checkpoint_every": 0}, out=str(out))
     before = files_of(out)
     with pytest.raises(ConfigError, match="got a complete one without checkpoints"):
         sg.resume(out, graph=graph)
@@ -354,7 +360,7 @@ def test_two_processes_cannot_write_one_run(stopped: tuple[Path, Graph, dict[str
 
 def test_no_checkpoints_on_request(make_graph: Callable[..., Graph], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    sg.run(make_graph(), **OPTIONS, checkpoint_every=0, out=str(out))
+    sg.run(make_graph(), **OPTIONS | {"checkpoint_every": 0}, out=str(out))
     assert not (out / "checkpoints").exists()
     assert (out / "ledger.jsonl").stat().st_size > 0
 
@@ -372,3 +378,50 @@ def test_fingerprints_tell_graphs_apart(make_graph: Callable[..., Graph]) -> Non
         {"split": Split(graph.y == 0, graph.y == 1, graph.y == 2)},
     ):
         assert fingerprint(replace(graph, **change)) != fingerprint(graph)
+
+
+@pytest.mark.parametrize(
+    ("every", "number", "idle", "took", "due"),
+    [
+        (None, 3, 9.9, 1.0, False),
+        (None, 3, 10.0, 1.0, True),
+        (None, 3, 0.0, 0.0, True),  # the first of a process
+        (None, 6, 0.0, 1.0, True),  # the last
+        (2, 3, 99.0, 1.0, False),
+        (2, 4, 0.0, 1.0, True),
+        (0, 6, 99.0, 0.0, False),
+    ],
+)
+def test_when_a_checkpoint_is_due(
+    make_graph: Callable[..., Graph],
+    every: int | None,
+    number: int,
+    idle: float,
+    took: float,
+    due: bool,
+) -> None:
+    """By default writing takes a tenth of the time at most, after the first and the last one."""
+    setup = setup_of(make_graph(), METHODS["fedavg"], rounds=6, checkpoint_every=every)
+    at = replace(first_snapshot(setup), round=number)
+    assert loop._is_due(setup.config, at, idle, took) is due
+
+
+def test_checkpoints_by_the_clock(
+    make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second passes at each look at the clock, so that a checkpoint takes one."""
+    now = itertools.count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    options = {**OPTIONS, "rounds": 40, "checkpoint_every": None}
+    written: list[int] = []
+    write = loop._write_checkpoint
+
+    def noted(setup: Any, snapshot: Any, folder: Any) -> None:
+        written.append(snapshot.round)
+        write(setup, snapshot, folder)
+
+    monkeypatch.setattr(loop, "_write_checkpoint", noted)
+    sg.run(make_graph(), **options, out=str(tmp_path / "run"))
+    assert written[0] == 1
+    assert written[-1] == 40
+    assert 5 < len(written) < 20

@@ -21,6 +21,7 @@ from silograph.nn.model_options import (
     APPNPOptions,
     GATOptions,
     LayerOptions,
+    MLPOptions,
     ModelKind,
     RatingGATOptions,
 )
@@ -47,6 +48,11 @@ def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
     if kind.name in RATING_MODELS:
         _check_rating_model(config, kind, options)
         return
+    if isinstance(options, MLPOptions) and config.neighbors not in (None, "full", "fanout"):
+        raise ConfigError(
+            f"expected no neighbors={config.neighbors} with model {kind.name}, which ignores the "
+            "graph: leave it out, or take a model that sums over neighbors, such as gcn"
+        )
     layers, hidden = num_layers(config.hidden, config.layers), shortest(config.hidden)
     if options.residual and layers < 3:
         raise ConfigError(

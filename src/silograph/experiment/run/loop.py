@@ -44,6 +44,8 @@ from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import selected
 from silograph.selection.uniform import ALL, UNIFORM
 
+IDLE = 10  # times what a checkpoint took pass before the next one, where nothing says how often
+
 
 def first_snapshot(setup: Setup) -> Snapshot:
     """Set up the clients and return the run before its first round; they write that down."""
@@ -123,6 +125,7 @@ def train(
     if not complete:
         facts = RunFacts(setup.method.name, snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
+    took, written = 0.0, time.monotonic()  # seconds of the last checkpoint, and when it was there
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
         snapshot, found = _whole_round(setup, selection, snapshot, began, committed)
@@ -132,8 +135,11 @@ def train(
             if folder is not None:
                 folder.add_round(row)
             trackers.round(row)
-        if folder is not None and _is_due(config, snapshot):
+        if folder is not None and _is_due(config, snapshot, time.monotonic() - written, took):
+            since = time.monotonic()
             _write_checkpoint(setup, snapshot, folder)
+            written = time.monotonic()
+            took = written - since
         display.update(snapshot.round, metric)
     handed = _hand_over(setup, snapshot)
     result = make_result(
@@ -162,11 +168,21 @@ def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
     return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
 
 
-def _is_due(config: ResolvedConfig, snapshot: Snapshot) -> bool:
-    """Whether there is to be a checkpoint of a round."""
+def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, took: float) -> bool:
+    """Whether there is to be a checkpoint of a round.
+
+    Args:
+        config: says every how many rounds; if it does not, the clock does.
+        snapshot: of the round.
+        idle: seconds since the last checkpoint was there, or the first round of this process began.
+        took: seconds that the last checkpoint took, 0 before the first of this process.
+    """
     every = config.checkpoint_every
+    if every == 0:
+        return False
     over = snapshot.round == config.rounds or snapshot.stopped is not None
-    return bool(every) and (over or snapshot.round % every == 0)
+    due = idle >= IDLE * took if every is None else snapshot.round % every == 0
+    return over or due
 
 
 def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) -> None:
