@@ -29,7 +29,7 @@ from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
-from silograph.methods.fedpub import embedding_of, shares
+from silograph.methods.fedpub import cosines, embedding_of, shares
 from silograph.nn.neighbors import Reached, edges_of
 from silograph.sampling.fedgrains import FedGrains
 
@@ -72,14 +72,14 @@ def similarity(graph: Graph, partition: str) -> Row:
         run.round()
     setup, cfg = run.setup, run.setup.method_config
     block, state = block_of(setup), setup.federation.states()[0]
-    h = normalize(embedding_of(cfg, block, under("weights", state)).double(), dim=1)
     everyone = torch.ones(CLIENTS, dtype=torch.bool)
+    alike = cosines(embedding_of(cfg, block, under("weights", state)), everyone)
     count = torch.zeros(CLIENTS, graph.num_classes).double()
     count.index_put_((block.client, block.y), torch.ones(len(block.y)).double(), accumulate=True)
     labels = normalize(count, dim=1)
     return {
-        "cosine": rounded(h @ h.T),
-        "share": rounded(shares(h, everyone, cfg.options.scale)),
+        "cosine": rounded(alike),
+        "share": rounded(shares(alike, everyone, cfg.options.scale)),
         "labels": rounded(labels @ labels.T),
         "edges": cut_edges(setup),
     }

@@ -26,9 +26,11 @@ from silograph.methods import FEDPUB, LOCAL, MethodConfig, NoOptions, Params, Se
 from silograph.methods.fedpub import (
     FedPubOptions,
     corrections,
+    cosines,
     embedding_of,
     mean_of,
     shares,
+    to_others,
 )
 from silograph.methods.functional_embedding import body, functional_embedding, shared_graph
 from silograph.nn.backends import TORCH
@@ -116,7 +118,8 @@ def test_clients_of_one_community_take_more_of_each_other(
     for t in range(1, 6):
         state, report = FEDPUB.round(fed, cfg, state, t, KEY)
     kept = under("weights", fed.states()[0])
-    share = shares(embedding_of(cfg, block, kept), torch.ones(6).bool(), 5.0)
+    every = torch.ones(6).bool()
+    share = shares(cosines(embedding_of(cfg, block, kept), every), every, 5.0)
     within = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()
     within &= ~torch.eye(6).bool()
     across = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)) == 0
@@ -128,20 +131,26 @@ def test_shares_by_hand() -> None:
     """Directions 0, 60 and 180 degrees: cosines 1, .5, -1 and -.5; the last client was away."""
     angle = torch.tensor([0.0, math.pi / 3, math.pi, 1.0], dtype=torch.float64)
     h = torch.stack([angle.cos(), angle.sin()], dim=1) * torch.tensor([[1.0], [5], [2], [1]])
-    found = shares(h, torch.tensor([True, True, True, False]), 2.0)
+    gives = torch.tensor([True, True, True, False])
+    alike = cosines(h, gives)
+    found = shares(alike, gives, 2.0)
     cosine = torch.tensor([[1, 0.5, -1], [0.5, 1, -0.5], [-1, -0.5, 1]]).double()
     expected = (2 * cosine).exp()
     expected = expected / expected.sum(1, keepdim=True)
     torch.testing.assert_close(found[:3, :3], expected, rtol=0, atol=1e-12)
     assert found[:3, 3].tolist() == [0, 0, 0]
-    nobody = shares(h, torch.zeros(4).bool(), 2.0)
+    assert to_others(alike, gives).tolist()[:3] == pytest.approx([-0.25, 0.0, -0.75])
+    alone = torch.tensor([True, False, False, False])
+    assert float(to_others(cosines(h, alone), alone)[0]) == 0
+    none = torch.zeros(4).bool()
+    nobody = shares(cosines(h, none), none, 2.0)
     assert nobody.tolist() == [[0.0] * 4] * 4
 
 
 def test_models_that_are_no_numbers_reach_nobody() -> None:
     models = torch.tensor([[1.0], [torch.nan], [3.0]])
     gives = torch.tensor([True, False, True])
-    share = shares(torch.ones(3, 2), gives, 1.0)
+    share = shares(cosines(torch.ones(3, 2), gives), gives, 1.0)
     assert mean_of(share, gives, models).tolist() == [[2.0]] * 3
 
 
@@ -292,7 +301,7 @@ def test_who_is_away_keeps_its_start(make_graph: MakeGraph, cut_block: CutBlock)
             for c in range(5)
         ]
         assert same == [name not in report.participants for name in fed.ids]
-        for fact in ("own_share", "sparsity"):  # of who was away nothing is known
+        for fact in ("own_share", "similarity", "sparsity"):  # of who was away nothing is known
             told = report.client_facts[fact]
             assert told.isnan().tolist() == same
             assert report.facts[fact] == pytest.approx(float(told.nanmean()))
@@ -362,7 +371,7 @@ def test_a_run_goes_on_and_leaves_the_scored_models(
     assert len(straight.client_models) == 5
     for name, model in straight.client_models.items():
         assert same_bits(model.weights, again.client_models[name].weights)
-    assert {"fact_own_share", "fact_sparsity"} <= rows_of(straight)[0].keys()
+    assert {"fact_own_share", "fact_similarity", "fact_sparsity"} <= rows_of(straight)[0].keys()
 
 
 SGD_STEPS = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}

@@ -236,28 +236,41 @@ def fit_round(
     sent = [found["embedding"], *(found[f"weights/{name}"] for name in state.memory)]
     sound = torch.stack([_finite(t.reshape(len(t), -1)) for t in sent]).all(0)
     gives = found["answered"] & (found["nodes"] > 0) & sound  # who diverged enters no mean
-    share = shares(found["embedding"], gives, cfg.options.scale)
+    alike = cosines(found["embedding"], gives)
+    share = shares(alike, gives, cfg.options.scale)
     memory = {
         name: _where(gives, mean_of(share, gives, found[f"weights/{name}"]), w)
         for name, w in state.memory.items()
     }
-    figures = {"own_share": share.diagonal(), "sparsity": found["sparsity"]}
+    figures = {"own_share": share.diagonal(), "similarity": to_others(alike, gives)}
+    figures |= {"sparsity": found["sparsity"]}
     facts = {name: float(t[gives].mean()) for name, t in figures.items()}
     client_facts = {name: t.where(gives, torch.nan) for name, t in figures.items()}
     report = report_of(chosen, found, gives, facts, client_facts, observed=cfg.observed)
     return ServerState(None, memory), report
 
 
-def shares(embedding: Tensor, gives: Tensor, scale: float) -> Tensor:
+def cosines(embedding: Tensor, gives: Tensor) -> Tensor:
+    """Return how alike the embeddings (C, D) of those that give are (C, C) float64, else 0."""
+    h = normalize(embedding.double().where(gives[:, None], 0.0), dim=1)
+    return h @ h.T
+
+
+def to_others(alike: Tensor, gives: Tensor) -> Tensor:
+    """Return each client's mean cosine with the others that give (C,), 0 where there are none."""
+    others = (int(gives.sum()) - 1) or 1
+    return (alike.sum(1) - alike.diagonal()) / others
+
+
+def shares(alike: Tensor, gives: Tensor, scale: float) -> Tensor:
     """Return what each client takes of each other's model, (C, C) float64; rows add up to 1.
 
     Args:
-        embedding: (C, D).
+        alike: (C, C) cosines.
         gives: (C,) bool whose models there are; of the others nobody takes anything.
         scale: of the cosine.
     """
-    h = normalize(embedding.double().where(gives[:, None], 0.0), dim=1)
-    logit = (scale * (h @ h.T)).masked_fill(~gives, -torch.inf)
+    logit = (scale * alike).masked_fill(~gives, -torch.inf)
     return torch.softmax(logit, dim=1).nan_to_num(0.0)
 
 
