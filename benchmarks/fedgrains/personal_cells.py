@@ -118,6 +118,11 @@ SAMPLERS: dict[str, dict[str, Any]] = {
         "options": CHOICE | {"neighbors.policy": "untrained"},
     },
 }
+# Random drops of half, with FedGrAINS' batches; on Cora with 10 clients alone.
+DROPS: dict[str, dict[str, Any]] = {
+    name: {"batch_size": BATCH, "neighbors": name, "options": {f"neighbors.{option}": 0.5}}
+    for name, option in (("drop_edge", "drop"), ("drop_node", "drop"), ("bernoulli", "keep"))
+}
 DECIDING = ("", "fedgrains", "uniform")
 SHOWN = {
     "": "",
@@ -125,6 +130,9 @@ SHOWN = {
     "fedgrains": " + FedGrAINS",
     "uniform": " + uniform top-k",
     "untrained": " + untrained network",
+    "drop_edge": " + DropEdge",
+    "drop_node": " + DropNode",
+    "bernoulli": " + DropMessage",
 }
 
 
@@ -137,6 +145,7 @@ class Place:
     clients: int
 
 
+WITH_DROPS = Place("disjoint", "cora", 10)
 # The paper's tables 1 and 2, by method (with and without FedGrAINS), dataset and clients.
 Printed = dict[tuple[str, str], dict[tuple[str, int], float]]
 
@@ -159,7 +168,8 @@ def cell_of(place: Place, method: str, sampler: str, seed: int) -> Cell:
         "sampler": sampler,
         "seed": seed,
     }
-    run = merged(PROTOCOL, ROUNDS[place.dataset], (METHODS | ALONE)[method], SAMPLERS[sampler])
+    drawn = (SAMPLERS | DROPS)[sampler]
+    run = merged(PROTOCOL, ROUNDS[place.dataset], (METHODS | ALONE)[method], drawn)
     where = {"dataset": place.dataset, "partition": PARTITION[place.scenario]}
     return cell(labels, **run, **where, clients=place.clients, seed=seed)
 
@@ -167,7 +177,12 @@ def cell_of(place: Place, method: str, sampler: str, seed: int) -> Cell:
 def all_cells(places: Sequence[Place]) -> list[Cell]:
     """Return the cells of some places, in each the ones that decide first: see `in_order`."""
     order = [*in_order(METHODS), *((name, "", seed) for seed, name in product(SEEDS, ALONE))]
-    return [cell_of(place, *rest) for place in places for rest in order]
+    drops = [(name, drop, seed) for seed, name, drop in product(SEEDS, METHODS, DROPS)]
+    return [
+        cell_of(place, *rest)
+        for place in places
+        for rest in (*order, *(drops if place == WITH_DROPS else ()))
+    ]
 
 
 def in_order(methods: Iterable[str]) -> list[tuple[str, str, int]]:
@@ -246,7 +261,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
 def scores(found: Found, place: Place, printed: Printed) -> str:
     """Return the table of one place: accuracies, and what FedGrAINS adds to each control."""
     rows = []
-    for method, sampler in (*product(METHODS, SAMPLERS), *((name, "") for name in ALONE)):
+    for method, sampler in (*product(METHODS, SAMPLERS | DROPS), *((name, "") for name in ALONE)):
         lines = lines_of(found, place, method, sampler)
         paper = printed.get((method, sampler), {}).get((place.dataset, place.clients))
         if not lines and paper is None:
