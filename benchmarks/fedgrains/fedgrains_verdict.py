@@ -121,14 +121,24 @@ def by_place(found: Found, places: Sequence[Place], printed: Printed) -> str:
     )
 
 
-def on_top(places: Mapping[str, Scored], methods: Sequence[str]) -> str:
+def on_top(
+    places: Mapping[str, Scored],
+    methods: Sequence[str],
+    trained: Mapping[str, Callable[[str], dict[int, float]]] | None = None,
+) -> str:
     """Return for each place with cells who is ahead alone, and what FedGrAINS adds to all.
 
     Methods are compared on the seeds that all have which ran alone.
+
+    Args:
+        places: scores by name.
+        methods: which.
+        trained: scores of the methods alone where they may train otherwise than with FedGrAINS.
     """
     rows = []
     for name, scored in places.items():
-        alone = {method: scores for method in methods if (scores := scored(method, ""))}
+        each = {m: trained[name](m) if trained else scored(m, "") for m in methods}
+        alone = {method: scores for method, scores in each.items() if scores}
         shared = set.intersection(*map(set, alone.values())) if alone else set()
         if not shared:
             continue

@@ -7,7 +7,7 @@ features, and the methods of tables 1 and 2, with 10 and 100 clients.
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -114,28 +114,39 @@ def cells(found: Found) -> Sequence[Cell]:
     return wanted
 
 
-def ways_of(method: str) -> list[str]:
+def ways_of(method: str, among: Iterable[str]) -> list[str]:
     """Return the names of a method's ways to train locally, its own first."""
-    return [method, *(way for way in OTHER_WAYS if way.startswith(f"{method},"))]
+    return [method, *(way for way in among if way.startswith(f"{method},"))]
 
 
-def validation(found: Found, dataset: str, clients: int, way: str) -> dict[int, float]:
-    """Return validation accuracies without a sampler at the best round, by seed.
+def pick(ways: Sequence[str], validated: Callable[[str], dict[int, float]]) -> str:
+    """Return the way to train that validation picks, on the seeds that all of them have.
 
-    Lines of old have none.
+    Args:
+        ways: a method's, its own first, which it is where no seed has all.
+        validated: validation scores of a way without a sampler, by seed.
     """
-    lines = lines_of(found, dataset, clients, way, "")
+    scored = {way: validated(way) for way in ways}
+    shared = set.intersection(*map(set, scored.values()))
+    if not shared:
+        return ways[0]
+    return max(scored, key=lambda way: statistics.mean(scored[way][s] for s in shared))
+
+
+def validation(lines: Mapping[int, Line], score: str) -> dict[int, float]:
+    """Return validation scores at the best round, by seed; lines of old have none."""
     views = {seed: line["val"]["personalized"] for seed, line in lines.items() if "val" in line}
-    return {seed: view["accuracy_client_mean"] for seed, view in views.items()}
+    return {seed: view[score] for seed, view in views.items() if view[score] is not None}
+
+
+def validated(found: Found, dataset: str, clients: int, way: str) -> dict[int, float]:
+    """Return the validation accuracies of a way to train, without a sampler."""
+    return validation(lines_of(found, dataset, clients, way, ""), "accuracy_client_mean")
 
 
 def chosen(found: Found, dataset: str, clients: int, method: str) -> str:
-    """Return the way to train that validation picks, on the seeds that all of them have."""
-    scored = {way: validation(found, dataset, clients, way) for way in ways_of(method)}
-    shared = set.intersection(*map(set, scored.values()))
-    if not shared:
-        return method
-    return max(scored, key=lambda way: statistics.mean(scored[way][s] for s in shared))
+    """Return the way to train that validation picks in a place."""
+    return pick(ways_of(method, OTHER_WAYS), partial(validated, found, dataset, clients))
 
 
 def picked(found: Found, dataset: str, clients: int, method: str, sampler: str) -> dict[int, float]:
@@ -183,7 +194,7 @@ def ways(found: Found) -> str:
     """Return how each method trains in each place, as validation picks."""
     rows = []
     for dataset, clients in PLACES:
-        if all(validation(found, dataset, clients, way) for way in OTHER_WAYS):
+        if all(validated(found, dataset, clients, way) for way in OTHER_WAYS):
             names = [chosen(found, dataset, clients, method) for method in TRAINED[1:]]
             texts = [name.partition(", ")[2] or "Adam .01 x 1" for name in names]
             rows.append([f"{NAMES[dataset]}, {clients} clients", *texts])
