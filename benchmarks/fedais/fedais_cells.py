@@ -70,6 +70,8 @@ SERVER: dict[str, Scalar] = {
 }
 
 
+WORK = "work of training"
+SHORT = (5, 10)  # rounds of short runs, each with a last one that is scored
 FIELDS = {field.name for field in fields(RunConfig)}
 
 
@@ -216,8 +218,6 @@ def with_short(wanted: Sequence[Cell]) -> list[Cell]:
     return list(each.values())
 
 
-WORK = "work of training"
-SHORT = (5, 10)  # rounds, each with a last one that is scored
 SIZES = {"rows' bytes": rows_bytes, "all bytes": total_bytes}
 COSTS = (*SIZES, WORK)
 
@@ -251,6 +251,13 @@ def savings(found: Found, place: Place, method: str, changes: str = "") -> dict[
                 share = cost[-1 if ours is None else ours] / usual[theirs]
                 found_by[name].append(100 * (1 - share))
     return found_by
+
+
+def bounds(found: Found, place: Place) -> list[float]:
+    """Return what sending no row at all would save of FedAll's bytes, in percent, for each fold."""
+    lines = [line_of(found, place, "fedall", fold) for fold in range(1, FOLDS + 1)]
+    pairs = [(rows_bytes(line)[-1], total_bytes(line)[-1]) for line in lines if line]
+    return [100 * rows / total for rows, total in pairs]
 
 
 def met(found: Found, place: Place, method: str, changes: str = "") -> list[bool]:

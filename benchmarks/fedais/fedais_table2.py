@@ -21,6 +21,7 @@ from fedais_cells import (
     REBUILT,
     WORK,
     Place,
+    bounds,
     cell_of,
     line_of,
     met,
@@ -190,6 +191,11 @@ def verdict(found: Found) -> str:
             f"FedAll's accuracy less half a point, which it reaches in {sum(reached)} of "
             f"{len(reached)}, it takes {saved}; and {percent(found_by[ROWS])}"
             " % fewer bytes of rows."
+        )
+        most = [b for d, cut in product(DATASETS, CUTS) for b in bounds(found, Place(d, cut, adam))]
+        parts.append(
+            f"Weights are so much of all bytes that sending no row would save {percent(most)} % of "
+            "them in as many rounds."
         )
     return " ".join(parts)
 
