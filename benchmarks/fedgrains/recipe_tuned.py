@@ -222,7 +222,8 @@ paired by seed, mean ± standard error.
 Drawn for all: the rate of Adam (.001 to .1), weight decay (1e-6 to 1e-2) and dropout (0 to .8); for
 FedPer how many layers are private, for GCFL+ both thresholds and the rounds before the first split,
 for FED-PUB the scale and both penalties (each 0 in a third of the draws), for the sampler k (8 to
-256), alpha (100 to 1e6) and its rate (1e-6 to .01). A trial has the same value of a key in all rows.
+256), alpha (100 to 1e6) and its rate (1e-6 to .01). A trial has the same value of a key in all
+rows.
 
 <!-- settings -->
 <!-- settings -->
