@@ -162,28 +162,33 @@ def test_the_balance_of_every_choice_by_hand(
     assert first == {frozenset(pair) for pair in itertools.combinations((1, 2, 3), 2)}
 
 
-def test_a_learned_log_z_follows_its_own_adam(make_graph: MakeGraph) -> None:
-    """Two steps: the first is balanced, the second is Adam's on the balance of its own loss."""
+@pytest.mark.parametrize("learns_z", [True, False])
+def test_steps_are_those_of_adam_on_the_balance(make_graph: MakeGraph, *, learns_z: bool) -> None:
+    """Three steps: with a learned log Z the first is balanced; a constant one is 0 in all of them.
+
+    From the second step on Adam goes by how large a balance is, not by its sign alone.
+    """
     block = small(make_graph, EDGES, sparse=False)
-    sampler = FedGrains(2, 1, alpha=3.0, lr=0.05, log_z_lr=0.2, width=5)
+    sampler = FedGrains(2, 1, alpha=3.0, lr=0.05, learns_z=learns_z, log_z_lr=0.2, width=5)
     model = Model("gcn", block.num_features, 4, 3, 1, 0.0, "multiclass")
     state = sampler.init(block, model, Key.of(1))
     w = weights_of_network(block, state)
     z = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     groups = [{"params": [*w.values()], "lr": 0.05}, {"params": [z], "lr": 0.2}]
-    optimizer = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(groups[: 1 + learns_z])
     for number, value in enumerate((0.9, 0.4, 0.6)):
         draws = draws_of(sampler, block, Key.of(number), state, hops=1)
         loss = torch.tensor([value], dtype=torch.float64)
         state = sampler.learn(block, state, Signal(torch.tensor([0]), draws, loss, Key.of(0)))
         picked = set(draws[0][1].neighbor.tolist())
         total, _ = log_p_by_hand(block, {0: 0}, picked, 0, w)
-        if number == 0:
+        if learns_z and number == 0:
             z.data[:] = -(loss + total.detach() / 3.0)
         optimizer.zero_grad()
         (3.0 * z + total + 3.0 * loss).square().sum().backward()
         optimizer.step()
-    torch.testing.assert_close(state["log_z"].t, z.detach(), rtol=0, atol=1e-10)
+    if learns_z:
+        torch.testing.assert_close(state["log_z"].t, z.detach(), rtol=0, atol=1e-10)
     assert float(state["steps"].t) == 3
     for name, found in weights_of_network(block, state).items():
         torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
