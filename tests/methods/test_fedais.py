@@ -17,7 +17,7 @@ from remote_runs import setup_of
 from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
 from silograph.control.base import Controller
 from silograph.core.errors import ConfigError, ProtocolError
-from silograph.core.key import Key
+from silograph.core.key import Key, mix, signed
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
@@ -385,6 +385,44 @@ def test_errors_add_up_over_neighbors_so_that_the_bound_needs_their_number(leave
     assert bound_of(weights, {1: 0.1}, 2, 2) < error <= bound_of(weights, {1: 0.1}, 2, leaves)
 
 
+@pytest.mark.parametrize("layers", [3, 4, 5])
+def test_errors_grow_with_the_largest_degree_that_is_reached(layers: int) -> None:
+    """Rows of 30 leaves are off by eps; their hub is L - 2 hops from a node.
+
+    From the hub on all rows are worked out alone, one after the other: with W = I the last error is
+    30 eps. No bound by degrees that are nearer holds, so none by the node's own (theorem 1).
+    """
+    hub, nodes, eps = layers - 2, layers + 29, 0.01
+    ends = [(i, i + 1) for i in range(hub)] + [(hub, i) for i in range(hub + 1, nodes)]
+    rows, cols = torch.tensor([*ends, *((b, a) for a, b in ends)]).T
+    graph = replace(planted_graph(nodes), adj=CSR.from_pairs(rows, cols, (nodes, nodes)))
+    block, _, _ = cut_of(replace(graph, x=torch.ones(nodes, 7)), 1, "random")
+    model = model_of("graphconv", layers=layers, dropout=0.0)
+    drawn = model.init_weights(KEY, torch.float64)
+    weights = {n: torch.zeros_like(w) for n, w in drawn.items()}
+    weights |= {n: torch.eye(*w.shape).double() for n, w in drawn.items() if "weight" in n}
+    stored, around = (
+        stored_in(blank_history(model, block), halo=False),
+        surroundings(block, halo=False),
+    )
+    whole = whole_batch(block, around, stored)
+    exact, entered = batch_pass(model, weights, block, block.x, whole, stored, None)
+    stored = replace(stored, own={n: x.clone() for n, x in entered.items()})
+    stored.own[1][hub + 1 :, 0] += eps
+    for row in range(hub, -1, -1):
+        batch = batch_of_edges(block, around, stored, torch.tensor([row]), torch.tensor([0, 1]))
+        found, entered = batch_pass(model, weights, block, block.x, batch, stored, None)
+        for number, x in entered.items():
+            stored.own[number][row] = x[0]
+    error = float((found[0] - exact[0]).norm())
+    assert error == pytest.approx(30 * eps, rel=1e-10)
+    near, nearer = (
+        max(int(block.adj.degree[u]) for u in ball_of(block, 0, hops)) for hops in (hub, hub - 1)
+    )
+    assert bound_of(weights, {1: eps}, layers, nearer) < error
+    assert error <= bound_of(weights, {1: eps}, layers, near)
+
+
 def test_without_a_halo_fedais_on_all_nodes_is_fedlocal_bit_for_bit(make_graph: MakeGraph) -> None:
     graph = make_graph(60, sparse=True)
     cut = make_partition(graph, "random", clients=4, key=Key.of(0))
@@ -415,6 +453,21 @@ def head(name: str, dims: int) -> int:
     return FIELD.size + len(name) + dims * DIMENSION.size
 
 
+def frames_of_exchange(cfg: MethodConfig[FedAISOptions]) -> tuple[int, int, int]:
+    """Bytes of the frames to and from a client of `ask`, `serve` and `store`, without rows."""
+    from silograph.federation.frame import HEADER
+
+    numbers = stored_stages(model_in(cfg))
+    told = sum(
+        head(name, 0) + size for name, size in (("round", 4), ("start", 4), ("knobs/tau", 8))
+    )
+    heads = head("answered", 1) + sum(head(f"rows/{n}", 2) for n in numbers)
+    if cfg.options.sent == "int8":
+        heads += sum(head(f"scale/{n}", 1) for n in numbers)
+    both = [2 * HEADER.size + 2 * len(op) + told for op in ("ask", "serve", "store")]
+    return both[0] + head("slot", 1), both[1] + head("row", 1) + heads, both[2] + heads
+
+
 @pytest.mark.parametrize("sent", ["exact", "int8"])
 @pytest.mark.parametrize(("halo", "batches"), [("all", 4), ("drawn", 1)])
 def test_bytes_of_exchanges_are_their_closed_form(
@@ -428,8 +481,6 @@ def test_bytes_of_exchanges_are_their_closed_form(
     One batch of all training nodes and neighbors reads the slots beside these nodes. The paper
     counts the row of every slot in every batch.
     """
-    from silograph.federation.frame import HEADER
-
     block, route, _ = cut_of(make_graph(40), 4, "random")
     own: dict[str, Any] = {"batches": batches, "halo": halo, "sent": sent}
     options = replace(EVERYTHING, share_features=False, tau=2, **own)
@@ -443,24 +494,69 @@ def test_bytes_of_exchanges_are_their_closed_form(
     assert (0 < len(asked) < every) is (halo == "drawn")
     slots, rows = len(asked), len(route.target[asked].unique())
     clients, times = 4, -(-batches // 2)
-    told = sum(
-        head(name, 0) + size for name, size in (("round", 4), ("start", 4), ("knobs/tau", 8))
-    )
-    fields = [f"rows/{n}" for n in stored_stages(model_in(cfg))]
     width = 8 * sum(model_in(cfg).stages[n].inputs for n in stored_stages(model_in(cfg)))
     assert report.facts["paper_row_bytes"] == every * width * batches
-    heads = head("answered", 1) + sum(head(name, 2) for name in fields)
     if sent == "int8":
-        width = width // 8 + 4 * len(fields)
-        heads += sum(head(name.replace("rows", "scale"), 1) for name in fields)
-    ask = 2 * HEADER.size + 2 * len("ask") + told + head("slot", 1)
-    serve = 2 * HEADER.size + 2 * len("serve") + told + head("row", 1) + heads
-    store = 2 * HEADER.size + 2 * len("store") + told + heads
+        width = width // 8 + 4 * len(stored_stages(model_in(cfg)))
+    ask, serve, store = frames_of_exchange(cfg)
     by_kind = fed.ledger.bytes_by_kind
     assert by_kind["halo_keys"] == times * (clients * ask + 4 * slots)
     assert by_kind["embeddings"] == times * (
         clients * (serve + store) + (4 + 1 + width) * rows + (1 + width) * slots
     )
+
+
+def batch_by_hand(block: ClientBlock, client: int, number: int, count: int, key: Key) -> list[int]:
+    """Rows of one of `count` batches of a client; the first ones have one more where they must."""
+    train = [int(r) for r in block.split.train.nonzero() if int(block.client[r]) == client]
+    words = key.fold("nodes").fold("order").words(block.row_key[train], 1)[:, 0].tolist()
+    mixed = [row for _, row in sorted(zip(words, train, strict=True))]
+    size = [len(mixed) // count + (i < len(mixed) % count) for i in range(count)]
+    return mixed[sum(size[:number]) : sum(size[: number + 1])]
+
+
+def slots_by_hand(block: ClientBlock, rows: list[int], drawn: int, key: Key) -> set[int]:
+    """Slots among those neighbors of each row, own or not, whose words are the least."""
+    found = set[int]()
+    for row in rows:
+        slots = block.halo.adj.indices[block.halo.adj.indptr[row] : block.halo.adj.indptr[row + 1]]
+        near = [(int(block.row_key[u]), -1) for u in neighbors_of(block, row)]
+        near += [(int(block.halo.key[s]), int(s)) for s in slots]
+        mine = mix(int(block.row_key[row]) ^ key.value)
+        found |= {s for _, s in sorted((signed(mix(mine ^ k)), s) for k, s in near)[:drawn]}
+    return found - {-1}
+
+
+def test_an_exchange_costs_what_the_next_batch_draws(make_graph: MakeGraph) -> None:
+    """Three of four clients train for two epochs of three batches; the last one has no rows yet.
+
+    The paper's bytes are those of every slot of the three, in every one of the six batches.
+    """
+    block, route, _ = cut_of(make_graph(60), 4, "random")
+    options = replace(EVERYTHING, share_features=False, halo="drawn", drawn=2, batches=3, tau=2)
+    cfg = config("sage", options=options, shape={"layers": 3}, schedule=Schedule(2))
+    cfg = replace(cfg, selected=block.ids[:3])
+    fed, state = play(cfg, block, route, rounds=0)
+    fed.start_round(1)
+    _, report = FEDAIS.round(fed, cfg, state, 1, KEY)
+    own, width = KEY.fold("train", 1), 8 * (6 + 6)
+    ask, serve, store = frames_of_exchange(cfg)
+    places = embeddings = 0
+    for start in (0, 2, 4):
+        slots = set[int]()
+        for client in range(3):
+            batch = batch_by_hand(block, client, start % 3, 3, own)
+            slots |= slots_by_hand(block, batch, 2, own.fold("batch", start))
+        target = [int(route.target[s]) for s in slots]
+        owner = {r: int((route.boundary_off <= r).sum()) - 1 for r in target}
+        places += 3 * ask + 4 * len(slots)
+        embeddings += len(set(owner.values())) * serve + 5 * len(owner) + 3 * store + len(slots)
+        there = [r for r in target if owner[r] < 3]
+        assert 0 < len(set(there)) < len(there) < len(slots) < int(block.halo.off[3])
+        embeddings += width * (len(set(there)) + len(there))
+    assert fed.ledger.bytes_by_kind["halo_keys"] == places
+    assert fed.ledger.bytes_by_kind["embeddings"] == embeddings
+    assert report.facts["paper_row_bytes"] == 6 * int(block.halo.off[3]) * width
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1e-300, 1e-30, 1.0, 1e30, 1e300]))

@@ -6,17 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from conftest import planted_graph
 from runs import FAST, go, rows_of, run_until, same_bits
 from silograph.core.key import Key
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.block.halo import Route
-from silograph.graph.graph import Graph
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph, Split
+from silograph.graph.partition.partition import Partition
 from silograph.methods import FEDAVG, GCFL, GCFLPLUS, MethodConfig, NoOptions
 from silograph.methods.base import AnyMethod
 from silograph.methods.gcfl import (
@@ -175,6 +179,46 @@ def test_planted_clusters_are_found(make_graph: MakeGraph, cut_block: CutBlock) 
     assert report.facts["clusters"] == 2
     assert sorted([first[:3], first[3:]]) == [[0] * 3, [1] * 3]
     assert report.client_facts["cluster"].tolist() == first
+
+
+def disagreeing(seed: int, others: int, noise: float) -> tuple[Graph, Built]:
+    """Six clients that hold one graph but for noise; the last ones exchange its two classes."""
+    one, n = planted_graph(40, classes=2, seed=seed), 40
+    first = torch.arange(6) * n
+    rows, cols = ((first[:, None] + t).flatten() for t in (one.adj.row, one.adj.indices.long()))
+    assert isinstance(one.x, Tensor)
+    x = one.x.repeat(6, 1) + noise * (Key.of(seed).matrix(6 * n, 7) - 0.5).float()
+    swapped = torch.arange(6 * n) >= (6 - others) * n
+    y = torch.where(swapped, 1 - one.y.repeat(6), one.y.repeat(6))
+    adj = CSR.from_pairs(rows, cols, (6 * n, 6 * n))
+    graph = replace(one, adj=adj, x=x, y=y, node_id=np.arange(6 * n))
+    nodes = tuple(torch.arange(6 * n).split(n))
+    train = torch.arange(6 * n) % 2 == 0
+    cut = Partition(tuple("abcdef"), nodes, 6 * n, "copies")
+    return graph, make_block(graph, cut, Split(train, ~train, ~train), torch.float64)
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("others", [0, 2])
+def test_clients_that_disagree_are_parted_once_and_those_alike_never(
+    method: AnyMethod, seed: int, others: int
+) -> None:
+    """With the same thresholds: in the first round after the warm-up, and the parts stay whole.
+
+    Series of lengths do not show directions, but those of a minority stay longer.
+    """
+    graph, (block, route) = disagreeing(seed, others, 0.1)
+    own = {"sequence": 3} if method is GCFLPLUS else {}
+    options = method.options(epsilon1=0.2, epsilon2=0.3, warmup=5, **own)
+    cfg = config(graph, options, optimizer=SGD(0.3), schedule=Schedule(3))
+    fed = InProcess(cfg, block, route, 6)
+    state = method.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
+    for t in range(1, 13):
+        state, report = method.round(fed, cfg, state, t, KEY)
+        parted = others * (t > 5)
+        assert state.memory["cluster"].tolist() == [0] * (6 - parted) + [1] * parted
+        assert report.facts["clusters"] == (2 if parted else 1)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -194,6 +194,37 @@ def test_steps_are_those_of_adam_on_the_balance(make_graph: MakeGraph, *, learns
         torch.testing.assert_close(found, w[name], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("learns_z", [True, False])
+def test_the_size_of_a_balance_is_its_closed_form(make_graph: MakeGraph, *, learns_z: bool) -> None:
+    """A network of zeros chooses 2 of 5 with log P_F = -5 log 2; its rate of 0 keeps it there.
+
+    So with losses of 1 and 0.4 the balance is -5 log 2 + alpha L in both steps if log Z is 0, and
+    0 and then alpha (0.4 - 1) if it is learned, when z takes Adam's step of that. The gradient by
+    the last bias is the balance times 2 d log P_F / d b = 2 (2 / 2 - 3 / 2) = -1, and a tenth of
+    it enters Adam's first moment.
+    """
+    block, alpha, b = small(make_graph, STAR, sparse=False), 1e5, 5 * math.log(2)
+    sampler = FedGrains(2, 1, alpha=alpha, lr=0.0, learns_z=learns_z, log_z_lr=0.1, width=5)
+    model = Model("gcn", block.num_features, 4, 3, 1, 0.0, "multiclass")
+    start = sampler.init(block, model, Key.of(1))
+    state: State = {name: replace(f, t=torch.zeros_like(f.t)) for name, f in start.items()}
+    moment, levels = 0.0, list[float]()
+    balances = (0.0, -0.6 * alpha) if learns_z else (alpha - b, 0.4 * alpha - b)
+    for number, (loss, balance) in enumerate(zip((1.0, 0.4), balances, strict=True)):
+        draws = draws_of(sampler, block, Key.of(number), state, hops=1)
+        signal = Signal(
+            torch.tensor([0]), draws, torch.tensor([loss], dtype=torch.float64), Key.of(0)
+        )
+        state = sampler.learn(block, state, signal)
+        moment = 0.9 * moment - 0.1 * balance
+        assert float(state["first/last_bias"].t) == pytest.approx(moment, rel=1e-9)
+        levels += [float(state["log_z"].t)] if learns_z else []
+    assert ("log_z" in state) is learns_z
+    if learns_z:
+        step = 0.1 * (0.1 / (1 - 0.9**2)) / math.sqrt(0.001 / (1 - 0.999**2))
+        assert levels == pytest.approx([b / alpha - 1, b / alpha - 1 + step], rel=1e-6)
+
+
 def test_a_first_step_that_is_balanced_moves_nothing(make_graph: MakeGraph) -> None:
     """In float32 and with the paper's alpha, too: rounding leaves up to 1e-2 of the balance."""
     block = make_block_in(torch.float32, small(make_graph, EDGES, sparse=False))
