@@ -128,7 +128,8 @@ def on_top(
 ) -> str:
     """Return for each place with cells who is ahead alone, and what FedGrAINS adds to all.
 
-    Methods are compared on the seeds that all have which ran alone.
+    Methods are compared on the seeds that all have which ran alone; those with fewer seeds than
+    others are left out.
 
     Args:
         places: scores by name.
@@ -138,7 +139,8 @@ def on_top(
     rows = []
     for name, scored in places.items():
         each = {m: trained[name](m) if trained else scored(m, "") for m in methods}
-        alone = {method: scores for method, scores in each.items() if scores}
+        most = max(map(len, each.values()))
+        alone = {m: scores for m, scores in each.items() if scores and len(scores) == most}
         shared = set.intersection(*map(set, alone.values())) if alone else set()
         if not shared:
             continue
