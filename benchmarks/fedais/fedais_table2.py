@@ -237,7 +237,8 @@ draws of its own. FedAvg and FedOpt train on batches of about the same number of
 neighbors drawn in each layer of the client's own graph. FedSage+ does, too, and so does FedOpt in
 the row where features of neighbors in other silos are collected. `centralized`, `local`, `bns` and
 `label_guided` take ten steps on all nodes in a round, `fedgraph` ten iterations, each on a batch of
-labeled nodes.
+labeled nodes. Work of training is what the ledger has without steps of the optimizer and without
+evaluation, which are as many in each round of a run: two short runs of each row tell how many.
 
 The paper writes local steps as plain gradient descent (algorithm 1, line 18) and says that Adam is
 the optimizer, but not whether Adam's moments outlive a round: so both are here. On PubMed plain SGD
