@@ -145,6 +145,6 @@ def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> Iterator[None]:
 def run_until(
     monkeypatch: pytest.MonkeyPatch, graph: Graph | str, last: int, out: Path, **options: Any
 ) -> None:
-    """Run, and die in round `last`."""
+    """Run, and die in round `last`; there is a checkpoint of the one before."""
     with dying(monkeypatch, last):
-        run(graph, **options, out=str(out))
+        run(graph, **{"checkpoint_every": 1, **options}, out=str(out))

@@ -34,7 +34,8 @@ def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") ->
 
 
 def config_of(clients: int, **options: Any) -> RunConfig:
-    return make_config({"clients": clients, "dataset": "planted", **options})
+    given = {"clients": clients, "dataset": "planted", "checkpoint_every": 1}
+    return make_config({**given, **options})
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -32,7 +33,7 @@ def main() -> None:
     given = parser.parse_args()
     place = Place("pubmed", optimizer=KEPT if given.kept else REBUILT, clients=given.clients)
     asked = cell_of(place, "fedais", 1, f"rounds={given.rounds}").config
-    for turn, (name, every) in ((turn, case) for turn in range(2) for case in CASES.items()):
+    for turn, (name, every) in product(range(2), CASES.items()):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             here = {"out": str(out), "data_dir": given.data_dir, "checkpoint_every": every}

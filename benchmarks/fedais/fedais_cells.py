@@ -199,7 +199,8 @@ def training_work(found: Found, line: Line) -> list[float] | None:
     parts = [each["flops_by_part"] for each in known]
     first, second = (part["evaluation"] for part in parts)
     scored = second - first
-    step = parts[0]["optimizer"] / SHORT[0]
+    step = (parts[1]["optimizer"] - parts[0]["optimizer"]) / (SHORT[1] - SHORT[0])
+    first += parts[0]["optimizer"] - step * SHORT[0]  # steps of set-up, as of generators
     curve = line["curve"]
     pairs = zip(curve["round"], curve["flops"], strict=True)
     return [
@@ -210,10 +211,11 @@ def training_work(found: Found, line: Line) -> list[float] | None:
 def _is_recounted(line: Line, short: Line) -> bool:
     """Whether a run is of a version that took more work for the same: by that of a short one.
 
-    Folds differ by up to 3 %, versions by 10 % and more.
+    Folds and settings differ by up to 6 % of what training takes, versions by 20 % and more.
     """
     work = dict(zip(line["curve"]["round"], line["curve"]["flops"], strict=True))
-    return bool(abs(work[short["rounds"]] / short["flops"] - 1) > 0.05)
+    more = abs(work[short["rounds"]] - short["flops"])
+    return bool(more / short["flops_by_part"]["training"] > 0.1)
 
 
 def short_cells(labels: Mapping[str, Any]) -> list[Cell]:

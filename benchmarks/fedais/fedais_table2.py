@@ -159,6 +159,13 @@ def differences(found: Found, adam: str, method: str) -> list[float]:
     return found_all
 
 
+def judged(saved: Sequence[float], claim: float) -> str:
+    """Return whether a claim holds, within five points."""
+    if not saved:
+        return "is not known yet"
+    return "holds" if statistics.mean(saved) >= claim - 5 else "does not hold"
+
+
 def verdict(found: Found) -> str:
     """Return the first sentences: which of the paper's claims hold."""
     parts = []
@@ -178,11 +185,7 @@ def verdict(found: Found) -> str:
         holds = "holds" if mean >= -0.5 else "does not hold"
         saved = "; ".join(
             f"{percent(found_by[name])} % less of {name} (claimed {claim}), which "
-            + (
-                "holds"
-                if found_by[name] and statistics.mean(found_by[name]) >= claim - 5
-                else "does not hold"
-            )
+            + judged(found_by[name], claim)
             for name, claim in CLAIMED.items()
         )
         parts.append(

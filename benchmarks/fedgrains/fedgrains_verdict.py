@@ -88,10 +88,16 @@ def counts_in(gaps: dict[str, float], least: float) -> str:
 def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
     """Return a line for each place that has cells, and one for all of them."""
     rows, every = [], {control: list[float]() for control in CONTROLS}
+    totals: list[list[bool]] = [[], [], []]  # of the three columns of counts
     for place in places:
         bases = ahead(found, place, printed, "")
         if not bases:
             continue
+        own = ahead(found, place, printed, "", each_best)
+        sampled = ahead(found, place, printed, "fedgrains")
+        judged = ((bases, -POINT), (own, -POINT), (sampled, 0.0))
+        for total, (gaps, least) in zip(totals, judged, strict=True):
+            total += [gap >= least for gap in gaps.values()]
         scored = partial(by_seed, found, place)
         gains = {control: added(scored, METHODS, control) for control in CONTROLS}
         for control, values in gains.items():
@@ -101,14 +107,15 @@ def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
                 f"{NAMES[place.dataset]}, {place.clients}",
                 seeds_of(found, place),
                 counts_in(bases, -POINT),
-                counts_in(ahead(found, place, printed, "", each_best), -POINT),
-                counts_in(ahead(found, place, printed, "fedgrains"), 0.0),
+                counts_in(own, -POINT),
+                counts_in(sampled, 0.0),
                 *(ranged(values) for values in gains.values()),
             ]
         )
     if not rows:
         return "No cell has run."
-    rows.append(["all", *[""] * (len(HEAD) - 1), *(ranged(values) for values in every.values())])
+    counts = [f"{sum(total)} of {len(total)}" for total in totals]
+    rows.append(["all", "", *counts, *(ranged(values) for values in every.values())])
     return markdown_table([*HEAD, *CONTROLS.values()], rows)
 
 
@@ -128,8 +135,7 @@ def on_top(
 ) -> str:
     """Return for each place with cells who is ahead alone, and what FedGrAINS adds to all.
 
-    Methods are compared on the seeds that all have which ran alone; those with fewer seeds than
-    others are left out.
+    Methods are compared on the seeds that all have which ran alone.
 
     Args:
         places: scores by name.
@@ -139,8 +145,7 @@ def on_top(
     rows = []
     for name, scored in places.items():
         each = {m: trained[name](m) if trained else scored(m, "") for m in methods}
-        most = max(map(len, each.values()))
-        alone = {m: scores for m, scores in each.items() if scores and len(scores) == most}
+        alone = {method: scores for method, scores in each.items() if scores}
         shared = set.intersection(*map(set, alone.values())) if alone else set()
         if not shared:
             continue

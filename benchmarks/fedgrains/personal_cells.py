@@ -134,7 +134,7 @@ SHOWN = {
     "untrained": " + untrained network",
     "drop_edge": " + DropEdge",
     "drop_node": " + DropNode",
-    "bernoulli": " + DropMessage",
+    "bernoulli": " + dropped messages",
 }
 
 

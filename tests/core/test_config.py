@@ -107,7 +107,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "block_size": st.none() | COUNTS,
     "strict": st.booleans(),
     "local_bias": st.booleans(),
-    "checkpoint_every": st.integers(0, 10**6),
+    "checkpoint_every": st.none() | st.integers(0, 10**6),
     "tracker": st.none() | st.text(),
     "out": st.none() | st.text(),
 }

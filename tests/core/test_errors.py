@@ -52,13 +52,14 @@ def test_an_unknown_name_is_told_with_the_nearest_one(got: str, message: str) ->
     [
         ("gnc", "'gcn'"),  # swapped letters, not another one
         ("GCFL+", "'gcflplus'"),  # as papers write it
+        ("user-di", "'user-id'"),
         ("acc", "'accuracy'"),  # the beginning of a name, and of what begins with that
         ("fed", None),  # of several
     ],
 )
 def test_the_nearest_name_is_that_which_was_meant(got: str, meant: str | None) -> None:
     known = ["gcn", "gin", "auc", "accuracy", "accuracy_of_all", "fedproximal", "fedaveraging"]
-    known += ["gcfl", "gcflplus"]
+    known += ["gcfl", "gcflplus", "user", "user-id"]
     said = str(unknown("x", got, known))
     assert f"did you mean {meant}?" in said if meant else "did you mean" not in said
 

@@ -429,7 +429,7 @@ class RunConfig:
         default=None,
         metadata=option(
             "rounds between checkpoints in the result folder; 0 is never (default: as often as "
-            "takes at most a tenth of the run's time)",
+            "takes about a tenth of the run's time)",
             "Results",
         ),
     )

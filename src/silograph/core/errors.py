@@ -86,11 +86,10 @@ def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
 
 
 def _nearest(got: str, known: Sequence[str]) -> str | None:
-    """Return the name that was meant most likely: swapped letters, a beginning, or other slips.
-
-    Papers write gcfl+ and fed-pub.
-    """
-    got = got.replace("+", "plus").replace("-", "")
+    """Return the name that was meant most likely: swapped letters, a beginning, or other slips."""
+    as_told = got.replace("+", "plus").replace("-", "")  # papers write GCFL+ and FED-PUB
+    if as_told in known:
+        return as_told
     swapped = [name for name in known if sorted(name) == sorted(got)]
     longer = sorted((name for name in known if name.startswith(got)), key=len)
     if len(got) < 3 or not all(name.startswith(longer[0]) for name in longer):

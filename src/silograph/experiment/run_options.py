@@ -201,8 +201,8 @@ class StudyOptions(TypedDict, total=False):
     strict: bool
     """encode and decode every message, as a network would"""
     checkpoint_every: int | None
-    """rounds between checkpoints in the result folder; 0 is never (default: as often as takes at
-    most a tenth of the run's time)"""
+    """rounds between checkpoints in the result folder; 0 is never (default: as often as takes
+    about a tenth of the run's time)"""
     tracker: str | None
     """who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI"""
 

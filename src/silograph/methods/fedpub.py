@@ -257,9 +257,8 @@ def cosines(embedding: Tensor, gives: Tensor) -> Tensor:
 
 
 def to_others(alike: Tensor, gives: Tensor) -> Tensor:
-    """Return each client's mean cosine with the others that give (C,), 0 where there are none."""
-    others = (int(gives.sum()) - 1) or 1
-    return (alike.sum(1) - alike.diagonal()) / others
+    """Return each client's mean cosine with the others that give (C,), NaN where there are none."""
+    return (alike.sum(1) - alike.diagonal()) / (int(gives.sum()) - 1 or torch.nan)
 
 
 def shares(alike: Tensor, gives: Tensor, scale: float) -> Tensor:
