@@ -152,8 +152,8 @@ RECIPE = Recipe(
     text="""\
 # Personalized methods on real silos
 
-**Does federating pay? On WebKB yes: trained as validation picks, all federated methods but FedSage+
-are 3 to 4.6 points ahead of training alone (three seeds). On Twitch and on citation domains the
+**Does federating pay? On WebKB yes: trained as validation picks, federated methods
+are 1.1 (`fedopt`) to 4.6 points (GCFL+, FED-PUB) ahead of training alone (three seeds). On Twitch and on citation domains the
 best is .7 and 1.1 ahead, on schools of Facebook none is: training alone is 4 to 9 points ahead of
 those that have run (one seed each). Which method is best differs from place to place. FedGrAINS
 adds nothing measurable to as many neighbors drawn at random (-.1 to +.4 in the mean), and is .9 to
