@@ -152,14 +152,14 @@ RECIPE = Recipe(
     text="""\
 # Personalized methods on real silos
 
-**Does federating pay? On WebKB yes: trained as validation picks, federated methods
-are 1.1 (`fedopt`) to 4.6 points (GCFL+, FED-PUB) ahead of training alone (three seeds). On Twitch and on citation domains the
-best is .7 and 1.1 ahead, on schools of Facebook none is: training alone is 4 to 9 points ahead of
-those that have run (one seed each). Which method is best differs from place to place. FedGrAINS
-adds nothing measurable to as many neighbors drawn at random (-.1 to +.4 in the mean), and is .9 to
-4.6 behind the method alone in the mean of each place: 32 nodes a layer are few there. It is ahead
-of single ones (GCFL+ on Twitch by 5.4, FED-PUB on WebKB by 2.1, three of five on the schools by .7
-to 1.2).**
+**Does federating pay? On WebKB yes: trained as validation picks, federated methods are 1.1
+(`fedopt`) to 4.6 points (GCFL+, FED-PUB) ahead of training alone (three seeds). On Twitch and on
+citation domains the best is .7 and 1.1 ahead. On schools of Facebook none is: training alone is 4
+to 9 points ahead of all that have run (one seed each). Which method is best differs from place
+to place. FedGrAINS adds nothing measurable to as many neighbors drawn at random (-.1 to +.4 in the
+mean), and is .9 to 4.6 behind the method alone in the mean of each place: 32 nodes a layer are few
+there. It is ahead of single ones (GCFL+ on Twitch by 5.4, FED-PUB on WebKB by 2.1, three of five on
+the schools by .7 to 1.2).**
 
 Which method is ahead alone, each trained as its validation score picks (below), and what FedGrAINS
 adds to the methods, all trained by Adam but `fedopt`, in points (means over methods, least to
