@@ -38,7 +38,7 @@ OTHERS = {
     "fedopt, features collected": ("fedopt", "collect=1.0"),
     "bns": ("bns", ""),
     "label_guided": ("label_guided", ""),
-    "fedsageplus": ("fedsageplus", ""),
+    "fedsageplus": ("fedsageplus", "generator_epochs=300"),
     "fedgraph": ("fedgraph", ""),
 }
 METHODS = {name: (name, "") for name in (*FIRST, *MORE)} | OTHERS
