@@ -16,7 +16,7 @@ import recipe_table1 as table1
 import recipe_table2 as table2
 import recipe_table3 as table3
 import recipe_tuned as tuned
-from personal_cells import METHODS, SAMPLERS, SEEDS, Place, by_seed, cell_of, paired, scores
+from personal_cells import METHODS, SAGE, SAMPLERS, SEEDS, Place, by_seed, cell_of, paired, scores
 
 from silograph.experiment.resolve.resolve import choose
 from silograph.study.cells import Cell
@@ -83,7 +83,19 @@ def test_differences_are_of_the_same_seed() -> None:
 def test_the_papers_figures_are_whole(recipe: Any) -> None:
     assert all(len(row) == 15 for row in recipe.PRINTED.values())
     assert all(50 < value < 100 for row in recipe.PRINTED.values() for value in row.values())
-    assert len(recipe.PRINTED) == 2 * len(METHODS) - 1
+    assert len(recipe.PRINTED) == 2 * len(METHODS) - 1 + len(SAGE)  # local, FedSage+: alone
+
+
+def test_training_is_picked_by_validation_on_shared_seeds() -> None:
+    """A way that lacks a seed is judged on the others; where no seed has all, the first stays."""
+    scores = {"a": {0: 0.5, 1: 0.9}, "a, x": {0: 0.6}, "a, y": {0: 0.55, 1: 0.99}}
+    assert strong.pick(list(scores), scores.__getitem__) == "a, x"
+    assert strong.pick(list(scores), {**scores, "a, x": {2: 1.0}}.__getitem__) == "a"
+    assert strong.ways_of("fedavg", strong.OTHER_WAYS) == [
+        "fedavg",
+        "fedavg, SGD .1 x 10",
+        "fedavg, SGD 1 x 10",
+    ]
 
 
 def test_a_best_trial_is_chosen_by_validation_alone() -> None:
