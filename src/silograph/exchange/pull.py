@@ -304,12 +304,12 @@ def _runs_of(
 ) -> Ragged:
     """Return a field of the replies of `members` (M,) that must have runs (M,) of rows."""
     found = rows_in(reply, name, op)
-    for member, count, got in zip(members, runs, found.off.diff().cpu(), strict=True):
-        if count != got:
-            raise ProtocolError(
-                f"expected {int(count)} rows from {op.__name__} of {fed.ids[int(member)]}, got "
-                f"{int(got)}" + ("" if name == "rows" else f" in {name!r}")
-            )
+    got = found.off.diff().cpu()
+    for at in (got != runs).nonzero()[:, 0].tolist():
+        raise ProtocolError(
+            f"expected {int(runs[at])} rows from {op.__name__} of {fed.ids[int(members[at])]}, got "
+            f"{int(got[at])}" + ("" if name == "rows" else f" in {name!r}")
+        )
     return found
 
 
