@@ -490,7 +490,8 @@ def test_a_full_disk_is_one_line_and_how_to_go_on(
 ) -> None:
     command = ["run", "g.npz", *QUICK, "--quiet", "--json", "--out"]
     whole = json.loads(printed(capsys, *command, "whole"))
-    hint = "to go on: silograph resume 'my run; 1'"
+    way = "silograph resume 'my run; 1'"
+    hint = f"to go on from the first round, for no checkpoint was written: {way}"
     with monkeypatch.context() as patch:
         patch.setattr("silograph.federation.checkpoint.CheckpointFolder.write", full)
         for again in ([*command, "my run; 1"], ["resume", "my run; 1", "--quiet"]):
@@ -498,7 +499,7 @@ def test_a_full_disk_is_one_line_and_how_to_go_on(
             shown = capsys.readouterr()
             assert shown.out == ""
             assert shown.err.splitlines() == [f"error: {FULL}", hint]
-    program, *words = shlex.split(hint.removeprefix("to go on: "))
+    program, *words = shlex.split(way)
     assert program == "silograph"
     gone_on = json.loads(printed(capsys, *words, "--quiet", "--json"))
     assert gone_on["result_dir"] == "my run; 1"
@@ -522,11 +523,29 @@ def test_a_full_disk_before_there_is_a_folder(
     assert everything(work) == before
 
 
-def test_an_interrupt_says_how_to_go_on(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "fedavg", replace(METHODS["fedavg"], round=interrupted))
-    assert run_app(["run", "g.npz", *QUICK, "--quiet", "--out", "it's"]) == 130
-    hint = """to go on: silograph resume 'it'"'"'s'"""
+@pytest.mark.parametrize(("last", "every"), [(1, "1"), (2, "0"), (2, "1")])
+def test_an_interrupt_says_how_to_go_on(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, last: int, every: str
+) -> None:
+    """Without a checkpoint, that all rounds are trained again; resuming says from which one."""
+    train = METHODS["fedavg"].round
+
+    def until(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
+        return interrupted() if t == last else train(fed, cfg, state, t, key)
+
+    command = ["run", "g.npz", *QUICK, "--quiet", "--checkpoint-every", every, "--out", "it's"]
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "fedavg", replace(METHODS["fedavg"], round=until))
+        assert run_app(command) == 130
+    kept = last == 2 and every == "1"
+    first = " from the first round, for no checkpoint was written" * (not kept)
+    hint = f"""to go on{first}: silograph resume 'it'"'"'s'"""
     assert capsys.readouterr().err.splitlines() == ["interrupted", hint]
+    assert run_app(["resume", "it's"]) == 0
+    assert f"going on with round {1 + kept} of 2\n" in capsys.readouterr().err
+    if every == "1":  # it is complete
+        assert run_app(["resume", "it's"]) == 0
+        assert "going on" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from silograph.methods.gcfl import (
     likenesses,
     means,
     minimum_cut,
+    nearest_split,
     split,
     warped,
 )
@@ -74,7 +75,7 @@ def test_one_cluster_is_fedavg(
     for t in range(1, 4):
         ours, report = method.round(fed, cfg, ours, t, KEY)
         theirs, expected = FEDAVG.round(other, cfg, theirs, t, KEY)
-        assert report.facts == {"clusters": 1}
+        assert report.facts["clusters"] == 1
         assert report.participants == expected.participants
         assert report.train_loss == pytest.approx(expected.train_loss, abs=1e-12)
         assert theirs.weights is not None
@@ -93,6 +94,18 @@ def test_a_cluster_is_split_when_the_mean_is_short_and_a_change_is_long() -> Non
         (mean * 1.01, 1.01, False),
     ):
         assert disagree(GCFLOptions(epsilon1=epsilon1, epsilon2=epsilon2), gram) == expected
+
+
+def test_facts_are_what_thresholds_are_compared_with() -> None:
+    """Two clusters; the mean of the second is .0333 long, and its longest change 1."""
+    far = [[5.0, 0.0], [5.0, 1.0], [4.0, 0.0]]
+    near = [[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1]]
+    changes = torch.tensor([*far, *near, [9.0, 9.0]], dtype=torch.float64)
+    cluster, here = torch.tensor([0, 0, 0, 1, 1, 1, 1]), torch.arange(7) < 6
+    found = nearest_split(cluster, changes @ changes.T, here)
+    assert found == pytest.approx((0.1 / 3, 1.0), abs=1e-12)  # who was away is in none
+    alone = nearest_split(cluster, changes @ changes.T, torch.arange(7) < 2)
+    assert all(math.isnan(length) for length in alone)
 
 
 def cut_weight(alike: Tensor, part: tuple[int, ...]) -> float:

@@ -48,7 +48,7 @@ def run_command(given: Given, json: bool, quiet: bool) -> None:
 
     config = given.config
     out = default_folder(config) if config.out is None else config.out
-    with resume_hint(out, trust=bool(own_code(config))):
+    with resume_hint(out, trust=bool(own_code(config)), run=True):
         progress = "none" if quiet else best_mode()
         result = run(config=replace(config, out=out), progress=progress)
     _print(result, json)
@@ -75,7 +75,8 @@ def resume_command(
     from silograph.study.tune.tune import resume_search
 
     progress = "none" if quiet else best_mode()
-    with resume_hint(str(folder), trust=trust):
+    run = not is_comparison(folder) and not is_search(folder)
+    with resume_hint(str(folder), trust=trust, run=run):
         if is_comparison(folder):
             with _told_if_complete("comparison", folder, [LINES], quiet):
                 found = resume_comparison(folder, trust=trust, progress=progress)

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -10,6 +10,7 @@ import click
 from silograph.cli.flags import AT_SILOS
 from silograph.cli.spelling import as_flags
 from silograph.core.text import counted
+from silograph.experiment.result_files import CHECKPOINTS
 
 EXTRA = "Got unexpected extra argument"  # click's words
 MISTAKE, INTERRUPTED = 2, 130  # exit codes; the latter is that of a program stopped by Ctrl-C
@@ -64,14 +65,24 @@ def going_on(
         raise StoppedError(f"error: {as_flags(str(error))}", how, MISTAKE) from error
 
 
-def resume_hint(folder: str, *, trust: bool) -> AbstractContextManager[None]:
+@contextmanager
+def resume_hint(folder: str, *, trust: bool, run: bool = False) -> Iterator[None]:
     """On Ctrl-C or a full disk, say how the run or study of a folder goes on.
 
     Args:
         folder: of the run or study.
         trust: whether it has code of the user's.
+        run: whether it is of a run, which goes on from a checkpoint.
     """
-    return going_on(f"silograph resume {shlex.quote(folder)}{' --trust' * trust}", folder)
+    how = f"silograph resume {shlex.quote(folder)}{' --trust' * trust}"
+    try:
+        with going_on(how, folder):
+            yield
+    except StoppedError as stopped:
+        if run and not any(Path(folder, CHECKPOINTS).glob("*")):
+            first = f"to go on from the first round, for no checkpoint was written: {how}"
+            stopped.lines = (stopped.lines[0], first)
+        raise
 
 
 def usage_error(error: click.ClickException) -> str:

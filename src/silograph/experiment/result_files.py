@@ -13,6 +13,7 @@ CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "repor
 ROUNDS, LEDGER, CLIENTS = "rounds.csv", "ledger.jsonl", "clients.csv"
 SIMULATION = "simulation.json"
 SUMS = "checksums.json"
+CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"
 RECOMMENDER = "recommender.safetensors"  # of a silo of ratings
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models

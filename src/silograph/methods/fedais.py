@@ -100,8 +100,8 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
     if cfg.options.halo != "none" and not stored_stages(divisible(cfg.model)):
         raise ConfigError(
             "expected a model with a layer after the first that sums over neighbors, which reads "
-            "the rows that are exchanged, got none: set layers=2 with one of silograph's models "
-            "with sums, or halo=none"
+            f"the rows that are exchanged, got none in {cfg.model.noun}: use model=sage, gcn, "
+            "graphconv, gin or appnp with layers=2 or more, or halo=none"
         )
     if cfg.schedule.batch_size is not None or not isinstance(cfg.schedule.neighbors, Full):
         raise ConfigError(

@@ -35,6 +35,7 @@ training keeps.
 C: clients. G: clusters. P: all weights of a model. T: length of a series.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import field, replace
 from itertools import product
@@ -171,7 +172,8 @@ def fit_round(
     for name, w in models.items():
         memory[f"weights/{name}"] = means(w, changes[name], cluster, new, weight)
     memory["cluster"] = new
-    facts = {"clusters": float(new.max() + 1)}
+    shortest, longest = nearest_split(cluster, gram, compared)
+    facts = {"clusters": float(new.max() + 1), "mean_change": shortest, "longest_change": longest}
     report = report_of(
         chosen, found, took_part, facts, {"cluster": new.double()}, observed=cfg.observed
     )
@@ -265,10 +267,30 @@ def edge_weights(options: Thresholds, alike: Tensor) -> Tensor:
 
 def disagree(options: Thresholds, gram: Tensor) -> bool:
     """Whether the mean change is short, and the longest one is not."""
-    if not len(gram):
-        return False
-    mean, longest = float(gram.mean().clamp(min=0).sqrt()), float(gram.diagonal().max().sqrt())
+    mean, longest = lengths(gram)
     return mean < options.epsilon1 and longest > options.epsilon2
+
+
+def lengths(gram: Tensor) -> tuple[float, float]:
+    """Return the length of the mean of changes and that of the longest, from their products."""
+    if not len(gram):
+        return math.inf, 0.0
+    return float(gram.mean().clamp(min=0).sqrt()), float(gram.diagonal().max().sqrt())
+
+
+def nearest_split(cluster: Tensor, gram: Tensor, took_part: Tensor) -> tuple[float, float]:
+    """Return both `lengths` of the cluster whose mean change is the shortest: what thresholds see.
+
+    nan where no cluster has changes of as many clients as one that is split.
+
+    Args:
+        cluster: (C,) int64 of every client.
+        gram: (C, C) products of changes.
+        took_part: (C,) bool whose changes are there.
+    """
+    members = [((cluster == n) & took_part).nonzero()[:, 0] for n in cluster.unique().tolist()]
+    found = [lengths(gram[here][:, here]) for here in members if len(here) >= FEWEST]
+    return min(found) if found else (math.nan, math.nan)
 
 
 def minimum_cut(alike: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.payload import below
+from silograph.experiment.result_files import CHECKPOINTS
 from silograph.experiment.run.run import run
 from silograph.experiment.run.server_parts import CONTROLLER
 from silograph.federation.checkpoint import CheckpointFolder
@@ -188,7 +189,7 @@ def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -
     folder = out / EPISODE
     shutil.rmtree(folder, ignore_errors=True)  # of an episode that was interrupted
     result = run(graph, config=config)
-    checkpoint, _ = CheckpointFolder(folder / "checkpoints").latest()
+    checkpoint, _ = CheckpointFolder(folder / CHECKPOINTS).latest()
     assert checkpoint is not None  # the run has written one after its last round
     known = below(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
     agent = {name: t for name, t in known.items() if name not in OF_THE_RUN}

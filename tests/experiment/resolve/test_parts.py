@@ -125,6 +125,14 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
             "Choices: model.residual, model.input_dropout, model.head",
         ),
         (
+            {"options": {"fedpub.scale": 1}, "method": "fedpub"},
+            "option fedpub.scale: method fedpub, model gcn and selector uniform have no such "
+            "option: did you mean 'method.scale'? Choices: method.scale, method.l1, "
+            "method.proximal, method.masks, method.communities, model.residual, "
+            "model.input_dropout, model.head, selector.participation, selector.budget, "
+            "selector.least_clients, selector.least_selections",
+        ),
+        (
             {"options": {"neighbors.x": 1}},
             "option neighbors.x: neighbors full has no such option, nor any other: leave it out",
         ),

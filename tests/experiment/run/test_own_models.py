@@ -83,7 +83,10 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         tmp_path / "g.npz", x=np.ones((90, 7)), y=graph.y, edge_index=np.array([[0, 1], [1, 0]])
     )
     with pytest.raises(
-        DataError, match="has a model of its own, got a graph: name one of client_00"
+        DataError,
+        match="has a model of its own, got a graph: write clients' folders by silograph "
+        "export-silos, and give that of one of client_00, client_01, client_02, or give a model's "
+        r"file, such as .*/out/models/0-client_00\.safetensors, in place of ",
     ):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
     (tmp_path / "out" / "models" / ".hidden").touch()  # a file of the system is no model

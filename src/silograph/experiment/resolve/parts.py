@@ -293,8 +293,10 @@ def undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigEr
     choices = f"hoices: {', '.join(known)}"
     short = {name.partition(".")[2]: name for name in reversed(known)}
     names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
+    near = [tail for tail in [own.rpartition(".")[2]] if tail in short]  # of fedpub.scale
     # A part that was not chosen is worth a word only if it has very nearly that name.
-    near = difflib.get_close_matches(own.lower(), sorted(names | {*short}), n=1, cutoff=0.8)
+    every = sorted(names | {*short})
+    near = near or difflib.get_close_matches(own.lower(), every, n=1, cutoff=0.8)
     near = near or difflib.get_close_matches(own.lower(), sorted(short), n=1, cutoff=0.6)
     if not near:
         return ConfigError(f"{line}; c{choices}")

@@ -108,8 +108,9 @@ def model_file(run: Path, silo: str | None = None) -> Path:
     if silo not in known:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "
-            f"{'a graph' if silo is None else silo}: name one of {', '.join(known[:3])}, or a file "
-            f"of {run / MODELS}"
+            f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
+            f"export-silos, and give that of one of {', '.join(known[:3])}, or give a model's "
+            f"file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
         )
     return run / MODELS / file_of(known.index(silo), silo)
 

@@ -39,6 +39,7 @@ from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import hold_folder, sync_folder, write_atomic
 from silograph.experiment.result_files import (
     ABOUT,
+    CHECKPOINTS,
     CLIENTS,
     CONFIG,
     DIVERGED,
@@ -112,7 +113,7 @@ class ResultFolder:
         """
         self.path = path
         self.run = ""  # digest of the run's identity, once it is known
-        self.checkpoints = CheckpointFolder(path / "checkpoints")
+        self.checkpoints = CheckpointFolder(path / CHECKPOINTS)
         self._written = 0  # records of the ledger that are in its file
         self._grown = {name: Prefix() for name in GROWING}
         check_no_links(path)

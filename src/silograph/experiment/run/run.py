@@ -184,7 +184,9 @@ def resume(
             check_identity(about["same"], identity(setup), asked)
             snapshot, rows = restored(setup, folder, about["same"])
             return _ending(
-                folder, lambda: go_on(setup, folder, progress, snapshot, rows, watched), new=False
+                folder,
+                lambda: go_on(setup, folder, progress, snapshot, rows, watched, again=True),
+                new=False,
             )
     finally:
         folder.close()
@@ -327,10 +329,13 @@ def go_on(
     rows: list[Row],
     trackers: Watched,
     tell: Callable[[str], None] | None = None,
+    *,
+    again: bool = False,
 ) -> Result:
     """Go on with a run from a snapshot to its end, and show how it goes.
 
     `tell` is told what there is to say at the beginning; None is standard error, with `progress`.
+    `again`: it was stopped before, so that it is said from where it goes on.
     """
 
     def say(line: str) -> None:
@@ -339,6 +344,8 @@ def go_on(
 
     tell = say if tell is None else tell
     tell(planned(setup.config))
+    if again and not (folder and folder.is_complete):
+        tell(f"going on with round {snapshot.round + 1} of {setup.config.rounds}")
     if setup.edge_weights is not None and setup.config.edge_weights == "use":
         tell(setup.edge_weights)
     watch: AbstractContextManager[CompileTime] = nullcontext(NoCompileTime())
