@@ -14,6 +14,7 @@ import torch
 
 import unsynced  # noqa: F401
 from commands import save
+from pretended import register
 from silograph.core.key import Key
 from silograph.experiment.resolve.simulated import SimulatedRun
 from silograph.experiment.run.setup import Setup, set_up
@@ -57,15 +58,16 @@ BY_TURNS = {
     "test_all_rows_are_centralized_training",
     "test_every_method_trains_every_kind_of_layer",
     "test_global_training_is_centralized_training",
+    "test_parts_are_the_same_on_a_pretended_device",
     "test_resumed_in_every_round",
     "test_several_clients_each_draw_from_their_own_graph",
     "test_strict_is_not_strict_bitwise",
     "test_subgraphs_of_all_nodes_are_centralized_training",
     "test_the_same_config_gives_the_same_bits",
+    "test_the_same_on_a_pretended_device",
     "test_threads_change_no_bit_of_a_compiled_run",
     "test_tiers_agree",
     "test_tiers_give_the_same_model_and_the_same_ledger",
-    "test_what_is_asked_of_a_gpu_runs",
 }
 
 # Laws with many cases that take long: by default a third of the cases, on the diagonal of their
@@ -125,7 +127,7 @@ BY_THIRDS = (
     "test_used_rows_change_nothing_but_bytes",
     "test_variates_outlive_a_rate_that_vanishes",
     "test_what_a_round_costs_is_known_before_it",
-    "test_what_is_asked_of_a_gpu_runs",
+    "test_the_same_on_a_pretended_device",
     "test_what_was_written_out_makes_the_same_run",
     "test_without_validation_nodes_the_last_round_counts",
     "test_without_weight_it_is_fedavg",
@@ -231,6 +233,7 @@ def leave_by_turns(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart() -> None:
+    register()
     # What is collected stays to the end: the garbage collector need not walk it again and again.
     gc.disable()
 

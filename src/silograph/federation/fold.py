@@ -122,7 +122,7 @@ class Fold:
         if around is not None:
             alike = field.base.shape[1:] == around.shape
             if alike and self._bases_equal(field, around, weights):
-                factors = weights.repeat_interleave(field.off.diff())
+                factors = weights.repeat_interleave(field.off.diff().to(weights.device))
                 total = self._total.get(name)
                 if total is None:
                     total = self._start(name, around, weights)
@@ -180,6 +180,7 @@ class Fold:
             if not add_rows(*(t.contiguous().numpy() for t in parts)):
                 _check_places(index[factors != 0], len(total))
             return
+        index, factors = index.to(rows.device), factors.to(rows.device)  # weights may be elsewhere
         if not bool((factors != 0).all()):
             index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
         _check_places(index, len(total))

@@ -65,4 +65,5 @@ class Reduction:
         if self._answered is None:
             return found
         kept = {BY_CLIENT + name: Stacked(t) for name, t in self._found.items()}
-        return {**found, **kept, ANSWERED: Stacked(self._answered)}
+        beside = next((t.device for t in self._found.values()), self._answered.device)
+        return {**found, **kept, ANSWERED: Stacked(self._answered.to(beside))}

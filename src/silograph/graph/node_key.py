@@ -34,7 +34,7 @@ def client_words(clients: Tensor, words: Tensor) -> Tensor:
 
 def words_of_rows(client_id: str, keys: Tensor) -> Tensor:
     """Return the words (n,) of the public keys of a client's rows: `client_words` undone."""
-    return unmix_words(keys) ^ hash_texts([client_id])
+    return unmix_words(keys) ^ hash_texts([client_id]).to(keys.device)
 
 
 def key_order(node_id: np.ndarray, key: Key) -> Tensor:

@@ -106,6 +106,7 @@ class GCFLPlusOptions:
 
 
 Thresholds = GCFLOptions | GCFLPlusOptions
+FOUND = "cluster", "filled", "series"  # what the server remembers beside weights
 
 
 def train_in_cluster(
@@ -139,7 +140,8 @@ def fit_round(
     fed: Federation, cfg: MethodConfig[Thresholds], state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """Train in every cluster, split those whose clients disagree, take means."""
-    memory = dict(state.memory)
+    # Clusters are found on the CPU; what a checkpoint gave back may be elsewhere.
+    memory = {**state.memory, **{name: state.memory[name].cpu() for name in FOUND}}
     models = {name: memory[f"weights/{name}"] for name in cfg.model.weight_shapes}
     cluster, chosen = memory["cluster"], selected(fed, cfg, t, key)
     called = torch.tensor([fed.ids.index(name) for name in chosen])
@@ -161,7 +163,8 @@ def fit_round(
     took_part = took_part & sound.all(0)  # a model that diverged enters no mean
     changes = {name: torch.where(_over(took_part, w), w, 0.0) for name, w in changes.items()}
     gram = products(changes)
-    compared = took_part & gram.diagonal().isfinite()  # nor does one that is too far off to compare
+    # Nor does one that is too far off to compare.
+    compared = took_part.cpu() & gram.diagonal().isfinite()
     alike, known, memory = likenesses(memory, gram, compared)
     new = cluster
     if t > cfg.options.warmup:
@@ -191,9 +194,12 @@ def _rows(t: Tensor) -> Tensor:
 
 
 def products(changes: Mapping[str, Tensor]) -> Tensor:
-    """Return the products of all clients' changes (C, P) with each other, (C, C) float64."""
+    """Return the products of all clients' changes (C, P) with each other, (C, C) float64.
+
+    They are on the CPU, where clusters are found.
+    """
     flat = map(_rows, changes.values())
-    return torch.stack([(t @ t.T).double() for t in flat]).sum(0)
+    return torch.stack([(t @ t.T).double() for t in flat]).sum(0).cpu()
 
 
 def likenesses(memory: Params, gram: Tensor, took_part: Tensor) -> tuple[Tensor, Tensor, Params]:
@@ -324,10 +330,10 @@ def means(models: Tensor, change: Tensor, cluster: Tensor, new: Tensor, nodes: T
         nodes: (C,) training nodes; 0 where a client did not take part.
     """
     count = int(new.max()) + 1
-    share = torch.nn.functional.one_hot(new, count).T * nodes.double()  # (H, C)
+    share = torch.nn.functional.one_hot(new, count).T * nodes.cpu().double()  # (H, C)
     share = share / share.sum(1, keepdim=True).clamp(min=1)
     before = torch.zeros(count, dtype=torch.int64).index_copy(0, new, cluster)
-    mean: Tensor = torch.tensordot(share.to(change.dtype), change, dims=1)
+    mean: Tensor = torch.tensordot(share.to(change), change, dims=1)
     return models[before] + mean
 
 

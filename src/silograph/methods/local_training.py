@@ -271,7 +271,7 @@ def local_round(
     if "loss" not in reply:  # no selected client has a training node
         return None, report
     if weights:
-        able = found["answered"].to(found["nodes"].device) & (found["nodes"] > 0)
+        able = found["answered"] & (found["nodes"] > 0)
         parts = {name.partition("/")[2]: found[name][able] for name in weights}
         with at_server(combine or combined, f"aggregator {cfg.aggregator.name}", t):
             new = combined(cfg.aggregator, cfg.aggregator_options, found["nodes"][able], parts)

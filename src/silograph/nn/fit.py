@@ -112,9 +112,9 @@ def patched(
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
     place = {path: number for number, path in enumerate(sorted(set(paths)))}
     bases = [rest(start.base[g], count) for g, count in place]
-    unused = start.base.shape[1] - x.used.off.diff()
+    unused = start.base.shape[1] - x.used.off.diff().cpu()
     together = start.base.shape[1] * sum(count for _, count in place)
-    report_spared(flops * rows.shape[1] * float(int((steps * unused.cpu()).sum()) - together))
+    report_spared(flops * rows.shape[1] * float(int((steps.cpu() * unused).sum()) - together))
     base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
     which = torch.tensor([place[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)

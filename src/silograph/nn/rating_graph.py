@@ -68,7 +68,7 @@ def _made(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
     who = entity.nonzero()[:, 0]
     slot = torch.where(known, known.long().cumsum(0) + UNSEEN - 1, (kind[:, 1] > 0).long())[who]
     trained = block.row_key[known.nonzero()[:, 0]]
-    key = torch.cat([trained.new_tensor(range(UNSEEN)), trained])
+    key = torch.cat([torch.arange(UNSEEN, dtype=trained.dtype, device=trained.device), trained])
     user, item = place[pairs.user], place[pairs.item]
     train = block.split.train[pairs.row]
     value = block.y[pairs.row[train]]

@@ -57,14 +57,20 @@ def _made(block: ClientBlock, levels: int) -> Neighborhood:
     first, second = similar_items(user, item, count)
     rows = torch.cat([user, item, graph.trust[0], first])
     columns = torch.cat([item, user, graph.trust[1], second])
-    others = torch.tensor([levels, levels + 1], device=kind.device)
-    of_others = others.repeat_interleave(torch.tensor([graph.trust.shape[1], len(first)]))
     order = torch.argsort(rows * count + columns)
     adj = CSR.from_pairs(rows[order].cpu(), columns[order].cpu(), (count, count))
-    relation = torch.cat([kind, kind, of_others.to(kind)])[order]
+    adj = adj.to(rows.device, dtype_of(block))
+    relation = torch.cat(
+        [
+            kind,
+            kind,
+            kind.new_full((graph.trust.shape[1],), levels),
+            kind.new_full((len(first),), levels + 1),
+        ]
+    )[order]
     both = (adj.degree[graph.user] + adj.degree[graph.item]).double()
-    means = (float(t.mean()) if len(t) else 0.0 for t in (both[train.cpu()], both))
-    return Neighborhood(adj.to(rows.device, dtype_of(block)), relation, graph.word, *means)
+    means = (float(t.mean()) if len(t) else 0.0 for t in (both[train], both))
+    return Neighborhood(adj, relation, graph.word, *means)
 
 
 def _levels(value: Tensor, levels: int) -> Tensor:

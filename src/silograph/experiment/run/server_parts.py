@@ -18,6 +18,11 @@ def without_parts(state: ServerState) -> ServerState:
     return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
 
 
+def parts_on_cpu(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the server's memory with what parts keep on the CPU, where they compute."""
+    return {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
+
+
 class PartMemory(dict[str, Tensor]):
     """What a part keeps between rounds, by name.
 

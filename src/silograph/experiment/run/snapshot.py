@@ -22,6 +22,7 @@ from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.each_best import HISTOGRAM
 from silograph.experiment.run.round_scores import Counts, Judged, judged, task_in
+from silograph.experiment.run.server_parts import parts_on_cpu
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
@@ -317,7 +318,8 @@ def from_checkpoint(
     with _as_written():
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
-        state = ServerState(group("server/weights"), below("server/memory", parts))
+        memory = parts_on_cpu(below("server/memory", parts))
+        state = ServerState(group("server/weights"), memory)
         best, scores, pending = None, None, None
         if facts["best_round"] is not None:
             apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}

@@ -1,0 +1,149 @@
+"""A device that no machine has: its tensors are in main memory, and torch does not know.
+
+Code that forgets to move a tensor works on the CPU and fails on a GPU. It fails here as well: an
+operation on a tensor of this device and one of the CPU raises what CUDA would have torch raise.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretended"
+aten = torch.ops.aten
+TAKES_BOTH = {aten._to_copy.default, aten.copy_.default}
+INDEXES = {  # CUDA's tensors can be indexed by those of the CPU
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}
+
+
+class Pretended(Tensor):
+    """A tensor of the device; what it is made of is `raw`, on the CPU."""
+
+    raw: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> "Pretended":
+        place: dict[str, Any] = {"dtype": raw.dtype, "device": torch.device(NAME, 0)}
+        if raw.layout is torch.strided:
+            place |= {"strides": raw.stride(), "storage_offset": raw.storage_offset()}
+        self: Pretended = torch.Tensor._make_wrapper_subclass(cls, raw.size(), **place)
+        self.raw = raw
+        return self
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _call(func, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        return self.raw.tolist()
+
+    def untyped_storage(self) -> Any:
+        return self.raw.untyped_storage()
+
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        if not force:
+            raise TypeError(f"can't convert {NAME} device type tensor to numpy")
+        found: np.ndarray[Any, Any] = self.raw.numpy()
+        return found
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+        return self.numpy()
+
+
+class _Watched(TorchDispatchMode):
+    """Sees what makes tensors of the device from none."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _call(func, args, kwargs or {})
+
+
+def _is_named(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _astray(func: Any, args: tuple[Any, ...], there: list[Pretended], here: list[Tensor]) -> bool:
+    """Whether tensors with dimensions are on a device where the operation does not take them."""
+    if not there or func in TAKES_BOTH:
+        return False
+    if func not in INDEXES:
+        return any(t.dim() > 0 for t in here)
+    if not isinstance(args[0], Pretended):
+        return True
+    return any(t.dim() > 0 and all(t is not place for place in args[1]) for t in here)
+
+
+def _raw(value: Any) -> Any:
+    """What a tensor of the device is made of; of anything else, itself."""
+    return value.raw if isinstance(value, Pretended) else value
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    flat, form = tree_flatten((args, kwargs))
+    there = [t for t in flat if isinstance(t, Pretended)]
+    here = [t for t in flat if isinstance(t, Tensor) and not isinstance(t, Pretended)]
+    if _astray(func, args, there, here):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{NAME}:0 and cpu! (when calling {func})"
+        )
+    if func is aten.copy_.default:
+        target, source = (_raw(t) for t in args[:2])
+        target.copy_(source)
+        return args[0]
+    asked = kwargs.get("device")
+    raw = [torch.device("cpu") if isinstance(t, torch.device) else _raw(t) for t in flat]
+    inner_args, inner_kwargs = tree_unflatten(raw, form)
+    out = func(*inner_args, **inner_kwargs)
+    if not (there if asked is None else _is_named(asked)):
+        return out
+    known = {id(t.raw): t for t in there}  # of operations in place
+    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else Pretended(t), out)
+
+
+@cache
+def register() -> torch.library.Library:
+    """Tell torch of the device, before a process's first `backward`: it makes queues but once."""
+    _setup_privateuseone_for_python_backend(NAME)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda func, *args, **kwargs: _call(func, args, kwargs), "PrivateUse1")
+    return library
+
+
+@contextmanager
+def pretended_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Have the device while the block runs; give its name."""
+    register()
+    make, make_csr = torch.tensor, torch.sparse_csr_tensor
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+        found = make(data, device=None if _is_named(device) else device, **options)
+        return found.to(device) if _is_named(device) else found
+
+    def sparse_csr_tensor(*parts: Any, **options: Any) -> Tensor:
+        if not isinstance(parts[0], Pretended):
+            return make_csr(*parts, **options)
+        pointers, columns, values, *size = (_raw(t) for t in parts)
+        return Pretended(make_csr(pointers, columns, values, *size, **options))
+
+    with monkeypatch.context() as patch, _Watched():  # type: ignore[no-untyped-call]
+        patch.setattr(torch, "tensor", tensor)
+        patch.setattr(torch, "sparse_csr_tensor", sparse_csr_tensor)
+        yield NAME
