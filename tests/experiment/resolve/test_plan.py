@@ -160,7 +160,7 @@ def test_blocks_fill_their_memory(
     one = client_bytes(training(), block, BACKENDS[kernels], 8, compact=not keep)
     for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
         monkeypatch.setattr("silograph.experiment.resolve.plan.BLOCK_BYTES", room)
-        size = choose_block_size(training(), block, BACKENDS[kernels], keep=keep)
+        size = choose_block_size(training(), block, BACKENDS[kernels], CPU, keep=keep)
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
         given = config(kernels=kernels, keep_optimizer=keep)
@@ -169,6 +169,17 @@ def test_blocks_fill_their_memory(
         assert asked.kernels == kernels
         fixed = replace(asked, block_size=7)
         assert with_block_size(fixed, training(), block) == fixed
+
+
+def test_a_gpu_is_given_larger_blocks(
+    make_graph: MakeGraph, cut_block: CutBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, _ = cut_block(make_graph(60), 10)
+    one = client_bytes(training(), block, TORCH, 8, compact=False)
+    monkeypatch.setattr("silograph.experiment.resolve.plan.BLOCK_BYTES", 2 * one)
+    monkeypatch.setattr("silograph.experiment.resolve.plan.DEVICE_BLOCK_BYTES", 5 * one)
+    for device, size in ((CPU, 2), (torch.device("cuda"), 5)):
+        assert choose_block_size(training(), block, TORCH, device, keep=False) == size
 
 
 QUIET = """

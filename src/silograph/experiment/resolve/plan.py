@@ -18,6 +18,8 @@ from silograph.nn.fit import Training
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
+# Elsewhere a block costs a start of each operation, and no cache is left: see decision 079.
+DEVICE_BLOCK_BYTES = 2**30
 
 
 def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:
@@ -54,7 +56,7 @@ def client_bytes(
 
 
 def choose_block_size(
-    training: Training, block: ClientBlock, backend: Backend, *, keep: bool
+    training: Training, block: ClientBlock, backend: Backend, device: torch.device, *, keep: bool
 ) -> int:
     """Return how many clients are computed at once.
 
@@ -62,6 +64,7 @@ def choose_block_size(
         training: how they train.
         block: all clients.
         backend: what computes.
+        device: where.
         keep: whether optimizers are kept; then no weight is left out.
     """
     if training.model.one_by_one:
@@ -69,7 +72,8 @@ def choose_block_size(
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
     needed = client_bytes(training, block, backend, itemsize, compact=training.alike and not keep)
-    most = max(1, BLOCK_BYTES // max(needed, 1))
+    room = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
+    most = max(1, room // max(needed, 1))
     blocks = -(-block.num_clients // most)
     return -(-block.num_clients // blocks)  # blocks of one size
 
@@ -81,5 +85,6 @@ def with_block_size(
     if config.block_size is not None:
         return config
     backend = BACKENDS[config.kernels]
-    size = choose_block_size(training, block, backend, keep=config.keep_optimizer)
+    device, keep = torch.device(config.device), config.keep_optimizer
+    size = choose_block_size(training, block, backend, device, keep=keep)
     return replace(config, block_size=size)
