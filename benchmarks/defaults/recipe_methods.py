@@ -53,7 +53,7 @@ KEPT: dict[str, Any] = {**ADAM, **ONCE, "keep_optimizer": True}
 SPLITS: dict[str, Scalar] = {"epsilon1": 0.05, "epsilon2": 0.1, "warmup": 20}
 GENERATOR: dict[str, Scalar] = {
     "hidden": 0.5,
-    "generator_epochs": 20,
+    "generator_epochs": 100,
     "cross_epochs": 5,
     "generator_lr": 0.01,
     "generator_width": 128,

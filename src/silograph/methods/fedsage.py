@@ -90,7 +90,7 @@ class FedSageOptions:
         },
     )
     generator_epochs: Epochs = field(
-        default=20, metadata={"help": "steps of the generator on hidden nodes"}
+        default=100, metadata={"help": "steps of the generator on hidden nodes"}
     )
     cross_epochs: Annotated[int, Field(ge=0, le=1000)] = field(
         default=5,
