@@ -166,6 +166,14 @@ def judged(saved: Sequence[float], claim: float) -> str:
     return "holds" if statistics.mean(saved) >= claim - 5 else "does not hold"
 
 
+def told(saved: Sequence[float]) -> str:
+    """Return how much less, or more, is taken."""
+    if not saved:
+        return "an unknown part"
+    mean = statistics.mean(saved)
+    return f"{abs(mean):.1f} % {'less' if mean >= 0 else 'more'}"
+
+
 def verdict(found: Found) -> str:
     """Return the first sentences: which of the paper's claims hold."""
     parts = []
@@ -184,7 +192,7 @@ def verdict(found: Found) -> str:
         mean = statistics.mean(points)
         holds = "holds" if mean >= -0.5 else "does not hold"
         saved = "; ".join(
-            f"{percent(found_by[name])} % less of {name} (claimed {claim}), which "
+            f"{told(found_by[name])} of {name} (claimed: {claim} % less), which "
             + judged(found_by[name], claim)
             for name, claim in CLAIMED.items()
         )
@@ -192,8 +200,7 @@ def verdict(found: Found) -> str:
             f"With {adam}, that FedAIS is as accurate as FedAll {holds}: {mean:+.2f} points "
             f"({min(points):+.2f} to {max(points):+.2f} in {len(points)} pairs of runs). Up to "
             f"FedAll's accuracy less half a point, which it reaches in {sum(reached)} of "
-            f"{len(reached)}, it takes {saved}; and {percent(found_by[ROWS])}"
-            " % fewer bytes of rows."
+            f"{len(reached)}, it takes {saved}; and {told(found_by[ROWS])} of {ROWS}."
         )
         most = [b for d, cut in product(DATASETS, CUTS) for b in bounds(found, Place(d, cut, adam))]
         parts.append(

@@ -38,6 +38,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -187,9 +188,17 @@ def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
         return torch.zeros_like(like)
     reach = torch.zeros_like(like)
     for mask in masks.values():
-        # One by one, as counts along a dimension are several times as slow.
-        reach += torch.stack([m.count_nonzero() for m in mask]).to(like.dtype)
+        reach += counted(mask).to(like)
     return 1 - reach / sum(mask[0].numel() for mask in masks.values())
+
+
+def counted(rows: Tensor) -> Tensor:
+    """Return how many numbers of each row (C, ...) are not 0, (C,) int64."""
+    there = rows != 0
+    if rows.device.type != "cpu":
+        return there.flatten(1).sum(1)
+    # torch's sums of bool, and its own counts, take 9 and 40 times as long.
+    return torch.tensor([np.count_nonzero(row) for row in there.numpy()])
 
 
 def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:
