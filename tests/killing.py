@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import silograph as sg
-from silograph.methods import METHODS
+from runs import some_of
 
 ROUNDS = 12
 
@@ -40,8 +40,8 @@ def go_on(folder: Path, method: str) -> None:
     if folder.exists():
         sg.resume(folder, graph=graph())
     else:
-        share = 1.0 if METHODS[method].evaluate.all_silos else 0.6
-        options: dict[str, Any] = {"participation": share, "keep_optimizer": True, "block_size": 2}
+        options: dict[str, Any] = {"keep_optimizer": True, "block_size": 2}
+        options |= some_of(method, 0.6)
         sg.run(
             graph(), method=method, clients=5, rounds=ROUNDS, hidden=8, out=str(folder), **options
         )

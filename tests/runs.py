@@ -35,6 +35,14 @@ FAST: dict[str, Any] = {
 }
 
 
+def some_of(method: str, share: float) -> dict[str, float]:
+    """Return options with which that share of all clients trains in a round, where one may say."""
+    found = METHODS[method]
+    if found.evaluate.all_silos or found.needs.selector != "uniform":
+        return {}
+    return {"participation": share}
+
+
 def blind(method: str) -> dict[str, str]:
     """Return options with which a method decides nothing by scores."""
     found = METHODS[method]

@@ -16,7 +16,7 @@ import torch
 import silograph as sg
 from forked import completed
 from remote_runs import setup_of
-from runs import dying, files_of, run_until
+from runs import dying, files_of, run_until, some_of
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.evaluation.scoring import personal
 from silograph.experiment.run import loop
@@ -74,8 +74,7 @@ def test_resumed_in_every_round(
 ) -> None:
     """One run dies in every round, each time after it was resumed from its last checkpoint."""
     graph, out = make_graph(), tmp_path / "cut"
-    share = 1.0 if METHODS[method].evaluate.all_silos else 0.6
-    options = {"method": method, "checkpoint_every": every, "participation": share}
+    options = {"method": method, "checkpoint_every": every, **some_of(method, 0.6)}
     sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
     run_until(monkeypatch, graph, 1, out, **OPTIONS | options)
     for last in range(2, OPTIONS["rounds"] + 1):
@@ -98,10 +97,7 @@ def test_resumed_once_from_every_round(
 ) -> None:
     """Runs that die in one round each, and that are resumed once from the checkpoint before it."""
     graph = make_graph()
-    share = 1.0 if METHODS[method].evaluate.all_silos else 0.6
-    options = {"method": method, "checkpoint_every": every}
-    if METHODS[method].needs.selector == "uniform":  # another one has its own number of clients
-        options["participation"] = share
+    options = {"method": method, "checkpoint_every": every, **some_of(method, 0.6)}
     sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
     expected = files_of(tmp_path / "whole")
     for last in range(1, OPTIONS["rounds"] + 1):

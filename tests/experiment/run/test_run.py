@@ -14,7 +14,17 @@ from torch import Tensor
 
 import silograph as sg
 from commands import save
-from runs import FAST, MakeGraph, assert_close, go, outcome, rows_of, same_bits, weights_of
+from runs import (
+    FAST,
+    MakeGraph,
+    assert_close,
+    go,
+    outcome,
+    rows_of,
+    same_bits,
+    some_of,
+    weights_of,
+)
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
 from silograph.core.key import Key
@@ -36,8 +46,7 @@ from silograph.nn.model import Model
 def test_the_same_config_gives_the_same_bits(
     make_graph: MakeGraph, method: str, dtype: str
 ) -> None:
-    share = 1.0 if METHODS[method].evaluate.all_silos else 0.5
-    options = {"method": method, "dtype": dtype, "participation": share, "partition": "metis"}
+    options = {"method": method, "dtype": dtype, "partition": "metis", **some_of(method, 0.5)}
     first, second = (go(make_graph(), **options) for _ in range(2))
     assert same_bits(weights_of(first), weights_of(second))
     assert (weights_of(first) is None) == (METHODS[method].evaluate.view != "server")

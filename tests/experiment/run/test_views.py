@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
-from runs import MakeGraph, assert_close, blind, go, of, rows_of, weights_of
+from runs import MakeGraph, assert_close, blind, go, of, rows_of, some_of, weights_of
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -165,8 +165,7 @@ def test_scores_do_not_depend_on_how_often_rounds_are_judged(
     make_graph: MakeGraph, method: str
 ) -> None:
     """Half of the clients a round, no validation: the last round is judged, however often."""
-    share = 1.0 if METHODS[method].evaluate.all_silos else 0.5  # all silos take every step together
-    options = {"method": method, "rounds": 5, "participation": share, "split": NO_VALIDATION}
+    options = {"method": method, "rounds": 5, "split": NO_VALIDATION, **some_of(method, 0.5)}
     options["options"] = blind(method)
     often, seldom, once = (go(make_graph(90), eval_every=e, **options) for e in (1, 2, 5))
     assert often.test.personalized is not None
