@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from conftest import planted_graph
+from rating_graphs import rating_graph
 from runs import go
 from silograph.core.key import Key
 from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State
@@ -84,6 +85,21 @@ RUNS: list[dict[str, Any]] = [
         "sparse": True,
         "options": {"budget": 8, "sample_coverage": 2, "sampler": "edge"},
     },
+    {
+        "method": "fedgraph",
+        "metric": "auc",
+        "options": {"kappa": 4, "local_steps": 2, "return_gradients": True},
+    },
+    {"method": "fedais", "options": {"batches": 2, "share_features": True}},
+    {"method": "local", "metric": "auc"},
+    {"method": "fedmf", "model": "rating_mf", "relevant": 4.0, "options": {"embedding": 3}},
+    {"method": "fedgnn", "model": "rating_gcn", "options": {"embedding": 3}},
+    {
+        "method": "fesog",
+        "model": "rating_gat",
+        "relevant": 4.0,
+        "options": {"embedding": 3, "clip": 0.1},
+    },
 ]
 SHORT = 10
 
@@ -124,7 +140,9 @@ def recorded(runs: list[dict[str, Any]]) -> list[list[Call]]:
             return run_op(op, cfg, block, state, inbox, key, **how)
 
         in_process.run_op = spy  # type: ignore[attr-defined]
-        go(planted_graph(40, features=9, **shape), clients=3, **{"rounds": 2, **other})
+        of_ratings = str(options.get("model")).startswith("rating_")
+        graph = rating_graph() if of_ratings else planted_graph(40, features=9, **shape)
+        go(graph, clients=3, **{"rounds": 2, **other})
         in_process.run_op = run_op  # type: ignore[attr-defined]
         worlds.append(calls)
     return worlds
