@@ -66,6 +66,7 @@ RUNS: list[dict[str, Any]] = [
         "options": {"batches": 2, "moved": 0.1, "sent": "int8", "policy": "drawn"},
     },
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
+    {"method": "fedavg", "sparse": True, "weights_as": "int4"},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},
     {"method": "local", "sparse": True, "dtype": "float32", "fanout": "2,1", "layers": 2},
     {"method": "local", "model": "gat", "multilabel": True, "optimizer": "sgd", "momentum": 0.9},

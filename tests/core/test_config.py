@@ -83,7 +83,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "decay_layers": st.sampled_from(["all", "first"]),
     "momentum": SHARE,
     "keep_optimizer": st.none() | st.booleans(),
-    "weights_as": st.sampled_from(["exact", "float16", "int8"]),
+    "weights_as": st.sampled_from(["exact", "float16", "int8", "int4"]),
     "weight_rows": st.sampled_from(["all", "used"]),
     "patience": st.none() | COUNTS,
     "relevant": st.none() | st.floats(0, 5),

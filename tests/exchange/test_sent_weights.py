@@ -25,7 +25,14 @@ from silograph.federation.frame import DIMENSION, FIELD, decode, encode
 from silograph.federation.gather import Reduction
 from silograph.federation.session.answers import FAR
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
-from silograph.federation.small_numbers import LARGEST, LARGEST_HALF, as_bytes, as_halves
+from silograph.federation.small_numbers import (
+    LARGEST,
+    LARGEST_HALF,
+    as_bytes,
+    as_half_bytes,
+    as_halves,
+    from_small,
+)
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
@@ -35,7 +42,8 @@ from silograph.methods.fedais_clients import ask, begin_stored, serve, store
 from silograph.methods.local_training import begin, train, train_sent
 
 MakeGraph = Callable[..., Graph]
-Numbers = Literal["exact", "float16", "int8"]
+Numbers = Literal["exact", "float16", "int8", "int4"]
+SCALES = {"int8": torch.int8, "int4": torch.uint8}
 RUN: dict[str, Any] = {"clients": 5, "participation": 0.6, "kernels": "torch", "model": "sage"}
 BRIEF: dict[str, Any] = {"options": {"batches": 2, "tau": 1, "interval": "fixed"}}
 
@@ -81,7 +89,7 @@ def trained_bytes(result: Any, op: str) -> int:
     return sum(int(r.bytes.sum()) for r in records)
 
 
-@pytest.mark.parametrize("numbers", ["exact", "float16", "int8"])
+@pytest.mark.parametrize("numbers", ["exact", "float16", "int8", "int4"])
 @pytest.mark.parametrize("rows", ["all", "used"])
 def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, rows: str) -> None:
     graph = thin_graph(make_graph)
@@ -94,21 +102,22 @@ def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, ro
     clients, both, item = 5, 2 * 2, 8
     name_change = 0 if numbers == "exact" and rows == "all" else len("train_sent") - len("train")
     saved = -both * clients * name_change
-    size = {"exact": item, "float16": 2, "int8": 1}[numbers]
+    size = {"exact": item, "float16": 2, "int8": 1, "int4": 1}[numbers]
     for name, w in of(found).items():
         if w.dim() < 2:
             continue
         first = rows == "used" and name in setup.method_config.model.first_maps
         sent = used if first else clients * len(w)
-        saved += both * (clients * w.numel() * item - sent * w.shape[1] * size)
-        if numbers == "int8":
+        width = (w.shape[1] + 1) // 2 if numbers == "int4" else w.shape[1]
+        saved += both * (clients * w.numel() * item - sent * width * size)
+        if numbers in SCALES:
             head = FIELD.size + DIMENSION.size + len(f"scale/weights/{name}")
             saved -= both * (4 * sent + clients * head)
     ops = ("train", "train_sent")
     assert sum(trained_bytes(plain, op) - trained_bytes(found, op) for op in ops) == saved
 
 
-@pytest.mark.parametrize("numbers", ["float16", "int8"])
+@pytest.mark.parametrize("numbers", ["float16", "int8", "int4"])
 @pytest.mark.parametrize(
     ("rows", "keep"),
     [("all", False), ("all", True), ("used", False)],  # the fourth is refused
@@ -148,11 +157,12 @@ def test_what_was_sent_is_what_has_changed_less_what_waits(
                 assert torch.equal(field.t, trained[f"weights/{name}"].t)
                 continue
             scale = out.get(f"scale/weights/{name}")
-            assert field.t.dtype is (torch.int8 if numbers == "int8" else torch.float16)
+            assert field.t.dtype is SCALES.get(numbers, torch.float16)
             if isinstance(field, Patched):
                 field = field.stacked()
                 scale = scale.stacked() if isinstance(scale, Patched) else scale
-            change = field.t.double() * (1.0 if scale is None else scale.t.double()[..., None])
+            scales = None if scale is None else scale.t
+            change = from_small(field.t, scales, torch.float64, w.shape[-1])
             if isinstance(field, Ragged):
                 client = torch.repeat_interleave(torch.arange(5), used.off.diff())
                 spread = torch.zeros(5, *w.shape, dtype=torch.float64)
@@ -169,7 +179,8 @@ def test_what_was_sent_is_what_has_changed_less_what_waits(
             waits = torch.zeros(5, *w.shape, dtype=torch.float64)
             waits[client, used.t.long()] = left.t
         torch.testing.assert_close(added[name] + waits, true[name], rtol=0, atol=1e-9)
-        assert waits.abs().max() < 0.01  # does not grow: half a level of what was sent last
+        # It does not grow: half a level of what was sent last.
+        assert waits.abs().max() < (0.1 if numbers == "int4" else 0.01)
 
 
 def test_the_server_adds_what_came(make_graph: MakeGraph) -> None:
@@ -212,9 +223,24 @@ def test_numbers_that_are_too_large_or_none() -> None:
     assert bool(scale[1].isnan())  # so the server sees that training has diverged
 
 
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_half_bytes_are_rounded_to_fifteen_levels(width: int) -> None:
+    x = Key.of(0).matrix(40, width).double() - 0.5
+    x[0], x[1] = 0.0, float("nan")
+    t, scale = as_half_bytes(x)
+    assert t.shape == (40, (width + 1) // 2)
+    assert t.dtype is torch.uint8
+    found = from_small(t, scale, torch.float64, width)
+    nearest = (x / x.abs().amax(1, keepdim=True) * 7).round() / 7 * x.abs().amax(1, keepdim=True)
+    torch.testing.assert_close(found[2:], nearest[2:], rtol=0, atol=1e-7)
+    assert not found[0].any()
+    assert bool(found[1].isnan().all())
+
+
 SMALL: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"weights_as": "int8", "weight_rows": "used"}),
     ("fedavg", {"weights_as": "int8"}),
+    ("fedavg", {"weights_as": "int4", "weight_rows": "used"}),
     ("fedopt", {"weights_as": "float16", "weight_rows": "used"}),
     ("fedais", {"weights_as": "int8", "weight_rows": "used"}),
     ("fedais", {"weights_as": "float16"}),
@@ -316,22 +342,29 @@ def test_a_silo_that_is_a_row_short_is_named_and_left_out(
 
 
 @pytest.mark.parametrize("rows", ["all", "used"])
-@pytest.mark.parametrize(("value", "away"), [(0.9 * FAR / 127, False), (1.1 * FAR / 127, True)])
+@pytest.mark.parametrize(("numbers", "levels"), [("int8", 128), ("int4", 8)])
+@pytest.mark.parametrize(("share", "away"), [(0.9, False), (1.1, True)])
 def test_a_scale_counts_as_the_largest_number_that_it_gives(
-    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, rows: str, value: float, away: bool
+    make_graph: MakeGraph,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: str,
+    numbers: str,
+    levels: int,
+    share: float,
+    away: bool,
 ) -> None:
     """The bound of updates is a thousand times narrower, so it is put aside."""
     monkeypatch.setattr("silograph.federation.session.usual_update.FAR_UPDATE", float("inf"))
-    options = {**RUN, "weights_as": "int8", "weight_rows": rows, "participation": 1.0}
+    options = {**RUN, "weights_as": numbers, "weight_rows": rows, "participation": 1.0}
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
     over, links = remote(setup, *OPS["fedavg"], least=1)
     name = over.federation.ids[2]
-    links[name].change = changed_reply("scale/weights/0.weight", value)
+    links[name].change = changed_reply("scale/weights/0.weight", share * FAR / levels)
     finish(over)
     assert over.federation.away == ((name,) if away else ())
 
 
-@pytest.mark.parametrize("numbers", ["exact", "float16", "int8"])
+@pytest.mark.parametrize("numbers", ["exact", "float16", "int8", "int4"])
 @pytest.mark.parametrize("rows", ["all", "used"])
 def test_the_norm_of_an_update_is_that_of_what_is_added(
     make_graph: MakeGraph, numbers: str, rows: str
@@ -343,7 +376,7 @@ def test_the_norm_of_an_update_is_that_of_what_is_added(
         over, links = remote(setup, *OPS["fedavg"], train, least=1)
         fed: Any = over.federation
         fed._limits = replace(fed._limits, update_norm=4.0)
-        field = "scale/weights/0.weight" if numbers == "int8" else "weights/0.weight"
+        field = "scale/weights/0.weight" if numbers in SCALES else "weights/0.weight"
         if lie:
             links[fed.ids[2]].change = changed_reply(field, 10.0)
         finish(over)

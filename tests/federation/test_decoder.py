@@ -9,37 +9,38 @@ from torch import Tensor
 from silograph.core.payload import Field, Ragged, Shared, Stacked
 from silograph.federation.decoder import SCALE, WHOLE, Decoder
 from silograph.federation.known_rows import rows_for
-from silograph.federation.small_numbers import as_bytes, as_halves
+from silograph.federation.small_numbers import as_bytes, as_half_bytes, as_halves
 
 BASE = torch.arange(12.0, dtype=torch.float64).view(6, 2)
 ROWS = torch.tensor([1, 4, 5])
 KNOWN = Ragged(torch.tensor([0, 2, 1, 4, 5]).int(), torch.tensor([0, 2, 5]))  # of two clients
 CHANGE = torch.zeros(6, 2, dtype=torch.float64)
 CHANGE[ROWS] = torch.tensor([[127.0, -3.0], [0.0, 127.0], [-127.0, 5.0]], dtype=torch.float64)
+CHANGE4 = CHANGE.clamp(-7, 7)  # exact in half bytes
 KEPT = Decoder(known={"w": KNOWN}, others={"w": BASE})
 
 
 def sent(small: str, some: bool) -> tuple[Decoder, dict[str, Field]]:
-    """What the second client sends, exact in bytes and halves alike."""
+    """What the second client sends, exactly."""
     form = KEPT if some else WHOLE
     off = torch.tensor([0, len(ROWS)])
 
     def field(t: Tensor) -> Field:
         return Ragged(t[0], off) if some else Stacked(t)
 
-    change = CHANGE[None, ROWS] if some else CHANGE[None]
+    whole = CHANGE4 if small == "int4" else CHANGE
+    change = whole[None, ROWS] if some else whole[None]
     if small == "exact":
-        whole = BASE + CHANGE
-        return form, {"w": field(whole[None, ROWS] if some else whole[None])}
+        return form, {"w": field(BASE[None, ROWS] + change if some else BASE + change)}
     decoder = replace(form, bases={"w": BASE})
     if small == "float16":
         return decoder, {"w": field(as_halves(change))}
-    t, scale = as_bytes(change)
+    t, scale = as_half_bytes(change) if small == "int4" else as_bytes(change)
     return decoder, {"w": field(t), f"{SCALE}w": field(scale)}
 
 
 @pytest.mark.parametrize("some", [False, True])
-@pytest.mark.parametrize("small", ["exact", "float16", "int8"])
+@pytest.mark.parametrize("small", ["exact", "float16", "int8", "int4"])
 def test_all_forms_say_the_same(small: str, some: bool) -> None:
     decoder, reply = sent(small, some)
     decoder.check(2)
@@ -48,12 +49,13 @@ def test_all_forms_say_the_same(small: str, some: bool) -> None:
     assert set(found) == {"w"}  # scales are read
     whole = found["w"]
     t = whole.t if isinstance(whole, Stacked) else whole.slice(0)[None]  # type: ignore[union-attr]
-    assert torch.equal(t[0], BASE + CHANGE)
+    expected = CHANGE4 if small == "int4" else CHANGE
+    assert torch.equal(t[0], BASE + expected)
     mine = Ragged(KNOWN.t[2:], torch.tensor([0, 3]))
     start = rows_for(BASE, mine) if some else Shared(BASE)
     change = decoder.change("w", reply, start, 1)
     assert change is not None
-    assert torch.equal(change, CHANGE[ROWS] if some else CHANGE)
+    assert torch.equal(change, expected[ROWS] if some else expected)
 
 
 def test_rows_that_were_sent_in_another_call_have_changes_too() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from pretended import pretended_device
 from rating_graphs import rating_graph
-from runs import MakeGraph, run_until
+from runs import MakeGraph, run_until, some_of
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import resume, run
 from silograph.graph.graph import Graph
@@ -50,6 +50,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "stored rows": {"method": "fedais", "options": {"owners": "stored", "batches": 3}},
     "unbiased": {"method": "fedais", "options": {"unbiased": True, "batches": 3}},
     "weights as bytes": {"method": "fedavg", "weights_as": "int8"},
+    "weights as half bytes": {"method": "fedavg", "weights_as": "int4"},
     "kept optimizers": {"method": "fedper", "keep_optimizer": True},
     **{
         s: {"method": "fedavg", "selector": s}
@@ -73,9 +74,9 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devi
 def steps_of(method: str, *, drawn: bool) -> dict[str, Any]:
     if METHODS[method].evaluate.all_silos:
         return {"options": DRAWN[method] if drawn else {}}
+    some = some_of(method, 0.6)
     if METHODS[method].evaluate.crosses:  # these draw both themselves
-        return {"participation": 0.6, "options": {"drawn": 2, "batches": 3} if drawn else {}}
-    some = {"participation": 0.6} if METHODS[method].needs.selector == "uniform" else {}
+        return some | {"options": {"drawn": 2, "batches": 3} if drawn else {}}
     return some | ({"batch_size": 4, "fanout": "2,1"} if drawn else {})
 
 

@@ -309,11 +309,12 @@ class RunConfig:
         default=None,
         metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
     )
-    weights_as: Literal["exact", "float16", "int8"] = field(
+    weights_as: Literal["exact", "float16", "int8", "int4"] = field(
         default="exact",
         metadata=option(
-            "how weights travel: exact, or matrices rounded to float16 or to bytes with a scale "
-            "for each row; clients send changes, with what was rounded off before",
+            "how weights travel: exact, or matrices rounded to float16, to bytes (int8) or to half "
+            "bytes (int4) with a scale for each row; clients send changes, with what was rounded "
+            "off before",
             "Training",
         ),
     )

@@ -9,13 +9,13 @@ class SentWeights:
     """How weights travel.
 
     Attributes:
-        numbers: `exact`: in the run's floating point numbers. `float16`, `int8`: matrices in these,
-            int8 with a scale for each row; clients send by how much they have changed, with what
-            was rounded off before (error feedback).
+        numbers: `exact`: in the run's floating point numbers. `float16`, `int8`, `int4`: matrices
+            in these, whole numbers with a scale for each row; clients send by how much they have
+            changed, with what was rounded off before (error feedback).
         rows: of the first weights: `all`, or `used`: only those of features that occur at a client.
     """
 
-    numbers: Literal["exact", "float16", "int8"] = "exact"
+    numbers: Literal["exact", "float16", "int8", "int4"] = "exact"
     rows: Literal["all", "used"] = "all"
 
     @property

@@ -1,9 +1,9 @@
-"""Weights on their way: as float16 or bytes, and only the rows that a client uses.
+"""Weights on their way: as float16, bytes or half bytes, and only the rows that a client uses.
 
 Three things that any method which averages weights can use (`SentWeights`):
 
-- *Down*, matrices are rounded to float16, or to bytes with a scale for each row. The server keeps
-  its own weights as they are, so what is rounded does not add up over rounds.
+- *Down*, matrices are rounded to float16, or to bytes or half bytes with a scale for each row. The
+  server keeps its own weights as they are, so what is rounded does not add up over rounds.
 - *Up*, clients send by how much a matrix has changed from what they got, rounded likewise. What
   was rounded off waits in their state and is added to the next change (error feedback: Seide, Fu,
   Droppo, Li and Yu, INTERSPEECH 2014; Karimireddy, Rebjock, Stich and Jaggi, ICML 2019). So the
@@ -47,7 +47,14 @@ from silograph.federation.decoder import SCALE, Decoder
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.known_rows import rows_for, rows_from
 from silograph.federation.program import Call, Steps
-from silograph.federation.small_numbers import LARGEST, as_bytes, as_halves, from_small
+from silograph.federation.small_numbers import (
+    LARGEST,
+    SCALED,
+    as_bytes,
+    as_half_bytes,
+    as_halves,
+    from_small,
+)
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -56,6 +63,7 @@ from silograph.nn.doors import dtype_of
 USED, LEFT = "sent/used", "sent/left/"
 FIRST, OFF = "sent/used", "sent/off"  # of the server's memory: used rows of all clients
 NAMES = "weights/"
+DTYPES = {"int8": torch.int8, "int4": torch.uint8}
 
 
 class SendingConfig(Protocol):
@@ -100,13 +108,20 @@ def form_of(cfg: SendingConfig) -> WeightsForm:
         small=() if exact else tuple(name for name, shape in shapes.items() if len(shape) > 1),
         first=first,
         rows=first if sent.rows == "used" else (),
-        dtype=torch.int8 if sent.numbers == "int8" else torch.float16,
+        dtype=DTYPES.get(sent.numbers, torch.float16),
     )
 
 
 def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return numbers (..., D) as they travel, and the scales of rows if they have any."""
-    return as_bytes(x) if form.dtype is torch.int8 else (as_halves(x), None)
+    if form.dtype is torch.float16:
+        return as_halves(x), None
+    return as_half_bytes(x) if form.dtype is torch.uint8 else as_bytes(x)
+
+
+def width_of(form: WeightsForm, numbers: int) -> int:
+    """Return how wide a row of so many numbers is as it travels."""
+    return (numbers + 1) // 2 if form.dtype is torch.uint8 else numbers
 
 
 # What both ends hold each other to.
@@ -133,9 +148,11 @@ def _specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows: str) -
     for name, shape in cfg.model.weight_shapes.items():
         dtype = form.dtype if name in form.small else None
         some = name in form.rows
+        if name in form.small:
+            shape = (*shape[:-1], width_of(form, shape[-1]))
         kind, size, count = (Ragged, shape[1:], rows) if some else (whole, shape, "")
         specs[f"{NAMES}{name}"] = FieldSpec(kind, tuple(size), dtype, rows=count)
-        if name in form.small and form.dtype is torch.int8:
+        if name in form.small and form.dtype in SCALED:
             specs[f"{SCALE}{NAMES}{name}"] = FieldSpec(
                 kind, tuple(size[:-1]), torch.float32, rows=count, low=0, high=LARGEST
             )
@@ -275,7 +292,7 @@ def arrived(
         field, scale = inbox[f"{NAMES}{name}"], inbox.get(f"{SCALE}{NAMES}{name}")
         t = field.t
         if name in form.small:
-            t = from_small(t, None if scale is None else scale.t, dtype_of(block))
+            t = from_small(t, None if scale is None else scale.t, dtype_of(block), shape[-1])
         if name in form.rows:
             rows, used = t, state[USED].t.long()
             t = rows.new_zeros(tuple(shape)).index_copy_(0, used, rows)
@@ -322,7 +339,9 @@ def leaving(
         at = base[used.t.long()] if isinstance(left, Ragged) else base
         change = rows.t - at + left.t
         sent = packed(form, change)
-        rest = (change - from_small(*sent, change.dtype)).nan_to_num(0.0, 0.0, 0.0)
+        rest = (change - from_small(*sent, change.dtype, change.shape[-1])).nan_to_num(
+            0.0, 0.0, 0.0
+        )
         new[f"{LEFT}{name}"] = replace(left, t=rest)
         parts: list[Field]
         if isinstance(left, Stacked):

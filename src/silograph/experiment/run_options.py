@@ -148,9 +148,10 @@ class StudyOptions(TypedDict, total=False):
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None
     """keep optimizer state between rounds (default: by method)"""
-    weights_as: Literal["exact", "float16", "int8"]
-    """how weights travel: exact, or matrices rounded to float16 or to bytes with a scale for
-    each row; clients send changes, with what was rounded off before"""
+    weights_as: Literal["exact", "float16", "int8", "int4"]
+    """how weights travel: exact, or matrices rounded to float16, to bytes (int8) or to half
+    bytes (int4) with a scale for each row; clients send changes, with what was rounded off
+    before"""
     weight_rows: Literal["all", "used"]
     """rows of the first weights that travel: all, or those of features that occur at the client,
     which shows the server which these are"""

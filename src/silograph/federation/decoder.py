@@ -18,7 +18,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, take
 from silograph.federation.known_rows import onto
-from silograph.federation.small_numbers import from_small
+from silograph.federation.small_numbers import SCALED, from_small
 
 SCALE = "scale/"  # begins the name of a field with the scales of another
 
@@ -28,8 +28,8 @@ class Decoder:
     """How fields of replies are read; without any argument they hold whole tensors.
 
     Attributes:
-        bases: tensors of which replies hold changes, as float16, or as int8 with a float32 scale
-            for each row in the field `SCALE` and the name.
+        bases: tensors of which replies hold changes, as float16, or as int8 or pairs of half bytes
+            (uint8) with a float32 scale for each row in the field `SCALE` and the name.
         known: row numbers (k,), a run for every client of the federation, of fields of which
             replies hold these rows only, as `Ragged` fields.
         others: what the other rows of fields in `known` are, (R, ...) by name.
@@ -70,6 +70,11 @@ class Decoder:
         """Return whether a field holds the scales of another."""
         return name.startswith(SCALE) and name.removeprefix(SCALE) in self.bases
 
+    def most_levels(self, name: str, reply: Payload) -> int:
+        """Return the largest number that the scales in a field may be of."""
+        numbers = reply.get(name.removeprefix(SCALE))
+        return SCALED.get(numbers.t.dtype, 1) if numbers is not None else 1
+
     def whole(self, reply: Payload, positions: Tensor) -> dict[str, Field]:
         """Return the reply of the clients at `positions` (k,) int64 with whole tensors.
 
@@ -100,8 +105,8 @@ class Decoder:
             share = _one(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
             return torch.where(new != 0, new.double() / share, 0.0)  # of no share: infinite
         if name in self.bases:
-            scale = reply.get(f"{SCALE}{name}")
-            return from_small(new, None if scale is None else _one(scale), torch.float64)
+            scale, width = reply.get(f"{SCALE}{name}"), self.bases[name].shape[-1]
+            return from_small(new, None if scale is None else _one(scale), torch.float64, width)
         old = self.others.get(name) if start is None else _one(start)
         if start is None and old is not None and name in self.known:
             old = old[take(self.known[name], torch.tensor([position])).t.long()]
@@ -128,17 +133,18 @@ WHOLE = Decoder()
 
 def _changed(base: Tensor, sent: Field, scale: Field | None, mine: Field | None) -> Field:
     """Return what a base (R, ...) has become by changes; `mine`: which rows they are of."""
-    if (sent.t.dtype is torch.int8) is (scale is None):
+    if (sent.t.dtype in SCALED) is (scale is None):
         raise ProtocolError(
-            f"expected scales with changes as int8 and with no others, got {sent.t.dtype}"
+            f"expected scales with changes as int8 or uint8 and with no others, got {sent.t.dtype}"
         )
+    width = base.shape[-1]
     scales = None if scale is None else scale.t
     if isinstance(sent, Patched):
         bases = scale.base if isinstance(scale, Patched) else None
-        whole = base + from_small(sent.base, bases, base.dtype)
-        rows = base[sent.index] + from_small(sent.t, scales, base.dtype)
+        whole = base + from_small(sent.base, bases, base.dtype, width)
+        rows = base[sent.index] + from_small(sent.t, scales, base.dtype, width)
         return dataclasses.replace(sent, base=whole, t=rows)
-    change = from_small(sent.t, scales, base.dtype)
+    change = from_small(sent.t, scales, base.dtype, width)
     if not isinstance(sent, Ragged):
         return Stacked(base + change)
     assert isinstance(mine, Ragged)  # a Ragged field is of known rows

@@ -17,6 +17,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import Shared, State, below, named
 from silograph.core.resolved_config import ResolvedConfig, training_key
+from silograph.core.sent_weights import PLAIN_WEIGHTS
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
@@ -230,7 +231,7 @@ def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
 
 def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
     """Return shapes by name of the server's weights that clients get whole in a round."""
-    calls, cfg = setup.method.calls, setup.method_config
+    calls, cfg = setup.method.calls, replace(setup.method_config, sent=PLAIN_WEIGHTS)
     if METHODS.get(setup.method.name) is not setup.method:
         return {}  # a user's server may make what it sends of its memory
     steps = () if calls is None else calls.round(cfg, 1, training_key(setup.config))

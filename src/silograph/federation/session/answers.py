@@ -19,7 +19,6 @@ from silograph.federation.session.events import Cause
 from silograph.federation.session.message import read_reply
 from silograph.federation.session.peer import LostError
 from silograph.federation.session.usual_update import NONE_USUAL, UsualUpdate
-from silograph.federation.small_numbers import LEVELS
 
 MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
 LEAST_SECONDS = 1.0
@@ -178,7 +177,7 @@ def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
         low, high = (float(t) for t in field.t.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
         scales = decoder.is_scale(name)
-        size *= LEVELS if scales else 1
+        size *= decoder.most_levels(name, reply) if scales else 1
         share = max(share, size / _summable(field.t.dtype))
         if isinstance(field, Ragged) or scales or (averaged and name.startswith(WEIGHTS)):
             weights = max(weights, size)
