@@ -70,7 +70,7 @@ def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_pa
     whole = go(graph, features="degree", rounds=1, method="local")
     cut = whole.cut
     assert cut is not None
-    assert whole.client_models["client_00"].features == "degree"
+    assert whole.models["client_00"].features == "degree"
     folder = sg.write_silos(tmp_path / "silos", graph, cut.partition, cut.split)[0]
     own: dict[str, Any] = {"clients": None, "partition": "silo", "out": str(tmp_path / "run")}
     sg.run(tmp_path / "silos", **(FAST | own | {"features": "degree", "rounds": 1}))

@@ -86,7 +86,7 @@ def run_on(device: str, graph: Graph, **options: Any) -> Result:
 
 def of_all(result: Result) -> dict[str, Params]:
     """The server's model and the clients' own."""
-    models = dict(result.client_models) | ({} if result.model is None else {"": result.model})
+    models = dict(result.models) | ({} if result.model is None else {"": result.model})
     return {name: model.weights for name, model in models.items()}
 
 

@@ -187,8 +187,8 @@ def test_a_resumed_run_leaves_the_same_models(
     run_until(monkeypatch, make_graph(), 3, tmp_path / "cut", **FAST | options)
     again = resume(tmp_path / "cut", graph=make_graph())
     zeros = []
-    for name, model in straight.client_models.items():
-        assert same_bits(model.weights, again.client_models[name].weights)
+    for name, model in straight.models.items():
+        assert same_bits(model.weights, again.models[name].weights)
         zeros.append(not bool(model.weights["0.weight"].any()))
     assert len(zeros) == 4
     assert any(zeros)

@@ -368,9 +368,9 @@ def test_a_run_goes_on_and_leaves_the_scored_models(
     again = resume(tmp_path / "cut", graph=graph)
     assert rows_of(straight) == rows_of(again)
     assert list(straight.ledger.records) == list(again.ledger.records)
-    assert len(straight.client_models) == 5
-    for name, model in straight.client_models.items():
-        assert same_bits(model.weights, again.client_models[name].weights)
+    assert len(straight.models) == 5
+    for name, model in straight.models.items():
+        assert same_bits(model.weights, again.models[name].weights)
     assert {"fact_own_share", "fact_similarity", "fact_sparsity"} <= rows_of(straight)[0].keys()
 
 
@@ -397,8 +397,8 @@ def test_masks_are_compiled_to_the_same_model_and_costs(
     assert_close(ours, theirs, 1e-10)
     assert list(ours.ledger.records) == list(theirs.ledger.records)
     assert any(row["fact_sparsity"] > 0 for row in rows_of(ours))
-    for name, model in ours.client_models.items():
-        for weight, w in theirs.client_models[name].weights.items():
+    for name, model in ours.models.items():
+        for weight, w in theirs.models[name].weights.items():
             torch.testing.assert_close(model.weights[weight], w, rtol=0, atol=1e-10)
 
 

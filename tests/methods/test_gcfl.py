@@ -283,7 +283,7 @@ def test_clients_keep_the_models_that_are_scored(make_graph: MakeGraph, method: 
     graph = make_graph(60)
     options = {"epsilon1": 100.0, "epsilon2": 1e-6, "warmup": 0}
     result = go(graph, method=method.name, options=options, kernels="torch", rounds=3)
-    assert len(result.client_models) == 4
+    assert len(result.models) == 4
     assert result.model is None
     assert all(row["fact_clusters"] >= 1 for row in rows_of(result))
 
@@ -301,8 +301,8 @@ def test_a_run_goes_on_from_where_it_was(
     again = resume(tmp_path / "cut", graph=graph)
     assert rows_of(straight) == rows_of(again)
     assert list(straight.ledger.records) == list(again.ledger.records)
-    for name, model in straight.client_models.items():
-        assert same_bits(model.weights, again.client_models[name].weights)
+    for name, model in straight.models.items():
+        assert same_bits(model.weights, again.models[name].weights)
 
 
 @pytest.mark.parametrize("warmup", [0, 9])

@@ -64,8 +64,8 @@ def test_without_weight_fedproto_is_local(
     ours = sg.run(graph, method=proto["METHOD"], options={"pull": 0.0}, **RUN | more)
     theirs = sg.run(graph, method="local", **RUN | more)
     assert [r["train_loss"] for r in ours.rounds] == [r["train_loss"] for r in theirs.rounds]
-    for name, model in theirs.client_models.items():
-        assert same_bits(ours.client_models[name].weights, model.weights)
+    for name, model in theirs.models.items():
+        assert same_bits(ours.models[name].weights, model.weights)
     assert ours.bytes > theirs.bytes
 
 
@@ -86,7 +86,7 @@ def test_prototypes_are_means_over_all_training_nodes(
     result = sg.run(graph, method=replace(proto["METHOD"], round=look), **still | more)
     cut = result.cut
     assert cut is not None
-    model = next(iter(result.client_models.values()))
+    model = next(iter(result.models.values()))
     shape: Any = model.shape
     hidden = replace(model, shape=replace(shape, layers=1, outputs=8))
     found = torch.zeros(graph.num_classes, 9, dtype=torch.float64)

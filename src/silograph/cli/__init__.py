@@ -333,7 +333,10 @@ def main() -> None:
     SIGTERM, with which services are stopped, does what Ctrl-C does: nothing is left behind.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(run_app(sys.argv[1:]))
+    code = run_app(sys.argv[1:])
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_DFL)  # while Python ends, an exception would be a traceback
+    sys.exit(code)
 
 
 def run_app(arguments: list[str]) -> int:

@@ -39,14 +39,14 @@ def test_they_predict_what_was_scored(make_graph: MakeGraph, method: str) -> Non
     for number, (client, nodes) in enumerate(
         zip(cut.partition.ids, cut.partition.nodes, strict=True)
     ):
-        predicted = result.client_models[client].predict(subgraph(graph, nodes))
+        predicted = result.models[client].predict(subgraph(graph, nodes))
         right = torch.from_numpy(predicted) == graph.y[nodes]
         assert scores[number] == float(right[cut.split.test[nodes]].double().mean())
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_blocks_of_any_size_keep_the_same(make_graph: MakeGraph, size: int) -> None:
-    whole, parts = (go(make_graph(90), **OPTIONS, block_size=b).client_models for b in (3, size))
+    whole, parts = (go(make_graph(90), **OPTIONS, block_size=b).models for b in (3, size))
     assert whole.keys() == parts.keys()
     for client, model in whole.items():
         for name, w in model.weights.items():
@@ -54,7 +54,7 @@ def test_blocks_of_any_size_keep_the_same(make_graph: MakeGraph, size: int) -> N
 
 
 def test_clients_that_predict_with_the_servers_have_none(make_graph: MakeGraph) -> None:
-    assert go(make_graph(), method="fedavg").client_models == {}
+    assert go(make_graph(), method="fedavg").models == {}
 
 
 def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
     ]
     for number, silo in enumerate(silos):
         back = sg.load_model(tmp_path / "out" / "models" / f"{number}-{silo.name}.safetensors")
-        model = result.client_models[silo.name]
+        model = result.models[silo.name]
         assert same_bits(back.weights, model.weights)
         out = tmp_path / f"{silo.name}.csv"
         assert predict_to(tmp_path / "out", silo, out) == 30

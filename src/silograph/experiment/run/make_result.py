@@ -91,7 +91,7 @@ def make_result(
         stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
         advice=_advice(setup, best, rows, snapshot),
         model=None if best.weights is None else _model(setup, best.weights),
-        client_models=_own_models(setup, best),
+        models=_own_models(setup, best),
         local_bias=_local_bias(setup, snapshot, tell),
         ledger=setup.federation.ledger,
         executed=snapshot.executed,

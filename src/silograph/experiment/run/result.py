@@ -74,7 +74,7 @@ class Result:
         advice: what the course of the scores, and what sets knobs, say about the number of rounds;
             None is nothing.
         model: the server's model at the best round; None where the server has none.
-        client_models: the clients' own models at the best round, by client; empty where they
+        models: the clients' own models at the best round, by client; empty where they
             predict with the server's, and where silos keep theirs.
         local_bias: mean distance of logits to those of a centralized model from the same initial
             weights after as many epochs; None unless the config asked for it.
@@ -115,7 +115,7 @@ class Result:
     stopped: str
     advice: str | None
     model: TrainedModel | None
-    client_models: Mapping[str, TrainedModel]
+    models: Mapping[str, TrainedModel]
     local_bias: float | None
     ledger: Ledger
     executed: float | None

@@ -387,7 +387,7 @@ class ResultFolder:
         write_atomic(self.path / CLIENTS, text)
         if result.model is not None:
             result.model.save(self.path / MODEL)
-        for number, (client, model) in enumerate(result.client_models.items()):
+        for number, (client, model) in enumerate(result.models.items()):
             (self.path / MODELS).mkdir(exist_ok=True)
             model.save(self.path / MODELS / file_of(number, client))
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
