@@ -43,7 +43,7 @@ from silograph.nn.backends import COMPILED, TORCH
 
 ROOM = 3 * 2**29  # bytes that fuzzing may take beyond what is there at its start
 OUT_OF_BOUNDS = "index is out of bounds"  # how numba says it; torch says more
-RUNS: list[dict[str, Any]] = [
+SHORT: list[dict[str, Any]] = [
     {"method": "fedavg"},
     {"method": "fedavg", "sparse": True, "keep_optimizer": True, "block_size": 1},
     {"method": "scaffold", "sparse": True},
@@ -57,7 +57,10 @@ RUNS: list[dict[str, Any]] = [
     {"method": "gcflplus", "sparse": True},
     {"method": "fedgraph", "options": {"kappa": 4, "share": "all"}},
     {"method": "fedsageplus", "options": {"generator_epochs": 9, "cross_epochs": 1}},
-    # The short form ends here.
+    {"method": "fedavg", "sparse": True, "weights_as": "int4"},
+]
+RUNS: list[dict[str, Any]] = [
+    *SHORT,
     {"method": "fedavg", "sparse": True, "weights_as": "int8", "weight_rows": "used"},
     {
         "method": "fedais",
@@ -66,7 +69,6 @@ RUNS: list[dict[str, Any]] = [
         "options": {"batches": 2, "moved": 0.1, "sent": "int8", "policy": "drawn"},
     },
     {"method": "fedprox", "model": "mlp", "multilabel": True, "keep_optimizer": True},
-    {"method": "fedavg", "sparse": True, "weights_as": "int4"},
     {"method": "fedavg", "sparse": True, "collect": 1.0, "block_size": 1, "dtype": "float32"},
     {"method": "local", "sparse": True, "dtype": "float32", "fanout": "2,1", "layers": 2},
     {"method": "local", "model": "gat", "multilabel": True, "optimizer": "sgd", "momentum": 0.9},
@@ -102,7 +104,6 @@ RUNS: list[dict[str, Any]] = [
         "options": {"embedding": 3, "clip": 0.1},
     },
 ]
-SHORT = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,7 +380,7 @@ def main() -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    worlds = recorded(RUNS[:SHORT] if given.short else RUNS)
+    worlds = recorded(SHORT if given.short else RUNS)
     session = Session(worlds, given.seed, given.at)
     limit_memory(ROOM)
     end, number = time.monotonic() + given.seconds, 0

@@ -327,6 +327,19 @@ def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
     assert len({line.count(b",") for line in rounds.splitlines()}) == 1
 
 
+def test_the_program_is_stopped_while_python_ends() -> None:
+    script = (
+        "import atexit, os, signal, sys; from silograph.cli import main;"
+        "atexit.register(print, 'ended');"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM); main()"
+    )
+    command = [sys.executable, "-c", script, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert done.stdout.endswith("ended\n")
+    assert done.stderr == ""
+
+
 def test_help_loads_nothing_slow() -> None:
     script = (
         "import sys; from silograph.cli import run_app; run_app(['run', '--help']);"

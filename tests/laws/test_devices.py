@@ -103,6 +103,7 @@ def check_same(
     assert found.keys() == expected.keys()
     for owner, weights in expected.items():
         for name, w in weights.items():
+            assert found[owner][name].device.type == device
             torch.testing.assert_close(found[owner][name].cpu(), w, rtol=0, atol=1e-10)
 
 

@@ -330,12 +330,13 @@ def first_line(error: BaseException) -> str:
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2.
 
-    SIGTERM, with which services are stopped, does what Ctrl-C does: nothing is left behind.
+    SIGTERM, with which services are stopped, does what Ctrl-C does: nothing is left behind. Once a
+    command is over SIGTERM is ignored: Python ends anyway, and an exception would be a traceback.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run_app(sys.argv[1:])
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_DFL)  # while Python ends, an exception would be a traceback
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 

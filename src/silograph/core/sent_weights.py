@@ -10,8 +10,8 @@ class SentWeights:
 
     Attributes:
         numbers: `exact`: in the run's floating point numbers. `float16`, `int8`, `int4`: matrices
-            in these, whole numbers with a scale for each row; clients send by how much they have
-            changed, with what was rounded off before (error feedback).
+            in these; int8 and int4 (two in a byte) have a scale for each row. Clients send by how
+            much they have changed, with what was rounded off before (error feedback).
         rows: of the first weights: `all`, or `used`: only those of features that occur at a client.
     """
 

@@ -158,7 +158,7 @@ def with_arrived(
         name = f"{HALO}{number}"
         rows = inbox[f"rows/{number}"].t
         if small:
-            rows = from_small(rows, inbox[f"scale/{number}"].t, state[name].t.dtype, rows.shape[-1])
+            rows = from_small(rows, inbox[f"scale/{number}"].t, state[name].t.dtype)
         state[name].t.index_copy_(0, place, rows)
     return new
 

@@ -59,7 +59,7 @@ def row_values(fields: Mapping[str, Tensor]) -> list[Tensor]:
         kind, _, number = name.partition("/")
         if kind == "rows":
             scale = fields.get(f"scale/{number}")
-            found.append(from_small(t, scale, torch.float64, t.shape[-1]))
+            found.append(from_small(t, scale, torch.float64))
     return found
 
 

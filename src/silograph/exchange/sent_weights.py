@@ -54,6 +54,8 @@ from silograph.federation.small_numbers import (
     as_half_bytes,
     as_halves,
     from_small,
+    packed_width,
+    unpacked,
 )
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.any_model import AnyModel
@@ -63,7 +65,7 @@ from silograph.nn.doors import dtype_of
 USED, LEFT = "sent/used", "sent/left/"
 FIRST, OFF = "sent/used", "sent/off"  # of the server's memory: used rows of all clients
 NAMES = "weights/"
-DTYPES = {"int8": torch.int8, "int4": torch.uint8}
+SMALL_DTYPES = {"float16": torch.float16, "int8": torch.int8, "int4": torch.uint8}
 
 
 class SendingConfig(Protocol):
@@ -90,13 +92,13 @@ class WeightsForm:
         small: names of the weights that travel as small numbers.
         first: first weights, whose rows of features that a client does not have are known.
         rows: those of `first` of which used rows travel only.
-        dtype: of small numbers.
+        dtype: of small numbers as they travel; None: there are none.
     """
 
     small: tuple[str, ...]
     first: tuple[str, ...]
     rows: tuple[str, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None
 
 
 def form_of(cfg: SendingConfig) -> WeightsForm:
@@ -108,7 +110,7 @@ def form_of(cfg: SendingConfig) -> WeightsForm:
         small=() if exact else tuple(name for name, shape in shapes.items() if len(shape) > 1),
         first=first,
         rows=first if sent.rows == "used" else (),
-        dtype=DTYPES.get(sent.numbers, torch.float16),
+        dtype=None if exact else SMALL_DTYPES[sent.numbers],
     )
 
 
@@ -117,11 +119,6 @@ def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
     if form.dtype is torch.float16:
         return as_halves(x), None
     return as_half_bytes(x) if form.dtype is torch.uint8 else as_bytes(x)
-
-
-def width_of(form: WeightsForm, numbers: int) -> int:
-    """Return how wide a row of so many numbers is as it travels."""
-    return (numbers + 1) // 2 if form.dtype is torch.uint8 else numbers
 
 
 # What both ends hold each other to.
@@ -148,11 +145,11 @@ def _specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows: str) -
     for name, shape in cfg.model.weight_shapes.items():
         dtype = form.dtype if name in form.small else None
         some = name in form.rows
-        if name in form.small:
-            shape = (*shape[:-1], width_of(form, shape[-1]))
+        if dtype is not None:
+            shape = (*shape[:-1], packed_width(dtype, shape[-1]))
         kind, size, count = (Ragged, shape[1:], rows) if some else (whole, shape, "")
         specs[f"{NAMES}{name}"] = FieldSpec(kind, tuple(size), dtype, rows=count)
-        if name in form.small and form.dtype in SCALED:
+        if dtype in SCALED:
             specs[f"{SCALE}{NAMES}{name}"] = FieldSpec(
                 kind, tuple(size[:-1]), torch.float32, rows=count, low=0, high=LARGEST
             )
@@ -292,7 +289,8 @@ def arrived(
         field, scale = inbox[f"{NAMES}{name}"], inbox.get(f"{SCALE}{NAMES}{name}")
         t = field.t
         if name in form.small:
-            t = from_small(t, None if scale is None else scale.t, dtype_of(block), shape[-1])
+            t = unpacked(t, shape[-1])
+            t = from_small(t, None if scale is None else scale.t, dtype_of(block))
         if name in form.rows:
             rows, used = t, state[USED].t.long()
             t = rows.new_zeros(tuple(shape)).index_copy_(0, used, rows)
@@ -339,9 +337,8 @@ def leaving(
         at = base[used.t.long()] if isinstance(left, Ragged) else base
         change = rows.t - at + left.t
         sent = packed(form, change)
-        rest = (change - from_small(*sent, change.dtype, change.shape[-1])).nan_to_num(
-            0.0, 0.0, 0.0
-        )
+        told = from_small(unpacked(sent[0], change.shape[-1]), sent[1], change.dtype)
+        rest = (change - told).nan_to_num(0.0, 0.0, 0.0)
         new[f"{LEFT}{name}"] = replace(left, t=rest)
         parts: list[Field]
         if isinstance(left, Stacked):

@@ -18,7 +18,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, take
 from silograph.federation.known_rows import onto
-from silograph.federation.small_numbers import SCALED, from_small
+from silograph.federation.small_numbers import SCALED, from_small, unpacked
 
 SCALE = "scale/"  # begins the name of a field with the scales of another
 
@@ -71,15 +71,15 @@ class Decoder:
         return name.startswith(SCALE) and name.removeprefix(SCALE) in self.bases
 
     def most_levels(self, name: str, reply: Payload) -> int:
-        """Return the largest number that the scales in a field may be of."""
-        numbers = reply.get(name.removeprefix(SCALE))
-        return SCALED.get(numbers.t.dtype, 1) if numbers is not None else 1
+        """Return the largest number that a scale in this field may multiply."""
+        return SCALED[reply[name.removeprefix(SCALE)].t.dtype]
 
     def whole(self, reply: Payload, positions: Tensor) -> dict[str, Field]:
         """Return the reply of the clients at `positions` (k,) int64 with whole tensors.
 
         Raises:
-            ProtocolError: bytes without scales, or other numbers of rows than clients use.
+            ProtocolError: bytes without scales, rows of another width, or other numbers of rows
+                than clients use.
         """
         if not self.bases and not self.known:
             return dict(reply)
@@ -105,8 +105,8 @@ class Decoder:
             share = _one(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
             return torch.where(new != 0, new.double() / share, 0.0)  # of no share: infinite
         if name in self.bases:
-            scale, width = reply.get(f"{SCALE}{name}"), self.bases[name].shape[-1]
-            return from_small(new, None if scale is None else _one(scale), torch.float64, width)
+            scale, new = reply.get(f"{SCALE}{name}"), unpacked(new, self.bases[name].shape[-1])
+            return from_small(new, None if scale is None else _one(scale), torch.float64)
         old = self.others.get(name) if start is None else _one(start)
         if start is None and old is not None and name in self.known:
             old = old[take(self.known[name], torch.tensor([position])).t.long()]
@@ -141,10 +141,10 @@ def _changed(base: Tensor, sent: Field, scale: Field | None, mine: Field | None)
     scales = None if scale is None else scale.t
     if isinstance(sent, Patched):
         bases = scale.base if isinstance(scale, Patched) else None
-        whole = base + from_small(sent.base, bases, base.dtype, width)
-        rows = base[sent.index] + from_small(sent.t, scales, base.dtype, width)
+        whole = base + from_small(unpacked(sent.base, width), bases, base.dtype)
+        rows = base[sent.index] + from_small(unpacked(sent.t, width), scales, base.dtype)
         return dataclasses.replace(sent, base=whole, t=rows)
-    change = from_small(sent.t, scales, base.dtype, width)
+    change = from_small(unpacked(sent.t, width), scales, base.dtype)
     if not isinstance(sent, Ragged):
         return Stacked(base + change)
     assert isinstance(mine, Ragged)  # a Ragged field is of known rows

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from silograph.core.errors import ProtocolError
+
 LEVELS = 127  # of a row that is sent as bytes, on either side of 0
 HALF_LEVELS = 7  # as half bytes
 ZERO = 8  # a half byte that stands for 0
-# The largest number by the dtype of bytes, and of pairs of half bytes, whatever is sent.
+# Dtypes of numbers with scales (uint8: pairs of half bytes), and how far from 0 a number may be:
+# -128 and -8 are never sent from here, but may come.
 SCALED = {torch.int8: 128, torch.uint8: 8}
 LARGEST = 2.0**120  # scale: times its levels it is finite
 LARGEST_HALF = 65504.0  # of float16
@@ -43,17 +46,32 @@ def as_halves(x: Tensor) -> Tensor:
     return x.clamp(-LARGEST_HALF, LARGEST_HALF).half()
 
 
-def from_small(t: Tensor, scale: Tensor | None, dtype: torch.dtype, width: int) -> Tensor:
-    """Return numbers (..., D) of a dtype from `as_halves`, or from bytes with their scales.
+def packed_width(dtype: torch.dtype, width: int) -> int:
+    """Return how many entries a row of so many small numbers has on its way."""
+    return (width + 1) // 2 if dtype is torch.uint8 else width
+
+
+def unpacked(t: Tensor, width: int) -> Tensor:
+    """Return rows (..., D) of small numbers, half bytes as int8.
 
     Args:
-        t: numbers as they were sent.
-        scale: of their rows.
-        dtype: that is wanted.
+        t: rows as they were sent, (..., `packed_width`).
         width: D.
+
+    Raises:
+        ProtocolError: rows of another width.
     """
-    if t.dtype is torch.uint8:
-        halves = torch.stack((t & 15, t >> 4), -1).flatten(-2)[..., :width]
-        t = halves.to(torch.int8) - ZERO
+    expected = packed_width(t.dtype, width)
+    if t.shape[-1] != expected:
+        raise ProtocolError(
+            f"expected {expected} entries for a row of {width} numbers, got {t.shape[-1]}"
+        )
+    if t.dtype is not torch.uint8:
+        return t
+    return torch.stack((t & 15, t >> 4), -1).flatten(-2)[..., :width].to(torch.int8) - ZERO
+
+
+def from_small(t: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return numbers (..., D) of a dtype from `as_halves`, or from bytes with their scales."""
     found = t.to(dtype)
     return found if scale is None else found * scale.to(dtype)[..., None]

@@ -197,8 +197,9 @@ def counted(rows: Tensor) -> Tensor:
     there = rows != 0
     if rows.device.type != "cpu":
         return there.flatten(1).sum(1)
-    # torch's sums of bool, and its own counts, take 9 and 40 times as long.
-    return torch.tensor([np.count_nonzero(row) for row in there.numpy()])
+    # torch's sums of bool take 5 times as long (10 clients) or 100 times (50).
+    found = [np.count_nonzero(row) for row in there.numpy()]
+    return torch.tensor(found, dtype=torch.int64)
 
 
 def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:

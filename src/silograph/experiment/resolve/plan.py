@@ -18,7 +18,7 @@ from silograph.nn.fit import Training
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
 BLOCK_BYTES = 2**26
-# Elsewhere a block costs a start of each operation, and no cache is left: see decision 079.
+# On other devices every block starts all operations once more, and caches matter less.
 DEVICE_BLOCK_BYTES = 2**30
 
 
@@ -64,7 +64,7 @@ def choose_block_size(
         training: how they train.
         block: all clients.
         backend: what computes.
-        device: where.
+        device: that computes.
         keep: whether optimizers are kept; then no weight is left out.
     """
     if training.model.one_by_one:

@@ -231,6 +231,7 @@ def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
 
 def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
     """Return shapes by name of the server's weights that clients get whole in a round."""
+    # With the shapes that the server holds, not those that travel.
     calls, cfg = setup.method.calls, replace(setup.method_config, sent=PLAIN_WEIGHTS)
     if METHODS.get(setup.method.name) is not setup.method:
         return {}  # a user's server may make what it sends of its memory
