@@ -10,7 +10,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
-from silograph.federation.base import Gather, Sum, WeightedMean, fold_of
+from silograph.federation.base import Gather, Sum, WeightedMean, fold_of, overwrites
 from silograph.federation.gather import Reduction
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -74,6 +74,51 @@ def test_those_that_do_not_answer_are_zeros() -> None:
     found = reduction.result()
     assert found["by_client/a"].t.tolist() == [0, 5, 0, 7]
     assert found["by_client/answered"].t.tolist() == [False, True, False, True]
+
+
+def keep(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Keep what came first; send what is kept."""
+    came = state.get("came", inbox["came"])
+    assert isinstance(came, Stacked)
+    return {**state, "came": came}, {"came": came, "twice": Stacked(2 * came.t)}
+
+
+@overwrites("came")
+def spoil(
+    cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Write to what was kept."""
+    state["came"].t.add_(1)
+    return state, {}
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 5])
+def test_clients_write_to_nothing_that_was_sent_or_gathered(
+    make_graph: Any, cut_block: Any, block_size: int
+) -> None:
+    """One block's messages are not copied."""
+    block, route = cut_block(make_graph(40), 5)
+    fed = InProcess(None, block, route, block_size)
+    mine = torch.arange(1.0, 6.0)
+    call: dict[str, Any] = {"what": Kind.CONTROL, "key": KEY}
+    inbox, reduce = {"came": Stacked(mine)}, Gather("came", "twice")
+    first = fed.call(keep, inbox, **call, reduce=reduce)
+    fed.call(spoil, {}, **call)
+    then = fed.call(keep, inbox, **call, reduce=reduce)  # of memory that clients write to
+    fed.call(spoil, {}, **call)
+    assert mine.tolist() == first["by_client/came"].t.tolist() == [1, 2, 3, 4, 5]
+    assert then["by_client/came"].t.tolist() == [2, 3, 4, 5, 6]
+    assert then["by_client/twice"].t.tolist() == [4, 6, 8, 10, 12]
+
+
+def test_a_reply_of_all_is_kept_as_it_is_unless_somebody_holds_it() -> None:
+    reply = {"a": Stacked(torch.tensor([5.0, 7.0]))}
+    for held in False, True:
+        reduction = Reduction(Gather("a"), 2)
+        reduction.add(reply, torch.arange(2), lambda _, held=held: held)  # type: ignore[misc]
+        assert (reduction.result()["by_client/a"].t is reply["a"].t) is not held
 
 
 @pytest.mark.parametrize("fields", [(), ("a", "a"), ("answered",)])

@@ -87,6 +87,11 @@ def is_overwritten(op: Op, name: str) -> bool:
     return name.startswith(op.__dict__.get("overwrites", ()))
 
 
+def overwrites_nothing(op: Op) -> bool:
+    """Return whether an op writes to no field of the state, so that its inbox may be shared."""
+    return not op.__dict__.get("overwrites")
+
+
 @dataclass(frozen=True)
 class WeightedMean:
     """Mean of every field over clients, weighted by the field `by` (C,), which is summed.

@@ -3,6 +3,8 @@
 C: clients of the federation.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,8 +42,19 @@ class Reduction:
         self._decoder = decoder_of(reduce)
         self._decoder.check(clients)
 
-    def add(self, reply: Payload, positions: Tensor) -> None:
+    def add(
+        self,
+        reply: Payload,
+        positions: Tensor,
+        held: Callable[[Tensor], bool] = lambda _: True,
+    ) -> None:
         """Add the reply of the clients at `positions` (k,) int64.
+
+        Args:
+            reply: theirs.
+            positions: in the federation.
+            held: whether somebody may write to the memory of a tensor later; else it is kept where
+                it has a slice for every client.
 
         Raises:
             ProtocolError: a field that is to be kept is missing or has no slice for each client;
@@ -54,6 +67,9 @@ class Reduction:
             return
         for name in self._names:
             part = slices(name, reply)
+            if len(part) == self._clients and not held(part):
+                self._found[name] = part
+                continue
             if name not in self._found:
                 self._found[name] = part.new_zeros(self._clients, *part.shape[1:])
             self._found[name].index_copy_(0, positions.to(part.device), part)

@@ -33,6 +33,7 @@ from silograph.federation.base import (
     decoder_of,
     is_overwritten,
     is_read,
+    overwrites_nothing,
     positions_of,
 )
 from silograph.federation.block_state import BlockState
@@ -220,17 +221,19 @@ class InProcess:
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
         meters: list[Meter] = []
-        everyone = size == len(self._ids)
-        for called in self._everyone if everyone else self._called(positions):
+        blocks = self._everyone if size == len(self._ids) else self._called(positions)
+        for called in blocks:
             clients, local = called.local.numel(), called.local
-            part = self._carried(envelope, take_all(inbox, called.among), clients)
+            shared = len(blocks) == 1 and overwrites_nothing(op)
+            part = inbox if shared else take_all(inbox, called.among)
+            part = self._carried(envelope, part, clients)
             with metered(clients) as meter:
                 reply = self._run_block(called.block, order, part, local)
             sizes.append(frame_sizes(op.__name__, reply, clients))
             meters.append(meter)
             reply = self._carried(envelope, reply, clients)
             if fold is not None:
-                fold.add(reply, called.positions)
+                fold.add(reply, called.positions, self._states[called.block].holds)
             else:
                 replies.append(reply)
             del reply  # `join` frees what it has copied

@@ -42,22 +42,24 @@ def params_of(
     maps = model.first_maps
     flat = flattened(model, {n: whole(field) for n, field in fields.items() if n not in maps})
     none3, none2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
+    begun, begun_moments = none3, [none3, none3]
     given, which = joined_bases([fields[name] for name in maps])
     if len(given):
         rows = np.empty((len(maps), used, given.shape[-1]), flat.dtype)
     elif compact:
         rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
-        rows = _matrices(model, {name: dense(fields[name]) for name in maps})
+        rows, begun = _matrices(model, {name: dense(fields[name]) for name in maps})
     moments = [none3, none3, none2, none2]
     steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
-        moments = _moments(model, memory, rows, flat)
+        moments, begun_moments = _moments(model, memory, rows, flat)
         # SGD does not count: its velocity is what it was given, from the first step on.
         steps = np.ones(block.num_clients, np.int64)
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
-    weights = contiguous(given), contiguous(which), rows, flat
+    starts = arrays.BegunRows(begun, *begun_moments)
+    weights = contiguous(given), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
     moved = first_rows, second_rows, first_flat, second_flat
     return arrays.ParamArrays(*weights, *moved, steps, _no_masks(rows, flat))
@@ -66,7 +68,8 @@ def params_of(
 def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
     """Return what stands for masks where there are none."""
     none3, none2 = rows[:, :0], flat[:, :0]
-    return arrays.MaskArrays(none3, none2, none3, none3, none2, none2, 0.0, 0.0, 0.0)
+    starts = arrays.BegunRows(none3, none3, none3)
+    return arrays.MaskArrays(starts, none3, none2, none3, none3, none2, none2, 0.0, 0.0, 0.0)
 
 
 def masked_params_of(
@@ -94,7 +97,8 @@ def masked_params_of(
     l1 = sum(c.l1 for c in training.corrections if isinstance(c, SparseMasks))
     moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
     numbers = float(near), float(l1), float(model.least)
-    return params._replace(masks=arrays.MaskArrays(masks.rows, masks.flat, *moments, *numbers))
+    of_masks = arrays.MaskArrays(masks.begun, masks.rows, masks.flat, *moments, *numbers)
+    return params._replace(masks=of_masks)
 
 
 def _of_weights(memory: Mapping[str, Tensor]) -> Params:
@@ -118,23 +122,34 @@ def _of_masks(model: Masked, memory: Mapping[str, Tensor], params: arrays.ParamA
 
 def _moments(
     model: Staged, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
-) -> list[np.ndarray]:
-    """Return copies of the optimizer's state: of the matrices, then of the rest."""
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the optimizer's state, of the matrices and of the rest, and what matrices start as."""
     found: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
     for name, m in memory.items():
         kind, slash, weight = name.partition("/")
         if slash:
             found[kind][weight] = m
     pairs = [found["first"] or found["momentum"], found["second"]]
-    by_rows = [_matrices(model, m) if m else np.zeros_like(rows) for m in pairs]
+    by_rows = [
+        _matrices(model, m) if m else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
+        for m in pairs
+    ]
     by_flat = [flattened(model, m) if m else np.zeros_like(flat) for m in pairs]
-    return by_rows + by_flat
+    return [found for found, _ in by_rows] + by_flat, [begun for _, begun in by_rows]
 
 
-def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
-    """Return first matrices (C, F, D) as rows of all clients, (M, C * F, D), a copy."""
-    rows: np.ndarray = torch.stack([tensors[n].flatten(0, 1) for n in model.first_maps]).numpy()
-    return rows
+def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return memory for first matrices (C, F, D) as rows of all clients, (M, C * F, D).
+
+    And what kernels fill it with, client by client (`BegunRows`), which spares a pass over all of
+    it; empty for several matrices, which are copied here.
+    """
+    parts = [tensors[name].flatten(0, 1) for name in model.first_maps]
+    if len(parts) > 1:
+        rows: np.ndarray = torch.stack(parts).numpy()
+        return rows, rows[:0]
+    begun: np.ndarray = parts[0].contiguous()[None].numpy()
+    return np.empty_like(begun), begun
 
 
 def weights_of(
@@ -190,7 +205,7 @@ def _as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
     """Return masks as if they were weights."""
     of = params.masks
     moments = of.first_rows, of.second_rows, of.first_flat, of.second_flat
-    none = params.start[:0], params.which
+    none = params.start[:0], params.which, of.begun
     return arrays.ParamArrays(*none, of.rows, of.flat, *moments, params.steps, of)
 
 

@@ -173,12 +173,21 @@ class StepRule(NamedTuple):
     mu: float  # of the proximal term, 0 for none
 
 
+class BegunRows(NamedTuple):
+    """What rows of all clients start as, where kernels fill them in; else empty."""
+
+    rows: Array  # (M, U, D)
+    first_rows: Array
+    second_rows: Array
+
+
 class MaskArrays(NamedTuple):
     """Masks and moments of all clients, in the shapes of the weights, changed in place.
 
     All are empty where weights have no masks.
     """
 
+    begun: BegunRows
     rows: Array  # (M, U, D)
     flat: Array  # (C, P); biases have 1
     first_rows: Array
@@ -195,6 +204,7 @@ class ParamArrays(NamedTuple):
 
     start: Array  # (G, F, D) bases that `rows` start from; empty if they hold their start already
     which: Array  # (M, C) base of each client
+    begun: BegunRows
     rows: Array  # (M, U, D) first matrices
     flat: Array  # (C, P) the other weights
     first_rows: Array  # moments, of the same shapes; empty if they do not outlive the call

@@ -210,6 +210,13 @@ def start_matrix(w: Array, base: Array, used: Array) -> None:
 
 
 @compiled
+def fill_in(begun: Array, rows: Array, lo: int, hi: int) -> None:
+    """Fill the rows of one client with what they start as, which leaves them in the cache."""
+    for i in range(begun.shape[0]):
+        copy_rows(begun[i, lo:hi], rows[i, lo:hi])
+
+
+@compiled
 def weights_of(
     called: CalledArrays, x: InputArrays, params: ParamArrays, k: int, memory: Spare
 ) -> TrainedWeights:
@@ -218,6 +225,9 @@ def weights_of(
     count, first = hi - lo, x.used_off[called.position[k]]
     used = x.used[first : first + count]
     w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
+    fill_in(params.begun.rows, params.rows, lo, hi)
+    fill_in(params.begun.first_rows, params.first_rows, lo, hi)
+    fill_in(params.begun.second_rows, params.second_rows, lo, hi)
     if params.start.shape[0] > 0:
         start_matrix(w.first, params.start[params.which[0, k]], used)
         if last > 0:
@@ -248,6 +258,9 @@ def weights_of(
 def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory: Spare) -> Masking:
     """Return what the weights of client k are products of."""
     of, last = params.masks, params.rows.shape[0] - 1
+    fill_in(of.begun.rows, of.rows, lo, hi)
+    fill_in(of.begun.first_rows, of.first_rows, lo, hi)
+    fill_in(of.begun.second_rows, of.second_rows, lo, hi)
     mask = Weights(of.rows[0, lo:hi], of.rows[last, lo:hi], of.flat[k])
     one, two = of.first_rows, of.second_rows
     m1 = Weights(one[0, lo:hi], one[last, lo:hi], of.first_flat[k])
