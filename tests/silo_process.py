@@ -19,6 +19,7 @@ from silograph.federation.session.events import Event, What, log_event
 from silograph.federation.session.message import Type, read_call, unpack
 from silograph.federation.session.responder import Responder
 from silograph.graph.silos.read import read_silo
+from silograph.methods import METHODS
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def main() -> None:
             ca=Path(told["ca"]) if "ca" in told else None,
             insecure="ca" not in told,
             state=folder / "state",
-            allow=("label_guided", "bns", "cagnet", "fedgraph", "fedais", "collect"),
+            allow=(*METHODS, "collect"),
             code=allow_code(told.get("code", ())),
         )
         say(attend(read_silo(folder), how, report) or "")
