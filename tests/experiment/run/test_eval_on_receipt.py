@@ -8,7 +8,7 @@ import pytest
 
 import silograph as sg
 from remote_runs import finish, lines, remote, setup_of
-from runs import files_of, go, rows_of, same_bits, weights_of
+from runs import files_of, go, rows_of, same_bits, some_of, weights_of
 from silograph.core.errors import ConfigError, TrainingError
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS, RoundReport
@@ -39,7 +39,8 @@ def evaluation(result: sg.Result) -> int:
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("method", METHODS_THAT_CAN)
 def test_scores_are_the_same(make_graph: MakeGraph, method: str, kernels: str) -> None:
-    own: dict[str, Any] = {"method": method, "lr": 0.05, "kernels": kernels, "participation": 0.5}
+    own: dict[str, Any] = {"method": method, "lr": 0.05, "kernels": kernels}
+    own |= some_of(method, 0.5)
     plain, late = go(make_graph(), **own), go(make_graph(), **own, eval_on_receipt=True)
     assert scores_of(plain) == scores_of(late)
     assert same_bits(weights_of(plain), weights_of(late))
