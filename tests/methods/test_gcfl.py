@@ -32,6 +32,7 @@ from silograph.methods.gcfl import (
     means,
     minimum_cut,
     nearest_split,
+    note,
     split,
     warped,
 )
@@ -276,6 +277,23 @@ def test_cosines_are_weights_as_they_are() -> None:
     alike = torch.tensor([[2.0, 1.5], [1.5, 2.0]])
     assert torch.equal(edge_weights(GCFLOptions(), alike), alike)
     assert torch.equal(edge_weights(GCFLPlusOptions(), alike), alike - 1.5)
+
+
+SAID = "no cluster was split, so clients trained as with fedavg"
+
+
+def test_a_run_says_that_no_cluster_was_split(make_graph: MakeGraph) -> None:
+    advice = go(make_graph(), method="gcfl", clients=4, rounds=2).advice
+    assert advice is not None
+    assert advice.startswith(f"{SAID}: mean_change was ")
+    assert "--option epsilon1 (now 0.05), after --option warmup rounds (now 20)" in advice
+    options = GCFLOptions(epsilon1=2.0)
+    assert note(options, {"clusters": [1, 1], "mean_change": []}) == SAID
+    two = {"clusters": [1.0, 2.0], "mean_change": [3.0, 1.5]}
+    assert note(options, two) is None
+    one = note(options, {**two, "clusters": [1.0, 1.0]})
+    assert one is not None
+    assert "mean_change was 1.5 or more" in one
 
 
 @BOTH

@@ -284,6 +284,8 @@ class Method(Generic[Options]):
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
+        note: what the facts of a whole run say about it in one line, by the options and the values
+            of each fact in the scored rounds; None is nothing.
     """
 
     name: str
@@ -304,6 +306,7 @@ class Method(Generic[Options]):
     aggregates: bool = False
     makes_edges: bool = False
     ratings: bool = True
+    note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse cautions that are texts, as they once were."""

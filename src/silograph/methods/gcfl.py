@@ -36,7 +36,7 @@ C: clients. G: clusters. P: all weights of a model. T: length of a series.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import product
 from typing import Annotated
@@ -299,6 +299,20 @@ def nearest_split(cluster: Tensor, gram: Tensor, took_part: Tensor) -> tuple[flo
     return min(found) if found else (math.nan, math.nan)
 
 
+def note(options: Thresholds, facts: Mapping[str, Sequence[float]]) -> str | None:
+    """Return that no cluster was split, and how far from it one was, where that is so."""
+    if max(facts["clusters"]) > 1:
+        return None
+    said = "no cluster was split, so clients trained as with fedavg"
+    if not facts["mean_change"]:
+        return said
+    return (
+        f"{said}: mean_change was {min(facts['mean_change']):.2g} or more where it was looked at, "
+        f"and a split needs less than --option epsilon1 (now {options.epsilon1:.2g}), after "
+        f"--option warmup rounds (now {options.warmup})"
+    )
+
+
 def minimum_cut(alike: Tensor) -> Tensor:
     """Return the smaller part of the minimum cut of a complete graph, (k,) int64 ascending.
 
@@ -360,6 +374,7 @@ GCFL: AnyMethod = Method(
     evaluate=personal(),
     calls=CALLS,
     own_weights=own_weights,
+    note=note,
     cautions=(
         Caution(
             "clients train with adam, as for fedavg; on Coauthor-CS, on Photo with 10 clients and "

@@ -10,7 +10,7 @@ from pathlib import Path
 from silograph.core.resolved_config import training_key
 from silograph.core.text import counted
 from silograph.experiment.advice import advice_of
-from silograph.experiment.result_files import Row
+from silograph.experiment.result_files import FACT, Row
 from silograph.experiment.run import each_best
 from silograph.experiment.run.controlling import controlling
 from silograph.experiment.run.divergence import check_loss
@@ -137,7 +137,20 @@ def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot)
     if control is not None:
         found, known = control.controller, part_of(snapshot.state, CONTROLLER)
         said = found.note(found.options, known, snapshot.round)
-    return "; ".join(line for line in (said, by_scores) if line is not None) or None
+    lines = said, _method_note(setup, rows), by_scores
+    return "; ".join(line for line in lines if line is not None) or None
+
+
+def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
+    """Return what the method says of its facts, None where it says nothing."""
+    if setup.method.note is None:
+        return None
+    names = [name for name in rows[-1] if name.startswith(FACT)]
+    facts = {
+        name.removeprefix(FACT): [float(v) for row in rows if (v := row[name]) is not None]
+        for name in names
+    }
+    return setup.method.note(setup.method_config.options, facts)
 
 
 def _model(setup: Setup, weights: Params) -> TrainedModel:
