@@ -111,6 +111,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "bns": {"method": "bns", **KEPT, "options": {"rate": 0.1}},
     "cagnet": {"method": "cagnet", **KEPT},
 }
+# FedSage+ with generators that train for fewer or more steps than by default.
+STEPS: dict[str, dict[str, Any]] = {
+    f"fedsageplus, {n} steps": {
+        **METHODS["fedsageplus"],
+        "options": GENERATOR | {"generator_epochs": n},
+    }
+    for n in (20, 300)
+}
+STEPS_AT = list(product((name for name in NAMES if name != LARGE), CLIENTS))
 SLOW = (SCAFFOLD, FEDGRAINS, "fedpub", FEDAIS)  # these run last
 
 
@@ -118,7 +127,8 @@ SLOW = (SCAFFOLD, FEDGRAINS, "fedpub", FEDAIS)  # these run last
 def cell_of(dataset: str, clients: int, method: str) -> Cell:
     """Return a cell."""
     labels: dict[str, Scalar] = {"dataset": dataset, "clients": clients, "method": method}
-    return cell(labels, **PROTOCOL | METHODS[method], dataset=dataset, clients=clients)
+    own = METHODS.get(method) or STEPS[method]
+    return cell(labels, **PROTOCOL | own, dataset=dataset, clients=clients)
 
 
 def cells(found: Found) -> list[Cell]:
@@ -128,7 +138,8 @@ def cells(found: Found) -> list[Cell]:
     small, large = [name for name in NAMES if name != LARGE], (LARGE,)
     first = [*product(small, CLIENTS, fast), *product(small, CLIENTS, SLOW)]
     last = [*product(large, CLIENTS, fast), *product(large, CLIENTS, SLOW)]
-    return [cell_of(*place) for place in (*first, *last)]
+    steps = [(*place, method) for method in STEPS for place in STEPS_AT]
+    return [cell_of(*place) for place in (*first, *steps, *last)]
 
 
 def score(line: Line | None, part: str) -> float | None:
@@ -161,6 +172,16 @@ def table(found: Found) -> str:
     return markdown_table(heads, rows)
 
 
+def steps_table(found: Found) -> str:
+    """Return accuracy of FedSage+ by the steps of its generators."""
+    names = {"20": "fedsageplus, 20 steps", "100": "fedsageplus", "300": "fedsageplus, 300 steps"}
+    rows = []
+    for steps, method in names.items():
+        lines = [found.any(cell_of(*place, method)) for place in STEPS_AT]
+        rows.append([steps, *(text_of(line, None) for line in lines)])
+    return markdown_table(["steps", *(f"{NAMES[d]}, {k}" for d, k in STEPS_AT)], rows)
+
+
 def last_table(found: Found) -> str:
     """Return test accuracy of the last round, in the same places."""
     columns = list(product(NAMES, CLIENTS))
@@ -173,7 +194,8 @@ def last_table(found: Found) -> str:
 
 def page(found: Found) -> Page:
     """Return the page."""
-    return Page({"table": table(found), "last": last_table(found)})
+    tables = {"table": table(found), "last": last_table(found), "steps": steps_table(found)}
+    return Page(tables)
 
 
 RECIPE = Recipe(
@@ -199,5 +221,10 @@ Test accuracy of round 100, which no validation label has picked.
 
 <!-- last -->
 <!-- last -->
+
+## FedSage+ by its generators' steps
+
+<!-- steps -->
+<!-- steps -->
 """,
 )

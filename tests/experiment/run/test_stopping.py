@@ -1,6 +1,8 @@
 """Early stops and budgets: when, and what the result says."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.run_metric import parse_target
 from silograph.experiment.run.stopping import Limit, Stop, reason_to_stop
 from silograph.graph.graph import Graph
+from silograph.methods import FEDAVG
+from silograph.methods.base import ServerState
 from silograph.task.scores import Scores
 
 OPTIONS: dict[str, Any] = {
@@ -103,6 +107,20 @@ def test_patience_counts_in_judged_rounds_only(make_graph: Callable[..., Graph])
     assert len(judged) >= 2
     assert judged[-1] == result.best_round + 5
     assert result.stopped == f"patience: no better validation for 5 rounds, best {judged[-2]}"
+
+
+def test_what_clients_do_before_the_first_round_takes_of_the_seconds(
+    make_graph: Callable[..., Graph],
+) -> None:
+    def slow(*args: Any) -> ServerState:
+        time.sleep(0.2)
+        return FEDAVG.init(*args)
+
+    late = replace(FEDAVG, name="late", init=slow)
+    result = sg.run(make_graph(), **OPTIONS | {"method": late, "rounds": 10**6}, max_seconds=0.1)
+    assert len(result.rounds) == 1
+    assert result.seconds >= 0.2
+    assert result.stopped.startswith("max_seconds: ")
 
 
 def test_a_byte_budget_ends_a_run(make_graph: Callable[..., Graph]) -> None:

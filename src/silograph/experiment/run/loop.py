@@ -60,7 +60,7 @@ def first_snapshot(setup: Setup) -> Snapshot:
 
 
 def _set_up(setup: Setup) -> Snapshot:
-    config, key = setup.config, training_key(setup.config)
+    config, key, since = setup.config, training_key(setup.config), time.monotonic()
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
@@ -79,7 +79,7 @@ def _set_up(setup: Setup) -> Snapshot:
         round=0,
         state=state,
         best=None,
-        seconds=0.0,
+        seconds=time.monotonic() - since,  # some methods train before the first round
         stopped=None,
         scores=scores,
         virtual_seconds=virtual,

@@ -86,7 +86,8 @@ class Result:
         partition_hash: hash of the cut.
         cut: the graph as it was used, with the client and the part of every node; None where
             silos held it.
-        seconds: wall-clock seconds of the rounds, evaluation included.
+        seconds: wall-clock seconds of the rounds and of what clients do before the first,
+            evaluation included.
         compile_seconds: of these, what went into compiling kernels in the process that ended the
             run; 0 where they were compiled before.
         virtual_seconds: of the virtual clock; None without one.
