@@ -127,6 +127,7 @@ BY_THIRDS = (
     "test_used_rows_change_nothing_but_bytes",
     "test_variates_outlive_a_rate_that_vanishes",
     "test_what_a_round_costs_is_known_before_it",
+    "test_parts_are_the_same_on_a_pretended_device",
     "test_what_was_written_out_makes_the_same_run",
     "test_without_validation_nodes_the_last_round_counts",
     "test_without_weight_it_is_fedavg",

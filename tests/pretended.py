@@ -129,8 +129,10 @@ def register() -> torch.library.Library | None:
     if tell is None:
         return None
     tell(NAME)
-    # `torch.utils.checkpoint` asks every backend, whatever a run computes on.
-    getattr(torch, NAME).get_amp_supported_dtype = list
+    # `torch.utils.checkpoint` and `torch.random.fork_rng` ask every backend, whatever is computed.
+    module = getattr(torch, NAME)
+    module.get_amp_supported_dtype = list
+    module.device_count = lambda: 0  # devices with random states of their own
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: _call(func, args, kwargs), "PrivateUse1")
     return library
