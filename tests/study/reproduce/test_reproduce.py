@@ -397,7 +397,8 @@ def numbers_of(cells: Sequence[Cell]) -> int:
 def test_the_cells_of_recipes() -> None:
     assert numbers_of(fedgrains.cells(Found([]))) == 3 * 3 * 13
     assert numbers_of(sweep.cells(Found([]))) == 2 * len(sweep.BY_NAME)
-    assert numbers_of(methods.cells(Found([]))) == len(methods.NAMES) * 2 * len(methods.METHODS)
+    places = len(methods.NAMES) * 2 * len(methods.METHODS)
+    assert numbers_of(methods.cells(Found([]))) == places + 2 * len(methods.STEPS_AT)
     assert numbers_of(pubmed.cells(Found([]))) == len(pubmed.RATES) * len(pubmed.VARIANTS)
     settings = len(bias_by_clients.SETTINGS) * len(bias_by_clients.METHODS)
     samples = len(bias_by_clients.SAMPLES) - 1  # one of them stands in the tables, too
