@@ -29,7 +29,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import reading, runs_of, write_comparison, write_report
 from silograph.experiment.report.figures import Curve, Scale, curves, quantile, thinned, ticks
 from silograph.experiment.report.page import constant_facts, facts_of
-from silograph.experiment.report.reading import read_run, read_traffic
+from silograph.experiment.report.reading import read_ledger, read_run
 from silograph.experiment.report.several_runs import cuts_follow_seeds
 from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.result_files import Row, read_csv, read_rounds
@@ -402,11 +402,12 @@ def test_bytes_are_added_up_however_they_are_packed(tmp_path: Path, sizes: list[
     k = len(sizes)
     record = Record(1, 1, "a", Kind.WEIGHTS, "up", np.arange(k), np.array(sizes), np.zeros(k))
     (tmp_path / "ledger.jsonl").write_text(record.to_line() + "\n")
-    assert read_traffic(tmp_path / "ledger.jsonl") == {("weights", "up"): sum(sizes)}
+    assert read_ledger(tmp_path / "ledger.jsonl") == ({("weights", "up"): sum(sizes)}, 1)
 
 
 def test_bytes_by_kind_and_direction_are_the_ledger(done: Result, out: Path) -> None:
-    found = read_traffic(out / "ledger.jsonl")
+    found, last = read_ledger(out / "ledger.jsonl")
+    assert last == 6
     expected: dict[tuple[str, str], int] = {}
     for record in done.ledger.records:
         if record.what is Kind.OPTIMIZER:  # work alone
@@ -416,7 +417,7 @@ def test_bytes_by_kind_and_direction_are_the_ledger(done: Result, out: Path) -> 
     assert found == expected
     with (out / "ledger.jsonl").open("a") as file:
         file.write(Record.to_line(done.ledger.records[0])[:40])  # still being written
-    assert read_traffic(out / "ledger.jsonl") == expected
+    assert read_ledger(out / "ledger.jsonl") == (expected, last)
 
 
 # --- several runs ---------------------------------------------------------------------------------
@@ -554,6 +555,41 @@ def test_what_is_no_run_is_one_line(done: Result, out: Path, kind: str) -> None:
     assert str(out) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (out.parent / "new.html").exists()
+
+
+def remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def cut(path: Path, lines: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+CUT_SHORT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no rounds": (lambda p: remove(p / "rounds.csv"), "rounds up to 6 .*got no such file: "),
+    "a header": (lambda p: cut(p / "rounds.csv", 1), "rounds up to 6 in .*got up to 0: restore"),
+    "few rounds": (lambda p: cut(p / "rounds.csv", 3), "rounds up to 6 in .*got up to 2: restore"),
+    "no ledger": (lambda p: remove(p / "ledger.jsonl"), "bytes up to round 6 .*no such file: "),
+    "half a ledger": (lambda p: cut(p / "ledger.jsonl", 9), "bytes up to round 6 .*got [0-9,]+: "),
+    "neither": (
+        lambda p: remove(p / "rounds.csv", p / "ledger.jsonl"),
+        r"in .*rounds\.csv, for result\.json says that the run is over, got no such file: restore",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CUT_SHORT)
+def test_a_finished_run_keeps_its_page_where_a_table_lacks_its_end(
+    done: Result, out: Path, kind: str
+) -> None:
+    page = (out / "report.html").read_bytes()
+    damage, words = CUT_SHORT[kind]
+    damage(out)
+    with pytest.raises(DataError, match=words) as caught:
+        write_report(out)
+    assert "\n" not in str(caught.value)
+    assert (out / "report.html").read_bytes() == page
 
 
 def test_scores_of_two_metrics_are_not_put_into_one_column(

@@ -166,17 +166,22 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")
         over = (folder / RESULT).exists()
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8")) if over else None
+        rows = read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else []
+        traffic, last = read_ledger(folder / LEDGER)
+        if result is not None:
+            _check_whole(folder, result, rows, sum(traffic.values()), last)
         return RunRecord(
             path=os.fspath(path),
             given=about["given"],
             about=about,
-            rows=read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else (),
+            rows=rows,
             clients=read_csv(folder / CLIENTS),
             cut=json.loads((folder / SIMULATION).read_text(encoding="utf-8"))
             if about.get("simulated", True)
             else None,
-            traffic=read_traffic(folder / LEDGER),
-            result=json.loads((folder / RESULT).read_text(encoding="utf-8")) if over else None,
+            traffic=traffic,
+            result=result,
             diverged=None if over else _text_of(folder / DIVERGED),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -193,26 +198,60 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         ) from None
 
 
+def _check_whole(
+    folder: Path, result: Mapping[str, Any], rows: Sequence[Row], sent: int, last: int
+) -> None:
+    """Raise `DataError` where a run is over and a table that grew with it lacks its end.
+
+    The last round is always judged, and every byte of the result is in the ledger.
+
+    Args:
+        folder: of the run.
+        result: what result.json says.
+        rows: the table of rounds.
+        sent: bytes of the ledger.
+        last: its last round.
+    """
+    judged = int(rows[-1]["round"] or 0) if rows else 0
+    end, total = max(last, int(result["best_round"])), int(result["bytes"]["total"])
+    if judged < end:
+        raise _cut_short(folder / ROUNDS, f"rounds up to {end}", f"up to {judged}")
+    if sent < total:
+        raise _cut_short(folder / LEDGER, f"{total:,} bytes up to round {judged}", f"{sent:,}")
+
+
+def _cut_short(path: Path, expected: str, got: str) -> DataError:
+    """Return the error for a table that lacks its end, or that is not there."""
+    got = got if path.exists() else "no such file"
+    return DataError(
+        f"expected {expected} in {path}, for {RESULT} says that the run is over, got {got}: "
+        "restore the file from a copy"
+    )
+
+
 def _text_of(path: Path) -> str | None:
     """Return the text of a file, None where there is none."""
     return path.read_text(encoding="utf-8").strip() if path.exists() else None
 
 
-def read_traffic(path: Path) -> dict[tuple[str, str], int]:
-    """Return bytes by kind and direction of a ledger's file; a line still being written is left.
+def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
+    """Return bytes by kind and direction of a ledger's file, and its last round.
 
-    The operations of each client are skipped: for many clients they are most of the file.
+    A line still being written is left. The operations of each client are skipped: for many clients
+    they are most of the file.
     """
     total: dict[tuple[str, str], int] = defaultdict(int)
+    last = 0
     if not path.exists():
-        return {}
+        return {}, last
     with path.open(encoding="utf-8") as file:
         for line in file:
             if line.endswith("\n"):
                 record = json.loads(line[: line.rindex(', "flops": ')] + "}")
+                last = record["round"]
                 if size := packed_sum(record["bytes"]):  # work apart has none
                     total[record["what"], record["direction"]] += size
-    return dict(total)
+    return dict(total), last
 
 
 def packed_sum(values: Mapping[str, int] | Sequence[int]) -> int:
