@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import silograph as sg
-from runs import go, same_bits
-from silograph.core.errors import ConfigError, DataError
+from runs import files_of, go, same_bits
+from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.resolved_config import asked_again
+from silograph.experiment.checksums import read_sums, write_sums
 from silograph.experiment.resolve.cutting import Cut, cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.predictions import predict_to, table
@@ -95,6 +96,51 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         file.unlink()
     with pytest.raises(DataError, match=r"expected models of clients in .*models, got none: train"):
         predict_to(tmp_path / "out", silos[0], tmp_path / "new.csv")
+
+
+def damage(path: Path) -> None:
+    """Overwrite three bytes of the weights, which stay finite."""
+    data = bytearray(path.read_bytes())
+    data[-24:-21] = bytes(255 - byte for byte in data[-24:-21])
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_damaged_model_of_a_result_folder_is_refused(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    go(make_graph(90), **OPTIONS | {"method": method}, out=str(tmp_path / "out"))
+    name = "model.safetensors" if method == "fedavg" else "models/1-client_01.safetensors"
+    file = tmp_path / "out" / name
+    damage(file)
+    with pytest.raises(DataError, match=rf"{file} as the run has written it \(.*has changed") as e:
+        sg.load_model(file)
+    assert "\n" not in str(e.value)
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(DataError, match="got one that has changed"):
+        sg.load_model(file.name)
+    sums = read_sums(tmp_path / "out")
+    del sums[name]
+    write_sums(tmp_path / "out", sums)
+    assert sg.load_model(file).shape  # as of a folder that an older version wrote
+    (tmp_path / "out" / "checksums.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"checksums\.json, got none that can be read"):
+        sg.load_model(file)
+    file.rename(tmp_path / "elsewhere")
+    assert sg.load_model(tmp_path / "elsewhere").shape
+
+
+def test_a_run_that_was_stopped_before_its_end_writes_its_models_anew(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    graph, out = make_graph(90), tmp_path / "out"
+    go(graph, **OPTIONS, out=str(out))
+    before, sums = files_of(out), read_sums(out)
+    (out / "result.json").unlink()
+    damage(out / "models" / "1-client_01.safetensors")
+    sg.resume(out, graph=graph)
+    assert files_of(out) == before
+    assert read_sums(out) == sums
 
 
 @pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
+from silograph.experiment.checksums import check_model_file
 from silograph.experiment.resolve.edge_weights import Use, silo_as_used, with_edges
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
@@ -264,9 +265,11 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         model: the class of the model, if it was a torch.nn.Module of yours.
 
     Raises:
-        DataError: the file is missing, damaged, or holds something else.
+        DataError: the file is missing, damaged, or holds something else; in a result folder also
+            where it is not as the run has written it.
     """
     try:
+        check_model_file(Path(path))
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
