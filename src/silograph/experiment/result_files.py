@@ -53,18 +53,29 @@ def read_csv(path: Path) -> list[dict[str, str]]:
             header, *rows = filter(None, csv.reader(file))
         return [dict(zip(header, map(from_cell, row), strict=True)) for row in rows]
     except (ValueError, csv.Error) as error:
-        raise DataError(
-            f"expected a table in {path} as a run writes it, got: {error}: restore the file from a "
-            "copy"
-        ) from None
+        raise _no_table(path, error) from None
+
+
+def _no_table(path: Path, error: Exception) -> DataError:
+    """Return the error for a damaged table."""
+    return DataError(
+        f"expected a table in {path} as a run writes it, got: {error}: restore the file from a copy"
+    )
 
 
 def read_rounds(path: Path) -> list[Row]:
-    """Return the table of rounds as it was: Python's floats survive their text."""
-    return [
-        {
-            name: None if not text else int(text) if name in WHOLE else float(text)
-            for name, text in line.items()
-        }
-        for line in read_csv(path)
-    ]
+    """Return the table of rounds as it was: Python's floats survive their text.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    lines = read_csv(path)
+    try:
+        return [{name: _number(name, text) for name, text in line.items()} for line in lines]
+    except ValueError as error:
+        raise _no_table(path, error) from None
+
+
+def _number(column: str, text: str) -> int | float | None:
+    return None if not text else int(text) if column in WHOLE else float(text)

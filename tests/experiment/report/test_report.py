@@ -532,6 +532,20 @@ def test_a_result_without_a_folder_has_no_page(make_graph: MakeGraph) -> None:
 
 # --- mistakes -------------------------------------------------------------------------------------
 
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def cut(path: Path, lines: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (shutil.rmtree, "got run.json: No such file"),
     "no run.json": (lambda p: (p / "run.json").unlink(), "got run.json: No such file"),
@@ -539,10 +553,28 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda p: shutil.copytree(p, p / "runs") and (p / "run.json").rename(p / "x"),
         r"got run.json: No such file or directory; there are runs in .*/runs$",
     ),
-    "damaged": (lambda p: (p / "run.json").write_text("{"), "got Expecting property name"),
+    "damaged": (lambda p: halve(p / "run.json"), r"run\.json as a run writes it, got: \w+"),
+    "a list": (lambda p: (p / "run.json").write_text("[]"), r"run\.json as .*, got: list: restore"),
     "other": (lambda p: (p / "run.json").write_text("{}"), "got run.json without 'config'"),
+    "changed": (
+        lambda p: (p / "run.json").write_text((p / "run.json").read_text() + " "),
+        r"expected .*run\.json as the run has written it \(\w+\), got one that has changed \(\w+\)",
+    ),
+    "few clients": (lambda p: cut(p / "clients.csv", 2), r"expected .*clients\.csv as the run has"),
+    "no result": (lambda p: halve(p / "result.json"), r"result\.json as a run writes it, got: \w+"),
+    "words": (
+        lambda p: (p / "rounds.csv").write_text("round,seconds\n1,x\n"),
+        r"expected a table in .*rounds\.csv as a run writes it, got: could not convert .*: restore",
+    ),
     "no simulation": (lambda p: (p / "simulation.json").unlink(), "got simulation.json: No such"),
-    "bad ledger": (lambda p: (p / "ledger.jsonl").write_text("x\n"), "got substring not found"),
+    "bad ledger": (
+        lambda p: (p / "ledger.jsonl").write_text("x\n"),
+        r"ledger.*the line 'x",
+    ),
+    "no text": (
+        lambda p: (p / "ledger.jsonl").write_bytes(b"\xff\n"),
+        r"ledger\.jsonl as a run writes it, got: the line .*: restore the file from a copy",
+    ),
 }
 
 
@@ -555,15 +587,6 @@ def test_what_is_no_run_is_one_line(done: Result, out: Path, kind: str) -> None:
     assert str(out) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (out.parent / "new.html").exists()
-
-
-def remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink()
-
-
-def cut(path: Path, lines: int) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
 
 
 CUT_SHORT: dict[str, tuple[Callable[[Path], Any], str]] = {

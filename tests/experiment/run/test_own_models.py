@@ -76,6 +76,8 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         assert said == [str(k) for k in model.predict(sg.read_silo(silo))]
     with pytest.raises(ConfigError, match=r"expected a file that does not exist yet, got .*csv"):
         predict_to(tmp_path / "out", silos[0], out)
+    with pytest.raises(ConfigError, match=r"expected an existing folder for --out, got .*/no$"):
+        predict_to(tmp_path / "out", silos[0], tmp_path / "no" / "new.csv")
     with pytest.raises(
         ConfigError, match=r"expected the folder of one silo, got .* holds client_00,"
     ):

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.errors import DataError, SilographError
+from silograph.core.text import shown
+from silograph.experiment.checksums import check_written
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -160,13 +162,14 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """
     folder = Path(path)
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = _json_in(folder / ABOUT)
         check_format(about, folder / ABOUT)
         missing = [name for name in NEEDED if name not in about]
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")
+        check_written(folder, (ABOUT, SIMULATION, CLIENTS))
         over = (folder / RESULT).exists()
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8")) if over else None
+        result = _json_in(folder / RESULT) if over else None
         rows = read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else []
         traffic, last = read_ledger(folder / LEDGER)
         if result is not None:
@@ -177,9 +180,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             about=about,
             rows=rows,
             clients=read_csv(folder / CLIENTS),
-            cut=json.loads((folder / SIMULATION).read_text(encoding="utf-8"))
-            if about.get("simulated", True)
-            else None,
+            cut=_json_in(folder / SIMULATION) if about.get("simulated", True) else None,
             traffic=traffic,
             result=result,
             diverged=None if over else _text_of(folder / DIVERGED),
@@ -196,6 +197,29 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         raise DataError(
             f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
         ) from None
+
+
+def _json_in(path: Path) -> dict[str, Any]:
+    """Return what a file of JSON says.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise _damaged(path, type(found).__name__)
+    return found
+
+
+def _damaged(path: Path, got: str) -> DataError:
+    """Return the error for a file that can be read and is not as runs write it."""
+    return DataError(
+        f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
+    )
 
 
 def _check_whole(
@@ -244,13 +268,16 @@ def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
     last = 0
     if not path.exists():
         return {}, last
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.endswith("\n"):
-                record = json.loads(line[: line.rindex(', "flops": ')] + "}")
-                last = record["round"]
-                if size := packed_sum(record["bytes"]):  # work apart has none
-                    total[record["what"], record["direction"]] += size
+                try:
+                    record = json.loads(line[: line.rindex(', "flops": ')] + "}")
+                    last = record["round"]
+                    if size := packed_sum(record["bytes"]):  # work apart has none
+                        total[record["what"], record["direction"]] += size
+                except (ValueError, KeyError, TypeError):
+                    raise _damaged(path, f"the line {shown(line)}") from None
     return dict(total), last
 
 

@@ -14,7 +14,7 @@ from silograph.core.files import write_atomic
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
-from silograph.experiment.checksums import digest_of_bytes, write_sums
+from silograph.experiment.checksums import digest_of, write_sums
 from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
 from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
@@ -106,7 +106,7 @@ def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | N
         write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
     files = [name for name in (ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
-    sums = {name: [digest_of_bytes((folder / name).read_bytes())] for name in files}
+    sums = {name: [digest_of(folder / name)] for name in files}
     write_sums(folder, sums)
 
 

@@ -38,7 +38,7 @@ def predict_to(
         columns: of a folder of tables, as `load` takes it.
 
     Raises:
-        ConfigError: `out` is there already, or `data` are several silos.
+        ConfigError: `out` is there already, or its folder is not; or `data` are several silos.
         DataError: there is no model, or it is not one for these data.
     """
     if os.path.lexists(out):
@@ -46,6 +46,8 @@ def predict_to(
             f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
             "nothing was overwritten"
         )
+    if not Path(out).parent.is_dir():
+        raise ConfigError(f"expected an existing folder for --out, got {Path(out).parent}")
     folder = Path(run)
     own = has_own_models(folder)
     trained = load_model(_any_model_file(folder) if own else model_file(folder), model=model)

@@ -37,7 +37,13 @@ from pydantic import TypeAdapter
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import hold_folder, sync_folder, write_atomic
-from silograph.experiment.checksums import changed, digest_of_bytes, read_sums, write_sums
+from silograph.experiment.checksums import (
+    differing,
+    digest_of,
+    digest_of_bytes,
+    read_sums,
+    write_sums,
+)
 from silograph.experiment.result_files import (
     ABOUT,
     CHECKPOINTS,
@@ -182,7 +188,8 @@ class ResultFolder:
                 raise ValueError(f"a source without {' and '.join(sorted(SOURCE))}")
         # pydantic's ValidationError is a ValueError.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            line = " ".join(str(error).split())[:200]
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            line = " ".join(str(said).split())[:200]
             raise CheckpointError(
                 f"expected what the run was in {self.path / ABOUT}, got: {line}: restore the file "
                 "from a copy, or begin a new run"
@@ -197,7 +204,8 @@ class ResultFolder:
         Models are left out: they are written when the run is over, and it was stopped before.
         """
         for name, known in read_sums(self.path).items():
-            if not _is_of_model(name) and (line := changed(self.path, Path(name).name, known)):
+            file = self.path / Path(name).name
+            if not _is_of_model(name) and (line := differing(file, digest_of(file), known)):
                 raise CheckpointError(line)
 
     def expect(self, name: str, data: bytes) -> None:
@@ -390,7 +398,7 @@ class ResultFolder:
             path = self.path / name
             path.parent.mkdir(exist_ok=True)
             model.save(path)
-            digests[name] = digest_of_bytes(path.read_bytes())
+            digests[name] = digest_of(path)
         if digests:
             self._expect(digests)
 
