@@ -92,6 +92,11 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         r"file, such as .*/out/models/0-client_00\.safetensors, in place of ",
     ):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
+    with pytest.raises(
+        DataError,
+        match=r"a folder of models: give one .*/models/0-client_00\.saf",
+    ):
+        predict_to(tmp_path / "out" / "models", silos[0], tmp_path / "new.csv")
     (tmp_path / "out" / "models" / ".hidden").touch()  # a file of the system is no model
     assert predict_to(tmp_path / "out", silos[0], tmp_path / "again.csv") == 30
     for file in (tmp_path / "out" / "models").glob("*.safetensors"):
@@ -143,6 +148,16 @@ def test_a_run_that_was_stopped_before_its_end_writes_its_models_anew(
     sg.resume(out, graph=graph)
     assert files_of(out) == before
     assert read_sums(out) == sums
+
+
+def test_of_many_clients_a_few_are_named(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, config = make_graph(90), config_of(5, partition="random")
+    folders(graph, config, tmp_path / "silos")
+    go(graph, **OPTIONS | {"clients": 5}, out=str(tmp_path / "out"))
+    with pytest.raises(DataError, match=r"one of client_00, .*_02, \.\.\. \(5\), or give"):
+        predict_to(tmp_path / "out", "digits", tmp_path / "new.csv")
+    with pytest.raises(ConfigError, match=r"holds client_00, .*_02, \.\.\. \(5\): name"):
+        predict_to(tmp_path / "out", tmp_path / "silos", tmp_path / "new.csv")
 
 
 @pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])

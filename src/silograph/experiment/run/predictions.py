@@ -1,7 +1,7 @@
 """Predictions of a model that a run has left, as a table of the nodes of a graph or a silo."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from silograph.core.csv_text import to_text
@@ -73,17 +73,31 @@ def read_data(
     if isinstance(found, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "
-            f"{', '.join(found.ids[:3])}: name one of their folders"
+            f"{_some(found.ids)}: name one of their folders"
         )
     return found
 
 
 def _any_model_file(run: Path) -> Path:
     """Return the model's file of some client of a run in which each has its own."""
-    files = sorted((run / MODELS).glob(f"*{Path(MODEL).suffix}"))
+    files = _models_in(run / MODELS)
     if not files:
         raise DataError(f"expected models of clients in {run / MODELS}, got none: train again")
     return files[0]
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return the models' files in a folder; a file of the system is no model."""
+    return sorted(folder.glob(f"*{Path(MODEL).suffix}"))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of many names, for a message, and how many there are.
+
+    >>> _some(["north", "south"]), _some(["a", "b", "c", "d"])
+    ('north, south', 'a, b, c, ... (4)')
+    """
+    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")
 
 
 def has_own_models(run: Path) -> bool:
@@ -102,6 +116,11 @@ def model_file(run: Path, silo: str | None = None) -> Path:
     if (run / MODEL).exists():
         return run / MODEL
     if not has_own_models(run):
+        if own := _models_in(run):
+            raise DataError(
+                f"expected a result folder or a model's file, got {run}, a folder of models: give "
+                f"one of its files, such as {own[0]}"
+            )
         raise DataError(
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"
@@ -111,7 +130,7 @@ def model_file(run: Path, silo: str | None = None) -> Path:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "
             f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
-            f"export-silos, and give that of one of {', '.join(known[:3])}, or give a model's "
+            f"export-silos, and give that of one of {_some(known)}, or give a model's "
             f"file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
         )
     return run / MODELS / file_of(known.index(silo), silo)
