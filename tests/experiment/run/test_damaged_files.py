@@ -351,6 +351,14 @@ def test_damage_of_the_last_round_goes_back_one(
     assert files_of(folder) == expected
 
 
+def test_half_a_checkpoint_is_removed_by_the_run_that_goes_on(stopped: Stopped) -> None:
+    folder, graph, expected = stopped
+    (folder / "checkpoints" / "round-000000016.partial").touch()
+    sg.resume(folder, graph=graph)
+    assert not list(folder.rglob("*.partial"))
+    assert files_of(folder) == expected
+
+
 def test_a_folder_without_run_json_is_told_without_a_number_of_the_system(stopped: Stopped) -> None:
     folder, graph, _ = stopped
     (folder / "run.json").unlink()

@@ -263,6 +263,7 @@ def restored(
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to the latest usable checkpoint, or to the start."""
     folder.take(same)
+    folder.checkpoints.drop_partial()
     problems: list[str] = []
     for checkpoint in folder.checkpoints.each(folder.fits):
         if isinstance(checkpoint, str):
