@@ -252,6 +252,16 @@ def test_a_graph_in_memory_runs_again_in_python(done: Result, out: Path) -> None
     assert f"sg.resume('{out}', graph=graph)" in codes
 
 
+@pytest.mark.parametrize("method", ["local", "fedper", "fedavg"])
+def test_where_the_clients_models_are(make_graph: MakeGraph, out: Path, method: str) -> None:
+    said = f"models of 4 clients: {out}/models"
+    result = go(make_graph(), method=method, out=str(out))
+    assert (said in result.summary()) == (said in read_page(out / "report.html").text)
+    assert (said in result.summary()) == (method != "fedavg") == (out / "models").exists()
+    (out / "result.json").unlink()
+    assert "models of" not in read_page(write_report(out)).text
+
+
 # --- every kind of run ----------------------------------------------------------------------------
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {

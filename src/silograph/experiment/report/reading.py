@@ -16,6 +16,8 @@ from silograph.experiment.result_files import (
     CLIENTS,
     DIVERGED,
     LEDGER,
+    MODEL,
+    MODELS,
     RESULT,
     ROUNDS,
     SIMULATION,
@@ -44,6 +46,7 @@ class RunRecord:
         cut: what simulation.json says; None where silos held the graph.
         traffic: bytes by kind and direction, from the ledger.
         result: what result.json says; None while the run is not over.
+        models: number of clients' own models in the folder; 0 while the run is not over.
         diverged: why training ended early, where it diverged; None elsewhere.
     """
 
@@ -55,6 +58,7 @@ class RunRecord:
     cut: Mapping[str, Any] | None
     traffic: Mapping[tuple[str, str], int]
     result: Mapping[str, Any] | None
+    models: int = 0
     diverged: str | None = None
 
     @property
@@ -183,6 +187,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             cut=_json_in(folder / SIMULATION) if about.get("simulated", True) else None,
             traffic=traffic,
             result=result,
+            models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if over else 0,
             diverged=None if over else _text_of(folder / DIVERGED),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
