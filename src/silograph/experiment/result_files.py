@@ -1,6 +1,7 @@
 """Files of result folders that several readers and writers share; nothing here needs torch."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,29 @@ def check_format(about: Mapping[str, Any], path: Path) -> None:
             f"silograph {maker} wrote it: read it with that version, or run it again from its "
             "config.toml"
         )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file of JSON says.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise damaged(path, type(found).__name__)
+    return found
+
+
+def damaged(path: Path, got: str) -> DataError:
+    """Return the error for a file that can be read and is not as runs write it."""
+    return DataError(
+        f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
+    )
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

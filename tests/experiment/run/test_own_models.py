@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import silograph as sg
 from runs import files_of, go, same_bits
+from silograph.core.config import make_config
 from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.resolved_config import asked_again
 from silograph.experiment.checksums import read_sums, write_sums
@@ -158,6 +160,36 @@ def test_of_many_clients_a_few_are_named(make_graph: MakeGraph, tmp_path: Path) 
         predict_to(tmp_path / "out", "digits", tmp_path / "new.csv")
     with pytest.raises(ConfigError, match=r"holds client_00, .*_02, \.\.\. \(5\): name"):
         predict_to(tmp_path / "out", tmp_path / "silos", tmp_path / "new.csv")
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"clients": 4}])
+def test_clients_of_another_cut_are_refused(
+    make_graph: MakeGraph, tmp_path: Path, other: dict[str, int]
+) -> None:
+    """They have the same names and other nodes."""
+    graph, out = make_graph(90), tmp_path / "new.csv"
+    options: dict[str, Any] = {"partition": "random", "method": "local", "rounds": 1, "hidden": 8}
+    sg.run(graph, config=config_of(3, **options), out=str(tmp_path / "out"))
+    (silo, *_) = folders(graph, make_config({"clients": 3, **options, **other}), tmp_path / "silos")
+    with pytest.raises(
+        DataError,
+        match=r"cut of .*out \(hash \w{16}\), got .*client_00, of another one \(\w{16}\): ",
+    ):
+        predict_to(tmp_path / "out", silo, out)
+    spec = silo / "silo.toml"
+    *lines, cut = spec.read_text().splitlines(keepends=True)
+    assert cut.startswith("partition_hash = ")
+    spec.write_text("".join(lines))  # as of an older version, or of data of the silo's own
+    assert predict_to(tmp_path / "out", silo, out) > 20
+
+
+def test_a_run_on_folders_of_silos_takes_these(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Also where their nodes stand in another order than in the graph that was cut."""
+    graph = make_graph(90)
+    graph = replace(graph, node_id=np.array([f"n{k % 7}-{k}" for k in range(90)]))
+    (silo, *_) = folders(graph, config_of(3, partition="random"), tmp_path / "silos")
+    sg.run(tmp_path / "silos", method="local", rounds=1, hidden=8, out=str(tmp_path / "out"))
+    assert predict_to(tmp_path / "out", silo, tmp_path / "new.csv") == 30
 
 
 @pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])

@@ -23,7 +23,9 @@ from silograph.experiment.result_files import (
     SIMULATION,
     Row,
     check_format,
+    damaged,
     read_csv,
+    read_json,
     read_rounds,
 )
 from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
@@ -166,14 +168,14 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """
     folder = Path(path)
     try:
-        about = _json_in(folder / ABOUT)
+        about = read_json(folder / ABOUT)
         check_format(about, folder / ABOUT)
         missing = [name for name in NEEDED if name not in about]
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")
         check_written(folder, (ABOUT, SIMULATION, CLIENTS))
         over = (folder / RESULT).exists()
-        result = _json_in(folder / RESULT) if over else None
+        result = read_json(folder / RESULT) if over else None
         rows = read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else []
         traffic, last = read_ledger(folder / LEDGER)
         if result is not None:
@@ -184,7 +186,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             about=about,
             rows=rows,
             clients=read_csv(folder / CLIENTS),
-            cut=_json_in(folder / SIMULATION) if about.get("simulated", True) else None,
+            cut=read_json(folder / SIMULATION) if about.get("simulated", True) else None,
             traffic=traffic,
             result=result,
             models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if over else 0,
@@ -202,29 +204,6 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         raise DataError(
             f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
         ) from None
-
-
-def _json_in(path: Path) -> dict[str, Any]:
-    """Return what a file of JSON says.
-
-    Raises:
-        DataError: the file is damaged.
-        OSError: it cannot be read.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(found, dict):
-        raise _damaged(path, type(found).__name__)
-    return found
-
-
-def _damaged(path: Path, got: str) -> DataError:
-    """Return the error for a file that can be read and is not as runs write it."""
-    return DataError(
-        f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
-    )
 
 
 def _check_whole(
@@ -282,7 +261,7 @@ def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
                     if size := packed_sum(record["bytes"]):  # work apart has none
                         total[record["what"], record["direction"]] += size
                 except (ValueError, KeyError, TypeError):
-                    raise _damaged(path, f"the line {shown(line)}") from None
+                    raise damaged(path, f"the line {shown(line)}") from None
     return dict(total), last
 
 

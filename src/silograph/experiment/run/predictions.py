@@ -7,13 +7,14 @@ from pathlib import Path
 from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv
+from silograph.experiment.result_files import ABOUT, CLIENTS, MODEL, MODELS, read_csv, read_json
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
 from silograph.graph.datasets import check_columns
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
+from silograph.graph.silos.spec import SPEC, read_spec
 from silograph.graph.source import find_source
 from silograph.nn.own_module import Make
 
@@ -39,7 +40,7 @@ def predict_to(
 
     Raises:
         ConfigError: `out` is there already, or its folder is not; or `data` are several silos.
-        DataError: there is no model, or it is not one for these data.
+        DataError: there is no model, or it is not one for these data, or they are of another cut.
     """
     if os.path.lexists(out):
         raise ConfigError(
@@ -54,6 +55,8 @@ def predict_to(
     trained.check_says_all()  # before data are read: of ratings they have a scale
     found = read_data(data, data_dir, columns)
     if own:
+        if isinstance(found, Silo):
+            _check_same_cut(folder, Path(data))
         name = found.name if isinstance(found, Silo) else None
         trained = load_model(model_file(folder, name), model=model)
     rows = list(table(trained, found))
@@ -76,6 +79,25 @@ def read_data(
             f"{_some(found.ids)}: name one of their folders"
         )
     return found
+
+
+def _check_same_cut(run: Path, silo: Path) -> None:
+    """Raise `DataError` for the folder of a client that has other nodes than its namesake had.
+
+    Nothing is known of folders that no cut was written to. Where the silos came with the data,
+    their names are those of the data, and nodes are numbered in the silos' order.
+    """
+    ours = read_spec(silo / SPEC).partition_hash
+    about = read_json(run / ABOUT) if (run / ABOUT).is_file() else {}
+    theirs, config = about.get("partition_hash"), about.get("config")
+    if not isinstance(config, dict) or config.get("partition") == "silo":
+        return
+    if ours is not None and ours != theirs:
+        raise DataError(
+            f"expected a client's folder of the cut of {run} (hash {theirs}), got {silo}, of "
+            f"another one ({ours}): write it by silograph export-silos with the dataset, partition,"
+            " clients and seed of the run"
+        )
 
 
 def _any_model_file(run: Path) -> Path:
