@@ -542,10 +542,13 @@ def test_an_interrupt_says_how_to_go_on(
     hint = f"""to go on{first}: silograph resume 'it'"'"'s'"""
     assert capsys.readouterr().err.splitlines() == ["interrupted", hint]
     assert run_app(["resume", "it's"]) == 0
-    assert f"going on with round {1 + kept} of 2\n" in capsys.readouterr().err
-    if every == "1":  # it is complete
+    begins = "there is no checkpoint: beginning again with round 1 of 2"
+    where = "going on with round 2 of 2" if kept else begins
+    assert f"{where}\n" in capsys.readouterr().err
+    if every == "1":
         assert run_app(["resume", "it's"]) == 0
-        assert "going on" not in capsys.readouterr().err
+        complete = "the run in it's was complete: nothing was trained"
+        assert capsys.readouterr().err.splitlines() == [complete]  # and no plan
 
 
 @pytest.mark.parametrize(

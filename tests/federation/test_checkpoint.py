@@ -109,3 +109,23 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         folder.write(example(number))
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_half_a_checkpoint_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by Ctrl-C nor, once the run is resumed, by a process that was killed."""
+    folder = CheckpointFolder(tmp_path)
+
+    def interrupted(_: Checkpoint) -> list[bytes]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.federation.checkpoint.to_bytes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.write(example(1))
+    assert list(tmp_path.iterdir()) == []
+    folder.write(example(1))
+    kept = {"round-000000001.checkpoint", "notes.partial"}
+    for name in ("round-000000002.partial", "best-000000001.partial", "notes.partial"):
+        (tmp_path / name).touch()
+    folder.drop_partial()
+    assert {path.name for path in tmp_path.iterdir()} == kept

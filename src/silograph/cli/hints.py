@@ -79,7 +79,7 @@ def resume_hint(folder: str, *, trust: bool, run: bool = False) -> Iterator[None
         with going_on(how, folder):
             yield
     except StoppedError as stopped:
-        if run and not any(Path(folder, CHECKPOINTS).glob("*")):
+        if run and not any(Path(folder, CHECKPOINTS).glob("round-*.checkpoint")):
             first = f"to go on from the first round, for no checkpoint was written: {how}"
             stopped.lines = (stopped.lines[0], first)
         raise

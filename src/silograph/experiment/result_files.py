@@ -1,6 +1,7 @@
 """Files of result folders that several readers and writers share; nothing here needs torch."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,29 @@ def check_format(about: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file of JSON says.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise damaged(path, type(found).__name__)
+    return found
+
+
+def damaged(path: Path, got: str) -> DataError:
+    """Return the error for a file that can be read and is not as runs write it."""
+    return DataError(
+        f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
+    )
+
+
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV; all have the columns of the first."""
     columns = list(rows[0])
@@ -53,18 +77,29 @@ def read_csv(path: Path) -> list[dict[str, str]]:
             header, *rows = filter(None, csv.reader(file))
         return [dict(zip(header, map(from_cell, row), strict=True)) for row in rows]
     except (ValueError, csv.Error) as error:
-        raise DataError(
-            f"expected a table in {path} as a run writes it, got: {error}: restore the file from a "
-            "copy"
-        ) from None
+        raise _no_table(path, error) from None
+
+
+def _no_table(path: Path, error: Exception) -> DataError:
+    """Return the error for a damaged table."""
+    return DataError(
+        f"expected a table in {path} as a run writes it, got: {error}: restore the file from a copy"
+    )
 
 
 def read_rounds(path: Path) -> list[Row]:
-    """Return the table of rounds as it was: Python's floats survive their text."""
-    return [
-        {
-            name: None if not text else int(text) if name in WHOLE else float(text)
-            for name, text in line.items()
-        }
-        for line in read_csv(path)
-    ]
+    """Return the table of rounds as it was: Python's floats survive their text.
+
+    Raises:
+        DataError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    lines = read_csv(path)
+    try:
+        return [{name: _number(name, text) for name, text in line.items()} for line in lines]
+    except ValueError as error:
+        raise _no_table(path, error) from None
+
+
+def _number(column: str, text: str) -> int | float | None:
+    return None if not text else int(text) if column in WHOLE else float(text)

@@ -31,6 +31,7 @@ from silograph.federation.alike_rows import packed, unpacked
 MAGIC = b"SGC1"
 HEAD = struct.Struct("<4sII")
 NAME = re.compile(r"(round|best)-(\d{9,})\.checkpoint")
+WHOLE, PARTIAL = ".checkpoint", ".partial"  # suffixes: of a file, and while it is written
 KEPT = 2
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError)
 
@@ -146,7 +147,7 @@ def _are_offsets(off: Tensor, t: Tensor) -> bool:
 
 def file_name(what: str, number: int) -> str:
     """Return the name of a checkpoint's file; sorting names sorts rounds."""
-    return f"{what}-{number:09d}.checkpoint"
+    return f"{what}-{number:09d}{WHOLE}"
 
 
 class CheckpointFolder:
@@ -198,15 +199,19 @@ class CheckpointFolder:
             if self.synced:
                 sync_folder(self.path.parent)
         target = self.path / file_name(what, checkpoint.round)
-        partial = target.with_suffix(".partial")
-        partial.unlink(missing_ok=True)  # a link there would be written through
-        with partial.open("xb") as file:
-            for part in to_bytes(checkpoint):
-                file.write(part)
-            if self.synced:
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(target)
+        partial = target.with_suffix(PARTIAL)
+        try:
+            partial.unlink(missing_ok=True)  # a link there would be written through
+            with partial.open("xb") as file:
+                for part in to_bytes(checkpoint):
+                    file.write(part)
+                if self.synced:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
         if self.synced:
             sync_folder(self.path)
         files = self._files(what)
@@ -214,6 +219,12 @@ class CheckpointFolder:
         for old in (*files[:later], *files[later + KEPT :]):
             if old.name not in needed:
                 old.unlink()
+
+    def drop_partial(self) -> None:
+        """Remove what a process has left that was killed while it wrote a checkpoint."""
+        for path in self.path.glob(f"*{PARTIAL}"):
+            if NAME.fullmatch(path.with_suffix(WHOLE).name):
+                path.unlink()
 
     def _files(self, what: str) -> list[Path]:
         """Return the files of one sort, the latest first."""

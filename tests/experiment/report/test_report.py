@@ -29,7 +29,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import reading, runs_of, write_comparison, write_report
 from silograph.experiment.report.figures import Curve, Scale, curves, quantile, thinned, ticks
 from silograph.experiment.report.page import constant_facts, facts_of
-from silograph.experiment.report.reading import read_run, read_traffic
+from silograph.experiment.report.reading import read_ledger, read_run
 from silograph.experiment.report.several_runs import cuts_follow_seeds
 from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.result_files import Row, read_csv, read_rounds
@@ -252,6 +252,16 @@ def test_a_graph_in_memory_runs_again_in_python(done: Result, out: Path) -> None
     assert f"sg.resume('{out}', graph=graph)" in codes
 
 
+@pytest.mark.parametrize("method", ["local", "fedper", "fedavg"])
+def test_where_the_clients_models_are(make_graph: MakeGraph, out: Path, method: str) -> None:
+    said = f"models of 4 clients: {out}/models"
+    result = go(make_graph(), method=method, out=str(out))
+    assert (said in result.summary()) == (said in read_page(out / "report.html").text)
+    assert (said in result.summary()) == (method != "fedavg") == (out / "models").exists()
+    (out / "result.json").unlink()
+    assert "models of" not in read_page(write_report(out)).text
+
+
 # --- every kind of run ----------------------------------------------------------------------------
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
@@ -402,11 +412,12 @@ def test_bytes_are_added_up_however_they_are_packed(tmp_path: Path, sizes: list[
     k = len(sizes)
     record = Record(1, 1, "a", Kind.WEIGHTS, "up", np.arange(k), np.array(sizes), np.zeros(k))
     (tmp_path / "ledger.jsonl").write_text(record.to_line() + "\n")
-    assert read_traffic(tmp_path / "ledger.jsonl") == {("weights", "up"): sum(sizes)}
+    assert read_ledger(tmp_path / "ledger.jsonl") == ({("weights", "up"): sum(sizes)}, 1)
 
 
 def test_bytes_by_kind_and_direction_are_the_ledger(done: Result, out: Path) -> None:
-    found = read_traffic(out / "ledger.jsonl")
+    found, last = read_ledger(out / "ledger.jsonl")
+    assert last == 6
     expected: dict[tuple[str, str], int] = {}
     for record in done.ledger.records:
         if record.what is Kind.OPTIMIZER:  # work alone
@@ -416,7 +427,7 @@ def test_bytes_by_kind_and_direction_are_the_ledger(done: Result, out: Path) -> 
     assert found == expected
     with (out / "ledger.jsonl").open("a") as file:
         file.write(Record.to_line(done.ledger.records[0])[:40])  # still being written
-    assert read_traffic(out / "ledger.jsonl") == expected
+    assert read_ledger(out / "ledger.jsonl") == (expected, last)
 
 
 # --- several runs ---------------------------------------------------------------------------------
@@ -531,6 +542,20 @@ def test_a_result_without_a_folder_has_no_page(make_graph: MakeGraph) -> None:
 
 # --- mistakes -------------------------------------------------------------------------------------
 
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def cut(path: Path, lines: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (shutil.rmtree, "got run.json: No such file"),
     "no run.json": (lambda p: (p / "run.json").unlink(), "got run.json: No such file"),
@@ -538,10 +563,28 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda p: shutil.copytree(p, p / "runs") and (p / "run.json").rename(p / "x"),
         r"got run.json: No such file or directory; there are runs in .*/runs$",
     ),
-    "damaged": (lambda p: (p / "run.json").write_text("{"), "got Expecting property name"),
+    "damaged": (lambda p: halve(p / "run.json"), r"run\.json as a run writes it, got: \w+"),
+    "a list": (lambda p: (p / "run.json").write_text("[]"), r"run\.json as .*, got: list: restore"),
     "other": (lambda p: (p / "run.json").write_text("{}"), "got run.json without 'config'"),
+    "changed": (
+        lambda p: (p / "run.json").write_text((p / "run.json").read_text() + " "),
+        r"expected .*run\.json as the run has written it \(\w+\), got one that has changed \(\w+\)",
+    ),
+    "few clients": (lambda p: cut(p / "clients.csv", 2), r"expected .*clients\.csv as the run has"),
+    "no result": (lambda p: halve(p / "result.json"), r"result\.json as a run writes it, got: \w+"),
+    "words": (
+        lambda p: (p / "rounds.csv").write_text("round,seconds\n1,x\n"),
+        r"expected a table in .*rounds\.csv as a run writes it, got: could not convert .*: restore",
+    ),
     "no simulation": (lambda p: (p / "simulation.json").unlink(), "got simulation.json: No such"),
-    "bad ledger": (lambda p: (p / "ledger.jsonl").write_text("x\n"), "got substring not found"),
+    "bad ledger": (
+        lambda p: (p / "ledger.jsonl").write_text("x\n"),
+        r"ledger.*the line 'x",
+    ),
+    "no text": (
+        lambda p: (p / "ledger.jsonl").write_bytes(b"\xff\n"),
+        r"ledger\.jsonl as a run writes it, got: the line .*: restore the file from a copy",
+    ),
 }
 
 
@@ -554,6 +597,32 @@ def test_what_is_no_run_is_one_line(done: Result, out: Path, kind: str) -> None:
     assert str(out) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (out.parent / "new.html").exists()
+
+
+CUT_SHORT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no rounds": (lambda p: remove(p / "rounds.csv"), "rounds up to 6 .*got no such file: "),
+    "a header": (lambda p: cut(p / "rounds.csv", 1), "rounds up to 6 in .*got up to 0: restore"),
+    "few rounds": (lambda p: cut(p / "rounds.csv", 3), "rounds up to 6 in .*got up to 2: restore"),
+    "no ledger": (lambda p: remove(p / "ledger.jsonl"), "bytes up to round 6 .*no such file: "),
+    "half a ledger": (lambda p: cut(p / "ledger.jsonl", 9), "bytes up to round 6 .*got [0-9,]+: "),
+    "neither": (
+        lambda p: remove(p / "rounds.csv", p / "ledger.jsonl"),
+        r"in .*rounds\.csv, for result\.json says that the run is over, got no such file: restore",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CUT_SHORT)
+def test_a_finished_run_keeps_its_page_where_a_table_lacks_its_end(
+    done: Result, out: Path, kind: str
+) -> None:
+    page = (out / "report.html").read_bytes()
+    damage, words = CUT_SHORT[kind]
+    damage(out)
+    with pytest.raises(DataError, match=words) as caught:
+        write_report(out)
+    assert "\n" not in str(caught.value)
+    assert (out / "report.html").read_bytes() == page
 
 
 def test_scores_of_two_metrics_are_not_put_into_one_column(

@@ -351,6 +351,21 @@ def test_damage_of_the_last_round_goes_back_one(
     assert files_of(folder) == expected
 
 
+def test_half_a_checkpoint_is_removed_by_the_run_that_goes_on(stopped: Stopped) -> None:
+    folder, graph, expected = stopped
+    (folder / "checkpoints" / "round-000000016.partial").touch()
+    sg.resume(folder, graph=graph)
+    assert not list(folder.rglob("*.partial"))
+    assert files_of(folder) == expected
+
+
+def test_a_folder_without_run_json_is_told_without_a_number_of_the_system(stopped: Stopped) -> None:
+    folder, graph, _ = stopped
+    (folder / "run.json").unlink()
+    with pytest.raises(CheckpointError, match=r"run\.json, got: No such file or directory: "):
+        sg.resume(folder, graph=graph)
+
+
 @pytest.mark.parametrize("name", EARLY)
 def test_files_that_no_round_writes_are_named(stopped: Stopped, name: str) -> None:
     folder, graph, _ = stopped

@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import silograph as sg
-from runs import go, same_bits
-from silograph.core.errors import ConfigError, DataError
+from runs import files_of, go, same_bits
+from silograph.core.config import make_config
+from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.resolved_config import asked_again
+from silograph.experiment.checksums import read_sums, write_sums
 from silograph.experiment.resolve.cutting import Cut, cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.predictions import predict_to, table
@@ -75,6 +78,8 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         assert said == [str(k) for k in model.predict(sg.read_silo(silo))]
     with pytest.raises(ConfigError, match=r"expected a file that does not exist yet, got .*csv"):
         predict_to(tmp_path / "out", silos[0], out)
+    with pytest.raises(ConfigError, match=r"expected an existing folder for --out, got .*/no$"):
+        predict_to(tmp_path / "out", silos[0], tmp_path / "no" / "new.csv")
     with pytest.raises(
         ConfigError, match=r"expected the folder of one silo, got .* holds client_00,"
     ):
@@ -89,12 +94,102 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         r"file, such as .*/out/models/0-client_00\.safetensors, in place of ",
     ):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
+    with pytest.raises(
+        DataError,
+        match=r"a folder of models: give one .*/models/0-client_00\.saf",
+    ):
+        predict_to(tmp_path / "out" / "models", silos[0], tmp_path / "new.csv")
     (tmp_path / "out" / "models" / ".hidden").touch()  # a file of the system is no model
     assert predict_to(tmp_path / "out", silos[0], tmp_path / "again.csv") == 30
     for file in (tmp_path / "out" / "models").glob("*.safetensors"):
         file.unlink()
     with pytest.raises(DataError, match=r"expected models of clients in .*models, got none: train"):
         predict_to(tmp_path / "out", silos[0], tmp_path / "new.csv")
+
+
+def damage(path: Path) -> None:
+    """Overwrite three bytes of the weights, which stay finite."""
+    data = bytearray(path.read_bytes())
+    data[-24:-21] = bytes(255 - byte for byte in data[-24:-21])
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_damaged_model_of_a_result_folder_is_refused(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    go(make_graph(90), **OPTIONS | {"method": method}, out=str(tmp_path / "out"))
+    name = "model.safetensors" if method == "fedavg" else "models/1-client_01.safetensors"
+    file = tmp_path / "out" / name
+    damage(file)
+    with pytest.raises(DataError, match=rf"{file} as the run has written it \(.*has changed") as e:
+        sg.load_model(file)
+    assert "\n" not in str(e.value)
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(DataError, match="got one that has changed"):
+        sg.load_model(file.name)
+    sums = read_sums(tmp_path / "out")
+    del sums[name]
+    write_sums(tmp_path / "out", sums)
+    assert sg.load_model(file).shape  # as of a folder that an older version wrote
+    (tmp_path / "out" / "checksums.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"checksums\.json, got none that can be read"):
+        sg.load_model(file)
+    file.rename(tmp_path / "elsewhere")
+    assert sg.load_model(tmp_path / "elsewhere").shape
+
+
+def test_a_run_that_was_stopped_before_its_end_writes_its_models_anew(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    graph, out = make_graph(90), tmp_path / "out"
+    go(graph, **OPTIONS, out=str(out))
+    before, sums = files_of(out), read_sums(out)
+    (out / "result.json").unlink()
+    damage(out / "models" / "1-client_01.safetensors")
+    sg.resume(out, graph=graph)
+    assert files_of(out) == before
+    assert read_sums(out) == sums
+
+
+def test_of_many_clients_a_few_are_named(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph, config = make_graph(90), config_of(5, partition="random")
+    folders(graph, config, tmp_path / "silos")
+    go(graph, **OPTIONS | {"clients": 5}, out=str(tmp_path / "out"))
+    with pytest.raises(DataError, match=r"one of client_00, .*_02, \.\.\. \(5\), or give"):
+        predict_to(tmp_path / "out", "digits", tmp_path / "new.csv")
+    with pytest.raises(ConfigError, match=r"holds client_00, .*_02, \.\.\. \(5\): name"):
+        predict_to(tmp_path / "out", tmp_path / "silos", tmp_path / "new.csv")
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"clients": 4}])
+def test_clients_of_another_cut_are_refused(
+    make_graph: MakeGraph, tmp_path: Path, other: dict[str, int]
+) -> None:
+    """They have the same names and other nodes."""
+    graph, out = make_graph(90), tmp_path / "new.csv"
+    options: dict[str, Any] = {"partition": "random", "method": "local", "rounds": 1, "hidden": 8}
+    sg.run(graph, config=config_of(3, **options), out=str(tmp_path / "out"))
+    (silo, *_) = folders(graph, make_config({"clients": 3, **options, **other}), tmp_path / "silos")
+    with pytest.raises(
+        DataError,
+        match=r"cut of .*out \(hash \w{16}\), got .*client_00, of another one \(\w{16}\): ",
+    ):
+        predict_to(tmp_path / "out", silo, out)
+    spec = silo / "silo.toml"
+    *lines, cut = spec.read_text().splitlines(keepends=True)
+    assert cut.startswith("partition_hash = ")
+    spec.write_text("".join(lines))  # as of an older version, or of data of the silo's own
+    assert predict_to(tmp_path / "out", silo, out) > 20
+
+
+def test_a_run_on_folders_of_silos_takes_these(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Also where their nodes stand in another order than in the graph that was cut."""
+    graph = make_graph(90)
+    graph = replace(graph, node_id=np.array([f"n{k % 7}-{k}" for k in range(90)]))
+    (silo, *_) = folders(graph, config_of(3, partition="random"), tmp_path / "silos")
+    sg.run(tmp_path / "silos", method="local", rounds=1, hidden=8, out=str(tmp_path / "out"))
+    assert predict_to(tmp_path / "out", silo, tmp_path / "new.csv") == 30
 
 
 @pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])

@@ -129,11 +129,16 @@ def test_local_training_has_no_model_to_save(make_graph: Callable[..., Graph]) -
 
 def test_files_that_are_no_models(make_graph: Callable[..., Graph], tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    with pytest.raises(DataError, match=r"expected a model file at .*, got"):
+    with pytest.raises(DataError, match=r"expected a model file at .*, got no such file: give "):
         sg.load_model(path)
     path.write_bytes(b"not a model at all, but long enough")
-    with pytest.raises(DataError, match=r"expected a model file at .*, got"):
+    with pytest.raises(DataError, match=r"m\.safetensors, got one that cannot be read or is no"):
         sg.load_model(path)
+    with pytest.raises(DataError, match=r"got the folder .*: give a file in it, such as .*safe"):
+        sg.load_model(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"got the folder .*/empty: there is no model in it"):
+        sg.load_model(tmp_path / "empty")
     safetensors.torch.save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(DataError, match=r"expected a 'silograph model 1' in .*, got keys"):
         sg.load_model(path)

@@ -49,6 +49,14 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         {"silo.toml": TOML.replace("= 2", "= -1")},
     ),
     (
+        "silo.toml: partition_hash: input should be a valid string, got 3 (silo.toml)",
+        {"silo.toml": TOML + "partition_hash = 3\n"},
+    ),
+    (
+        "silo.toml: partition_hash: string should match pattern '^[0-9a-f]{16}$', got 'abc'",
+        {"silo.toml": TOML + 'partition_hash = "abc"\n'},
+    ),
+    (
         "silo.toml: unknown column under [columns] 'ident': did you mean 'id'? ",
         {"silo.toml": TOML + '[columns]\nident = "key"\n'},
     ),

@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.errors import DataError, SilographError
+from silograph.core.text import shown
+from silograph.experiment.checksums import check_written
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
     DIVERGED,
     LEDGER,
+    MODEL,
+    MODELS,
     RESULT,
     ROUNDS,
     SIMULATION,
     Row,
     check_format,
+    damaged,
     read_csv,
+    read_json,
     read_rounds,
 )
 from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
@@ -42,6 +48,7 @@ class RunRecord:
         cut: what simulation.json says; None where silos held the graph.
         traffic: bytes by kind and direction, from the ledger.
         result: what result.json says; None while the run is not over.
+        models: number of clients' own models in the folder; 0 while the run is not over.
         diverged: why training ended early, where it diverged; None elsewhere.
     """
 
@@ -53,6 +60,7 @@ class RunRecord:
     cut: Mapping[str, Any] | None
     traffic: Mapping[tuple[str, str], int]
     result: Mapping[str, Any] | None
+    models: int = 0
     diverged: str | None = None
 
     @property
@@ -160,23 +168,28 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """
     folder = Path(path)
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = read_json(folder / ABOUT)
         check_format(about, folder / ABOUT)
         missing = [name for name in NEEDED if name not in about]
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")
+        check_written(folder, (ABOUT, SIMULATION, CLIENTS))
         over = (folder / RESULT).exists()
+        result = read_json(folder / RESULT) if over else None
+        rows = read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else []
+        traffic, last = read_ledger(folder / LEDGER)
+        if result is not None:
+            _check_whole(folder, result, rows, sum(traffic.values()), last)
         return RunRecord(
             path=os.fspath(path),
             given=about["given"],
             about=about,
-            rows=read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else (),
+            rows=rows,
             clients=read_csv(folder / CLIENTS),
-            cut=json.loads((folder / SIMULATION).read_text(encoding="utf-8"))
-            if about.get("simulated", True)
-            else None,
-            traffic=read_traffic(folder / LEDGER),
-            result=json.loads((folder / RESULT).read_text(encoding="utf-8")) if over else None,
+            cut=read_json(folder / SIMULATION) if about.get("simulated", True) else None,
+            traffic=traffic,
+            result=result,
+            models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if over else 0,
             diverged=None if over else _text_of(folder / DIVERGED),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -193,26 +206,63 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         ) from None
 
 
+def _check_whole(
+    folder: Path, result: Mapping[str, Any], rows: Sequence[Row], sent: int, last: int
+) -> None:
+    """Raise `DataError` where a run is over and a table that grew with it lacks its end.
+
+    The last round is always judged, and every byte of the result is in the ledger.
+
+    Args:
+        folder: of the run.
+        result: what result.json says.
+        rows: the table of rounds.
+        sent: bytes of the ledger.
+        last: its last round.
+    """
+    judged = int(rows[-1]["round"] or 0) if rows else 0
+    end, total = max(last, int(result["best_round"])), int(result["bytes"]["total"])
+    if judged < end:
+        raise _cut_short(folder / ROUNDS, f"rounds up to {end}", f"up to {judged}")
+    if sent < total:
+        raise _cut_short(folder / LEDGER, f"{total:,} bytes up to round {judged}", f"{sent:,}")
+
+
+def _cut_short(path: Path, expected: str, got: str) -> DataError:
+    """Return the error for a table that lacks its end, or that is not there."""
+    got = got if path.exists() else "no such file"
+    return DataError(
+        f"expected {expected} in {path}, for {RESULT} says that the run is over, got {got}: "
+        "restore the file from a copy"
+    )
+
+
 def _text_of(path: Path) -> str | None:
     """Return the text of a file, None where there is none."""
     return path.read_text(encoding="utf-8").strip() if path.exists() else None
 
 
-def read_traffic(path: Path) -> dict[tuple[str, str], int]:
-    """Return bytes by kind and direction of a ledger's file; a line still being written is left.
+def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
+    """Return bytes by kind and direction of a ledger's file, and its last round.
 
-    The operations of each client are skipped: for many clients they are most of the file.
+    A line still being written is left. The operations of each client are skipped: for many clients
+    they are most of the file.
     """
     total: dict[tuple[str, str], int] = defaultdict(int)
+    last = 0
     if not path.exists():
-        return {}
-    with path.open(encoding="utf-8") as file:
+        return {}, last
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.endswith("\n"):
-                record = json.loads(line[: line.rindex(', "flops": ')] + "}")
-                if size := packed_sum(record["bytes"]):  # work apart has none
-                    total[record["what"], record["direction"]] += size
-    return dict(total)
+                try:
+                    record = json.loads(line[: line.rindex(', "flops": ')] + "}")
+                    last = record["round"]
+                    if size := packed_sum(record["bytes"]):  # work apart has none
+                        total[record["what"], record["direction"]] += size
+                except (ValueError, KeyError, TypeError):
+                    raise damaged(path, f"the line {shown(line)}") from None
+    return dict(total), last
 
 
 def packed_sum(values: Mapping[str, int] | Sequence[int]) -> int:

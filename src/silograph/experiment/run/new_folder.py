@@ -1,6 +1,5 @@
 """A new result folder: where it may be, and what is written before the first round."""
 
-import hashlib
 import json
 import os
 import time
@@ -15,6 +14,7 @@ from silograph.core.files import write_atomic
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
+from silograph.experiment.checksums import digest_of, write_sums
 from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
 from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
@@ -23,7 +23,6 @@ from silograph.experiment.result_files import (
     CONFIG,
     FORMAT,
     SIMULATION,
-    SUMS,
     to_csv,
 )
 from silograph.experiment.run.round_scores import metrics_of
@@ -107,13 +106,8 @@ def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | N
         write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
     files = [name for name in (ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
-    sums = {name: [digest_of_bytes((folder / name).read_bytes())] for name in files}
-    write_atomic(folder / SUMS, json.dumps(sums, indent=2) + "\n")
-
-
-def digest_of_bytes(data: bytes) -> str:
-    """Return what names bytes."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    sums = {name: [digest_of(folder / name)] for name in files}
+    write_sums(folder, sums)
 
 
 def _dataset(setup: Setup) -> dict[str, Any]:

@@ -1,19 +1,20 @@
 """Predictions of a model that a run has left, as a table of the nodes of a graph or a silo."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.result_files import CLIENTS, MODEL, MODELS, read_csv
+from silograph.experiment.result_files import ABOUT, CLIENTS, MODEL, MODELS, read_csv, read_json
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
 from silograph.graph.datasets import check_columns
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
+from silograph.graph.silos.spec import SPEC, read_spec
 from silograph.graph.source import find_source
 from silograph.nn.own_module import Make
 
@@ -38,20 +39,24 @@ def predict_to(
         columns: of a folder of tables, as `load` takes it.
 
     Raises:
-        ConfigError: `out` is there already, or `data` are several silos.
-        DataError: there is no model, or it is not one for these data.
+        ConfigError: `out` is there already, or its folder is not; or `data` are several silos.
+        DataError: there is no model, or it is not one for these data, or they are of another cut.
     """
     if os.path.lexists(out):
         raise ConfigError(
             f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
             "nothing was overwritten"
         )
+    if not Path(out).parent.is_dir():
+        raise ConfigError(f"expected an existing folder for --out, got {Path(out).parent}")
     folder = Path(run)
     own = has_own_models(folder)
     trained = load_model(_any_model_file(folder) if own else model_file(folder), model=model)
     trained.check_says_all()  # before data are read: of ratings they have a scale
     found = read_data(data, data_dir, columns)
     if own:
+        if isinstance(found, Silo):
+            _check_same_cut(folder, Path(data))
         name = found.name if isinstance(found, Silo) else None
         trained = load_model(model_file(folder, name), model=model)
     rows = list(table(trained, found))
@@ -71,17 +76,50 @@ def read_data(
     if isinstance(found, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "
-            f"{', '.join(found.ids[:3])}: name one of their folders"
+            f"{_some(found.ids)}: name one of their folders"
         )
     return found
 
 
+def _check_same_cut(run: Path, silo: Path) -> None:
+    """Raise `DataError` for the folder of a client that has other nodes than its namesake had.
+
+    Nothing is known of folders that no cut was written to. Where the silos came with the data,
+    their names are those of the data, and nodes are numbered in the silos' order.
+    """
+    ours = read_spec(silo / SPEC).partition_hash
+    about = read_json(run / ABOUT) if (run / ABOUT).is_file() else {}
+    theirs, config = about.get("partition_hash"), about.get("config")
+    if not isinstance(config, dict) or config.get("partition") == "silo":
+        return
+    if ours is not None and ours != theirs:
+        raise DataError(
+            f"expected a client's folder of the cut of {run} (hash {theirs}), got {silo}, of "
+            f"another one ({ours}): write it by silograph export-silos with the dataset, partition,"
+            " clients and seed of the run"
+        )
+
+
 def _any_model_file(run: Path) -> Path:
     """Return the model's file of some client of a run in which each has its own."""
-    files = sorted((run / MODELS).glob(f"*{Path(MODEL).suffix}"))
+    files = _models_in(run / MODELS)
     if not files:
         raise DataError(f"expected models of clients in {run / MODELS}, got none: train again")
     return files[0]
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return the models' files in a folder; a file of the system is no model."""
+    return sorted(folder.glob(f"*{Path(MODEL).suffix}"))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first of many names, for a message, and how many there are.
+
+    >>> _some(["north", "south"]), _some(["a", "b", "c", "d"])
+    ('north, south', 'a, b, c, ... (4)')
+    """
+    return ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")
 
 
 def has_own_models(run: Path) -> bool:
@@ -100,6 +138,11 @@ def model_file(run: Path, silo: str | None = None) -> Path:
     if (run / MODEL).exists():
         return run / MODEL
     if not has_own_models(run):
+        if own := _models_in(run):
+            raise DataError(
+                f"expected a result folder or a model's file, got {run}, a folder of models: give "
+                f"one of its files, such as {own[0]}"
+            )
         raise DataError(
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"
@@ -109,7 +152,7 @@ def model_file(run: Path, silo: str | None = None) -> Path:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "
             f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
-            f"export-silos, and give that of one of {', '.join(known[:3])}, or give a model's "
+            f"export-silos, and give that of one of {_some(known)}, or give a model's "
             f"file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
         )
     return run / MODELS / file_of(known.index(silo), silo)

@@ -20,7 +20,7 @@ from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import Cut
-from silograph.experiment.result_files import VIRTUAL, Row
+from silograph.experiment.result_files import MODELS, VIRTUAL, Row
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.federation.ledger import Ledger
@@ -257,6 +257,9 @@ class Result:
             console.print(line)
         if self.result_dir is not None:
             console.print(f"written to {self.result_dir}", soft_wrap=True)
+            if self.models:
+                own = f"models of {counted(len(self.models), 'client')}"
+                console.print(f"{own}: {Path(self.result_dir) / MODELS}", soft_wrap=True)
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Return title, columns and rows of the scores."""

@@ -7,7 +7,7 @@ run.json            what was given and what was resolved, versions, source, hash
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
 checksums.json      digests of the files that stand before the first round, but for config.toml,
-                    which run.json has in other words
+                    which run.json has in other words; when the run is over also of its models
 session.json        of a run whose graph silos hold: its token, and their public keys
 clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test scores when
                     the run is over
@@ -37,6 +37,13 @@ from pydantic import TypeAdapter
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import hold_folder, sync_folder, write_atomic
+from silograph.experiment.checksums import (
+    differing,
+    digest_of,
+    digest_of_bytes,
+    read_sums,
+    write_sums,
+)
 from silograph.experiment.result_files import (
     ABOUT,
     CHECKPOINTS,
@@ -49,14 +56,13 @@ from silograph.experiment.result_files import (
     MODELS,
     RESULT,
     ROUNDS,
-    SUMS,
     Row,
     check_format,
     read_csv,
     read_rounds,
     to_csv,
 )
-from silograph.experiment.run.new_folder import SOURCE, check_free, digest_of_bytes, write_start
+from silograph.experiment.run.new_folder import SOURCE, check_free, write_start
 from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import Setup
@@ -182,7 +188,8 @@ class ResultFolder:
                 raise ValueError(f"a source without {' and '.join(sorted(SOURCE))}")
         # pydantic's ValidationError is a ValueError.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            line = " ".join(str(error).split())[:200]
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            line = " ".join(str(said).split())[:200]
             raise CheckpointError(
                 f"expected what the run was in {self.path / ABOUT}, got: {line}: restore the file "
                 "from a copy, or begin a new run"
@@ -191,33 +198,25 @@ class ResultFolder:
         self.checkpoints.synced = not simulated
         return {**known, "code": code, "simulated": simulated}
 
-    def _sums(self) -> dict[str, list[str]]:
-        """Return the digests that files may have, by name."""
-        try:
-            text = (self.path / SUMS).read_text(encoding="utf-8")
-            return TypeAdapter(dict[str, list[str]]).validate_python(json.loads(text))
-        except (OSError, ValueError, RecursionError):
-            raise CheckpointError(
-                f"expected digests of the run's files in {self.path / SUMS}, got none that can be "
-                "read: restore the file from a copy, or begin a new run"
-            ) from None
-
     def _check_sums(self) -> None:
-        """Raise `CheckpointError` for a file that is not as the run has written it."""
-        for name, known in self._sums().items():
+        """Raise `CheckpointError` for a file that is not as the run has written it.
+
+        Models are left out: they are written when the run is over, and it was stopped before.
+        """
+        for name, known in read_sums(self.path).items():
             file = self.path / Path(name).name
-            found = digest_of_bytes(file.read_bytes()) if file.is_file() else "none"
-            if found not in known:
-                raise CheckpointError(
-                    f"expected {file} as the run has written it ({' or '.join(known)}), got one "
-                    f"that has changed ({found}): restore the file from a copy, or begin a new run"
-                )
+            if not _is_of_model(name) and (line := differing(file, digest_of(file), known)):
+                raise CheckpointError(line)
 
     def expect(self, name: str, data: bytes) -> None:
         """Write down that a file may hold this from now on, and what it may have held before."""
-        sums = self._sums()
-        sums[name] = [*sums.get(name, []), digest_of_bytes(data)]
-        write_atomic(self.path / SUMS, json.dumps(sums, indent=2) + "\n")
+        self._expect({name: digest_of_bytes(data)})
+
+    def _expect(self, digests: Mapping[str, str]) -> None:
+        sums = read_sums(self.path)
+        for name, digest in digests.items():
+            sums[name] = list(dict.fromkeys([*sums.get(name, []), digest]))
+        write_sums(self.path, sums)
 
     def take(self, same: Mapping[str, str]) -> None:
         """Say which run writes here from now on."""
@@ -385,10 +384,25 @@ class ResultFolder:
         text = to_csv(rows)
         self.expect(CLIENTS, text.encode())  # before, for the next line may be the last
         write_atomic(self.path / CLIENTS, text)
-        if result.model is not None:
-            result.model.save(self.path / MODEL)
-        for number, (client, model) in enumerate(result.models.items()):
-            (self.path / MODELS).mkdir(exist_ok=True)
-            model.save(self.path / MODELS / file_of(number, client))
+        self._save_models(result)
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
         write_atomic(self.path / RESULT, text + "\n")
+
+    def _save_models(self, result: Result) -> None:
+        """Write the models that there are, and then their digests, which `load_model` compares."""
+        models = {} if result.model is None else {MODEL: result.model}
+        for number, (client, model) in enumerate(result.models.items()):
+            models[f"{MODELS}/{file_of(number, client)}"] = model
+        digests = {}
+        for name, model in models.items():
+            path = self.path / name
+            path.parent.mkdir(exist_ok=True)
+            model.save(path)
+            digests[name] = digest_of(path)
+        if digests:
+            self._expect(digests)
+
+
+def _is_of_model(name: str) -> bool:
+    """Whether a name in checksums.json is that of a model."""
+    return name == MODEL or name.startswith(f"{MODELS}/")

@@ -263,6 +263,7 @@ def restored(
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to the latest usable checkpoint, or to the start."""
     folder.take(same)
+    folder.checkpoints.drop_partial()
     problems: list[str] = []
     for checkpoint in folder.checkpoints.each(folder.fits):
         if isinstance(checkpoint, str):
@@ -343,11 +344,12 @@ def go_on(
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     tell = say if tell is None else tell
-    tell(planned(setup.config))
-    if again and not (folder and folder.is_complete):
-        tell(f"going on with round {snapshot.round + 1} of {setup.config.rounds}")
-    if setup.edge_weights is not None and setup.config.edge_weights == "use":
-        tell(setup.edge_weights)
+    if not (folder and folder.is_complete):  # else nothing is left to do
+        tell(planned(setup.config))
+        if again:
+            tell(_from_where(snapshot.round + 1, setup.config.rounds))
+        if setup.edge_weights is not None and setup.config.edge_weights == "use":
+            tell(setup.edge_weights)
     watch: AbstractContextManager[CompileTime] = nullcontext(NoCompileTime())
     if setup.config.kernels == "compiled":
         from silograph.nn.kernels.compile_notice import (
@@ -357,6 +359,13 @@ def go_on(
         watch = told_of_compiling(tell)
     with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch as w:
         return train(setup, folder, display, snapshot, rows, trackers, lambda: w.seconds)
+
+
+def _from_where(first: int, rounds: int) -> str:
+    """Return with which round a run goes on, and why that is the first one."""
+    if first == 1:
+        return f"there is no checkpoint: beginning again with round 1 of {rounds}"
+    return f"going on with round {first} of {rounds}"
 
 
 def check_mode(progress: object) -> None:

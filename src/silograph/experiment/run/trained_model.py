@@ -20,6 +20,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
+from silograph.experiment.checksums import check_model_file
 from silograph.experiment.resolve.edge_weights import Use, silo_as_used, with_edges
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
@@ -256,6 +257,19 @@ def _rating_kind(told: Mapping[str, Any]) -> str:
     return str(told.get("kind", found))
 
 
+def _no_model(path: Path) -> DataError:
+    """Return the error for a path at which there is no file of a model."""
+    if path.is_dir():
+        files = sorted([*path.glob("*.safetensors"), *path.glob("*/*.safetensors")])
+        mend = f"give a file in it, such as {files[0]}" if files else "there is no model in it"
+        return DataError(f"expected a model file, got the folder {path}: {mend}")
+    got = "one that cannot be read or is no model" if path.exists() else "no such file"
+    return DataError(
+        f"expected a model file at {path}, got {got}: give model.safetensors of a result folder or "
+        "a file of its models"
+    )
+
+
 def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> TrainedModel:
     """Return the model of a file that `TrainedModel.save` wrote.
 
@@ -264,14 +278,16 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         model: the class of the model, if it was a torch.nn.Module of yours.
 
     Raises:
-        DataError: the file is missing, damaged, or holds something else.
+        DataError: the file is missing, damaged, or holds something else; in a result folder also
+            where it is not as the run has written it.
     """
     try:
+        check_model_file(Path(path))
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"expected a model file at {os.fspath(path)}, got: {error}") from None
+    except (OSError, SafetensorError):
+        raise _no_model(Path(path)) from None
     if FORMAT not in about:
         raise DataError(f"expected a {FORMAT!r} in {os.fspath(path)}, got keys {sorted(about)}")
     try:

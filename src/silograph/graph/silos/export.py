@@ -84,7 +84,8 @@ def write_silos(
                 (making / name).mkdir(mode=0o700)
                 _write(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
-                _text(making / name / SPEC, _spec(graph, silo))
+                cut = f"partition_hash = {toml_value(partition.hash)}\n"
+                _text(making / name / SPEC, _spec(graph, silo) + cut)
                 if secret is not None:
                     with open(making / name / SECRET, "xb", opener=opens_private) as file:
                         file.write(secret)

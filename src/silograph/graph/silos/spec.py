@@ -43,6 +43,8 @@ class SiloSpec:
         sparse: whether features are given, and held, as the entries that are not 0.
         columns: what a table calls a column that has another name here.
         scale: least and largest rating.
+        partition_hash: of the cut that the folder was written from, as result folders have it; None
+            where the silo's data are its own.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -53,6 +55,7 @@ class SiloSpec:
     sparse: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     scale: tuple[float, float] = (1.0, 5.0)
+    partition_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
