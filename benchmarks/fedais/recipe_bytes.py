@@ -52,9 +52,9 @@ ROWS: list[tuple[str, str, str]] = [
     ("weights of used rows, as bytes", "fedais", "weight_rows=used weights_as=int8"),
     ("weights as half bytes", "fedais", "weights_as=int4"),
     ("rows and weights as bytes, interval from 10", "fedais", SMALL),
-    ("the same, weights as half bytes", "fedais", SMALLEST),
-    ("the same, three tenths of the nodes", "fedais", f"{SMALLEST} ratio=0.3"),
-    ("the same, a tenth of the nodes", "fedais", f"{SMALLEST} ratio=0.1"),
+    ("rows as bytes, weights as half bytes, interval from 10", "fedais", SMALLEST),
+    ("with half bytes, three tenths of the nodes", "fedais", f"{SMALLEST} ratio=0.3"),
+    ("with half bytes, a tenth of the nodes", "fedais", f"{SMALLEST} ratio=0.1"),
     ("FedAll, rows and weights as bytes", "fedall", "sent=int8 weights_as=int8"),
 ]
 PLOTTED = {"fedall", "fedais", "fedlocal", "stale"}
