@@ -92,11 +92,16 @@ from silograph.selection.uniform import select_uniform
 
 
 def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState:
-    """Set up the clients, which share features if they may.
+    """Set up the clients, which share features if they may."""
+    fed.call(begin_stored, {}, what=Kind.CONTROL, key=key)
+    memory = learn_form(fed, cfg, key)
+    if cfg.options.share_features:
+        share_features(fed, key)
+    return ServerState(weights=weights, memory=memory)
 
-    Raises:
-        ConfigError: a model or a config without such steps.
-    """
+
+def check(cfg: Config) -> None:
+    """Raise `ConfigError` for a model or a config without such steps."""
     if cfg.options.halo != "none" and not stored_stages(divisible(cfg.model)):
         raise ConfigError(
             "expected a model with a layer after the first that sums over neighbors, which reads "
@@ -121,11 +126,6 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
             f"expected an option that policy={cfg.options.policy} can set, got none: leave out "
             "nodes=all, for the ratio, or halo=none, for tau"
         )
-    fed.call(begin_stored, {}, what=Kind.CONTROL, key=key)
-    memory = learn_form(fed, cfg, key)
-    if cfg.options.share_features:
-        share_features(fed, key)
-    return ServerState(weights=weights, memory=memory)
 
 
 def fit_round(
@@ -268,6 +268,7 @@ FEDAIS: Method[FedAISOptions] = Method(
     options=FedAISOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=HaloSums(),
     needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_in, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
