@@ -308,6 +308,17 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--method", "fedper", "--option", "private=2"],
         "error: --option private: expected less than the number of layers, 2, got 2: ",
     ),
+    "option that nothing reads": (
+        ["run", "g.npz", "--method", "fedlocal", "--option", "sent=int8"],
+        "error: --option sent: fedlocal does not read it with halo=none, got int8: leave it out, ",
+    ),
+    "option that is a flag of another part": (
+        [
+            *("run", "g.npz", "--neighbors", "fedgrains", "--batch-size", "8"),
+            *("--option", "neighbors.policy=uniform", "--option", "neighbors.alpha=3"),
+        ],
+        "error: --option neighbors.alpha: fedgrains does not read it with policy=uniform, got 3.0:",
+    ),
     "folder of an audit file": (
         ["audit", "taken"],
         "error: expected an audit file, got the folder taken: name its audit.jsonl",

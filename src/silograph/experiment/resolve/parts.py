@@ -111,8 +111,8 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
-    for chosen in made.values():
-        check_read(chosen.options, chosen.part.name)
+    for kind, chosen in made.items():
+        check_read(chosen.options, kind, chosen.part.name)
     part, options = made["method"].part, made["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
