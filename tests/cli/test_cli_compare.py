@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "names the method": (
         ["--methods", "local,fedais", "--model", "gat", "--hidden", "8"],
-        "graphconv, gin, sage or appnp (runs of fedais)",
+        "use --model gcn, graphconv, gin, sage or appnp (runs of fedais)",
     ),
     "layers": (
         ["--methods", "local,fedper", "--options", "fedper.private=2"],

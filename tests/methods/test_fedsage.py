@@ -377,5 +377,5 @@ def test_ratings_have_nothing_to_generate(make_graph: MakeGraph) -> None:
         FEDSAGEPLUS.check(rated)
     assert str(caught.value) == (
         "expected nodes with features for fedsageplus and fedsage_local, which generate them, got "
-        "ratings: use --method fedavg"
+        "ratings: use method=fedavg"
     )

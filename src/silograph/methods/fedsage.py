@@ -251,7 +251,7 @@ def check(cfg: FedSageConfig) -> None:
     if cfg.model.task == "rating":
         raise ConfigError(
             "expected nodes with features for fedsageplus and fedsage_local, which generate them, "
-            "got ratings: use --method fedavg"
+            "got ratings: use method=fedavg"
         )
 
 

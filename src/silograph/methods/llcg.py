@@ -64,7 +64,7 @@ def check(cfg: MethodConfig[LLCGOptions]) -> None:
     if cfg.model.table_widths:
         raise ConfigError(
             "expected a model without tables for llcg, whose server trains on nodes of its own, "
-            f"got {cfg.model.noun}, whose tables stay with the clients: use --method fedavg"
+            f"got {cfg.model.noun}, whose tables stay with the clients: use method=fedavg"
         )
 
 

@@ -22,7 +22,10 @@ def test_what_goes_with_some_data_is_not_refused(method: str) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"method": "fedais", "model": "gat"}, "^expected a model whose sums can be shared, got"),
+        (
+            {"method": "fedais", "model": "gat"},
+            "^expected a model whose sums can be shared, got GAT: .*; use model=gcn, graphconv",
+        ),
         ({"method": "fedais", "layers": 1}, "^expected a model with a layer after the first"),
         ({"method": "fedais", "batch_size": 3}, "^expected neither batch_size nor "),
         ({"method": "bns", "batch_size": 3}, "^expected participation=1 and neither batch_size "),
