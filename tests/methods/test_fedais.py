@@ -698,8 +698,11 @@ def test_clients_tell_how_far_they_have_moved_where_the_interval_needs_it(
 def test_bad_input_is_refused_in_one_line() -> None:
     for changes, message in (
         ({"conv": "gat"}, "expected a model whose sums can be shared, got GAT"),
-        ({"schedule": Schedule(1, batch_size=3)}, "expected neither batch_size nor fanout"),
-        ({"schedule": Schedule(1, neighbors=Fanout((2, 2)))}, "expected neither batch_size nor"),
+        ({"schedule": Schedule(1, batch_size=3)}, "neighbors itself: leave batch_size out;"),
+        (
+            {"schedule": Schedule(1, neighbors=Fanout((2, 2)))},
+            "itself: leave fanout out;",
+        ),
         ({"options": replace(EVERYTHING, halo="none")}, "expected a halo for share_features"),
     ):
         with pytest.raises(ConfigError, match=message):

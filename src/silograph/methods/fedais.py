@@ -83,7 +83,7 @@ from silograph.methods.local_training import state_specs
 from silograph.methods.needs import Needs
 from silograph.methods.preset import preset
 from silograph.nn.conv import Params
-from silograph.nn.neighbors import Full
+from silograph.nn.neighbors import Fanout, Full
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.stored_rows import stored_stages
 from silograph.selection.uniform import select_uniform
@@ -109,10 +109,11 @@ def check(cfg: Config) -> None:
             "graphconv, gin or appnp with layers=2 or more, or halo=none"
         )
     if cfg.schedule.batch_size is not None or not isinstance(cfg.schedule.neighbors, Full):
+        name = "fanout" if isinstance(cfg.schedule.neighbors, Fanout) else "neighbors"
+        name = name if cfg.schedule.batch_size is None else "batch_size"
         raise ConfigError(
-            "expected neither batch_size nor fanout or neighbors with fedais, which draws both "
-            "itself: leave them out, and set option batches, how many batches a round has, or "
-            "drawn, how many neighbors a node of a batch"
+            f"fedais draws batches and neighbors itself: leave {name} out; its options batches and "
+            "drawn say how many batches a round has, and how many neighbors a node draws"
         )
     if cfg.options.share_features and cfg.options.halo == "none":
         raise ConfigError("expected a halo for share_features, got halo=none: leave one out")

@@ -27,7 +27,7 @@ def test_what_goes_with_some_data_is_not_refused(method: str) -> None:
             "^expected a model whose sums can be shared, got GAT: .*; use model=gcn, graphconv",
         ),
         ({"method": "fedais", "layers": 1}, "^expected a model with a layer after the first"),
-        ({"method": "fedais", "batch_size": 3}, "^expected neither batch_size nor "),
+        ({"method": "fedais", "batch_size": 3}, "^fedais draws batches and neighbors "),
         ({"method": "bns", "batch_size": 3}, "^expected participation=1 and neither batch_size "),
         ({"method": "fedper", "options": {"private": 2}}, "^option private: expected less than"),
         ({"method": "fedper", "weights_as": "int4"}, "^expected weights_as=exact and weight_rows="),

@@ -630,7 +630,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an option": (
         {"options": {"fedopt": {"server_lrr": 1}}, "methods": ["fedopt"]},
         "option server_lrr: method fedopt, model gcn and selector uniform have no such option: "
-        "did you mean 'method.server_lr'? Choices: ",
+        "did you mean 'server_lr'?",
     ),
     "another's option": ({"options": {"fedop": {}}}, "unknown method or part with options 'fedop'"),
     "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),
