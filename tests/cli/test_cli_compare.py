@@ -110,6 +110,26 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "folder": (["--out", "."], "expected a folder of a comparison, or none yet, got ."),
     "flag of a run": (["--method", "local"], "No such option: --method"),
+    "weights": (
+        ["--weights-as", "int4"],
+        "error: expected --weights-as exact and --weight-rows all for method local, got ",
+    ),
+    "varied": (
+        ["--over", "min-nodes-per-row=1,2"],
+        "leave --min-nodes-per-row out (runs of local, --min-nodes-per-row 2)",
+    ),
+    "model": (
+        ["--methods", "local,fedais", "--model", "gat", "--hidden", "8"],
+        "expected a model whose sums can be shared, got GAT: ",
+    ),
+    "names the method": (
+        ["--methods", "local,fedais", "--model", "gat", "--hidden", "8"],
+        "use --model gcn, graphconv, gin, sage or appnp (runs of fedais)",
+    ),
+    "layers": (
+        ["--methods", "local,fedper", "--options", "fedper.private=2"],
+        "error: --options fedper.private: expected less than the number of layers, 2, got 2: ",
+    ),
     "dataset": (["--over", "dataset=corra"], "unknown dataset 'corra': did you mean 'cora'"),
 }
 

@@ -114,6 +114,15 @@ def test_a_demonstration_that_fails_leaves_nothing(
     assert children() == before
 
 
+def test_a_demonstration_that_can_never_run_starts_nothing(alone: Path, capsys: Capture) -> None:
+    given = ["--partition", "random", "--clients", "2", "--method", "fedais", "--model", "gat"]
+    assert run_app(["demo-federation", "g.npz", *given]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: expected a model whose sums can be shared, got GAT: "), error
+    assert error.count("\n") == 1  # no silo was written
+    assert everything(alone) == {}
+
+
 def test_a_demonstration_that_is_killed_leaves_no_process(alone: Path) -> None:
     command = ["demo-federation", "g.npz", *SMALL, "--clients", "2"]
     demo = Forked(

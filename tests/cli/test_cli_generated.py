@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "preset": (
         ["run", "generated:redit"],
-        "unknown generated graph 'redit': did you mean 'reddit'? Choices: amazon2m, ogbn-prod",
+        "unknown generated graph 'redit': did you mean 'reddit'?",
     ),
     "seed": (["run", "generated:yelp@x"], "expected a whole number from 0 as seed after @, got 'g"),
     "prefix": (

@@ -372,11 +372,12 @@ def test_checked_options_of_a_method() -> None:
     message = one_line(lambda: checked(NoOptions, {"mu": 1}, "options of x"))
     assert message == "expected no options in options of x, got 'mu'"
     message = one_line(lambda: checked(Options, {"share": 2, "nu": 1}, "options of x"))
-    expected = "unknown key in options of x 'nu': did you mean 'mu'? Choices: mu, share"
+    expected = "unknown key in options of x 'nu': did you mean 'mu'?"
     assert message == expected
     message = one_line(lambda: checked(Options, {"share": "x"}, "options of x"))
-    assert message.startswith("share: input should be a valid integer")
-    assert message.endswith("got 'x' (options of x)")
+    assert message == "share: input should be a valid integer, got 'x' (options of x)"
+    message = one_line(lambda: checked(Options, {"share": 1.5}, "options of x"))
+    assert message == "share: input should be a valid integer, got 1.5 (options of x)"
     message = one_line(lambda: checked(Options, {}, "options of x"))
     assert message.startswith("share: ")
 

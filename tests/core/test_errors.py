@@ -3,7 +3,6 @@
 import pytest
 
 from silograph.core.errors import (
-    MOST_CHOICES,
     ConfigError,
     DataError,
     PartitionError,
@@ -34,8 +33,8 @@ def test_every_error_is_caught_by_the_root_and_by_its_builtin(
     ("got", "message"),
     [
         # One edit away, in another case, and with nothing near: no guess is better than a bad one.
-        ("fedavgg", "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"),
-        ("FedAvg", "unknown method 'FedAvg': did you mean 'fedavg'? Choices: fedavg, local"),
+        ("fedavgg", "unknown method 'fedavgg': did you mean 'fedavg'?"),
+        ("FedAvg", "unknown method 'FedAvg': did you mean 'fedavg'?"),
         ("zzz", "unknown method 'zzz'; choices: fedavg, local"),
         ("", "unknown method ''; choices: fedavg, local"),
         ("a\nb", "unknown method 'a\\nb'; choices: fedavg, local"),
@@ -81,10 +80,7 @@ def test_lookup_of_an_unknown_name_hides_the_key_error() -> None:
     assert caught.value.__suppress_context__
 
 
-def test_many_choices_do_not_bury_the_nearest() -> None:
-    few, many = ([f"name{i:02}" for i in range(MOST_CHOICES + n)] for n in (0, 1))
-    assert str(unknown("x", "nam03", few)).endswith(
-        f"did you mean 'name03'? Choices: {', '.join(few)}"
-    )
-    assert str(unknown("x", "nam03", many)) == "unknown x 'nam03': did you mean 'name03'?"
-    assert str(unknown("x", "qqq", many)).endswith(f"; choices: {', '.join(many)}")
+def test_choices_do_not_bury_the_nearest() -> None:
+    names = ["name03", "name04"]
+    assert str(unknown("x", "nam03", names)) == "unknown x 'nam03': did you mean 'name03'?"
+    assert str(unknown("x", "qqq", names)) == "unknown x 'qqq'; choices: name03, name04"

@@ -311,11 +311,16 @@ def test_other_packages_are_told_of(
         ),
         ({"largest_component": True}, "expected silos' own data as they are, got largest_comp"),
         ({"out": "."}, "expected a result folder that does not exist yet"),
+        ({"method": "fedais", "model": "gat"}, "expected a model whose sums can be shared, got"),
+        ({"method": "fedper", "weights_as": "int4"}, "expected weights_as=exact and weight_rows="),
+        ({"method": "label_guided", "min_silos_per_row": 2}, "expected at most 1 for min_silos_p"),
     ],
 )
 def test_runs_that_silos_cannot_do(options: dict[str, Any], says: str) -> None:
+    events: list[Event] = []
     with pytest.raises(ConfigError, match=says):
-        serve(config_of(2, **BASE | options), PLAIN)
+        serve(config_of(2, **BASE | options), PLAIN, report=events.append)
+    assert events == []  # the server has never listened
 
 
 @pytest.mark.parametrize(
@@ -336,6 +341,18 @@ def test_runs_that_silos_cannot_do(options: dict[str, Any], says: str) -> None:
 def test_places_where_no_silo_can_come(venue: Venue, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         serve(config_of(2, **BASE), venue)
+
+
+def test_a_bound_that_no_update_has_is_refused_before_silos_come() -> None:
+    events: list[Event] = []
+    line = "^expected a method whose silos answer weights with what these have become, for --max-"
+    with pytest.raises(ConfigError, match=line):
+        serve(
+            config_of(2, **BASE, method="fedais"),
+            replace(PLAIN, update_norm=3.0),
+            report=events.append,
+        )
+    assert events == []
 
 
 class Door:

@@ -297,7 +297,19 @@ def test_which_features_occur_is_allowed_by_a_name_of_its_own() -> None:
     named = dataclasses.replace(asked, allow=("fedavg",))
     line = "this silo has not agreed to features, which says which features occur at a silo"
     assert str(refusal(NO_POLICY, named)).startswith(line)
-    assert "features" in str(refusal(SiloPolicy(methods=("fedavg",)), asked))
+    assert str(refusal(NO_POLICY, named)).endswith(
+        " (docs/exchange.md): start it with --allow fedavg,features, or leave the run"
+    )
+    assert refusal(NO_POLICY, asked) == (
+        "this silo has not agreed to fedavg, which sends rows of single nodes through the server, "
+        "nor to features, which says which features occur at a silo (docs/exchange.md): start it "
+        "with --allow fedavg,features, or leave the run"
+    )
+    assert refusal(SiloPolicy(methods=("local",)), asked) == (
+        "expected one of local by this silo's policy.toml, got fedavg and features: add them to "
+        "methods there, start the silo with --allow fedavg,features, or leave the run"
+    )
+    assert "got features: add it " in str(refusal(SiloPolicy(methods=("fedavg",)), asked))
     assert refusal(NO_POLICY, dataclasses.replace(asked, allow=("fedavg", "features"))) is None
     assert refusal(SiloPolicy(methods=("fedavg", "features")), asked) is None
     asked = asked_run(method="fedais", model="sage", weight_rows="used")

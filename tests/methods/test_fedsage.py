@@ -370,13 +370,12 @@ def test_states_of_other_rows_are_refused(
         local_graph(block, state)
 
 
-def test_ratings_have_nothing_to_generate(make_graph: MakeGraph, cut_block: CutBlock) -> None:
-    graph = make_graph(20)
-    cfg = config(graph)
+def test_ratings_have_nothing_to_generate(make_graph: MakeGraph) -> None:
+    cfg = config(make_graph(20))
     rated = replace(cfg, model=Model("sage", 7, 8, 1, 2, 0.5, "rating"))
     with pytest.raises(ConfigError) as caught:
-        FEDSAGEPLUS.init(InProcess(cfg, *cut_block(graph, 2), 2), rated, {}, KEY)
+        FEDSAGEPLUS.check(rated)
     assert str(caught.value) == (
         "expected nodes with features for fedsageplus and fedsage_local, which generate them, got "
-        "ratings: use --method fedavg"
+        "ratings: use method=fedavg"
     )

@@ -8,6 +8,7 @@ aggregator) stand under `[options]` in TOML, in `options={...}` in Python, and i
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -24,6 +25,7 @@ from silograph.core.text import shown
 from silograph.core.widths import parse_widths
 
 T = TypeVar("T")
+COMMENT = re.compile(", (got|unable to) .*")  # of pydantic on a value, which is shown anyway
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
@@ -478,7 +480,7 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
     except ValidationError as error:
         first = error.errors()[0]
         loc = [str(part) for part in first["loc"] if isinstance(part, str)]
-        reason = first["msg"][0].lower() + first["msg"][1:]
+        reason = first["msg"][0].lower() + COMMENT.sub("", first["msg"][1:])
         if loc[:1] == ["options"] and len(loc) > 1:
             # pydantic complains about the first type of a union only.
             loc, reason = loc[:2], "expected a finite number, a bool or a string"

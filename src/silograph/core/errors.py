@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-MOST_CHOICES = 40  # that an error lists beside the nearest one
 
 
 class SilographError(Exception):
@@ -70,19 +69,15 @@ class AbsentError(CheckpointError):
 
 
 def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
-    """Return the error for a name that no table holds, naming the nearest one.
-
-    The choices are left out where they would bury it.
+    """Return the error for a name that no table holds: the nearest one, or all where none is near.
 
     >>> str(unknown("method", "fedavgg", ["fedavg", "local"]))
-    "unknown method 'fedavgg': did you mean 'fedavg'? Choices: fedavg, local"
+    "unknown method 'fedavgg': did you mean 'fedavg'?"
     """
     known = sorted(choices)
     near = _nearest(str(got).lower(), known)
-    if near and len(known) > MOST_CHOICES:
-        return ConfigError(f"unknown {what} {got!r}: did you mean {near!r}?")
-    hint = f": did you mean {near!r}? Choices" if near else "; choices"
-    return ConfigError(f"unknown {what} {got!r}{hint}: {', '.join(known)}")
+    hint = f": did you mean {near!r}?" if near else f"; choices: {', '.join(known)}"
+    return ConfigError(f"unknown {what} {got!r}{hint}")
 
 
 def _nearest(got: str, known: Sequence[str]) -> str | None:

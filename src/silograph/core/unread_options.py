@@ -22,12 +22,13 @@ def unread(options: type, given: Mapping[str, Any]) -> set[str]:
     return {f.name for f in dataclasses.fields(options) if _because_of(f, values) is not None}
 
 
-def check_read(options: Any, what: str) -> None:
+def check_read(options: Any, kind: str, what: str) -> None:
     """Raise `ConfigError` for a value that nothing reads, unless it is the default.
 
     Args:
         options: of a part, checked.
-        what: name of the part.
+        kind: of the part, such as method.
+        what: its name.
     """
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     for f in dataclasses.fields(options):
@@ -36,8 +37,9 @@ def check_read(options: Any, what: str) -> None:
             *more, last = map(_text, f.metadata["read_if"][other])
             wanted = f"{', '.join(more)} or {last}" if more else last
             raise ConfigError(
-                f"{f.name}: {what} does not read it with {other}={_text(values[other])}, got "
-                f"{values[f.name]}: leave it out, or give {other}={wanted}"
+                f"option {kind}.{f.name}: {what} does not read it with "
+                f"{other}={_text(values[other])}, got {values[f.name]}: leave it out, "
+                f"or give {other}={wanted}"
             )
 
 

@@ -125,19 +125,27 @@ def refusal(policy: SiloPolicy, asked: AskedRun) -> str | None:
 
 
 def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    agreed = {*(policy.methods or ()), *asked.allow}
     parts = (asked.config.method, *(name for name in asked.needs if name in BESIDES))
-    for name in parts if policy.methods is not None else ():
-        if name not in (*(policy.methods or ()), *asked.allow):
-            some = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
-            mend = f"add it to methods there, start the silo with --allow {name}"
-            return _line(some, name, mend)
-    for name in asked.needs:
-        if name not in (*(policy.methods or ()), *asked.allow):
-            return (
-                f"this silo has not agreed to {name}, which {SENDS.get(name, ROWS)} "
-                f"(docs/exchange.md): start it with --allow {name}, or leave the run"
-            )
-    return None
+    missing = [name for name in parts if name not in agreed]
+    if policy.methods is not None and missing:
+        some = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
+        them = "it" if len(missing) == 1 else "them"
+        mend = f"add {them} to methods there, start the silo with {_allow(policy, parts)}"
+        return _line(some, " and ".join(missing), mend)
+    missing = [name for name in asked.needs if name not in agreed]
+    if not missing:
+        return None
+    named = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
+    return (
+        f"this silo has not agreed to {named} (docs/exchange.md): start it with "
+        f"{_allow(policy, asked.needs)}, or leave the run"
+    )
+
+
+def _allow(policy: SiloPolicy, needed: Sequence[str]) -> str:
+    """Return the flag that allows all of a run; what else was allowed, its server is not told."""
+    return f"--allow {','.join(name for name in needed if name not in (policy.methods or ()))}"
 
 
 def _kinds(policy: SiloPolicy, asked: AskedRun) -> str | None:

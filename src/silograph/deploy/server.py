@@ -36,6 +36,7 @@ from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.resolve.varied_parts import without_part
+from silograph.experiment.resolve.without_data import resolved_without_data
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress
@@ -87,7 +88,7 @@ def serve(
     check_mode(progress)
     need_packages()
     config = with_absolute_code(config)
-    check_run(config)
+    check_run(replace(config, clients=expected_silos(config, venue)[1]), venue)
     check_selected(choose(config))
     config = without_part(config, "partition")  # how a simulation of it cuts its graph
     if config.out is not None:
@@ -188,12 +189,17 @@ def with_absolute_code(config: RunConfig) -> RunConfig:
     return replace(config, method=method, model=model)
 
 
-def check_run(config: RunConfig) -> None:
-    """Raise `ConfigError` for a run that silos cannot take part in, before any is waited for."""
+def check_run(config: RunConfig, venue: Venue | None = None) -> None:
+    """Raise `ConfigError` for a run that silos, or this venue, cannot have; none is waited for."""
     method = choose(config).method.part
     check_deployable(config, method)
     check_declared(config, method)
     check_model(config)
+    at_silos = replace(without_part(config, "partition"), partition=CUT)
+    found = resolved_without_data(at_silos, device="cpu")
+    if venue is not None and found is not None:
+        program = program_of(found.config, found.schema, method, found.method_config)
+        check_update_norm(venue, program, config.method)
 
 
 def reason_of(error: BaseException) -> str:

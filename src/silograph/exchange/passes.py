@@ -154,7 +154,7 @@ def divisible(model: AnyModel) -> Staged:
     if model.staged is None:
         raise ConfigError(
             f"expected one of silograph's own models for sums over all silos, got {model.noun}, "
-            "whose sums are its own affair: use --model gcn, graphconv, gin, sage or appnp"
+            "whose sums are its own affair: use model=gcn, graphconv, gin, sage or appnp"
         )
     for stage in model.staged.stages:
         if stage.conv.sums:

@@ -248,6 +248,12 @@ class ServerHolds:
         return self.share(options)
 
 
+def any_config(cfg: MethodConfig[Any]) -> None:
+    """Take every config."""
+    del cfg
+
+
+Check = Callable[[MethodConfig[Options]], None]
 OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
 Round = Callable[
@@ -266,6 +272,9 @@ class Method(Generic[Options]):
         options: frozen dataclass of the method's own options.
         init: sets up the clients and returns the server's first state from initial weights.
         round: one round, from the number of the round (from 1) and the run's key.
+        check: raises `ConfigError` for a config that it cannot train with. It is called before
+            there are clients, and before silos are waited for, when the numbers of features and
+            classes are not known yet: it must not depend on them.
         setting: where it trains.
         evaluate: how its models are scored, and which view picks the round.
         evaluate_by: the same by the options, where these decide it; None: they do not.
@@ -294,6 +303,7 @@ class Method(Generic[Options]):
     options: type[Options]
     init: Init[Options]
     round: Round[Options]
+    check: Check[Options] = any_config
     setting: Setting = field(default_factory=AtSilos)
     evaluate: Evaluation = field(default_factory=OwnGraph)
     evaluate_by: Callable[[Options], Evaluation] | None = None

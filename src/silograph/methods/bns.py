@@ -42,7 +42,12 @@ from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.global_training import start_together, steps_together, together
+from silograph.methods.global_training import (
+    check_together,
+    start_together,
+    steps_together,
+    together,
+)
 from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like, check_places
@@ -147,6 +152,7 @@ BNS = Method(
     options=BNSOptions,
     init=start_together,
     round=fit_round,
+    check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=together(step_steps),

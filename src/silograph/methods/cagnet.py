@@ -36,7 +36,12 @@ from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
-from silograph.methods.global_training import start_together, steps_together, together
+from silograph.methods.global_training import (
+    check_together,
+    start_together,
+    steps_together,
+    together,
+)
 from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.doors import check_like
@@ -222,6 +227,7 @@ CAGNET = Method(
     options=NoOptions,
     init=init,
     round=fit_round,
+    check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=together(step_steps, setup_steps, state_specs),

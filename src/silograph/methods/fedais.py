@@ -83,7 +83,7 @@ from silograph.methods.local_training import state_specs
 from silograph.methods.needs import Needs
 from silograph.methods.preset import preset
 from silograph.nn.conv import Params
-from silograph.nn.neighbors import Full
+from silograph.nn.neighbors import Fanout, Full
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.stored_rows import stored_stages
 from silograph.selection.uniform import select_uniform
@@ -92,11 +92,16 @@ from silograph.selection.uniform import select_uniform
 
 
 def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState:
-    """Set up the clients, which share features if they may.
+    """Set up the clients, which share features if they may."""
+    fed.call(begin_stored, {}, what=Kind.CONTROL, key=key)
+    memory = learn_form(fed, cfg, key)
+    if cfg.options.share_features:
+        share_features(fed, key)
+    return ServerState(weights=weights, memory=memory)
 
-    Raises:
-        ConfigError: a model or a config without such steps.
-    """
+
+def check(cfg: Config) -> None:
+    """Raise `ConfigError` for a model or a config without such steps."""
     if cfg.options.halo != "none" and not stored_stages(divisible(cfg.model)):
         raise ConfigError(
             "expected a model with a layer after the first that sums over neighbors, which reads "
@@ -104,10 +109,11 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
             "graphconv, gin or appnp with layers=2 or more, or halo=none"
         )
     if cfg.schedule.batch_size is not None or not isinstance(cfg.schedule.neighbors, Full):
+        name = "fanout" if isinstance(cfg.schedule.neighbors, Fanout) else "neighbors"
+        name = name if cfg.schedule.batch_size is None else "batch_size"
         raise ConfigError(
-            "expected neither batch_size nor fanout or neighbors with fedais, which draws both "
-            "itself: leave them out, and set option batches, how many batches a round has, or "
-            "drawn, how many neighbors a node of a batch"
+            f"fedais draws batches and neighbors itself: leave {name} out; its options batches and "
+            "drawn say how many batches a round has, and how many neighbors a node draws"
         )
     if cfg.options.share_features and cfg.options.halo == "none":
         raise ConfigError("expected a halo for share_features, got halo=none: leave one out")
@@ -121,11 +127,6 @@ def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState
             f"expected an option that policy={cfg.options.policy} can set, got none: leave out "
             "nodes=all, for the ratio, or halo=none, for tau"
         )
-    fed.call(begin_stored, {}, what=Kind.CONTROL, key=key)
-    memory = learn_form(fed, cfg, key)
-    if cfg.options.share_features:
-        share_features(fed, key)
-    return ServerState(weights=weights, memory=memory)
 
 
 def fit_round(
@@ -268,6 +269,7 @@ FEDAIS: Method[FedAISOptions] = Method(
     options=FedAISOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=HaloSums(),
     needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_in, controller=controller_of),
     calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
@@ -281,8 +283,10 @@ FEDAIS: Method[FedAISOptions] = Method(
 )
 
 
+# What was measured of FedAIS itself is not known of its presets.
+PLAIN = replace(FEDAIS, cautions=())
 FEDALL = preset(
-    FEDAIS,
+    PLAIN,
     "fedall",
     "stored embeddings, fetched in every batch, on all nodes",
     nodes="all",
@@ -290,7 +294,7 @@ FEDALL = preset(
     tau=1,
 )
 FEDRANDOM = preset(
-    FEDAIS,
+    PLAIN,
     "fedrandom",
     "stored embeddings, fetched in every batch, on random nodes",
     nodes="random",
@@ -298,20 +302,20 @@ FEDRANDOM = preset(
     tau=1,
 )
 FEDLOCAL = preset(
-    FEDAIS, "fedlocal", "FedAIS on all nodes, without the halo", nodes="all", halo="none"
+    PLAIN, "fedlocal", "FedAIS on all nodes, without the halo", nodes="all", halo="none"
 )
 FEDPNS = preset(
-    FEDAIS,
+    PLAIN,
     "fedpns",
     "stored embeddings of neighbors that are drawn every 2 batches (FedPNS)",
     nodes="all",
     interval="fixed",
     halo="held",
 )
-FEDAIS1 = preset(FEDAIS, "fedais1", "FedAIS that exchanges in every batch", interval="fixed", tau=1)
-FEDAIS2 = preset(FEDAIS, "fedais2", "FedAIS on all nodes", nodes="all")
+FEDAIS1 = preset(PLAIN, "fedais1", "FedAIS that exchanges in every batch", interval="fixed", tau=1)
+FEDAIS2 = preset(PLAIN, "fedais2", "FedAIS on all nodes", nodes="all")
 STALE = preset(
-    FEDAIS,
+    PLAIN,
     "stale",
     "stored embeddings of all halo nodes, fetched every tau-th batch (VR-GCN, PipeGCN)",
     nodes="all",

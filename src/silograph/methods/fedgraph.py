@@ -160,11 +160,14 @@ def evaluation_of(options: FedGraphOptions) -> Evaluation:
 def init(
     fed: Federation, cfg: MethodConfig[FedGraphOptions], weights: Params, key: Key
 ) -> ServerState:
-    """Set up the clients.
+    """Set up the clients."""
+    del cfg
+    fed.call(begin, {}, what=Kind.CONTROL, key=key)
+    return ServerState(weights=weights, memory={})
 
-    Raises:
-        ConfigError: the model's sums cannot be shared, or the config asks for other steps.
-    """
+
+def check(cfg: MethodConfig[FedGraphOptions]) -> None:
+    """Raise `ConfigError` where sums cannot be shared, or the config asks for other steps."""
     divisible(cfg.model)
     schedule = cfg.schedule
     if not cfg.everyone_trains or not schedule.whole or schedule.epochs != 1:
@@ -173,8 +176,6 @@ def init(
             "fedgraph, whose clients take their steps together: use --option kappa=, keep_1=, "
             "keep_2= and local_steps="
         )
-    fed.call(begin, {}, what=Kind.CONTROL, key=key)
-    return ServerState(weights=weights, memory={})
 
 
 def fit_round(
@@ -356,6 +357,7 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     options=FedGraphOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=HaloFrom(1),
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),

@@ -148,6 +148,11 @@ def init(
     return server_state(cfg, base)
 
 
+def check(cfg: MethodConfig[FedPerOptions]) -> None:
+    """Raise `ConfigError` where no layer would be shared."""
+    split(cfg.model.weight_shapes, cfg.options.private)
+
+
 def server_state(cfg: MethodConfig[FedPerOptions], base: Params) -> ServerState:
     """Return the state of a server that has this base, which is a model if nothing is private."""
     return ServerState(None, base) if cfg.options.private else ServerState(base, {})
@@ -208,6 +213,7 @@ FEDPER = Method(
     options=FedPerOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=personal(),
     calls=CALLS,
     aggregates=True,

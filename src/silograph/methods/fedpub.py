@@ -138,6 +138,11 @@ def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
     return replace(cfg, model=Masked(cfg.model, cfg.options.l1))
 
 
+def check(cfg: MethodConfig[FedPubOptions]) -> None:
+    """Raise `ConfigError` for a model without layers."""
+    masked(cfg)
+
+
 def begin_masks(
     cfg: MethodConfig[FedPubOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -211,12 +216,8 @@ def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: 
 def init(
     fed: Federation, cfg: MethodConfig[FedPubOptions], weights: Params, key: Key
 ) -> ServerState:
-    """Send the first model; every client starts from it.
-
-    Raises:
-        ConfigError: see `masked`.
-    """
-    masked(cfg)
+    """Send the first model; every client starts from it."""
+    del cfg
     fed.call(begin_masks, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     clients = len(fed.ids)
     return ServerState(None, {n: w.expand(clients, *w.shape).clone() for n, w in weights.items()})
@@ -338,6 +339,7 @@ FEDPUB = Method(
     options=FedPubOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=personal(),
     needs=Needs(keep_optimizer=True, corrections=corrections),
     calls=CALLS,

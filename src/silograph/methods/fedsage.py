@@ -237,12 +237,7 @@ def mend(
 
 
 def init(fed: Federation, cfg: FedSageConfig, weights: Params, key: Key) -> ServerState:
-    """Train the generators, and mend the clients' graphs.
-
-    Raises:
-        ConfigError: nodes without features.
-    """
-    _check(cfg)
+    """Train the generators, and mend the clients' graphs."""
     fed.call(train_generator, {}, what=Kind.CONTROL, key=key.fold("generator"))
     for own in _cross_keys(cfg, key):
         publish(fed, show, answer, take, what=Kind.GENERATED, key=own, back=Kind.FEATURES)
@@ -251,12 +246,12 @@ def init(fed: Federation, cfg: FedSageConfig, weights: Params, key: Key) -> Serv
     return ServerState(weights=weights, memory={})
 
 
-def _check(cfg: FedSageConfig) -> None:
+def check(cfg: FedSageConfig) -> None:
     """Raise `ConfigError` where nodes have no features to generate."""
     if cfg.model.task == "rating":
         raise ConfigError(
             "expected nodes with features for fedsageplus and fedsage_local, which generate them, "
-            "got ratings: use --method fedavg"
+            "got ratings: use method=fedavg"
         )
 
 
@@ -311,6 +306,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     options=FedSageOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,

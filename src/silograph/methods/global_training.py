@@ -35,9 +35,16 @@ def start_together(fed: Federation, cfg: MethodConfig, weights: Params, key: Key
     """Set up the clients, and let owners agree on the edges between them.
 
     Raises:
-        ConfigError: the model or the config has no such steps.
         DataError: owners disagree on an edge.
     """
+    del cfg
+    fed.call(start, {}, what=Kind.CONTROL, key=key)
+    agree_on_edges(fed, key)
+    return ServerState(weights=weights, memory={})
+
+
+def check_together(cfg: MethodConfig) -> None:
+    """Raise `ConfigError` for a model or a config without steps of all silos together."""
     divisible(cfg.model)
     if cfg.participation < 1 or not cfg.schedule.whole:
         given = {
@@ -51,9 +58,6 @@ def start_together(fed: Federation, cfg: MethodConfig, weights: Params, key: Key
             "whose steps all silos take together: leave out "
             f"{', '.join(name for name, is_given in given.items() if is_given)}"
         )
-    fed.call(start, {}, what=Kind.CONTROL, key=key)
-    agree_on_edges(fed, key)
-    return ServerState(weights=weights, memory={})
 
 
 def start(

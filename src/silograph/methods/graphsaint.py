@@ -26,7 +26,7 @@ from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import divisible, gradients
 from silograph.federation.base import Federation
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, Uncut
-from silograph.methods.global_training import start_together, steps_together
+from silograph.methods.global_training import check_together, start_together, steps_together
 from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.sampling.graphsaint import Sampler, draw, presample
@@ -97,6 +97,7 @@ GRAPHSAINT = Method(
     options=GraphSAINTOptions,
     init=init,
     round=fit_round,
+    check=check_together,
     setting=Uncut(),
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),

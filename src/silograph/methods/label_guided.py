@@ -41,7 +41,12 @@ from silograph.exchange.rows import Relayed
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.global_training import start_together, steps_together, together
+from silograph.methods.global_training import (
+    check_together,
+    start_together,
+    steps_together,
+    together,
+)
 from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.sampling.label_guided import (
@@ -78,22 +83,22 @@ class LabelGuidedOptions:
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """Set up the clients, and what they draw by."""
-    check_options(cfg.options)
     state = start_together(fed, cfg, weights, key)
     if cfg.options.sample is not None:
         set_up(fed, cfg.options.sample, cfg.options.normalize, key)
     return state
 
 
-def check_options(options: LabelGuidedOptions) -> None:
-    """Raise `ConfigError` for options about drawn nodes where none are drawn."""
-    plain = LabelGuidedOptions()
+def check(cfg: MethodConfig[LabelGuidedOptions]) -> None:
+    """Raise `ConfigError` for options about drawn nodes where none are drawn, and other steps."""
+    plain, options = LabelGuidedOptions(), cfg.options
     names = [name for name in vars(plain) if getattr(options, name) != getattr(plain, name)]
     if options.sample is None and names:
         raise ConfigError(
             f"expected sample with {names[0]}, which says how drawn nodes count, got none: give "
             f"--option sample=NODES, or leave out {', '.join(names)}"
         )
+    check_together(cfg)
 
 
 def fit_round(
@@ -150,6 +155,7 @@ LABEL_GUIDED = Method(
     options=LabelGuidedOptions,
     init=init,
     round=fit_round,
+    check=check,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     calls=CALLS,

@@ -55,17 +55,17 @@ class LLCGOptions:
 def begin(
     fed: Federation, cfg: MethodConfig[LLCGOptions], weights: Params, key: Key
 ) -> ServerState:
-    """Set up the clients as FedAvg does.
+    """Set up the clients as FedAvg does."""
+    return init(fed, cfg, weights, key)
 
-    Raises:
-        ConfigError: a model whose tables stay with the clients, so that the server has none.
-    """
+
+def check(cfg: MethodConfig[LLCGOptions]) -> None:
+    """Raise `ConfigError` for a model whose tables stay with clients, so the server has none."""
     if cfg.model.table_widths:
         raise ConfigError(
             "expected a model without tables for llcg, whose server trains on nodes of its own, "
-            f"got {cfg.model.noun}, whose tables stay with the clients: use --method fedavg"
+            f"got {cfg.model.noun}, whose tables stay with the clients: use method=fedavg"
         )
-    return init(fed, cfg, weights, key)
 
 
 def held_share(options: LLCGOptions) -> float:
@@ -116,6 +116,7 @@ LLCG = Method(
     options=LLCGOptions,
     init=begin,
     round=fit_round,
+    check=check,
     setting=ServerHolds(held_share, correct),
     cautions=(
         Caution(

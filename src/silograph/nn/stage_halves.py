@@ -74,7 +74,7 @@ def scales_of(conv: Conv) -> Scales:
     if conv.scales is None:
         raise ConfigError(
             f"expected a model whose sums can be shared, got {conv.name}: "
-            f"{conv.indivisible}; use --model gcn, graphconv, gin, sage or appnp"
+            f"{conv.indivisible}; use model=gcn, graphconv, gin, sage or appnp"
         )
     return conv.scales
 

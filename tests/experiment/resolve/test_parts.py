@@ -70,7 +70,7 @@ def test_none_over_a_run_file_takes_its_value_back(tmp_path: Path) -> None:
         values = read_toml(file)
         values["options"] |= parse_options(given[1:])
         assert choose_parts(make_config(values)).method.options.server_tau == tau
-    with pytest.raises(ConfigError, match=r"mu: input should be a valid number, .* got 'none'"):
+    with pytest.raises(ConfigError, match=r"mu: input should be a valid number, got 'none'"):
         choose_parts(make_config({"method": "fedprox", "options": {"mu": "none"}}))
 
 
@@ -121,16 +121,17 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         ),
         (
             {"options": {"model.residul": True}},
-            "option model.residul: model gcn has no such option: did you mean 'model.residual'? "
-            "Choices: model.residual, model.input_dropout, model.head",
+            "option model.residul: model gcn has no such option: did you mean 'model.residual'?",
         ),
         (
             {"options": {"fedpub.scale": 1}, "method": "fedpub"},
             "option fedpub.scale: method fedpub, model gcn and selector uniform have no such "
-            "option: did you mean 'method.scale'? Choices: method.scale, method.l1, "
-            "method.proximal, method.masks, method.communities, model.residual, "
-            "model.input_dropout, model.head, selector.participation, selector.budget, "
-            "selector.least_clients, selector.least_selections",
+            "option: did you mean 'scale'?",
+        ),
+        (  # two parts have it, so it is named in full
+            {"options": {"alfa": 1}, "partition": "dirichlet", "neighbors": "fedgrains"},
+            "option alfa: method fedopt, partition dirichlet, model gcn, neighbors fedgrains and "
+            "selector uniform have no such option: did you mean 'partition.alpha'?",
         ),
         (
             {"options": {"neighbors.x": 1}},
@@ -140,8 +141,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
             {"options": {"selector.client": 1}},
             "option selector.client: selector uniform has no such option: did you mean 'clients' "
             "of selector round_robin, selector power_of_choice, selector oort and selector "
-            "harmony? Choices: selector.participation, selector.budget, selector.least_clients, "
-            "selector.least_selections",
+            "harmony?",
         ),
         (
             {"options": {"foo": 1}, "method": "fedprox"},

@@ -246,10 +246,7 @@ def test_clients_have_the_metric_where_it_is_one_of_theirs(
     ("options", "text"),
     [
         ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
-        (
-            {"metric": "acc"},
-            "did you mean 'accuracy'? Choices: accuracy, accuracy_client_mean, auc, f1_m",
-        ),
+        ({"metric": "acc"}, "unknown metric 'acc': did you mean 'accuracy'?"),
         ({"metric": "auc", "eval_on_receipt": "1"}, "another metric than auc with eval_on_receipt"),
         ({"metric": "rmse"}, "unknown metric of node_class 'rmse'; choices: accuracy, "),
         ({"target": "rmse=0.5"}, "target: unknown metric 'rmse'; choices: accuracy, "),
@@ -275,8 +272,7 @@ def test_choices_of_a_folder_of_ratings_are_those_of_ratings(tmp_path: Path) -> 
         with pytest.raises(ConfigError) as caught:
             sg.run(str(tmp_path), model="rating_profiles", clients=1, rounds=1, **asked)
         told = str(caught.value).removeprefix("target: ")
-        assert told.startswith("unknown metric 'ndcg': did you mean 'ndcg@10'? Choices: loss, mae")
-        assert "accuracy" not in told
+        assert told == "unknown metric 'ndcg': did you mean 'ndcg@10'?"
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

@@ -152,6 +152,28 @@ def test_what_has_no_place_for_weights_says_so(
     assert len(caplog.messages) == 1
 
 
+def test_what_a_model_does_not_weigh_another_one_does(graph: Graph, work: Path) -> None:
+    """A run file does not say ignore where nobody has said so."""
+    cut = go(graph, rounds=1).cut
+    assert cut is not None
+    sg.write_silos("silos", graph, cut.partition, cut.split)
+    first = ["run", "silos", "--model", "sage", "--rounds", "1", "--quiet", "--out", "one"]
+    assert run_app(first) == 0
+    said, _, defaults = (work / "one/config.toml").read_text().partition("[defaults]")
+    assert "edge_weights" not in said
+    assert '\nedge_weights = "ignore"\n' in defaults
+    for out, more, use in (
+        ("same", [], "ignore"),
+        ("other", ["--model", "gcn"], "use"),
+        ("told", ["--model", "gcn", "--edge-weights", "ignore"], "ignore"),
+    ):
+        again = ["run", "--config", "one/config.toml", "--quiet", *more, "--out", out]
+        assert run_app(again) == 0
+        about = json.loads((work / out / "run.json").read_text())
+        assert about["config"]["edge_weights"] == use
+    assert 'edge_weights = "ignore"' in (work / "told/config.toml").read_text().split("[def")[0]
+
+
 def test_the_first_lines_and_files_say_what_is_used(
     graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

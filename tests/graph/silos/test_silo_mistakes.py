@@ -41,7 +41,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         {"silo.toml": 'name = "north"\nclasses = 2\n'},
     ),
     (
-        "silo.toml: unknown key in silo.toml 'classs': did you mean 'classes'? ",
+        "silo.toml: unknown key in silo.toml 'classs': did you mean 'classes'?",
         {"silo.toml": TOML + "classs = 3\n"},
     ),
     (
@@ -57,7 +57,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
         {"silo.toml": TOML + 'partition_hash = "abc"\n'},
     ),
     (
-        "silo.toml: unknown column under [columns] 'ident': did you mean 'id'? ",
+        "silo.toml: unknown column under [columns] 'ident': did you mean 'id'?",
         {"silo.toml": TOML + '[columns]\nident = "key"\n'},
     ),
     (
@@ -77,8 +77,8 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # nodes
     (
-        "nodes.csv, line 1: unknown column 'lable': did you mean 'label'? Choices: id, label, "
-        "split: say so under [columns] of silo.toml, or drop it",
+        "nodes.csv, line 1: unknown column 'lable': did you mean 'label'? "
+        "(rename it, say so under [columns] of silo.toml, or drop it)",
         {"nodes.csv": "id,lable\na,cat\n"},
     ),
     (
@@ -219,7 +219,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # cross-silo edges
     (
-        "cross_edges.csv, line 1: unknown column 'remoted': did you mean 'remote'? ",
+        "cross_edges.csv, line 1: unknown column 'remoted': did you mean 'remote'?",
         {"cross_edges.csv": "own,silo,remoted\na,south,k\n"},
     ),
     (
@@ -272,7 +272,7 @@ ARRAYS: list[tuple[str, str, dict[str, Any]]] = [
      {"id": np.array(["a", "b"]), "label": np.array(["cat"])}),
     ("nodes.npz: expected 'id' to be an array of numbers or words, got one that cannot be", "nodes",
      {"id": np.array(["a", None])}),
-    ("nodes.npz: unknown column 'lable': did you mean 'label'? ", "nodes",
+    ("nodes.npz: unknown column 'lable': did you mean 'label'?", "nodes",
      {"id": np.array(["a"]), "lable": np.array(["cat"])}),
     ("nodes.npz, row 1, column 'label': expected a label of cat, dog or nothing, got '3': ",
      "nodes", {"id": np.array(["a", "b", "c"]), "label": np.array([np.nan, 3, 1])}),
@@ -382,7 +382,7 @@ def test_folders_of_silos_that_cannot_be_used(tmp_path: Path) -> None:
         order.write_text(text)
         refused('federation.toml: expected silos = ["FOLDER", ...] and a text as name, got {')
     order.write_text("silo = ['n']")
-    refused("federation.toml: unknown key 'silo': did you mean 'silos'? Choices: name, silos")
+    refused("federation.toml: unknown key 'silo': did you mean 'silos'?")
     order.write_text("silos = ['n', 'm']")
     refused("expected the folder of a silo, got m: no such folder")
     order.write_text("silos = ['n']")

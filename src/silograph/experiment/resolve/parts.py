@@ -111,8 +111,8 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
-    for chosen in made.values():
-        check_read(chosen.options, chosen.part.name)
+    for kind, chosen in made.items():
+        check_read(chosen.options, kind, chosen.part.name)
     part, options = made["method"].part, made["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
@@ -290,7 +290,6 @@ def undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigEr
     known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
     if not known:
         return ConfigError(f"{line}, nor any other: leave it out")
-    choices = f"hoices: {', '.join(known)}"
     short = {name.partition(".")[2]: name for name in reversed(known)}
     names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
     near = [tail for tail in [own.rpartition(".")[2]] if tail in short]  # of fedpub.scale
@@ -299,10 +298,14 @@ def undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigEr
     near = near or difflib.get_close_matches(own.lower(), every, n=1, cutoff=0.8)
     near = near or difflib.get_close_matches(own.lower(), sorted(short), n=1, cutoff=0.6)
     if not near:
-        return ConfigError(f"{line}; c{choices}")
-    owners = owners_of(near[0], parts)
-    hint = repr(short[near[0]]) if near[0] in short else f"{near[0]!r} of {listed(owners)}"
-    return ConfigError(f"{line}: did you mean {hint}? C{choices}")
+        return ConfigError(f"{line}; choices: {', '.join(known)}")
+    if near[0] not in short:
+        of = listed(owners_of(near[0], parts))
+        return ConfigError(f"{line}: did you mean {near[0]!r} of {of}?")
+    alone = sum(name.partition(".")[2] == near[0] for name in known) == 1
+    part_was_said = shown.partition(".")[0] in TABLES
+    hint = near[0] if alone and not part_was_said else short[near[0]]
+    return ConfigError(f"{line}: did you mean {hint!r}?")
 
 
 def _lacking(parts: Mapping[str, NamedPart]) -> str:

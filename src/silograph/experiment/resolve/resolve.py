@@ -44,6 +44,7 @@ from silograph.experiment.resolve.run_metric import (
     metric_of_run,
     relevant_of_run,
 )
+from silograph.federation.op_failure import in_function
 from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
@@ -157,7 +158,14 @@ def resolve(
         sent=SentWeights(config.weights_as, config.weight_rows),
         rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
     )
+    check_method(parts.method.part, method_config)
     return Resolved(config, parts, method_config, schema, where)
+
+
+def check_method(method: Method, method_config: MethodConfig) -> None:
+    """Raise `ConfigError` for a config that the method cannot train with."""
+    with in_function(method.check, f"check of method {method.name}"):
+        method.check(method_config)
 
 
 def usable_schema(

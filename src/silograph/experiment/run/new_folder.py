@@ -71,7 +71,10 @@ def check_free(path: str) -> None:
 def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
     """Write what is known before the first round."""
     again = asked_again(replace(setup.config, out=None))
-    write_atomic(folder / CONFIG, write_toml(again, left_open(asked, setup.parts)))
+    chosen = left_open(asked, setup.parts)
+    if again.edge_weights != asked.edge_weights:  # the model has no place for them; another may
+        chosen.add("edge_weights")
+    write_atomic(folder / CONFIG, write_toml(again, chosen))
     given = given_values(replace(asked, out=None), setup.parts)
     method, cut = setup.method, setup.simulated
     about: dict[str, Any] = {

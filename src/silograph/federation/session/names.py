@@ -5,7 +5,6 @@ stands for is decided before any message comes: no message loads anything.
 """
 
 import inspect
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -123,5 +122,5 @@ def name_of(ops: Mapping[str, Op], op: Op) -> str:
 def op_of(ops: Mapping[str, Op], name: str) -> Op:
     """Return the op of a name; raise `ProtocolError` where the table has none."""
     if name not in ops:
-        raise ProtocolError(re.split("; choices| Choices", str(unknown("op", name, ops)))[0])
+        raise ProtocolError(str(unknown("op", name, ops)).split("; choices")[0])
     return ops[name]

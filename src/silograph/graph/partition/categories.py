@@ -68,7 +68,7 @@ def category(graph: Graph, clients: int, key: Key, options: CategoryOptions) -> 
     if values < clients:
         raise PartitionError(
             f"expected at least {clients} values of {options.column!r}, one a client, got {values}"
-            f": use --clients {values}, or fewer"
+            f": use clients={values}, or fewer"
         )
     sizes = _sizes(values, clients, options.spread, key.fold("sizes"))
     order = torch.argsort(key.fold("order").matrix(1, values)[0], stable=True)

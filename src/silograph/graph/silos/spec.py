@@ -147,5 +147,6 @@ def only(table: Table, columns: Collection[str]) -> None:
     for name in table.header:
         if name not in columns:
             raise DataError(
-                f"{table.head}: {unknown('column', name, columns)}: {IN_TOML}, or drop it"
+                f"{table.head}: {unknown('column', name, columns)} (rename it, {IN_TOML}, or "
+                "drop it)"
             )

@@ -34,3 +34,8 @@ class Asked:
     metric: str | None = None
     view: str = "own"
     test: Test = "auto"
+
+    @property
+    def tests(self) -> bool:
+        """Whether there is another method to test one against."""
+        return len(self.methods) > 1

@@ -1,15 +1,16 @@
 """What is asked of a comparison, looked at before anything runs."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.text import shown
 from silograph.experiment.resolve.parts import named_parts, owners_of, place_of
+from silograph.experiment.resolve.without_data import resolved_without_data
 from silograph.methods.base import Method
-from silograph.study.cells import APART
+from silograph.study.cells import APART, Cell, words_of
 from silograph.study.compare.asked import Asked
 from silograph.study.compare.comparison import VIEW_CHOICES
 from silograph.study.compare.paired_statistics import TESTS
@@ -55,6 +56,16 @@ def check_key(key: str, config: RunConfig, method: Method | None) -> None:
             f"that nothing reads {name}: leave it out, or change those"
         )
     raise unknown("key to vary", key, VARIABLE)
+
+
+def check_cells(cells: Iterable[Cell]) -> None:
+    """Raise `ConfigError` for runs that no data would make possible; it names them."""
+    for cell in cells:
+        try:
+            resolved_without_data(cell.config, cell.method)
+        except ConfigError as error:
+            name = words_of({key: value for key, value in cell.labels.items() if key != "seed"})
+            raise ConfigError(f"{error} (runs of {name})") from None
 
 
 def checked_list(what: str, values: object) -> tuple[Any, ...]:

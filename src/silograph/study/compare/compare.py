@@ -40,6 +40,7 @@ from silograph.study.compare.checked import (
     FIELDS,
     SHARED,
     check,
+    check_cells,
     check_key,
     check_no_seed,
     checked_list,
@@ -137,7 +138,9 @@ def compare(
     if call.partition is not None:
         held, base = cut_for_studies(held, call.partition, base)
     plan = ComparisonPlan(asked, base, own, held)
-    return _compared(plan, plan.cells(), how, None if out is None else Path(out))
+    cells = plan.cells()
+    check_cells(cell for cell in cells if cell.config.seed == asked.seeds[0])
+    return _compared(plan, cells, how, None if out is None else Path(out))
 
 
 def _named_parts(asked: Asked, run_options: Mapping[str, Any]) -> tuple[Asked, Own, dict[str, Any]]:

@@ -144,8 +144,10 @@ class Comparison:
         return self.asked.test, overlap or 0.0
 
     def _test_notes(self) -> list[str]:
-        """Return which test is printed, and what so many seeds can show."""
+        """Return which test is printed, if one is, and what so many seeds can show."""
         asked = self.asked
+        if not asked.tests:
+            return []
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
         view = f"the {asked.view} view"
         if asked.view == "own":
@@ -337,7 +339,7 @@ class Comparison:
         if len(ways) > 1:
             each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())
             notes.append(f"the server view sees a node differently ({each}); the uncut view alike")
-        if asked.baseline is None and len(asked.seeds) > 1:
+        if asked.tests and asked.baseline is None and len(asked.seeds) > 1:
             notes.append(
                 "the reference is the best mean of the same scores, which favors it: p-values are "
                 "too small; name a baseline to avoid that"

@@ -145,13 +145,14 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
     asked = any(row["local_bias"] is not None for row in comparison.rows)
     sent = any(row["row_bytes"] for row in comparison.rows)
     costs = [COSTS[0], *[ROWS] * sent, *COSTS[1:], *[BIAS] * asked]
+    tested = [("paired test", TESTED)] * comparison.asked.tests
     if width >= WIDE:
         apart = [
             ("scores, and costs as means of a run", [*SCORES, *costs]),
-            ("paired test", TESTED),
+            *tested,
         ]
     else:
-        apart = [("scores", SCORES), ("paired test", TESTED), ("costs, mean of a run", costs)]
+        apart = [("scores", SCORES), *tested, ("costs, mean of a run", costs)]
     names = comparison.names
     method: Column = ("method", lambda row: names[row["method"]])
     return [(title, [method, *columns]) for title, columns in apart]
@@ -170,6 +171,7 @@ def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
             "rows": [[names[row["method"]], *(text(row) for _, text in tested)] for row in rows],
         }
         for point, rows, _ in groups(comparison)
+        if comparison.asked.tests
     ]
     notes = [note for note in comparison.notes if note != comparison.legend]
     return {"tables": tables, "notes": notes}
