@@ -256,7 +256,7 @@ def test_layers_without_weights_do_not_count(make_graph: MakeGraph) -> None:
             {"options": {"private": -1}},
             "private: input should be greater than or equal to 0, got -1",
         ),
-        ({"options": {"private": 0.5}}, "private: input should be a valid integer, got a number"),
+        ({"options": {"private": 0.5}}, "private: input should be a valid integer, got 0.5"),
         (
             {"layers": 1},
             "option private: expected less than the number of layers, 1, got 1: nothing would be "
