@@ -78,6 +78,7 @@ BY_THIRDS = (
     "test_a_block_of_many_is_many_blocks_of_one",
     "test_a_client_without_neighbors_in_others_and_several_labels_a_node",
     "test_a_flag_and_its_key_are_the_same",
+    "test_a_limit_of_bytes_is_kept_to_the_last_round",
     "test_a_module_written_as_gcn_is_gcn",
     "test_a_multilabel_graph_runs_and_reports",
     "test_a_pull_to_the_start",

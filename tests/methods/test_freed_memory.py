@@ -34,6 +34,8 @@ def test_a_round_leaves_no_block_in_a_cycle(
 ) -> None:
     """With 1,000 clients of a few nodes such blocks held 60 MB a round until it came."""
     round_of, found = loop._whole_round, []
+    gc.collect()
+    gc.freeze()  # what was there before need not be walked through in every round, nor later
 
     def watched(*args: Any, **named: Any) -> Any:
         gc.collect()

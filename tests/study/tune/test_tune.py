@@ -93,24 +93,31 @@ def test_trials_are_plain_runs_and_the_winner_is_by_validation(make_graph: MakeG
     assert not given.keys() & {"partition_seed", "split_seed", "init_seed", "optimizer"}
 
 
-def test_a_stopped_search_goes_on_exactly(make_graph: MakeGraph) -> None:
+@pytest.mark.parametrize(
+    ("done", "asked"),
+    [
+        pytest.param(0, 0, marks=pytest.mark.slow),
+        pytest.param(5, 5, marks=pytest.mark.slow),
+        (11, 12),
+    ],
+)
+def test_a_stopped_search_goes_on_exactly(make_graph: MakeGraph, done: int, asked: int) -> None:
     """Stopped after every line, and with trials proposed and not run: the same trials, in order."""
     whole = sg.tune(make_graph(), trials=13, out="whole", **SEARCH)  # beyond the random start
     lines = Path("whole/tune.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     plan = json.loads(Path("whole/tune.json").read_text(encoding="utf-8"))
-    for done, asked in ((0, 0), (5, 5), (11, 12)):
-        folder = Path(f"stopped-{done}")
-        folder.mkdir()
-        text = "".join(lines[:done]) + lines[done][:30]
-        (folder / "tune.jsonl").write_text(text, encoding="utf-8")
-        if asked:
-            kept = plan | {"asked": plan["asked"][:asked]}
-            (folder / "tune.json").write_text(json.dumps(kept), encoding="utf-8")
-        again = sg.tune(make_graph(), trials=13, out=folder, **SEARCH)
-        assert again.trials == whole.trials
-        assert again.best == whole.best
-        assert again.test == whole.test
-        assert json.loads((folder / "tune.json").read_text(encoding="utf-8")) == plan
+    folder = Path("stopped")
+    folder.mkdir()
+    text = "".join(lines[:done]) + lines[done][:30]
+    (folder / "tune.jsonl").write_text(text, encoding="utf-8")
+    if asked:
+        kept = plan | {"asked": plan["asked"][:asked]}
+        (folder / "tune.json").write_text(json.dumps(kept), encoding="utf-8")
+    again = sg.tune(make_graph(), trials=13, out=folder, **SEARCH)
+    assert again.trials == whole.trials
+    assert again.best == whole.best
+    assert again.test == whole.test
+    assert json.loads((folder / "tune.json").read_text(encoding="utf-8")) == plan
 
 
 def test_more_trials_and_another_process_go_on(capsys: Capture) -> None:
