@@ -126,7 +126,7 @@ def test_clients_score_what_they_receive(
         return
     assert [facts.score for facts in seen[1:]] == pytest.approx(scores[:-1], abs=1e-12)
     assert all(facts.higher for facts in seen)
-    plain = go(make_graph(), method=method, lr=0.05)
+    plain = go(make_graph(), method=method, selector="all", lr=0.05)
     assert same_bits(weights_of(plain), weights_of(result))
     assert rows_without_costs(plain) == rows_without_costs(result)
     extra = [
