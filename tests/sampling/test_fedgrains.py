@@ -533,7 +533,6 @@ def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, pol
     "changes",
     [
         {"collect": 0.5},
-        {"model": "mlp"},
         {"model": "appnp", "hops": 3},
         {"model": "gat", "layers": 3},
         {"head": "linear", "layers": 3, "batch_size": None},
