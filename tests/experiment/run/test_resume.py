@@ -85,6 +85,28 @@ def test_resumed_in_every_round(
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("method", ["fedais", "fedpub", "gcflplus"])
+def test_killed_after_the_last_checkpoint(
+    make_graph: Callable[..., Graph],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    """What the last round has told of clients comes from the checkpoint then."""
+    options = OPTIONS | {"method": method, "keep_optimizer": True}
+    sg.run(make_graph(), **options, out=str(tmp_path / "whole"))
+
+    def die(*_: Any) -> Result:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "make_result", die)
+        with pytest.raises(KeyboardInterrupt):
+            sg.run(make_graph(), **options, out=str(tmp_path / "cut"))
+    sg.resume(tmp_path / "cut", graph=make_graph())
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("method", METHODS)

@@ -373,7 +373,8 @@ class ResultFolder:
         columns: dict[str, Sequence[Any]] = {"bytes": sizes.tolist(), "flops": flops.tolist()}
         for name, views in result.client_scores.items():
             columns |= {f"test_{view}_{name}": views.get(view, ()) for view in VIEWS}
-        for name, t in result.client_facts.items():  # NaN is not known
+        # Sorted, for a checkpoint has them in an order of its own; NaN is not known.
+        for name, t in sorted(result.client_facts.items()):
             columns[f"{FACT}{name}"] = [v if math.isfinite(v) else None for v in t.tolist()]
         rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
         for name, values in columns.items():
