@@ -2,7 +2,10 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def opens_private(path: str | os.PathLike[str], flags: int) -> int:
@@ -20,18 +23,35 @@ def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> Non
         private: whether only its owner may read it.
     """
     partial = path.with_name(path.name + ".partial")
+    with replacing(path, partial, private=private) as file:
+        file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(
+    path: Path, partial: Path, *, private: bool = False, synced: bool = True
+) -> Iterator[IO[bytes]]:
+    """Have a file written at `partial`, which is at `path` once the block has ended well.
+
+    Args:
+        path: of the file.
+        partial: where it is until then, in the same folder; nothing is left of it.
+        private: as for `write_atomic`.
+        synced: whether it survives a power failure.
+    """
     try:
         partial.unlink(missing_ok=True)  # a link there would be written through
         with open(partial, "xb", opener=opens_private if private else None) as file:
-            text = data.encode(errors="backslashreplace") if isinstance(data, str) else data
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from silograph.core.errors import CheckpointError, DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.result_files import ABOUT, SUMS
+from silograph.experiment.result_files import ABOUT, MODEL, MODELS, SUMS
 
 
 def digest_of_bytes(data: bytes) -> str:
@@ -36,6 +36,19 @@ def read_sums(folder: Path) -> dict[str, list[str]]:
 def write_sums(folder: Path, sums: Mapping[str, Sequence[str]]) -> None:
     """Write the digests that files of a result folder may have."""
     write_atomic(folder / SUMS, json.dumps(sums, indent=2) + "\n")
+
+
+def add_sums(folder: Path, digests: Mapping[str, str]) -> None:
+    """Write down what files may be from now on, beside what they may have been before."""
+    sums = read_sums(folder)
+    for name, digest in digests.items():
+        sums[name] = list(dict.fromkeys([*sums.get(name, []), digest]))
+    write_sums(folder, sums)
+
+
+def is_of_model(name: str) -> bool:
+    """Return whether a name in checksums.json is that of a model."""
+    return name == MODEL or name.startswith(f"{MODELS}/")
 
 
 def digest_of(file: Path) -> str:

@@ -9,7 +9,6 @@ shows in its checksum: then the file of the checkpoint before is used.
 """
 
 import json
-import os
 import re
 import struct
 import zlib
@@ -24,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from silograph.core.errors import CheckpointError
-from silograph.core.files import sync_folder
+from silograph.core.files import replacing, sync_folder
 from silograph.core.payload import Ragged, Stacked, State
 from silograph.federation.alike_rows import packed, unpacked
 
@@ -199,21 +198,9 @@ class CheckpointFolder:
             if self.synced:
                 sync_folder(self.path.parent)
         target = self.path / file_name(what, checkpoint.round)
-        partial = target.with_suffix(PARTIAL)
-        try:
-            partial.unlink(missing_ok=True)  # a link there would be written through
-            with partial.open("xb") as file:
-                for part in to_bytes(checkpoint):
-                    file.write(part)
-                if self.synced:
-                    file.flush()
-                    os.fsync(file.fileno())
-            partial.replace(target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        if self.synced:
-            sync_folder(self.path)
+        with replacing(target, target.with_suffix(PARTIAL), synced=self.synced) as file:
+            for part in to_bytes(checkpoint):
+                file.write(part)
         files = self._files(what)
         later = files.index(target) if what == "round" else 0
         for old in (*files[:later], *files[later + KEPT :]):

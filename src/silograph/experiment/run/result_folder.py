@@ -38,11 +38,12 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import hold_folder, sync_folder, write_atomic
 from silograph.experiment.checksums import (
+    add_sums,
     differing,
     digest_of,
     digest_of_bytes,
+    is_of_model,
     read_sums,
-    write_sums,
 )
 from silograph.experiment.result_files import (
     ABOUT,
@@ -205,18 +206,12 @@ class ResultFolder:
         """
         for name, known in read_sums(self.path).items():
             file = self.path / Path(name).name
-            if not _is_of_model(name) and (line := differing(file, digest_of(file), known)):
+            if not is_of_model(name) and (line := differing(file, digest_of(file), known)):
                 raise CheckpointError(line)
 
     def expect(self, name: str, data: bytes) -> None:
         """Write down that a file may hold this from now on, and what it may have held before."""
-        self._expect({name: digest_of_bytes(data)})
-
-    def _expect(self, digests: Mapping[str, str]) -> None:
-        sums = read_sums(self.path)
-        for name, digest in digests.items():
-            sums[name] = list(dict.fromkeys([*sums.get(name, []), digest]))
-        write_sums(self.path, sums)
+        add_sums(self.path, {name: digest_of_bytes(data)})
 
     def take(self, same: Mapping[str, str]) -> None:
         """Say which run writes here from now on."""
@@ -401,9 +396,4 @@ class ResultFolder:
             model.save(path)
             digests[name] = digest_of(path)
         if digests:
-            self._expect(digests)
-
-
-def _is_of_model(name: str) -> bool:
-    """Whether a name in checksums.json is that of a model."""
-    return name == MODEL or name.startswith(f"{MODELS}/")
+            add_sums(self.path, digests)
