@@ -59,6 +59,6 @@ def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) ->
 def _show(line: dict[str, Any]) -> None:
     found = line["return"]
     shown = "profile" if found is None else f"return {found:.3f}"
-    typer.echo(
-        f"episode {line['episode']}: {shown}, validation {line['best_validation']:.3f}", err=True
-    )
+    score = line["best_validation"]
+    validation = "-" if score is None else f"{score:.3f}"
+    typer.echo(f"episode {line['episode']}: {shown}, validation {validation}", err=True)

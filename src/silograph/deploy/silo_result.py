@@ -230,7 +230,7 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:
-                found[part][view] = _of_one(scores)
+                found[part][view] = _of_one(scores, run.config.metric)
     return found
 
 
@@ -253,10 +253,11 @@ def classes_of(run: SiloRun, state: State | None) -> dict[str, Any]:
     return {
         "by_class": [{"class": n, **vars(s)} for n, s in zip(names, scores, strict=True)],
         "confusion": None if matrix is None else matrix.tolist(),
-        "baseline": constant and {"name": task.constant, "scores": _of_one(constant)},
+        "baseline": constant
+        and {"name": task.constant, "scores": _of_one(constant, run.config.metric)},
     }
 
 
-def _of_one(scores: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return scores without means over clients: a silo is one."""
-    return {n: v for n, v in scores.items() if not n.endswith(OF_CLIENTS)}
+def _of_one(scores: Mapping[str, float | None], metric: str) -> dict[str, float | None]:
+    """Return scores without means over clients, for a silo is one; `metric` of the run stays."""
+    return {n: v for n, v in scores.items() if n == metric or not n.endswith(OF_CLIENTS)}

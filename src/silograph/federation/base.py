@@ -43,6 +43,10 @@ class AwayError(ProtocolError):
         self.names = tuple(names)
         self.needed = needed
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle all arguments, so that the error can leave a process pool."""
+        return type(self), (str(self), self.names, self.needed)
+
 
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 

@@ -41,6 +41,7 @@ from torch.utils.checkpoint import checkpoint
 
 from silograph.core.key import Key, mix_words
 from silograph.core.payload import NO_STATE, Ragged, State, offsets, owners, ranges
+from silograph.core.pickling import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
@@ -90,6 +91,8 @@ class ConsisRec:
     solved_flops = 0
     first_maps = ()
     source = None
+
+    __getstate__ = state_of_fields
 
     @property
     def table_widths(self) -> Mapping[str, int]:

@@ -15,6 +15,7 @@ from torch.nn.functional import hardshrink
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
+from silograph.core.pickling import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.graph import LabelForm
@@ -189,6 +190,8 @@ class Masked:
     solved_flops: ClassVar[int] = 0
     source: ClassVar[None] = None
     table_widths: ClassVar[Mapping[str, int]] = NO_TABLES
+
+    __getstate__ = state_of_fields
 
     @property
     def features(self) -> int:

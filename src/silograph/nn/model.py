@@ -17,6 +17,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
+from silograph.core.pickling import state_of_fields
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
@@ -71,6 +72,8 @@ class Model:
     head: Literal["conv", "linear"] = "conv"
     input_dropout: float = 0.0
     attention_dropout: float = 0.0
+
+    __getstate__ = state_of_fields
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless there is a width for each hidden layer."""

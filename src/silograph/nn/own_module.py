@@ -23,6 +23,7 @@ from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import NO_STATE, Patched, Stacked, State
+from silograph.core.pickling import state_of_fields
 from silograph.core.work import report_each, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
@@ -65,6 +66,8 @@ class ModuleModel:
     solved_flops = 0
     first_maps = ()  # nobody knows
     table_widths = NO_TABLES
+
+    __getstate__ = state_of_fields
 
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:

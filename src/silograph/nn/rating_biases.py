@@ -23,6 +23,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, Stacked, State
+from silograph.core.pickling import state_of_fields
 from silograph.core.work import report_rows
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import pairs_of
@@ -63,6 +64,8 @@ class RatingBiases:
     first_maps = ()
     source = None
     table_widths = NO_TABLES
+
+    __getstate__ = state_of_fields
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:

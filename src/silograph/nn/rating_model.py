@@ -29,6 +29,7 @@ from torch.nn.functional import leaky_relu
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, Ragged, State
+from silograph.core.pickling import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
@@ -88,6 +89,8 @@ class RatingModel:
     solved_flops = 0
     first_maps = ()  # tables meet the users and items, and are no weights
     source = None
+
+    __getstate__ = state_of_fields
 
     @property
     def noun(self) -> str:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
+from silograph.core.pickling import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds, pairs_of
@@ -104,6 +105,8 @@ class RatingProfiles:
     first_maps = ()
     source = None
     table_widths = NO_TABLES
+
+    __getstate__ = state_of_fields
 
     @property
     def widths(self) -> list[int]:

@@ -199,13 +199,13 @@ def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -
     agent_path(out, number - 1).unlink(missing_ok=True)
     shutil.rmtree(folder)
     rows, view = result.rounds, result.method.evaluate.view
-    name = result.config.metric
+    validation = [row[f"val_{view}_{result.metric.name}"] for row in rows]
     return {
         "training": described(asked),
         "episode": number + 1,
         "rounds": int(agent["rounds"]),
         "return": discounted(agent, len(rows)),
-        "best_validation": max(float(row[f"val_{view}_{name}"] or 0) for row in rows),
+        "best_validation": result.metric.best(validation),
         "virtual_seconds": rows[-1].get("virtual_seconds"),
         "seconds": result.seconds,
         **{key: rows[-1][key] for key in rows[-1] if key.startswith("fact_knob_")},

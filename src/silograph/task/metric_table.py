@@ -230,6 +230,14 @@ def metric_among(name: str, metrics: Iterable[str], what: str) -> Metric:
     return METRICS[name]
 
 
-def reported(names: Iterable[str]) -> list[str]:
-    """Return the metrics that tables of results show: all but the loss."""
-    return [name for name in names if name != LOSS]
+def reported(names: Iterable[str], metric: str) -> list[str]:
+    """Return the metrics that results show, in the order of `names`.
+
+    The loss is among them only where it is the metric of the run: it says little of how good
+    predictions are.
+
+    Args:
+        names: of the metrics that there are.
+        metric: the metric of the run, by which its best round is chosen.
+    """
+    return [name for name in names if name != LOSS or name == metric]

@@ -44,8 +44,8 @@ def environment() -> jinja2.Environment:
 
 
 def score_text(value: float | None) -> str:
-    """Return a score with four digits, as the command line prints it."""
-    return "-" if value is None else f"{value:.4f}"
+    """Return a score as the command line prints it; see `Metric.text`."""
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
 
 
 def number_text(value: float) -> str:

@@ -81,7 +81,8 @@ class RunRecord:
     @property
     def reported(self) -> list[str]:
         """Names of the scores that tables show, the run's metric first."""
-        return sorted(reported(self.about["metrics"]), key=lambda name: name != self.metric.name)
+        metric = self.metric.name
+        return sorted(reported(self.about["metrics"], metric), key=lambda name: name != metric)
 
     @property
     def heard(self) -> str:

@@ -36,7 +36,7 @@ def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:
 def silo_page(about: Mapping[str, Any]) -> str:
     """Return the HTML page."""
     names = next((list(scores) for part in ("test", "val") for scores in about[part].values()), [])
-    shown = sorted(reported(names), key=lambda name: name != about["metric"])
+    shown = sorted(reported(names, about["metric"]), key=lambda name: name != about["metric"])
     config = about["config"]
     return (
         environment()

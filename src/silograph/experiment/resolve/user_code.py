@@ -44,6 +44,14 @@ def is_spec(text: str) -> bool:
     return ":" in text or _is_file(text)
 
 
+def names_file(spec: str) -> bool:
+    """Return whether a name stands for something in a file, FILE.py:NAME.
+
+    Its module cannot be imported by name, so other processes run the file.
+    """
+    return _is_file(spec.rpartition(":")[0])
+
+
 def imported(spec: str, kind: type[T]) -> T:
     """Return what `FILE.py:NAME` or `package.module:NAME` names.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError
 from silograph.core.html import html_lines, html_table
+from silograph.core.pickling import state_of_fields
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import counted, decimals
 from silograph.evaluation.views import means_of
@@ -20,14 +21,14 @@ from silograph.experiment.data_frame import frame_of
 from silograph.experiment.report import write_report
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.resolve.user_code import absolute, imported, names_file
 from silograph.experiment.result_files import MODELS, VIRTUAL, Row
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.federation.ledger import Ledger
-from silograph.methods.base import AnyMethod, seen_by
+from silograph.methods.base import AnyMethod, Method, seen_by
 from silograph.task.base import ClientValues
-from silograph.task.metric_table import METRICS, Metric
-from silograph.task.metric_table import reported as without_loss
+from silograph.task.metric_table import METRICS, Metric, reported
 from silograph.task.scores import ClassScores, Scores, Views
 
 if TYPE_CHECKING:
@@ -129,6 +130,19 @@ class Result:
     peak_memory_bytes: int
     result_dir: str | None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: of a method that a user's file defines, the file's name."""
+        state = state_of_fields(self)
+        if names_file(self.config.method):
+            state["method"] = absolute(self.config.method)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what a pickle holds; a file that defines the method is run again."""
+        if isinstance(state["method"], str):
+            state = state | {"method": imported(state["method"], Method)}
+        self.__dict__.update(state)
+
     def __repr__(self) -> str:
         """Return what the command line prints; the fields hold thousands of numbers."""
         return self.summary()
@@ -159,12 +173,19 @@ class Result:
     @property
     def reported(self) -> list[str]:
         """Names of the scores that tables show, the run's metric first."""
+        metric = self.metric.name
         # Stable: the others stay in their order.
-        return sorted(without_loss(self.metrics), key=lambda name: name != self.metric.name)
+        return sorted(reported(self.metrics, metric), key=lambda name: name != metric)
+
+    def reported_scores(self, scores: Scores | None) -> dict[str, float | None] | None:
+        """Return the scores that results show; None where a view does not exist."""
+        if scores is None:
+            return None
+        return {name: scores[name] for name in reported(scores, self.metric.name)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the final result as plain values, as `--json` prints it."""
-        config = self.config
+        config, reported_scores = self.config, self.reported_scores
         return {
             "dataset": config.dataset,
             "method": self.method.name,
@@ -173,13 +194,14 @@ class Result:
             "rounds": config.rounds,
             "seed": config.seed,
             "partition_hash": self.partition_hash,
-            "test": {view: reported(getattr(self.test, view)) for view in VIEWS},
+            "test": {view: reported_scores(getattr(self.test, view)) for view in VIEWS},
             "val": {view: scores and dict(scores) for view, scores in vars(self.val).items()},
-            "each_best": self.each_best and {p: reported(s) for p, s in self.each_best.items()},
+            "each_best": self.each_best
+            and {part: reported_scores(s) for part, s in self.each_best.items()},
             "metric": self.metric.name,
             "baseline": self.baseline
-            and {"name": self.constant, "scores": reported(self.baseline)},
-            **named_untrained({n: reported(s) for n, s in self.untrained.items()}),
+            and {"name": self.constant, "scores": reported_scores(self.baseline)},
+            **named_untrained({n: reported_scores(s) for n, s in self.untrained.items()}),
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
@@ -337,10 +359,3 @@ class Result:
 def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the key of what predicts without training, none for tasks that have nothing."""
     return {"untrained": dict(found)} if found else {}
-
-
-def reported(scores: Scores | None) -> Mapping[str, float | None] | None:
-    """Return the scores that results print, None where a view does not exist."""
-    if scores is None:
-        return None
-    return {name: scores[name] for name in without_loss(scores)}

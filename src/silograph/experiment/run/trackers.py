@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row
-from silograph.experiment.run.result import VIEWS, Result, reported
+from silograph.experiment.run.result import VIEWS, Result
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -251,6 +251,6 @@ def final_values(result: Result) -> dict[str, float]:
     """Return the test scores at the best round that there are."""
     found: dict[str, float] = {}
     for view in VIEWS:
-        scores = reported(getattr(result.test, view)) or {}
+        scores = result.reported_scores(getattr(result.test, view)) or {}
         found |= {f"test_{view}_{k}": value for k, value in scores.items() if value is not None}
     return found

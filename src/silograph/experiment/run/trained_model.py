@@ -6,10 +6,10 @@ features were prepared, so nothing else is needed to use it.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import safetensors.torch
@@ -20,8 +20,10 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
+from silograph.core.pickling import state_of_fields
 from silograph.experiment.checksums import check_model_file
 from silograph.experiment.resolve.edge_weights import Use, silo_as_used, with_edges
+from silograph.experiment.resolve.user_code import absolute, imported, names_file
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.features import FeatureSource, with_features
 from silograph.graph.graph import Graph, LabelForm, Split, row_normalize, standardized
@@ -71,6 +73,21 @@ class TrainedModel:
     feature_names: tuple[str, ...] = ()
     features: FeatureSource = "given"
     edge_weights: Use = "ignore"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: of a module that a user's file makes, the file's name."""
+        state = state_of_fields(self)
+        if isinstance(self.shape, ModuleModel) and names_file(self.shape.name):
+            state["shape"] = state_of_fields(self.shape) | {"make": absolute(self.shape.name)}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what a pickle holds; a file that makes the module is run again."""
+        shape = state["shape"]
+        if isinstance(shape, dict):
+            make = imported(shape["make"], cast("type[Make]", Callable))
+            state = state | {"shape": ModuleModel(**shape | {"make": make})}
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         """Return the shape; the weights are too many to print."""

@@ -81,8 +81,12 @@ class Tuned:
     def test(self) -> dict[str, float | None]:
         """The winner's test score by view, mean over seeds."""
         scored = [line["test"] for line in self.winner if "error" not in line]
-        values = {v: [test[v][self.metric.name] for test in scored if test[v]] for v in VIEWS}
-        return {view: statistics.mean(v) if v else None for view, v in values.items()}
+        means = {}
+        for view in VIEWS:
+            found = [test[view].get(self.metric.name) for test in scored if test[view]]
+            values = [value for value in found if value is not None]
+            means[view] = statistics.mean(values) if values else None
+        return means
 
     @property
     def notes(self) -> list[str]:

@@ -281,15 +281,14 @@ def value_of(line: Line, view: str) -> float | None:
     """Return the validation score of a line, None where training diverged."""
     if "error" in line:
         return None
-    scores = line["val"][view]
-    if scores is None:
-        raise ConfigError(
-            f"expected validation scores in the {view} view, got none: choose another --view or a "
-            "split with validation nodes"
-        )
     metric = metric_in([line])
     assert metric is not None  # it has no error
-    value: float | None = scores[metric.name]
+    value: float | None = (line["val"][view] or {}).get(metric.name)
+    if value is None:
+        raise ConfigError(
+            f"expected a validation score ({metric.name}) in the {view} view, got none: choose "
+            "another --view, another --metric or a split with more validation nodes"
+        )
     return value
 
 
