@@ -170,8 +170,7 @@ def test_graphs_and_what_they_are_cut_into(trip: Callable[[Any], Any], tmp_path:
         assert fingerprint(copied) == fingerprint(graph)
         assert copied.class_names == graph.class_names
     partition = sg.make_partition(graphs[0], "random", clients=3, key=Key.of(0))
-    assert partition.clients  # what is derived from it is derived again
-    same(trip(partition), partition)
+    assert trip(partition).hash == partition.hash
     split = drawn_split(graphs[0])
     same(trip(split), split)
     folder(tmp_path / "north", dict(NORTH))
