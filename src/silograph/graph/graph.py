@@ -41,7 +41,7 @@ class Graph:
 
     Attributes:
         adj: (n, n) without values; both directions of every edge, no self loops, no duplicates.
-        x: (n, F), dense float32 or CSR with float32 values.
+        x: (n, F), dense or CSR; float32 where that holds every value exactly, else float64.
         y: multi-class (n,) int64 in 0..num_classes-1; multi-label (n, T) int64 of 0 and 1.
             `MISSING` (-1) marks what is not known; such nodes never train or judge. For
             regression (n, T) float64 targets; NaN marks what is not known. For ratings (n,)

@@ -58,7 +58,8 @@ def test_written_tables_are_the_graph_of_the_arrays(tmp_path: Path, seed: int, w
         rows.writerow(["f0", "silo", "id", "split", "f1", "label", "f2"])
         for i in range(n):
             word = ("train", "val", "test", "")[part[i]]
-            rows.writerow([x[i, 0], home[i], keys[i], word, x[i, 1], labels[i], x[i, 2]])
+            a, b, c = x[i].tolist()
+            rows.writerow([a, home[i], keys[i], word, b, labels[i], c])
     with (tmp_path / "e.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("from", "to"), *((keys[a], keys[b]) for a, b in edges.T)])
     graph = from_csv(nodes=tmp_path / "n.csv", edges=tmp_path / "e.csv", name="mine")

@@ -16,6 +16,7 @@ from silograph.core.errors import DataError
 from silograph.core.text import counted
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
+from silograph.graph.read.columns import compact_features
 from silograph.graph.read.edge_values import checked_weights, weights_of
 from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
 
@@ -154,7 +155,7 @@ def _scipy(x: Tensor) -> Any:
 
 
 def features_of(x: Any) -> Features:
-    """Return checked features, dense float32 or CSR with float32 values; see `from_arrays`.
+    """Return checked features, dense or CSR, of the dtype that `compact_features` chooses.
 
     Raises:
         DataError: not (n, F) of finite numbers.
@@ -178,11 +179,13 @@ def features_of(x: Any) -> Features:
         raise DataError(
             f"expected numbers in x, got dtype {values.dtype}: code words as numbers first"
         )
-    with np.errstate(over="ignore"):  # what float32 cannot hold is reported as infinite
-        if not sparse:
-            return _finite(torch.from_numpy(np.array(values, dtype=np.float32)))
-        rows = sp.csr_matrix(values, dtype=np.float32, copy=True)
-    return _finite(CSR.from_scipy(_merged(rows)))
+    if not sparse:
+        return _finite(torch.from_numpy(compact_features(values)))
+    # Entries that are listed twice are added, which whole numbers of few bits cannot hold.
+    short = values.dtype.kind == "f" and values.dtype.itemsize <= 4
+    rows = _merged(sp.csr_matrix(values, dtype=np.float32 if short else np.float64, copy=True))
+    rows.data = compact_features(rows.data)
+    return _finite(CSR.from_scipy(rows))
 
 
 def _no_features(y: np.ndarray) -> Tensor:
@@ -194,7 +197,7 @@ def _no_features(y: np.ndarray) -> Tensor:
     return torch.zeros(len(y), 0)
 
 
-def _merged(rows: "sp.csr_matrix[np.float32]") -> "sp.csr_matrix[np.float32]":
+def _merged(rows: "sp.csr_matrix[Any]") -> "sp.csr_matrix[Any]":
     try:
         rows.check_format(full_check=True)
     except ValueError as error:

@@ -18,7 +18,7 @@ n: nodes. E: edges as stored. F: features a node. k: lines of a table.
 import gzip
 import warnings
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
+from silograph.graph.read.columns import compact_features
 from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.labels import numbered_labels
 from silograph.graph.read.tables import check_unpacked
@@ -90,8 +91,10 @@ def load_ogb(folder: Path) -> Graph:
     if folder.name == "raw":
         folder = folder.resolve().parent
     raw, name = folder / "raw", folder.resolve().name.replace("_", "-")
-    read = _read_archives if (raw / "data.npz").is_file() else _read_tables
-    tables = read(raw)
+    if (raw / "data.npz").is_file():
+        tables = _read_archives(raw)
+    else:
+        tables = _read_tables(raw, of_benchmark=name.lower() in CLASSES)
     n = len(tables.x.rows)
     _check_count(tables.num_nodes, tables.x)
     _check_count(tables.num_nodes, tables.y)
@@ -116,10 +119,12 @@ def load_ogb(folder: Path) -> Graph:
     )
 
 
-def _read_tables(raw: Path) -> _Raw:
+def _read_tables(raw: Path, *, of_benchmark: bool) -> _Raw:
+    """Return the tables of a raw folder; the benchmark's own features are float32 by definition."""
+    x = _read(raw / "node-feat.csv.gz", np.float32 if of_benchmark else np.float64)
     return _Raw(
         edges=_read(raw / "edge.csv.gz", np.int64),
-        x=_read(raw / "node-feat.csv.gz", np.float32),
+        x=x if of_benchmark else replace(x, rows=compact_features(x.rows)),
         y=_read(raw / "node-label.csv.gz", np.float64),
         num_nodes=_read(raw / "num-node-list.csv.gz", np.int64),
         num_edges=_read(raw / "num-edge-list.csv.gz", np.int64),
@@ -129,10 +134,12 @@ def _read_tables(raw: Path) -> _Raw:
 def _read_archives(raw: Path) -> _Raw:
     path, labels = raw / "data.npz", raw / "node-label.npz"
     x, y = _array(path, "node_feat", "f", 2), _array(labels, "node_label", "iuf", 2)
+    # The largest graph is in half precision, and does not fit into memory twice.
+    narrow = compact_features(x) if x.dtype.itemsize > 4 else x.astype(np.float32, copy=False)
     sizes = [_array(path, key, "iu", 1)[:, None] for key in ("num_nodes_list", "num_edges_list")]
     return _Raw(
         edges=_Table(path, _array(path, "edge_index", "iu", 2).T, "edge", 0),
-        x=_Table(path, x.astype(np.float32, copy=False), "node", 0),
+        x=_Table(path, narrow, "node", 0),
         y=_Table(labels, y, "node", 0),
         num_nodes=_Table(path, sizes[0], "graph", 0),
         num_edges=_Table(path, sizes[1], "graph", 0),

@@ -14,6 +14,7 @@ import numpy as np
 
 from silograph.core.errors import DataError
 from silograph.core.text import printable
+from silograph.graph.read.columns import compact_features
 
 Arrays = dict[str, np.ndarray]
 MOST_LISTED = 12  # names of columns in an error
@@ -99,17 +100,17 @@ class Table:
         return replace(self, header=header, called=columns)
 
     def numbers(self, columns: Sequence[str]) -> np.ndarray:
-        """Return numeric columns, (n, F) float32.
+        """Return numeric columns, (n, F), of the dtype that `compact_features` chooses.
 
         Raises:
             DataError: a cell that is no finite number in float32.
         """
         places = [self.header.index(column) for column in columns]
-        x = np.empty((len(self.rows), len(columns)), dtype=np.float32)
-        with np.errstate(over="ignore"):  # what float32 cannot hold is reported as infinite
-            for row, cells in enumerate(self.rows):
-                values = [to_number(cells[place]) for place in places]
-                x[row] = [np.nan if value is None else value for value in values]
+        wide = np.empty((len(self.rows), len(columns)), dtype=np.float64)
+        for row, cells in enumerate(self.rows):
+            values = [to_number(cells[place]) for place in places]
+            wide[row] = [np.nan if value is None else value for value in values]
+        x = compact_features(wide)
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             row, column = bad[0]

@@ -23,6 +23,7 @@ from silograph.graph.graph import Features, Graph, Split, fingerprint, normalize
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import choose_split, drawn_split
+from silograph.graph.read.columns import compact_features
 
 TIME = "time"  # the column of ratings that splits may go by
 
@@ -61,7 +62,7 @@ class Silo:
         name: the client's name.
         node_id: (n,) own keys of the nodes, int64 or strings; only other owners of the silo's
             cross-silo edges know them.
-        x: (n, F) features, dense float32 or CSR with float32 values.
+        x: (n, F) features as in `Graph`.
         y: labels as in `Graph`, (n,) or (n, T) int64, -1 where missing.
         num_classes: number of classes, or of label bits.
         class_names: their names, or empty.
@@ -272,7 +273,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
 
     Args:
         silos: their data.
-        block: all of them as one block, with float32 features or wider.
+        block: all of them as one block.
         route: who answers for each halo slot.
     """
     node_id = _joined_ids(silos)
@@ -292,9 +293,11 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     here = torch.from_numpy(order)
     x: Features
     if isinstance(block.x, SparseRows):
-        x = block.x.csr.select_rows(here).to("cpu", torch.float32)
+        sparse = block.x.csr.select_rows(here)
+        assert sparse.values is not None  # features always carry values
+        x = sparse.with_values(torch.from_numpy(compact_features(sparse.values.numpy())))
     else:
-        x = block.x[here].float()
+        x = torch.from_numpy(compact_features(block.x[here].numpy()))
     holder, split = owners(block.off)[here], block.split
     graph = Graph(
         adj=replace(adj, values=None),

@@ -294,8 +294,8 @@ def _cells(name: str, column: np.ndarray) -> list[str]:
     if name == "weight":
         return [repr(value) for value in column.tolist()]  # as many digits as it takes
     if column.dtype.kind == "f":
-        # As few digits as tell it apart in its own type.
-        return [cell.removesuffix(".0") for cell in column.astype(str).tolist()]
+        # All digits, since tables are read in float64: with fewer, standardized features differ.
+        return [repr(value).removesuffix(".0") for value in column.tolist()]
     cells = [str(value) for value in column.tolist()]
     if name.startswith("label") and column.dtype.kind == "i":
         return ["" if cell == str(MISSING) else cell for cell in cells]
