@@ -100,9 +100,7 @@ def _sparse_npz(path: Path, table: NodeTable) -> Graph:
 
 
 def _arrays(path: Path, table: NodeTable) -> Graph:
-    return from_arrays(
-        x=table.x, y=table.labels, edge_index=table.edge_index, node_id=table.ids
-    )
+    return from_arrays(x=table.x, y=table.labels, edge_index=table.edge_index, node_id=table.ids)
 
 
 def _sparse(path: Path, table: NodeTable) -> Graph:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from every_reader import READERS, Reader, dense, numeric_table
 
 every_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
