@@ -118,7 +118,7 @@ def _pyg(path: Path, table: NodeTable) -> Graph:
 
 
 def _networkx(path: Path, table: NodeTable) -> Graph:
-    graph = nx.Graph()
+    graph: Any = nx.Graph()
     for key, label, row in zip(table.ids, table.labels, table.x.tolist(), strict=True):
         graph.add_node(key, x=row, y=label)
     graph.add_edges_from((table.ids[a], table.ids[b]) for a, b in table.edge_index.T)
@@ -170,7 +170,7 @@ def write_silo(path: Path, table: NodeTable, format: str) -> None:
         if format == "npz" and stem == "features":
             np.savez(path / "features.npz", x=table.x)
         elif format == "npz":
-            arrays = {name: np.array(column) for name, column in columns.items()}
+            arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
             np.savez(path / f"{stem}.npz", **arrays)
         elif format == "parquet":
             arrow = pytest.importorskip("pyarrow")
