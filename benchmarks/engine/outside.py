@@ -34,7 +34,6 @@ KERNELS = (
     "silograph.nn.kernels.training.predict",
     "silograph.nn.kernels.optim.rest",
     "silograph.task.count_kernels.tally",
-    "silograph.task.count_kernels.histogram",
     "silograph.federation.fold_kernel.add_rows",
     "silograph.federation.fold_kernel.add_slices",
     "silograph.federation.fold_kernel.compare",

@@ -1,4 +1,4 @@
-"""Sums of scores that no score can give are refused, whoever sends them."""
+"""Histograms that no counts can have are refused, whoever sends them."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from silograph.core.payload import Stacked
 from silograph.evaluation.evaluation_steps import server_steps
 from silograph.federation.field_specs import Extent
 from silograph.federation.program import Call, calls_of
+from silograph.task.counts import CountRules
 
 EXTENT = Extent(1, torch.float32, {})
 
@@ -22,12 +23,13 @@ def reply_to(call: Call) -> dict[str, Stacked]:
     }
 
 
-@pytest.mark.parametrize("name", ["score.sum", "score.square"])
-@pytest.mark.parametrize("value", [1.7e308, -1.7e308])
-def test_sums_of_scores_are_those_of_scores(name: str, value: float) -> None:
-    call = next(calls_of(server_steps(model_of("gcn", 7, 3), Key.of(0))))
+@pytest.mark.parametrize("part", ["val", "test"])
+@pytest.mark.parametrize("value", [-1, 1, 2**31 - 1])
+def test_a_histogram_is_that_of_the_counts_beside_it(part: str, value: int) -> None:
+    rules = CountRules(val_histogram=True)
+    call = next(calls_of(server_steps(model_of("gcn", 7, 3), Key.of(0), rules)))
     reply = reply_to(call)
     call.check_reply({}, reply, EXTENT)
-    reply[name].t[0, 1] = value
-    with pytest.raises(ProtocolError, match=f"expected values .* for '{name}' in reply of judge_"):
+    reply[f"{part}.histogram"].t[0, 1, 1, 7] = value
+    with pytest.raises(ProtocolError, match=r"^expected .* in reply of judge_server"):
         call.check_reply({}, reply, EXTENT)

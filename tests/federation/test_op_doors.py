@@ -11,7 +11,7 @@ from torch import Tensor
 from doors import KEY, C, Case, CutBlock, F, H, K, MakeGraph, case_of, refused
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State
-from silograph.evaluation.evaluate import bin_own, judge_own
+from silograph.evaluation.evaluate import judge_own
 from silograph.exchange.collect import ROWS, SLOT, choose, local_graph, serve
 from silograph.exchange.stages import begin, contribute
 from silograph.federation.base import Sum, WeightedMean
@@ -49,14 +49,11 @@ def test_the_weights_of_a_pass_are_shared(case: Case) -> None:
 @TIERS
 def test_logits_of_another_model_are_not_judged(case: Case, kernels: str) -> None:
     j = len(judges_of(case.block).rows)
-    scale = {name: Shared(torch.ones(K)) for name in ("mean", "deviation")}
     for odd in (torch.zeros(1, 65536), torch.zeros(j, 2), torch.zeros(j, K)):
         state = {"own/logits": Stacked(odd)}
         text = f"^expected own/logits of shape \\({j}, 3\\) in torch.float64, got"
         with pytest.raises(ProtocolError, match=text):
             judge_own(case.config(kernels), case.block, state, {}, KEY)
-        with pytest.raises(ProtocolError, match=text):
-            bin_own(case.config(kernels), case.block, state, scale, KEY)
     rows = judged_rows(case.block, torch.zeros(j, K), case.block.client, C)
     assert int(tally(rows)["test.nodes"].sum()) == int(case.block.split.test.sum())
 

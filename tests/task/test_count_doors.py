@@ -1,4 +1,4 @@
-"""Counting refuses rows and scales that are none, and no score is binned beside the bins."""
+"""Counting refuses rows that are none, and no score is counted beside the bins."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from doors import K
 from silograph.core.errors import ProtocolError
 from silograph.graph.graph import LabelForm
-from silograph.task.counts import BINS, JudgedRows, histogram, tally
+from silograph.task.counts import JudgedRows, tally
 
 pytest.importorskip("numba")
 
@@ -37,9 +37,6 @@ def tier(rows: JudgedRows, kernels: str) -> JudgedRows:
     return replace(rows, compiled=kernels == "compiled")
 
 
-SCALE = torch.zeros(K, dtype=torch.float64), torch.ones(K, dtype=torch.float64)
-
-
 @TIERS
 @pytest.mark.parametrize(
     ("rows", "text"),
@@ -57,73 +54,19 @@ SCALE = torch.zeros(K, dtype=torch.float64), torch.ones(K, dtype=torch.float64)
     ],
 )
 def test_rows_that_cannot_be_judged_are_refused(kernels: str, rows: JudgedRows, text: str) -> None:
-    for count in (tally, lambda r: histogram(r, *SCALE)):
-        with pytest.raises(ProtocolError, match=f"^{text}"):
-            count(tier(rows, kernels))
-
-
-@TIERS
-@pytest.mark.parametrize(
-    ("mean", "deviation", "text"),
-    [
-        ([0.0, NAN, 0.0], [1.0] * 3, "expected finite means and finite deviations above 0, got"),
-        ([0.0, INF, 0.0], [1.0] * 3, "expected finite means and finite deviations above 0, got"),
-        ([0.0] * 3, [1.0, 0.0, 1.0], "expected finite means and finite deviations above 0, got"),
-        ([0.0] * 3, [1.0, -1.0, 1.0], "expected finite means and finite deviations above 0, got"),
-        ([0.0] * 3, [1.0, NAN, 1.0], "expected finite means and finite deviations above 0, got"),
-        ([0.0] * 3, [1.0, INF, 1.0], "expected finite means and finite deviations above 0, got"),
-        ([0.0] * 2, [1.0] * 3, r"expected a mean of shape \(3,\), floating point, got \(2,\) in"),
-        ([0.0] * 3, [1.0], r"expected a deviation of shape \(3,\), floating point, got \(1,\) in"),
-        ([0, 0, 0], [1.0] * 3, r"expected a mean of shape \(3,\), floating point, got \(3,\) in"),
-    ],
-)
-def test_scales_that_are_none_are_refused(
-    kernels: str, mean: list[float], deviation: list[float], text: str
-) -> None:
-    given = [torch.tensor(t) for t in (mean, deviation)]
     with pytest.raises(ProtocolError, match=f"^{text}"):
-        histogram(tier(judged(), kernels), given[0], given[1].double())
+        tally(tier(rows, kernels))
 
 
 @TIERS
-@pytest.mark.parametrize("deviation", [5e-324, 1e-300, 1e-9, 1.0, 1e300])
-@pytest.mark.parametrize("mean", [0.0, -1e308, 1e308, 1e-320])
-def test_every_score_has_a_bin_on_every_scale(kernels: str, mean: float, deviation: float) -> None:
-    rows = judged("multilabel", logits=torch.tensor([[0.0, NAN, 1.0]] * 4).double())
+@pytest.mark.parametrize("task", ["multiclass", "multilabel"])
+def test_every_score_has_a_bin(kernels: str, task: LabelForm) -> None:
+    rows = judged(task, logits=torch.tensor([[0.0, NAN, 1.0]] * 4).double())
+    rows.logits[2] = torch.tensor([-90.0, 1e300, 90.0])
     rows.logits[3] = torch.tensor([INF, -INF, 1e-320])
-    scale = (torch.full((K,), t, dtype=torch.float64) for t in (mean, deviation))
-    counts = histogram(tier(rows, kernels), *scale)
-    assert int(counts.sum()) == 9  # three rows for testing, three bits each
-
-
-def by_kernel(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
-    """The compiled histogram without a look at the scale."""
-    from silograph.task import count_kernels
-    from silograph.task.counts import CLIP
-
-    counts = torch.zeros(rows.groups, K, 2, BINS, dtype=torch.int32)
-    given = rows.logits, rows.y[:, None], rows.val, rows.group
-    logits, y, val, group = (t.numpy() for t in given)
-    scale = mean.numpy(), deviation.numpy()
-    count_kernels.histogram(logits, y, val, group, False, CLIP, *scale, counts.numpy())
-    return counts
-
-
-@pytest.mark.parametrize("deviation", [NAN, INF, -INF, 0.0, -0.0, -1.0, 5e-324, 1e300, 1.0])
-@pytest.mark.parametrize("mean", [NAN, INF, -INF, 0.0, 1e308])
-def test_binning_itself_stays_in_its_bins(
-    monkeypatch: pytest.MonkeyPatch, mean: float, deviation: float
-) -> None:
-    """Whatever the scale, both tiers put what is no number into the first bin."""
-    monkeypatch.setattr("silograph.task.counts.check_scale", lambda *_: None)
-    logits = torch.tensor([[0.0, 1.0, 2.0], [5.0, 0.0, 0.0], [0.0, NAN, 0.0], [-90.0, 0.0, 90.0]])
-    rows = judged(logits=logits.double())
-    scale = [torch.full((K,), t, dtype=torch.float64) for t in (mean, deviation)]
-    ours, theirs = by_kernel(rows, *scale), histogram(rows, *scale)
-    assert torch.equal(ours, theirs)
-    assert int(ours.sum()) == 9
-    if mean != mean or deviation != deviation:
-        assert int(ours[..., 0].sum()) == 9
+    counts = tally(tier(rows, kernels), val_histogram=True)
+    assert int(counts["test.histogram"].sum()) == 9  # three rows for testing, three classes each
+    assert int(counts["val.histogram"].sum()) == 3
 
 
 @TIERS
@@ -157,8 +100,6 @@ def test_rows_with_other_labels_masks_or_clients_are_counted_anew(kernels: str) 
         plain = tally(replace(tier(judged(), kernels), **other))
         found = tally(replace(rows, **other))
         assert all(torch.equal(found[name], t) for name, t in plain.items())
-        bins = histogram(replace(rows, **other), *SCALE)
-        assert torch.equal(bins, histogram(replace(tier(judged(), kernels), **other), *SCALE))
 
 
 def test_a_model_with_fewer_outputs_is_refused_for_labels_that_are_known() -> None:

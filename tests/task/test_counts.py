@@ -6,11 +6,11 @@ returns just these.
 C: clients. K: classes or label bits. B: bins.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, State, named
 from silograph.evaluation.evaluate import (
-    bin_own,
-    bin_server,
     counts_of,
     judge_own,
     judge_server,
@@ -38,14 +36,16 @@ from silograph.graph.partition.partition import Partition
 from silograph.nn.backends import BACKENDS, TORCH
 from silograph.nn.model import Model
 from silograph.task.counts import (
+    ALL_COUNTS,
     BINS,
     CLIP,
+    STEEPNESS,
+    CountRules,
     JudgedRows,
-    histogram,
+    bins_of,
     judged_mask,
     judged_rows,
     log_odds,
-    score_scale,
     tally,
 )
 from silograph.task.loss import node_loss
@@ -88,7 +88,7 @@ def rows_of(block: ClientBlock, group: Tensor | None = None, groups: int = 0) ->
 
 def pooled(rows: JudgedRows) -> dict[str, Tensor]:
     fields = tally(rows)
-    return {**fields, "test.histogram": histogram(rows, *score_scale(fields)).sum(0)}
+    return {**fields, "test.histogram": fields["test.histogram"].sum(0)}
 
 
 def free_rows(logits: Tensor, y: Tensor) -> JudgedRows:
@@ -105,7 +105,9 @@ def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def config(model: Model) -> SimpleNamespace:
-    return SimpleNamespace(model=model, backend=TORCH, relevant=None)
+    return SimpleNamespace(
+        model=model, backend=TORCH, relevant=None, count_rules=CountRules(val_histogram=True)
+    )
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -122,8 +124,7 @@ def shapes_of_a_tally(clients: int) -> Shapes:
         expected[f"{part}.loss"] = ((clients,), torch.float64)
         for name in ("known", "tp", "fp", "fn"):
             expected[f"{part}.{name}"] = ((clients, K), torch.int32)
-    both = {f"score.{name}": ((clients, K), torch.float64) for name in ("sum", "square")}
-    return expected | both
+    return expected | {"test.histogram": ((clients, K, 2, BINS), torch.int32)}
 
 
 @TASKS
@@ -158,10 +159,10 @@ def test_counts_equal_a_loop_over_nodes(
         torch.testing.assert_close(got[f"{part}.loss"], sums, rtol=1e-10, atol=1e-10)
 
 
-def scores_by_hand(block: ClientBlock) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-odds, truth and known of test nodes, (t, K)."""
+def scores_by_hand(block: ClientBlock, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-odds, truth and known of nodes (n,) bool, (t, K)."""
     assert isinstance(block.x, Tensor)
-    x, y = block.x[block.split.test], block.y[block.split.test]
+    x, y = block.x[mask], block.y[mask]
     if y.dim() == 1:
         p = x.softmax(1)
         true = y[:, None] == torch.arange(K)
@@ -170,23 +171,43 @@ def scores_by_hand(block: ClientBlock) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @TASKS
-def test_the_histogram_holds_every_judged_label_in_its_bin(
+def test_the_histograms_hold_every_judged_label_in_its_bin(
     make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm
 ) -> None:
     block, _ = case(make_graph, cut_block, task)
-    mean, deviation = torch.tensor([0.3, -0.2, 0.0]), torch.tensor([1.7, 0.4, 1.0])
-    got = histogram(rows_of(block), mean.double(), deviation.double())
-    scores, true, known = scores_by_hand(block)
-    expected = torch.zeros(CLIENTS, K, 2, BINS, dtype=torch.int32)
-    client = block.client[block.split.test]
-    for i, k in known.nonzero().tolist():
-        z = (float(scores[i, k]) - float(mean[k])) / float(deviation[k])
-        expected[client[i], k, int(true[i, k]), int((1 + z / (1 + abs(z))) / 2 * BINS)] += 1
-    assert torch.equal(got, expected)
-    fields = tally(rows_of(block))
-    assert torch.equal(got.sum(dim=(2, 3)).int(), fields["test.known"])
-    right = fields["test.tp"] + fields["test.fn"]
-    assert torch.equal(got[:, :, 1].sum(dim=2).int(), right)
+    fields = tally(rows_of(block), val_histogram=True)
+    for part, mask in (("val", block.split.val), ("test", block.split.test)):
+        scores, true, known = scores_by_hand(block, mask)
+        expected = torch.zeros(CLIENTS, K, 2, BINS, dtype=torch.int32)
+        client = block.client[mask]
+        middle = math.log(K - 1) if task == "multiclass" else 0.0
+        for i, k in known.nonzero().tolist():
+            z = STEEPNESS * (float(scores[i, k]) + middle)
+            expected[client[i], k, int(true[i, k]), int((1 + z / (1 + abs(z))) / 2 * BINS)] += 1
+        got = fields[f"{part}.histogram"]
+        assert torch.equal(got, expected)
+        assert torch.equal(got.sum(dim=(2, 3)).int(), fields[f"{part}.known"])
+        right = fields[f"{part}.tp"] + fields[f"{part}.fn"]
+        assert torch.equal(got[:, :, 1].sum(dim=2).int(), right)
+    del fields["val.histogram"]
+    assert all(torch.equal(fields[name], t) for name, t in tally(rows_of(block)).items())
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7, 1000])
+def test_bins_ascend_with_the_score_and_hold_a_model_that_knows_nothing_in_the_middle(
+    classes: int,
+) -> None:
+    scores = torch.linspace(-CLIP, CLIP, 20_001, dtype=torch.float64)
+    bins = bins_of(scores, classes)
+    assert bool((bins.diff() >= 0).all())
+    assert bool((bins >= 0).all())
+    assert bool((bins < BINS).all())
+    assert bins[0] == 0
+    if classes < 1000:  # of many classes hardly a score is above the middle
+        assert bins[-1] == BINS - 1
+    alike = log_odds(torch.full((3, classes), 0.1), "multiclass") if classes > 1 else None
+    if alike is not None:
+        assert bins_of(alike, classes).unique().tolist() == [BINS // 2]
 
 
 def groupings(rows: int) -> list[tuple[Tensor, int]]:
@@ -200,25 +221,6 @@ def groupings(rows: int) -> list[tuple[Tensor, int]]:
 
 
 @TASKS
-@pytest.mark.parametrize(("offset", "spread"), [(0.0, 1.0), (5.0, 1e-3), (20.0, 1e-6)])
-def test_the_scale_is_that_of_all_scores_however_clients_are_grouped(
-    make_graph: MakeGraph, cut_block: MakeBlock, task: LabelForm, offset: float, spread: float
-) -> None:
-    block, _ = case(make_graph, cut_block, task, 300)
-    assert isinstance(block.x, Tensor)
-    block = replace(block, x=spread * block.x + offset * torch.tensor([1.0, 0.9, 0.8]))
-    rows = rows_of(block)
-    scores = log_odds(rows.logits, task)[~rows.val].numpy()
-    known = scores_by_hand(block)[2].numpy()
-    means = [scores[known[:, k], k].mean() for k in range(K)]
-    deviations = [scores[known[:, k], k].std() for k in range(K)]
-    for group, groups in [(block.client, CLIENTS), *groupings(len(block.y))]:
-        mean, deviation = score_scale(tally(rows_of(block, group, groups)))
-        np.testing.assert_allclose(mean, means, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(deviation, deviations, rtol=1e-6, atol=0)
-
-
-@TASKS
 @pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "stacked"])
 def test_counts_of_a_block_are_counts_of_blocks_of_one(
@@ -229,28 +231,22 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
     own = [model.init_weights(Key.of(c if personal else 0), torch.float64) for c in range(CLIENTS)]
     weights = {k: torch.stack([p[k] for p in own]) for k in own[0]}
 
-    def ask(part: ClientBlock, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Replies of the two ops for the server's model, or for the clients' own."""
+    def ask(part: ClientBlock, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The reply about the server's model, or about the clients' own."""
         cfg, key, state = config(model), Key.of(0), no_logits(model, part)
-        scale = {"mean": Shared(torch.zeros(K)), "deviation": Shared(torch.ones(K))}
-        after: State = state
         if personal:
-            after, reply = judge_own(
-                cfg, part, state | remembered(model.forward(tensors, part), part), {}, key
-            )
-            _, bins = bin_own(cfg, part, after, scale, key)
+            own = remembered(model.forward(tensors, part), part)
+            _, reply = judge_own(cfg, part, state | own, {}, key)
         else:
             inbox = {name: Shared(w) for name, w in named("weights", tensors).items()}
-            after, reply = judge_server(cfg, part, state, inbox, key)
-            _, bins = bin_server(cfg, part, after, scale, key)
-        return {name: field.t for name, field in reply.items()}, bins["test.histogram"].t
+            _, reply = judge_server(cfg, part, state, inbox, key)
+        return {name: field.t for name, field in reply.items()}
 
-    got, got_bins = ask(block, weights if personal else own[0])
+    got = ask(block, weights if personal else own[0])
     for c in range(CLIENTS):
         mine = {k: w[c : c + 1] for k, w in weights.items()} if personal else own[0]
-        one, bins = ask(block.take(torch.tensor([c])), mine)
+        one = ask(block.take(torch.tensor([c])), mine)
         same(one, {name: value[c : c + 1] for name, value in got.items()})
-        assert torch.equal(bins, got_bins[c : c + 1])
 
 
 @TASKS
@@ -263,18 +259,16 @@ def test_a_tally_by_other_groups_is_the_same_counts_sorted_anew(
     for group, groups in groupings(len(block.y)):
         rows = rows_of(block, group, groups)
         got = tally(rows)
-        scale = score_scale(got)
+        assert torch.equal(got["test.histogram"].sum(0), everyone["test.histogram"])
         for name, value in got.items():
-            if name != "score.square":  # from the client's own mean
+            if name != "test.histogram":
                 total = everyone[name].sum(0).to(value.dtype)
                 torch.testing.assert_close(value.sum(0).to(value.dtype), total, rtol=1e-10, atol=0)
-        assert torch.equal(histogram(rows, *scale).sum(0), everyone["test.histogram"])
         for g in range(groups):
             mine = group == g
             alone = replace(block, split=Split(split.train, split.val & mine, split.test & mine))
             one = rows_of(alone, torch.zeros_like(group), 1)
             same({name: value[g : g + 1] for name, value in got.items()}, tally(one))
-            assert torch.equal(histogram(rows, *scale)[g : g + 1], histogram(one, *scale))
 
 
 @TASKS
@@ -293,12 +287,14 @@ def test_what_clients_return_is_what_one_process_counts(
     fed.call(begin, {}, what=Kind.CONTROL, key=Key.of(0))
     same(
         server_counts(fed, weights, Key.of(0)),
-        counts_of(rows_here(TORCH, model, weights, block, block.client, CLIENTS)),
+        counts_of(
+            rows_here(TORCH, model, weights, block, block.client, CLIENTS), val_histogram=True
+        ),
     )
     # Nobody has trained: to them all classes are alike.
     zeros = torch.zeros(int(judged_mask(block).sum()), K, dtype=torch.float64)
     own = own_counts(fed, Key.of(0))
-    same(own, pooled(judged_rows(block, zeros, block.client, CLIENTS)))
+    same(own, counts_of(judged_rows(block, zeros, block.client, CLIENTS), val_histogram=True))
     assert own["test.histogram"].shape == (K, 2, BINS)
     assert auc_of(own["test.histogram"]) == 0.5
 
@@ -309,8 +305,7 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
 ) -> None:
     model, weights = identity(task)
     cfg, key = config(model), Key.of(0)
-    bins = {"test.histogram": ((CLIENTS, K, 2, BINS), torch.int32)}
-    scale = {"mean": Shared(torch.zeros(K)), "deviation": Shared(torch.ones(K))}
+    cfg.count_rules = ALL_COUNTS
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
     # As many nodes as B or K or more: no shape may be that of rows by chance.
     for n in (20, 60, 300):
@@ -318,12 +313,10 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
         untrained: State = no_logits(model, block)
         trained: State = {**untrained, **remembered(model.forward(weights, block), block)}
         for state in (untrained, trained):
-            for judge, sort in ((judge_server, bin_server), (judge_own, bin_own)):
-                after, reply = judge(cfg, block, state, inbox, key)
+            for judge in (judge_server, judge_own):
+                _, reply = judge(cfg, block, state, inbox, key)
                 fields = {name: field.t for name, field in reply.items()}
                 assert shapes(fields) == shapes_of_a_tally(CLIENTS)
-                _, reply = sort(cfg, block, after, scale, key)
-                assert shapes({name: field.t for name, field in reply.items()}) == bins
 
 
 @TASKS
@@ -400,10 +393,10 @@ def test_logits_that_are_no_numbers_rank_lowest_and_infinite_ones_at_the_ends(
     assert bins.sum(dim=(1, 2)).tolist() == [40] * K
     # The three rows sit at the ends, beyond all others.
     filled = bins[0].sum(0).nonzero()[:, 0]
-    for row, end in ((0, 0), (1, -1), (2, 0)):
-        one = free_rows(logits[row : row + 1], y[row : row + 1])
-        scale = score_scale(tally(free_rows(logits, y)))
-        assert bool(histogram(one, *scale)[0, 0, :, filled[end]].any())
+    assert filled[[0, -1]].tolist() == [0, BINS - 1]
+    for row, end in ((0, 0), (1, BINS - 1), (2, 0)):
+        one = pooled(free_rows(logits[row : row + 1], y[row : row + 1]))
+        assert bool(one["test.histogram"][0, :, end].any())
 
 
 @TASKS
@@ -437,13 +430,15 @@ def test_clients_without_judged_nodes_count_nothing(make_graph: MakeGraph, task:
     for name, value in tally(rows_of(block)).items():
         assert not value[1].any()
         assert bool(value[0].any()) != name.startswith("val.")
-    assert not histogram(rows_of(block), torch.zeros(K), torch.ones(K))[1].any()
     # And a block in which nobody judges.
     nobody = make_block(graph, partition, Split(~first | first, first & False, first & False))[0]
     empty = pooled(rows_of(nobody))
-    bins = empty.pop("test.histogram")
-    assert shapes(empty) == shapes_of_a_tally(2)
-    assert not any(t.any() for t in (*empty.values(), bins))
+    empty["test.histogram"] = empty["test.histogram"].expand(2, K, 2, BINS)
+    assert shapes(empty) == {
+        name: (shape, torch.int64 if "histogram" in name else dtype)
+        for name, (shape, dtype) in shapes_of_a_tally(2).items()
+    }
+    assert not any(t.any() for t in empty.values())
 
 
 def test_counting_uses_no_dropout_and_no_gradient(

@@ -29,7 +29,8 @@ def tallied(form: LabelForm, seed: int, rows: int = 40) -> dict[str, Tensor]:
         y = torch.randn(rows, generator=draw)
     val, group = torch.rand(rows, generator=draw) < 0.5, torch.arange(rows) % 2
     seen = torch.rand(rows, generator=draw) < 0.5 if form == "rating" else None
-    return task_of(form).tally(JudgedRows(logits, y, val, group, 2, form, seen=seen))
+    judged = JudgedRows(logits, y, val, group, 2, form, seen=seen)
+    return task_of(form).tally(judged, val_histogram=True)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -55,12 +56,11 @@ def changed(counts: Mapping[str, Tensor], name: str, value: float) -> dict[str, 
         ("multiclass", "test.fp", 2**31 - 1, "at most as many hits and misses"),
         ("multiclass", "test.fn", 0, "one label and one prediction of each of"),
         ("multiclass", "val.known", 2**31 - 1, "at most as many known labels as val nodes"),
+        ("multiclass", "test.histogram", 1000, "a histogram of as many test nodes by class as"),
         ("multiclass", "val.nodes", 1000, "one label and one prediction of each of"),
-        ("multiclass", "score.sum", 1e9, "scores within 50 of 0"),
-        ("multiclass", "score.square", 1e9, "scores within 50 of 0"),
         ("multilabel", "val.fn", 100, "at most as many hits and misses"),
         ("multilabel", "test.known", 100, "at most as many known labels"),
-        ("multilabel", "score.sum", -1e9, "scores within 50 of 0"),
+        ("multilabel", "val.histogram", 1000, "a histogram of as many val nodes by class as"),
         ("node_value", "test.known", 100, "at most as many known labels"),
         ("rating", "val.seen.nodes", 2**31 - 1, "at most as many seen and unseen ratings"),
     ],

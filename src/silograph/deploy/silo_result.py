@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import sync_folder, write_atomic
@@ -26,7 +25,6 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, rows_left
 from silograph.experiment.report.silo_page import write_silo_report
-from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.experiment.result_files import MODEL, RECOMMENDER, REPORT, RESULT
 from silograph.experiment.run.recommender import make_recommender
 from silograph.experiment.run.trained_model import TrainedModel
@@ -224,9 +222,7 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
         return found
     task = task_of(run.method_config.model.task)
     for view, whose in views.items():
-        counts: Mapping[str, Tensor] = counts_left(
-            run.method_config, run.block, state, whose, validation=scores_extra(run.config)
-        )
+        counts = counts_left(run.method_config, run.block, state, whose)
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:

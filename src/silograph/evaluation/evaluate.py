@@ -1,16 +1,18 @@
-"""Judging models at the clients: ops, and the server's two steps through them.
+"""Scoring models at the clients: ops, and the server's calls of them.
+
+All counts of a client come in one reply, histograms included, as their bins are fixed
+(`silograph.task.counts`). The server adds histograms up over clients and keeps the sums.
 
 A client keeps the logits of its judged rows as state; they never leave. `server/logits` are those
 of the server's model, `own/logits` those of the client's own model, which training leaves there
 (`remembered`).
 
-`cfg` is whatever the method's ops are given; it has `model` and `backend`.
+`cfg` is whatever the method's ops are given; it has `model`, `backend` and `count_rules`.
 
 C: clients. n: rows. j: judged rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -35,24 +37,16 @@ from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import divisible
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.stages import end, logits_of
-from silograph.federation.base import Federation, Op, Sum, positions_of
+from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
 from silograph.nn.doors import dtype_of
-from silograph.task.counts import (
-    SCORE_SUMS,
-    JudgedRows,
-    histogram,
-    judged_mask,
-    judged_rows,
-    judges_of,
-    score_scale,
-)
+from silograph.task.counts import CountRules, JudgedRows, judged_mask, judged_rows, judges_of
 from silograph.task.registry import task_of
 
-HISTOGRAM, VAL_HISTOGRAM = "test.histogram", "val.histogram"
+HISTOGRAM = ".histogram"  # ends the names of histograms
 TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
 
 
@@ -104,7 +98,7 @@ def judge_server(
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     new |= ranked(cfg, "server", weights, graph, tables)
-    return new, _tallied(rows_left(cfg, block, new, "server"))
+    return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
 
 
 def judge_own(
@@ -112,7 +106,7 @@ def judge_own(
 ) -> tuple[State, Payload]:
     """Judge each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    return state, _tallied(rows_left(cfg, block, state, "own"))
+    return state, _reply_with_counts(cfg, rows_left(cfg, block, state, "own"))
 
 
 def judge_exchanged(
@@ -125,7 +119,7 @@ def judge_exchanged(
     del inbox, key
     logits = judged_logits(logits_of(cfg.model, state), block)
     new = {**end(state), "server/logits": logits, "own/logits": logits}
-    return new, _tallied(rows_left(cfg, block, new, "server"))
+    return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
 
 
 def judge_left(
@@ -134,117 +128,34 @@ def judge_left(
     """Judge what a pass has left of the server's model. In: nothing. Out: see `Task.tally`."""
     del inbox, key
     new = {**end(state), "server/logits": judged_logits(logits_of(cfg.model, state), block)}
-    return new, _tallied(rows_left(cfg, block, new, "server"))
+    return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
 
 
-def bin_server(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Sort the scores just judged into bins. In: `mean`, `deviation` (K,). Out: the histogram."""
-    del key
-    counts = histogram(
-        rows_left(cfg, block, state, "server"), inbox["mean"].t, inbox["deviation"].t
-    )
-    return state, {HISTOGRAM: Stacked(counts)}
+def _reply_with_counts(cfg: Any, rows: JudgedRows) -> dict[str, Stacked]:
+    """Return the reply that reports the counts of a model."""
+    return {name: Stacked(t) for name, t in tally_by_client(rows, cfg.count_rules).items()}
 
 
-def bin_own(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: the histogram."""
-    del key
-    counts = histogram(rows_left(cfg, block, state, "own"), inbox["mean"].t, inbox["deviation"].t)
-    return state, {HISTOGRAM: Stacked(counts)}
+def tally_by_client(rows: JudgedRows, rules: CountRules) -> dict[str, Tensor]:
+    """Return what clients report of judged rows, each (C, ...); see `Task.tally`."""
+    return task_of(rows.task).tally(rows, val_histogram=rules.val_histogram)
 
 
-def bin_server_val(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Sort scores of validation nodes into bins. In: `mean`, `deviation` (K,). Out: histogram."""
-    del key
-    rows, (mean, deviation) = rows_left(cfg, block, state, "server"), _scale(inbox)
-    return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
-
-
-def bin_own_val(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """The same for the clients' own models. In: `mean`, `deviation` (K,). Out: histogram."""
-    del key
-    rows, (mean, deviation) = rows_left(cfg, block, state, "own"), _scale(inbox)
-    return state, {VAL_HISTOGRAM: Stacked(val_histogram(rows, mean, deviation))}
-
-
-def _scale(inbox: Payload) -> tuple[Tensor, Tensor]:
-    return inbox["mean"].t, inbox["deviation"].t
-
-
-def val_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return what `histogram` does, of validation nodes."""
-    return histogram(replace(rows, val=~rows.val), mean, deviation)
-
-
-def _tallied(rows: JudgedRows) -> dict[str, Stacked]:
-    fields = task_of(rows.task).tally(rows)
-    return {name: Stacked(t) for name, t in fields.items()}
-
-
-def tallied_counts(
-    fed: Federation, judge: Op, sort: Op, inbox: Payload, key: Key
-) -> dict[str, Tensor]:
-    """Ask all clients for counts, then for histograms on the scale that the counts give.
-
-    Counts of tasks without histograms have no sums to work out a scale from.
-    """
+def call_for_counts(fed: Federation, judge: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
+    """Return the counts of all clients (C, ...), histograms (K, 2, B) added up."""
     reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
-    return _with_histograms(fed, sort, {name: field.t for name, field in reply.items()}, key)
+    return sum_histograms({name: field.t for name, field in reply.items()})
 
 
-def _with_histograms(
-    fed: Federation, sort: Op, fields: dict[str, Tensor], key: Key
-) -> dict[str, Tensor]:
-    """Ask all clients for histograms on the scale that their counts give, if the task has any."""
-    if SCORE_SUMS[0] not in fields:
-        return fields
-    return _with_bins(fed, sort, fields, score_scale(fields), HISTOGRAM, key)
-
-
-def _with_bins(
-    fed: Federation,
-    sort: Op,
-    fields: Mapping[str, Tensor],
-    scale: tuple[Tensor, Tensor],
-    name: str,
-    key: Key,
-) -> dict[str, Tensor]:
-    inbox = {"mean": Shared(scale[0]), "deviation": Shared(scale[1])}
-    bins = fed.call(sort, inbox, what=Kind.EVALUATION, key=key, reduce=Sum())
-    return {**fields, name: bins[name].t}
-
-
-def with_validation(
-    fed: Federation, fields: Mapping[str, Tensor], whose: Literal["server", "own"], key: Key
-) -> dict[str, Tensor]:
-    """Return counts that have just been asked for, with histograms of validation nodes.
-
-    Runs that pick their round by the AUC ask for them. The scale is that of the counts, which is
-    fine where scores are many; it needs no labels.
-    """
-    sort = bin_server_val if whose == "server" else bin_own_val
-    return _with_bins(fed, sort, fields, _val_scale(fields), VAL_HISTOGRAM, key)
-
-
-def _val_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the scale of test scores; a plain one for classes that no test node is scored for."""
-    mean, deviation = score_scale(fields)
-    none = fields["test.known"].sum(0) == 0
-    return mean.where(~none, 0.0), deviation.where(~none, 1.0)
+def sum_histograms(counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return counts by client (C, ...) with histograms summed over clients, (K, 2, B) int64."""
+    return {n: t.sum(0) if n.endswith(HISTOGRAM) else t for n, t in counts.items()}
 
 
 def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
     inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
-    return tallied_counts(fed, judge_server, bin_server, inbox, key)
+    return call_for_counts(fed, judge_server, inbox, key)
 
 
 def received_counts(
@@ -273,7 +184,7 @@ def received_counts(
         for name, field in reply.items():
             at = places.to(field.t.device)
             counts[name] = counts[name].to(field.t.device).index_copy(0, at, field.t)
-    return _with_histograms(fed, bin_server, counts, key)
+    return sum_histograms(counts)
 
 
 def exchanged_counts(
@@ -285,12 +196,12 @@ def exchanged_counts(
 ) -> dict[str, Tensor]:
     """The same with sums over the neighbors in all silos, those with enough behind them."""
     predict_together(fed, divisible(model), weights, key, behind=behind)
-    return tallied_counts(fed, judge_exchanged, bin_server, {}, key)
+    return call_for_counts(fed, judge_exchanged, {}, key)
 
 
 def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
-    return tallied_counts(fed, judge_own, bin_own, {}, key)
+    return call_for_counts(fed, judge_own, {}, key)
 
 
 def rows_here(
@@ -307,35 +218,25 @@ def rows_here(
 
 
 def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
-    """Return what `Task.tally` gives of logits of the judged rows, by client of the block."""
+    """Return what clients report of logits of their judged rows, by client of the block."""
     rows = judged_rows(
         block, logits.t, block.client, block.num_clients, compiled=cfg.backend.compiled
     )
-    return task_of(rows.task).tally(rows)
+    return tally_by_client(rows, cfg.count_rules)
 
 
 def counts_left(
-    cfg: Any,
-    block: ClientBlock,
-    state: State,
-    whose: Literal["server", "own"],
-    *,
-    validation: bool = False,
+    cfg: Any, block: ClientBlock, state: State, whose: Literal["server", "own"]
 ) -> dict[str, Tensor]:
     """Return the counts of `server` or `own` from what a round has left in a state."""
-    counts = counts_of(rows_left(cfg, block, state, whose), validation=validation)
+    rows = rows_left(cfg, block, state, whose)
+    counts = counts_of(rows, val_histogram=cfg.count_rules.val_histogram)
     return counts | left_rankings(state, block, whose)
 
 
-def counts_of(rows: JudgedRows, *, validation: bool = False) -> dict[str, Tensor]:
-    """Return the counts of rows in this process, with the histograms of tasks that have them.
+def counts_of(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
+    """Return the counts of rows in this process, all of them, histograms (K, 2, B) summed.
 
-    `validation`: whether with those of validation nodes, too.
+    `val_histogram`: whether validation nodes have a histogram, too.
     """
-    fields = task_of(rows.task).tally(rows)
-    if SCORE_SUMS[0] not in fields:
-        return fields
-    found = {**fields, HISTOGRAM: histogram(rows, *score_scale(fields)).sum(0)}
-    if validation:
-        found[VAL_HISTOGRAM] = val_histogram(rows, *_val_scale(fields)).sum(0)
-    return found
+    return sum_histograms(task_of(rows.task).tally(rows, val_histogram=val_histogram))

@@ -17,7 +17,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, named
-from silograph.evaluation.evaluate import bin_server, judge_left, tallied_counts
+from silograph.evaluation.evaluate import call_for_counts, judge_left
 from silograph.evaluation.evaluation_steps import judged_steps
 from silograph.evaluation.views import HALO, SILOS
 from silograph.exchange.history import finish_alone
@@ -32,6 +32,7 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.doors import check_like
 from silograph.nn.reach import gathered, messages_out
 from silograph.nn.stage_halves import before, scales_of
+from silograph.task.counts import CountRules
 
 
 @dataclass(frozen=True)
@@ -68,19 +69,19 @@ class HaloFrom:
         staged = divisible(model)
         if self.by == "sums":
             predict_together(fed, staged, weights, key, finish_alone)
-            return tallied_counts(fed, judge_left, bin_server, {}, key)
+            return call_for_counts(fed, judge_left, {}, key)
         inbox: dict[str, Any] = {n: Shared(w) for n, w in named("weights", weights).items()}
         inbox["train"] = Shared(torch.tensor(False))
         what = Kind.EVALUATION
         fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
         for told in with_sums(staged)[self.layer :]:
             pull(fed, None, serve_all, store_all, what=what, key=key, inbox=told)
-        return tallied_counts(fed, judge_left, bin_server, {}, key)
+        return call_for_counts(fed, judge_left, {}, key)
 
-    def steps(self, model: AnyModel, key: Key) -> Steps:
-        """Return the calls of `counts`."""
+    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; `rules`: what the replies hold."""
         staged, what = divisible(model), Kind.EVALUATION
-        judged = judged_steps(judge_left, bin_server, {}, model, key)
+        judged = judged_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":
             return predict_steps(staged, key, finish_alone), judged
         pulls = (

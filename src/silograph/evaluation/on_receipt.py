@@ -31,7 +31,7 @@ def score_received(
     """Return what stays in the state, and the counts (C, ...) that travel; nothing if not asked.
 
     Args:
-        cfg: of the method; what is read of it is `received`, `model` and `backend`.
+        cfg: of the method; it has `received`, `model`, `backend` and `count_rules`.
         block: the graphs on which the clients train.
         start: from which they train, see `silograph.nn.start`.
         tables: the clients', where the model has any.
@@ -61,6 +61,6 @@ def received_specs(cfg: Any) -> FieldSpecs:
     """Return what a reply has of these counts, `received/*`."""
     if not cfg.received:
         return {}
-    specs = tally_specs(cfg.model.task, cfg.model.outputs)
+    specs = tally_specs(cfg.model.task, cfg.model.outputs, cfg.count_rules)
     wanted = "" if cfg.received == "all" else VALIDATION
     return {f"{RECEIVED}/{n}": spec for n, spec in specs.items() if n.startswith(wanted)}

@@ -18,6 +18,7 @@ from silograph.evaluation.views import FETCHED, OWN, SILOS
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
 from silograph.nn.any_model import AnyModel
+from silograph.task.counts import CountRules
 
 
 class Evaluation(Protocol):
@@ -44,8 +45,8 @@ class Evaluation(Protocol):
     ) -> dict[str, Tensor]:
         """Return all clients' counts of the server's model; see `evaluate.server_counts`."""
 
-    def steps(self, model: AnyModel, key: Key) -> Steps:
-        """Return the calls of `counts`."""
+    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; `rules`: what the replies hold."""
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen where clients have fetched a share `collect` of their halo."""
@@ -73,9 +74,9 @@ class OwnGraph:
         del model
         return server_counts(fed, weights, key)
 
-    def steps(self, model: AnyModel, key: Key) -> Steps:
-        """Return the calls of `counts`."""
-        return server_steps(model, key)
+    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; `rules`: what the replies hold."""
+        return server_steps(model, key, rules)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
@@ -108,9 +109,9 @@ class AllSilos:
         """Score with sums over all silos."""
         return exchanged_counts(fed, model, weights, key, self.behind)
 
-    def steps(self, model: AnyModel, key: Key) -> Steps:
-        """Return the calls of `counts`."""
-        return exchanged_steps(model, key, self.behind)
+    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; `rules`: what the replies hold."""
+        return exchanged_steps(model, key, rules, self.behind)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""

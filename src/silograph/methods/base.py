@@ -37,6 +37,7 @@ from silograph.nn.fit import Schedule, Training
 from silograph.nn.loss_term import LossTerm
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.schedule import TrainableModel
+from silograph.task.counts import ALL_COUNTS, CountRules
 
 Options = TypeVar("Options", default=Any)
 Share = Annotated[float, Field(gt=0, le=1)]  # an option
@@ -62,6 +63,7 @@ class MethodConfig(Generic[Options]):
         limited: whether the selector's number of clients is limited, by a budget say.
         received: which nodes of their own clients score the model on with which they begin a
             round, and send the counts with what they train: none, validation nodes, or all.
+        count_rules: what replies of evaluation hold.
         behind: the least numbers of nodes and silos behind each exchanged row.
         relevant: least rating of items that rankings should have first; None: nothing is ranked.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
@@ -86,6 +88,7 @@ class MethodConfig(Generic[Options]):
     observed: bool = False
     limited: bool = False
     received: Literal["", "val", "all"] = ""
+    count_rules: CountRules = ALL_COUNTS
     behind: RowMinimum = NO_MINIMUM
     relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)

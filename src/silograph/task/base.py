@@ -75,7 +75,7 @@ class Task(Protocol):
 
     @property
     def histograms(self) -> bool:
-        """Whether clients are asked for histograms of log-odds after their counts."""
+        """Whether counts have histograms of log-odds."""
 
     @property
     def constant(self) -> str:
@@ -87,17 +87,17 @@ class Task(Protocol):
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss of every node (n,) from logits (n, K); 0 where no label is known."""
 
-    def tally(self, rows: JudgedRows) -> dict[str, Tensor]:
+    def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client, each (C, ...), for `val` and `test`.
 
         `val.nodes`, `test.nodes` (C,) int32 and `val.loss`, `test.loss` (C,) float64 are among
-        them.
+        them. With `val_histogram`, tasks with histograms have that of validation nodes, too.
 
         Raises:
             ProtocolError: logits or labels that are not those of the rows.
         """
 
-    def counts(self, outputs: int) -> Mapping[str, CountSpec]:
+    def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
         """Return what `tally` gives of one client, by name."""
 
     def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:

@@ -96,11 +96,18 @@ def count_class(best: int, y: int, hits: NDArray, part: int, g: int) -> None:
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
-def add_known(odds: NDArray, y: NDArray, i: int, multilabel: bool, score: NDArray, g: int) -> None:
-    """Add log-odds of the known labels of row i to the sums of client g."""
-    for c in range(odds.shape[1]):
-        if not multilabel or y[i, c] >= 0:
-            score[0, g, c] += odds[i, c]
+def count_scores(
+    odds: NDArray, y: NDArray, multilabel: bool, middle: float, steepness: float, bins: NDArray
+) -> None:
+    """Count the scores (K,) of a row with labels y in `bins` (K, 2, B); see `counts.bins_of`."""
+    last = bins.shape[2] - 1
+    for c in range(odds.shape[0]):
+        if multilabel and y[c] < 0:
+            continue
+        true = y[c] == 1 if multilabel else y[0] == c
+        z = steepness * (odds[c] + middle)
+        place = (1 + z / (1 + abs(z))) / 2 * bins.shape[2]
+        bins[c, int(true), min(max(int(place), 0), last)] += 1
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
@@ -111,10 +118,12 @@ def tally(
     group: NDArray,
     multilabel: bool,
     clip: float,
+    middle: float,
+    steepness: float,
     nodes: NDArray,
     loss: NDArray,
     hits: NDArray,
-    score: NDArray,
+    bins: NDArray,
 ) -> None:
     """Add up what judged rows tell of each client.
 
@@ -125,13 +134,15 @@ def tally(
         group: (j,) client.
         multilabel: what `y` is.
         clip: largest log-odds.
+        middle: negative log-odds in the middle of the bins.
+        steepness: of the scale there.
         nodes: (2, C) int32, for validation and test; the outputs are zero at first.
         loss: (2, C) float64.
         hits: (2, 4, C, K) int32: known, true and false positives, false negatives.
-        score: (2, C, K) float64: sums of known test scores, and of squared distances from the
-            client's mean.
+        bins: (1 or 2, C, K, 2, B) int32: scores by class, truth and bin, of testing, then perhaps
+            of validation.
     """
-    odds = np.empty((logits.shape[0], logits.shape[1]))
+    odds = np.empty(logits.shape[1])
     for i in range(logits.shape[0]):
         part, g = 0 if val[i] else 1, group[i]
         nodes[part, g] += 1
@@ -142,59 +153,7 @@ def tally(
             best = largest_of(logits, i)
             count_class(best, y[i, 0], hits, part, g)
             loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
-        if part == 1:  # only test scores are wanted
-            odds_of(logits, i, multilabel, clip, odds[i])
-            add_known(odds, y, i, multilabel, score, g)
-    spread(odds, y, val, group, multilabel, hits, score)
-
-
-@njit(error_model="numpy", cache=True, nogil=True)
-def spread(
-    odds: NDArray,
-    y: NDArray,
-    val: NDArray,
-    group: NDArray,
-    multilabel: bool,
-    hits: NDArray,
-    score: NDArray,
-) -> None:
-    """Add up squared distances of known test scores, `odds` (j, K), from their client's mean."""
-    for i in range(odds.shape[0]):
-        if not val[i]:
-            for c in range(odds.shape[1]):
-                if not multilabel or y[i, c] >= 0:
-                    g = group[i]
-                    away = odds[i, c] - score[0, g, c] / max(hits[1, 0, g, c], 1)
-                    score[1, g, c] += away * away
-
-
-@njit(error_model="numpy", cache=True, nogil=True)
-def histogram(
-    logits: NDArray,
-    y: NDArray,
-    val: NDArray,
-    group: NDArray,
-    multilabel: bool,
-    clip: float,
-    mean: NDArray,
-    deviation: NDArray,
-    counts: NDArray,
-) -> None:
-    """Add test scores to `counts` (C, K, 2, B) int32, zero at first; see `counts.histogram`.
-
-    A score without a place on the scale, NaN, is in the first bin.
-    """
-    classes, bins = logits.shape[1], counts.shape[3]
-    odds = np.empty(classes)
-    for i in range(logits.shape[0]):
-        if val[i]:
-            continue
-        odds_of(logits, i, multilabel, clip, odds)
-        for c in range(classes):
-            if multilabel and y[i, c] < 0:
-                continue
-            true = y[i, c] == 1 if multilabel else y[i, 0] == c
-            z = (odds[c] - mean[c]) / deviation[c]
-            place = (1 + z / (1 + abs(z))) / 2 * bins
-            place = min(place, bins - 1.0) if place > 0 else 0.0  # an index before it is cast
-            counts[group[i], c, int(true), int(place)] += 1
+        table = 1 - part
+        if table < bins.shape[0]:
+            odds_of(logits, i, multilabel, clip, odds)
+            count_scores(odds, y[i], multilabel, middle, steepness, bins[table, g])

@@ -1,18 +1,17 @@
 """What a client returns of its predictions: counts, sums and histograms, never labels or rows.
 
-Scores of a class are log-odds. Their histogram has bins that follow the scores: the clients first
-return sums, from which the server works out mean and deviation of each class over all clients, and
-then histograms over a scale that is fine around that mean. So the area under the ROC curve is
-right whether a model is confident or has hardly begun.
+Scores of a class are log-odds. Their histogram has bins that are fixed for every model and every
+call, so it travels with the counts, and neither the server nor a client can choose bins that single
+out nodes. The bins are narrow around the log-odds of a model that knows nothing, 1 / K for each of
+K classes, where the scores of models lie that have hardly begun (`docs/exchange.md` has the error).
 
-Compiled counting checks no bounds, and the torch form refuses the same: `check_rows` and
-`check_scale` look at what may come from a server or a file, logits and the scale.
+Compiled counting checks no bounds, and the torch form refuses the same: `check_rows` looks at what
+may come from a server or a file, which is logits.
 
 C: clients (groups of rows). K: classes or label bits. B: bins. j: judged rows, val and test.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
@@ -28,12 +27,27 @@ from silograph.graph.block.pairs import seen_rows
 from silograph.graph.graph import MISSING, LabelForm, label_form
 from silograph.task.loss import node_loss
 
-BINS = 256
+BINS = 255  # odd: the score of a model that knows nothing is inside a bin and not at its edge
+STEEPNESS = 4.0  # of the scale of the bins around that score
 CLIP = 50.0  # log-odds beyond are as good as certain
-LEAST_DEVIATION = 1e-9
 MOST_CONFUSED = 100  # classes; a matrix of more is nothing to look at, and large
 HITS = ("known", "tp", "fp", "fn")
-SCORE_SUMS = ("score.sum", "score.square")
+HISTOGRAM, VAL_HISTOGRAM = "test.histogram", "val.histogram"
+
+
+@dataclass(frozen=True)
+class CountRules:
+    """What replies of evaluation hold in a run.
+
+    Attributes:
+        val_histogram: whether validation nodes have a histogram, as runs need that pick their best
+            round, or stop, by the AUC.
+    """
+
+    val_histogram: bool = False
+
+
+ALL_COUNTS = CountRules()
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,22 +237,6 @@ def check_rows(rows: JudgedRows) -> None:
                 raise ProtocolError(f"expected {what} in 0 to {end - 1}, got {least} to {most}")
 
 
-def check_scale(mean: Tensor, deviation: Tensor, classes: int) -> None:
-    """Raise `ProtocolError` unless a scale (K,) has finite means and deviations above 0."""
-    for name, t in (("mean", mean), ("deviation", deviation)):
-        if t.shape != (classes,) or not t.is_floating_point():
-            raise ProtocolError(
-                f"expected a {name} of shape ({classes},), floating point, got "
-                f"{tuple(t.shape)} in {t.dtype}"
-            )
-    means, deviations = mean.tolist(), deviation.tolist()  # few: faster than as tensors
-    if not all(map(math.isfinite, means + deviations)) or min(deviations, default=1) <= 0:
-        raise ProtocolError(
-            f"expected finite means and finite deviations above 0, got {means[:4]} and "
-            f"{deviations[:4]}"
-        )
-
-
 def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
     """Return predicted, true and known as (j, K) bool."""
     logits, y = rows.logits, rows.y
@@ -249,20 +247,24 @@ def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
     return logits.argmax(dim=1)[:, None] == classes, true, torch.ones_like(true)
 
 
-def tally(rows: JudgedRows) -> dict[str, Tensor]:
+def tally(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
     """Return counts and sums by client.
 
     For `val` and `test`: `*.nodes` (C,) judged nodes, `*.loss` (C,) float64 sum of node losses,
-    `*.known` (C, K) judged labels, `*.tp`, `*.fp`, `*.fn` (C, K) hits and misses; and for `test`
-    `score.sum` and `score.square` (C, K) float64, sums of log-odds of known labels and of their
-    squared distances from the client's own mean. Integers are int32.
+    `*.known` (C, K) judged labels, `*.tp`, `*.fp`, `*.fn` (C, K) hits and misses; and
+    `test.histogram` (C, K, 2, B) counts of known labels by class, truth and bin of their score.
+    Integers are int32.
+
+    Args:
+        rows: the judged rows.
+        val_histogram: whether validation nodes have a histogram, too.
 
     Raises:
         ProtocolError: logits or labels that are not those of the rows.
     """
     check_rows(rows)
     if rows.compiled:
-        return _compiled_tally(rows)
+        return _compiled_tally(rows, val_histogram=val_histogram)
     predicted, true, known = _decisions(rows)
     loss = node_loss(rows.logits, rows.y, rows.task).double()
     tallies = {
@@ -277,14 +279,49 @@ def tally(rows: JudgedRows) -> dict[str, Tensor]:
         fields[f"{part}.loss"] = rows.summed(loss[chosen], chosen)
         for name, hits in tallies.items():
             fields[f"{part}.{name}"] = rows.summed(hits[chosen].int(), chosen)
-    test = ~rows.val
-    scores, counted = log_odds(rows.logits, rows.task)[test], known[test]
-    fields["score.sum"] = rows.summed(scores * counted, test)
-    mean = fields["score.sum"] / fields["test.known"].clamp(min=1)
-    # Not plain squares: for a small spread around a large mean they cancel to nothing.
-    distance = (scores - mean[rows.group[test]]) * counted
-    fields["score.square"] = rows.summed(distance**2, test)
+    for name, chosen in _histograms(rows, val_histogram=val_histogram).items():
+        fields[name] = _histogram(rows, chosen, true, known)
     return fields
+
+
+def _histograms(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tensor]:
+    """Return the rows (j,) bool of each histogram, by its name."""
+    return {HISTOGRAM: ~rows.val} | ({VAL_HISTOGRAM: rows.val} if val_histogram else {})
+
+
+def bins_of(odds: Tensor, classes: int) -> Tensor:
+    """Return the bin of each log-odds within +-CLIP, int64 of the same shape.
+
+    The scale is u = (1 + z / (1 + |z|)) / 2 with z = STEEPNESS * (odds + log(classes - 1)). It
+    increases, so ranks stay, and it is steep where all classes are alike.
+
+    Args:
+        odds: of any shape.
+        classes: K of one class of several; 2 for label bits.
+    """
+    z = STEEPNESS * (odds + middle_of(classes))
+    return (((1 + z / (1 + z.abs())) / 2) * BINS).clamp(0, BINS - 1).long()
+
+
+def middle_of(classes: int) -> float:
+    """Return the negative log-odds of one of several classes that are alike."""
+    return math.log(max(classes - 1, 1))
+
+
+def _histogram(rows: JudgedRows, chosen: Tensor, true: Tensor, known: Tensor) -> Tensor:
+    """Return counts (C, K, 2, B) of the chosen rows (j,) by truth (j, K) where it is known."""
+    k = rows.logits.shape[1]
+    true, known = true[chosen], known[chosen]
+    bins = bins_of(log_odds(rows.logits[chosen], rows.task), classes_of_scores(rows))
+    classes = torch.arange(k, device=bins.device)
+    cell = (rows.group[chosen][:, None] * k + classes) * 2 + true.long()
+    counts = torch.bincount((cell * BINS + bins)[known], minlength=rows.groups * k * 2 * BINS)
+    return counts.view(rows.groups, k, 2, BINS).int()
+
+
+def classes_of_scores(rows: JudgedRows) -> int:
+    """Return how many classes a score is of: label bits are two each."""
+    return 2 if rows.task == "multilabel" else rows.logits.shape[1]
 
 
 def confusion(rows: JudgedRows) -> Tensor | None:
@@ -300,77 +337,22 @@ def confusion(rows: JudgedRows) -> Tensor | None:
     return torch.bincount(cells, minlength=k * k).view(k, k)
 
 
-def _compiled_tally(rows: JudgedRows) -> dict[str, Tensor]:
+def _compiled_tally(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tensor]:
     from silograph.task import count_kernels  # numba takes a while to import
 
     parts, c, k = 2, rows.groups, rows.logits.shape[1]
     nodes, loss = np.zeros((parts, c), np.int32), np.zeros((parts, c))
-    hits, score = np.zeros((parts * len(HITS), c, k), np.int32), np.zeros((2, c, k))
-    outputs = nodes, loss, hits.reshape(parts, len(HITS), c, k), score
+    hits = np.zeros((parts, len(HITS), c, k), np.int32)
+    bins = np.zeros((1 + val_histogram, c, k, 2, BINS), np.int32)  # of testing, then of validation
     logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
     y, val, group = rows.truth.arrays
-    count_kernels.tally(logits, y, val, group, bits, CLIP, *outputs)
-    found = [torch.from_numpy(t).unbind() for t in (nodes, loss, hits, score)]
+    scale = middle_of(classes_of_scores(rows)), STEEPNESS
+    count_kernels.tally(logits, y, val, group, bits, CLIP, *scale, nodes, loss, hits, bins)
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
-        fields |= {f"{part}.nodes": found[0][number], f"{part}.loss": found[1][number]}
-        own = found[2][number * len(HITS) : (number + 1) * len(HITS)]
-        fields |= {f"{part}.{name}": t for name, t in zip(HITS, own, strict=True)}
-    return fields | dict(zip(SCORE_SUMS, found[3], strict=True))
-
-
-def score_scale(fields: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (K,) float64 of all clients' test scores, from `tally`."""
-    names = "test.known", *SCORE_SUMS
-    # In NumPy: torch is slow at small steps.
-    known, total, square = (fields[name].cpu().numpy() for name in names)
-    number = np.maximum(known.sum(0, dtype=np.float64), 1)
-    mean = _sum(total) / number
-    between = known * (total / np.maximum(known, 1) - mean) ** 2
-    variance = _sum(square + between) / number
-    deviation = np.maximum(np.sqrt(variance), LEAST_DEVIATION)
-    device = fields["test.known"].device
-    return torch.from_numpy(mean).to(device), torch.from_numpy(deviation).to(device)
-
-
-def _sum(values: np.ndarray) -> np.ndarray:
-    """Return the sums (K,) of values (C, K), added in torch's order."""
-    found: np.ndarray = torch.from_numpy(values).sum(0).numpy()
-    return found
-
-
-def histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Return counts of test scores by client, class, truth and bin, (C, K, 2, B) int32.
-
-    The scale is u = (1 + z / (1 + |z|)) / 2 with z = (score - mean) / deviation: increasing, so
-    ranks stay, and equal bins of u are narrow where scores are many. A score without a place on the
-    scale, NaN, is in the first bin.
-
-    Raises:
-        ProtocolError: logits or labels that are not those of the rows, or no such scale.
-    """
-    check_rows(rows)
-    check_scale(mean, deviation, rows.logits.shape[1])
-    if rows.compiled:
-        return _compiled_histogram(rows, mean, deviation)
-    test = ~rows.val
-    _, true, known = (part[test] for part in _decisions(rows))
-    z = (log_odds(rows.logits[test], rows.task) - mean) / deviation
-    u = (1 + z / (1 + z.abs())) / 2
-    bins = (u * BINS).nan_to_num(nan=0.0).clamp(0, BINS - 1).long()  # an index before it is cast
-    k = rows.logits.shape[1]
-    classes = torch.arange(k, device=z.device)
-    cell = (rows.group[test][:, None] * k + classes) * 2 + true.long()
-    counts = torch.bincount((cell * BINS + bins)[known], minlength=rows.groups * k * 2 * BINS)
-    return counts.view(rows.groups, k, 2, BINS).int()
-
-
-def _compiled_histogram(rows: JudgedRows, mean: Tensor, deviation: Tensor) -> Tensor:
-    from silograph.task import count_kernels
-
-    counts = np.zeros((rows.groups, rows.logits.shape[1], 2, BINS), np.int32)
-    logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
-    y, val, group = rows.truth.arrays
-    means, deviations = (t.double().contiguous().numpy() for t in (mean, deviation))
-    count_kernels.histogram(logits, y, val, group, bits, CLIP, means, deviations, counts)
-    return torch.from_numpy(counts)
+        fields[f"{part}.nodes"] = torch.from_numpy(nodes[number])
+        fields[f"{part}.loss"] = torch.from_numpy(loss[number])
+        for name, counts in zip(HITS, hits[number], strict=True):
+            fields[f"{part}.{name}"] = torch.from_numpy(counts)
+    names = _histograms(rows, val_histogram=val_histogram)
+    return fields | {name: torch.from_numpy(t) for name, t in zip(names, bins, strict=True)}

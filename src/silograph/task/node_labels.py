@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silograph.graph.graph import MISSING, LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
-from silograph.task.counts import CLIP, HITS, SCORE_SUMS, JudgedRows, tally
+from silograph.task.counts import BINS, HISTOGRAM, HITS, VAL_HISTOGRAM, JudgedRows, tally
 from silograph.task.loss import node_loss
 from silograph.task.metric_table import LOSS, metrics_of_labels
 from silograph.task.scores import (
@@ -24,8 +24,6 @@ from silograph.task.scores import (
     client_f1_micro,
     score,
 )
-
-MOST_SCORE = CLIP * 2.0**31  # of a sum: each score is clipped, and counts of nodes are int32
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class LabelTask:
         by_client: metrics that are worked out for each client by itself.
         constant: what the best constant prediction is called.
         classes: labels are whole numbers.
-        histograms: clients are asked for histograms after their counts, for the AUC.
+        histograms: counts have histograms, for the AUC.
     """
 
     name: str
@@ -70,19 +68,15 @@ class LabelTask:
         """Return the cross-entropy of every node, (n,); see `node_loss`."""
         return node_loss(logits, y, self.labels)
 
-    def tally(self, rows: JudgedRows) -> dict[str, Tensor]:
+    def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client; see `silograph.task.counts.tally`."""
-        return tally(rows)
+        return tally(rows, val_histogram=val_histogram)
 
-    def counts(self, outputs: int) -> Mapping[str, CountSpec]:
+    def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
         """Return what `tally` gives of one client."""
         hits = CountSpec((outputs,), torch.int32, low=0)
-        # Scores are clipped, so sums beyond these are lies, which would spoil everybody's scale.
-        ends = ((-MOST_SCORE, MOST_SCORE), (0.0, MOST_SCORE**2))
-        specs = {
-            name: CountSpec((outputs,), torch.float64, low=low, high=high)
-            for name, (low, high) in zip(SCORE_SUMS, ends, strict=True)
-        }
+        bins = CountSpec((outputs, 2, BINS), torch.int32, low=0)
+        specs = {HISTOGRAM: bins} | ({VAL_HISTOGRAM: bins} if val_histogram else {})
         for part in PARTS:
             specs[f"{part}.nodes"] = CountSpec((), torch.int32, low=0)
             specs[f"{part}.loss"] = CountSpec((), torch.float64)

@@ -49,7 +49,7 @@ class ValueTask:
         error = torch.where(known, logits - y.to(logits.dtype).nan_to_num(nan=0.0), 0.0)
         return error.square().sum(dim=1) / known.sum(dim=1).clamp(min=1)
 
-    def tally(self, rows: JudgedRows) -> dict[str, Tensor]:
+    def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client.
 
         For `val` and `test`: `*.nodes` (C,) int32 judged nodes, `*.loss` (C,) sum of node losses,
@@ -59,6 +59,7 @@ class ValueTask:
         Raises:
             ProtocolError: logits or targets that are not those of the rows.
         """
+        del val_histogram  # numbers have no histograms
         _check(rows)
         logits = rows.logits.double()
         known, loss = ~torch.isnan(rows.y), self.loss(logits, rows.y)
@@ -73,8 +74,9 @@ class ValueTask:
                 fields[f"{part}.{name}"] = rows.summed(values[chosen], chosen)
         return fields
 
-    def counts(self, outputs: int) -> Mapping[str, CountSpec]:
+    def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
         """Return what `tally` gives of one client."""
+        del val_histogram
         specs: dict[str, CountSpec] = {}
         for part in PARTS:
             specs[f"{part}.nodes"] = CountSpec((), torch.int32, low=0)

@@ -9,10 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from silograph.graph.graph import LabelForm
-from silograph.task.counts import CLIP, HITS, SCORE_SUMS
+from silograph.task.counts import HITS
 from silograph.task.scores import PARTS
-
-ROUNDING = 1e-9  # share by which a sum of clipped scores may be beyond its bound
 
 
 def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None:
@@ -34,10 +32,10 @@ def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None
             and (seen.astype(np.int64) + unseen > nodes).any()
         ):
             return f"at most as many seen and unseen ratings as {part} ratings, got more"
-        problem = _hit_problem(labels, part, nodes, arrays)
+        problem = _hit_problem(labels, part, nodes, arrays) or _histogram_problem(part, arrays)
         if problem is not None:
             return problem
-    return _score_problem(arrays)
+    return None
 
 
 def _hit_problem(
@@ -59,12 +57,13 @@ def _hit_problem(
     return None
 
 
-def _score_problem(counts: Mapping[str, np.ndarray]) -> str | None:
-    """Return what sums of clipped scores (C, K) cannot be, or None."""
-    if SCORE_SUMS[0] not in counts:
+def _histogram_problem(part: str, counts: Mapping[str, np.ndarray]) -> str | None:
+    """Return what a histogram (C, K, 2, B) cannot be beside the hits and misses, or None."""
+    bins = counts.get(f"{part}.histogram")
+    if bins is None:
         return None
-    total, square = (counts[name] for name in SCORE_SUMS)
-    most = counts["test.known"] * (CLIP * (1 + ROUNDING))
-    if (np.abs(total) > most).any() or (square > 4 * CLIP * most).any():
-        return f"scores within {CLIP:g} of 0 for each known label, got sums of others"
+    known, tp, fn = (counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn"))
+    by_truth = bins.sum(axis=3, dtype=np.int64)
+    if (by_truth != np.stack([known - tp - fn, tp + fn], axis=2)).any():
+        return f"a histogram of as many {part} nodes by class as the hits and misses, got others"
     return None

@@ -56,7 +56,7 @@ class RatingTask:
         numbers = y.to(logits.dtype).nan_to_num(nan=0.0)
         return torch.where(known, logits[:, 0] - numbers, 0.0).square()
 
-    def tally(self, rows: JudgedRows) -> dict[str, Tensor]:
+    def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client, each (C,).
 
         For `val` and `test`: `*.nodes` int32 judged ratings, `*.seen.nodes` and `*.unseen.nodes`
@@ -67,6 +67,7 @@ class RatingTask:
         Raises:
             ProtocolError: predictions or ratings that are not those of the rows.
         """
+        del val_histogram  # numbers have no histograms
         _check(rows)
         error = rows.logits[:, 0].double() - rows.y.double()
         nobody = torch.zeros_like(rows.val)
@@ -84,9 +85,9 @@ class RatingTask:
             fields[f"{part}.loss"] = fields[f"{part}.square"].clone()
         return fields
 
-    def counts(self, outputs: int) -> Mapping[str, CountSpec]:
+    def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
         """Return what `tally` gives of one client."""
-        del outputs
+        del outputs, val_histogram
         specs: dict[str, CountSpec] = {}
         for part in PARTS:
             specs |= {f"{part}.{name}": CountSpec((), torch.int32, low=0) for name in NUMBERS}

@@ -30,8 +30,8 @@ class Scores(Mapping[str, float | None]):
     - f1_macro: mean of the classes' F1, classes neither present nor predicted left out.
     - f1_micro: F1 of all decisions together (equals accuracy for multi-class).
     - auc: area under the ROC curve, one class against the rest, mean over classes that have
-      both; from histograms of 256 bins that follow the scores. Of validation nodes only where
-      the run picks its round by it.
+      both; from histograms of 255 fixed bins. Of validation nodes only where the run picks its
+      round by it.
 
     Every task has loss, the mean loss of a node.
 

@@ -205,7 +205,7 @@ def test_facts_of_another_form_are_one_line(
         ("best/server/val.loss", lambda t: t * torch.nan),
         ("best/personalized/val.loss", lambda t: t + torch.inf),
         ("best/personalized/test.fn", lambda t: t[None]),
-        ("best/personalized/score.sum", lambda t: t[:, :1]),
+        ("best/personalized/test.histogram", lambda t: t[:, :1]),
         ("each/val.nodes", None),
         ("each/test.tp", lambda t: t[:, :1]),
     ],

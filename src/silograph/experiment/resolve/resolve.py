@@ -43,6 +43,7 @@ from silograph.experiment.resolve.run_metric import (
     check_relevant,
     metric_of_run,
     relevant_of_run,
+    scores_extra,
 )
 from silograph.federation.op_failure import in_function
 from silograph.graph.features import with_width
@@ -56,6 +57,7 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.nn.schedule import TrainableModel
 from silograph.selection.uniform import UNIFORM
+from silograph.task.counts import CountRules
 from silograph.task.metric_table import RANKINGS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -147,6 +149,7 @@ def resolve(
         selector=config.selector,
         limited=is_limited(selector.options),
         received=received_in(asked, parts),
+        count_rules=CountRules(val_histogram=scores_extra(config)),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),

@@ -6,11 +6,10 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig, training_key
-from silograph.evaluation.evaluation_steps import own_steps, received_steps, validation_steps
+from silograph.evaluation.evaluation_steps import own_steps, received_steps
 from silograph.evaluation.ranking import ranking_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
-from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
@@ -84,13 +83,13 @@ def _delayed_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score the round before on receipt, and this one where the run ends."""
-    model, every = method_config.model, config.eval_every
+    model, every, rules = method_config.model, config.eval_every, method_config.count_rules
     before: Steps = ()
     if t > 1 and (t - 1) % every == 0:
         judging = key.fold("judge server", t - 1)
-        before = received_steps(model, judging, everyone=method_config.everyone_trains)
-    server = method.evaluate.steps(model, key.fold("judge server", t))
-    own = own_steps(model, key.fold("judge own", t))
+        before = received_steps(model, judging, rules, everyone=method_config.everyone_trains)
+    server = method.evaluate.steps(model, key.fold("judge server", t), rules)
+    own = own_steps(model, key.fold("judge own", t), rules)
     if t == config.rounds:
         return before, own, server
     if t % every == 0:
@@ -102,19 +101,15 @@ def _scoring_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round."""
-    model = method_config.model
-    judging = key.fold("judge server", t)
-    own, extra = key.fold("judge own", t), scores_extra(config)
+    model, rules = method_config.model, method_config.count_rules
+    judging, own = key.fold("judge server", t), key.fold("judge own", t)
     server: Steps = ()
     if method.calls is not None and method.calls.scores_server(method_config):
-        server = method.evaluate.steps(model, judging)
-        server = (server, validation_steps(model, "server", judging)) if extra else server
-    if config.relevant is not None:
-        server = (server, ranking_steps("server", judging)) if server else server
-        return server, own_steps(model, own), ranking_steps("own", own)
-    if extra:
-        return server, own_steps(model, own), validation_steps(model, "own", own)
-    return server, own_steps(model, own)
+        server = method.evaluate.steps(model, judging, rules)
+    if config.relevant is None:
+        return server, own_steps(model, own, rules)
+    server = (server, ranking_steps("server", judging)) if server else server
+    return server, own_steps(model, own, rules), ranking_steps("own", own)
 
 
 def beyond_weights(

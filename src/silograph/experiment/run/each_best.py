@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.experiment.run.round_scores import Counts, run_metric, task_in
 from silograph.experiment.run.setup import Setup
 from silograph.task.metric_table import METRICS
 from silograph.task.scores import PARTS, Scores
-
-HISTOGRAM = ".histogram"  # of all clients together
 
 
 def with_round(setup: Setup, known: Counts | None, own: Counts) -> Counts | None:

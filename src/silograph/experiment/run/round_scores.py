@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.evaluation.evaluate import (
-    VAL_HISTOGRAM,
-    counts_of,
-    own_counts,
-    rows_here,
-    with_validation,
-)
+from silograph.evaluation.evaluate import HISTOGRAM, counts_of, own_counts, rows_here
 from silograph.evaluation.ranking import unranked, with_rankings
-from silograph.experiment.resolve.run_metric import scores_extra
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.methods.base import RoundReport, ServerState
@@ -111,14 +104,10 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
         judging = key.fold("judge server", t)
         model = setup.method_config.model
         server = setup.method.evaluate.counts(fed, model, state.weights, judging)
-        if scores_extra(setup.config):
-            server = with_validation(fed, server, "server", judging)
         if setup.config.relevant is not None:
             server = with_rankings(fed, server, "server", judging)
     judging = key.fold("judge own", t)
     own = own_counts(fed, judging)
-    if scores_extra(setup.config):
-        own = with_validation(fed, own, "own", judging)
     if setup.config.relevant is not None:
         own = with_rankings(fed, own, "own", judging)
     return judged(setup, t, server, own, state.weights, fed.away)
@@ -152,7 +141,7 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
         return None
     both = (counts["val.nodes"] > 0) & (others["val.nodes"] > 0)
     # Histograms are of all clients together: rounds without some of them compare by the loss.
-    mine = (n for n in counts if n.startswith("val.") and n != VAL_HISTOGRAM)
+    mine = (n for n in counts if n.startswith("val.") and not n.endswith(HISTOGRAM))
     kept = {n: counts[n][both] for n in mine}
     return task_in(setup).scores(kept, "val")
 
@@ -224,7 +213,7 @@ def uncut_rows(setup: Setup, weights: Params) -> JudgedRows:
 
 def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
     """Return the counts of `uncut_rows`."""
-    counts = counts_of(rows, validation=scores_extra(setup.config))
+    counts = counts_of(rows, val_histogram=setup.method_config.count_rules.val_histogram)
     ranked = setup.method_config.relevant is not None
     return counts | (unranked(rows.groups) if ranked else {})
 

@@ -18,10 +18,10 @@ from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import Shared, State, below, named
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.sent_weights import PLAIN_WEIGHTS
+from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
-from silograph.experiment.run.each_best import HISTOGRAM
 from silograph.experiment.run.round_scores import Counts, Judged, judged, task_in
 from silograph.experiment.run.server_parts import parts_on_cpu
 from silograph.experiment.run.setup import Setup, versions
@@ -217,11 +217,12 @@ def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
 def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` for counts of another form than those of this run's predictions."""
     model, clients = setup.method_config.model, len(setup.federation.ids)
-    for name, spec in task_in(setup).counts(model.outputs).items():
+    for name, spec in task_in(setup).counts(model.outputs, val_histogram=True).items():
         t = counts.get(name)
         if t is None:
             continue
-        if t.shape != (clients, *spec.shape):
+        each = () if name.endswith(HISTOGRAM) else (clients,)  # those are summed over clients
+        if t.shape != (*each, *spec.shape):
             raise ValueError(name)
         if t.is_floating_point() is not spec.dtype.is_floating_point:
             raise ValueError(name)
