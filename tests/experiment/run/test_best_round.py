@@ -8,6 +8,7 @@ import torch
 
 from runs import FAST, MakeGraph, blind, go, same_bits, weights_of
 from silograph.core.config import RunConfig
+from silograph.evaluation.evaluate import sum_histograms
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import is_better, judged, task_in
@@ -165,7 +166,9 @@ def test_rounds_that_other_clients_judged_compare_on_the_nodes_of_both(
 def test_a_checkpoint_knows_who_was_away(make_graph: MakeGraph) -> None:
     setup = prepare(config_of(clients=2), make_graph(40))
     specs = task_in(setup).counts(setup.method_config.model.outputs)
-    counts = {name: torch.ones(2, *s.shape, dtype=s.dtype) for name, s in specs.items()}
+    counts = sum_histograms(
+        {name: torch.ones(2, *s.shape, dtype=s.dtype) for name, s in specs.items()}
+    )
     last = setup.federation.ids[1]
     best = judged(setup, 3, counts, counts, {}, (last,))
     before = replace(first_snapshot(setup), round=3, best=best)
