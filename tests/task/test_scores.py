@@ -222,7 +222,7 @@ def test_auc_is_that_of_the_scores_at_every_size_and_spread(
 
 @TASKS
 def test_scores_closer_than_a_bin_are_ties(task: LabelForm) -> None:
-    """The price of bins that are fixed: a model whose scores all lie in one bin has an AUC of .5."""
+    """A model whose scores all lie in one bin has an AUC of .5, the price of fixed bins."""
     rows = scored(task, "confident", 0, 3000)
     got, expected = auc_both_ways(replace(rows, logits=1e-6 * rows.logits))
     assert expected > 0.55
