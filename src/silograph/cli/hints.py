@@ -130,9 +130,18 @@ def flag_error(error: click.NoSuchOption) -> str:
     return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
 
 
+def _unknown_flag(error: click.NoSuchOption) -> str:
+    """Return that there is no such flag, and similar ones; click's own text varies by version."""
+    similar = sorted(error.possibilities or ())
+    line = f"No such option: {error.option_name}"
+    if len(similar) == 1:
+        return f"{line} Did you mean {similar[0]}?"
+    return f"{line} (Possible options: {', '.join(similar)})" if similar else line
+
+
 def _elsewhere(error: click.NoSuchOption) -> str:
     """Return that there is no such flag, and which other commands have it."""
-    context, said = error.ctx, error.format_message()
+    context, said = error.ctx, _unknown_flag(error)
     if context is None or context.parent is None:
         return said
     group = context.parent.command

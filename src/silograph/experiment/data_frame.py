@@ -23,7 +23,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], instead: str) -> "pd.DataFrame":
         import pandas as pd
     except ImportError:
         raise SilographError(
-            "expected pandas for to_dataframe(), got no such package: pip install pandas, or "
-            f"use {instead}"
+            "expected pandas for to_dataframe(), got no such package: pip install "
+            f"'silograph[pandas]', or use {instead}"
         ) from None
     return pd.DataFrame(list(rows))
