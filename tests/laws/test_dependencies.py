@@ -48,7 +48,7 @@ def declared_requirements() -> dict[str, Requirement]:
         *(r for name in extras if name != "dev" for r in extras[name]),
     ]
     requirements = [Requirement(line) for line in lines]
-    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
+    return {str(canonicalize_name(requirement.name)): requirement for requirement in requirements}
 
 
 def test_imported_packages_are_found() -> None:
@@ -66,7 +66,7 @@ def test_every_imported_package_is_declared_and_every_declared_one_is_imported()
 
 def test_tested_versions_are_within_the_bounds() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {canonicalize_name(name): v for name, v in (line.split("==") for line in lines)}
+    pinned = {str(canonicalize_name(name)): v for name, v in (line.split("==") for line in lines)}
     requirements = declared_requirements()
     for name in requirements.keys() & pinned.keys():
         assert requirements[name].specifier.contains(pinned[name]), name
