@@ -99,11 +99,12 @@ class RunConfig:
             "features of nodes: those of the data, or made of what each silo knows", "Data"
         ),
     )
-    normalize: Literal["none", "row", "standard"] = field(
+    normalize: Literal["none", "row", "standard", "standard_client"] = field(
         default="none",
         metadata=option(
-            "what each client does to its features (row: divide a node's by their sum; standard: "
-            "mean 0 and deviation 1 over its own nodes)",
+            "scaling of features (row: divide a node's by their sum; standard: mean 0 and "
+            "deviation 1 over the training nodes of all clients; standard_client: over those of "
+            "each client)",
             "Data",
         ),
     )

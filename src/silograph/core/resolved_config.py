@@ -29,7 +29,7 @@ class ResolvedConfig:
     rating_scale: str | None
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
-    normalize: Literal["none", "row", "standard"]
+    normalize: Literal["none", "row", "standard", "standard_client"]
     edge_weights: Literal["use", "ignore"]
     split: str
     partition: str

@@ -25,6 +25,7 @@ from silograph.deploy.start_messages import check_deployable, check_start
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.cutting import scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights, silo_as_used
+from silograph.experiment.resolve.fitting import BlockInState, sum_specs
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
@@ -133,6 +134,7 @@ class OwnData:
         note = agreed_note(method, program, gives=gives)
         block = block.to(found.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
+        specs = sum_specs(written, schema.num_features, method)
         to, silos = self.server, written.clients
         shown = [*lines_of(plan, written.rounds, audit.hello, to, silos, needs)]
         shown += [line for line in (weighed, scale_line(written, silo.graph)) if line is not None]
@@ -155,6 +157,7 @@ class OwnData:
             {**agreed, "nodes": nodes},
             written.method in needs,
             method.own_weights is not None,
+            BlockInState(block, silo) if specs else None,
         )
 
     def on_device(self, config: RunConfig) -> RunConfig:

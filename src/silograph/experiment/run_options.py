@@ -36,9 +36,9 @@ class StudyOptions(TypedDict, total=False):
     """keep only the largest connected component"""
     features: Literal["given", "degree", "constant", "onehot-degree"]
     """features of nodes: those of the data, or made of what each silo knows"""
-    normalize: Literal["none", "row", "standard"]
-    """what each client does to its features (row: divide a node's by their sum; standard: mean 0
-    and deviation 1 over its own nodes)"""
+    normalize: Literal["none", "row", "standard", "standard_client"]
+    """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1 over
+    the training nodes of all clients; standard_client: over those of each client)"""
     edge_weights: Literal["use", "ignore"]
     """what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every edge 1"""
     split: str

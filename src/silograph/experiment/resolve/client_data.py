@@ -10,19 +10,23 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.exchange.statistics import SumSpec, fit_from_sums
 from silograph.experiment.resolve.cutting import (
+    STANDARD,
     Cut,
     clients_block,
     cut_graph,
-    standard_cut,
+    standardize_cut,
     trainable,
 )
 from silograph.experiment.resolve.edge_weights import silo_as_used
+from silograph.experiment.resolve.fitting import complete_block
 from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
+from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import (
     Silo,
@@ -103,19 +107,24 @@ def clients_of(
     Raises:
         SilographError: the graph, the cut, the split or the silos cannot be used.
     """
-    uncut, standard = parts.method.part.setting.uncut, config.normalize == "standard"
+    uncut, standard = parts.method.part.setting.uncut, config.normalize in STANDARD
     if isinstance(data, Silos):
-        own = replace(config, normalize="none") if uncut and standard else config
-        cut, block, route = joined(own, data, dtype)
         if not uncut:
-            return cut, block, route
+            return joined(config, data, dtype)
+        # Features are standardized below, in float64 until then.
+        raw = replace(config, normalize="none") if standard else config
+        cut, _, _ = joined(raw, data, torch.float64 if standard else dtype)
     else:
         cut = cut_graph(config, data, parts.partition)
+    sums = {}
     if standard:
-        cut = standard_cut(cut, uncut=uncut)
+        federated = config.normalize == "standard"
+        cut, sums[FEATURES] = standardize_cut(cut, dtype, uncut=uncut, federated=federated)
     if uncut:
-        return cut, *make_block(cut.graph, whole(cut.graph), cut.split, dtype)
-    return cut, *clients_block(cut, dtype)
+        block, route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
+    else:
+        block, route = clients_block(cut, dtype)
+    return cut, replace(block, sums=sums), route
 
 
 def joined(
@@ -139,13 +148,23 @@ def joined(
     use = config.edge_weights
     members = [silo_as_used(silo, config.features, use) for silo in silos.members]
     silos = replace(silos, members=tuple(members))
-    block = join_blocks([client_block(silo, config, dtype) for silo in silos.members])
+    blocks = [client_block(silo, config, dtype) for silo in silos.members]
+    block, statistics = join_blocks(blocks), None
+    if config.normalize == "standard":
+        specs = {FEATURES: SumSpec(block.num_features)}
+        fitted = fit_from_sums(block.sums, specs)
+        members_blocks = zip(blocks, silos.members, strict=True)
+        block = join_blocks([complete_block(b, silo, fitted) for b, silo in members_blocks])
+        statistics = fitted[FEATURES]
+    elif config.normalize == "standard_client":
+        statistics = block.sums[FEATURES].own_statistics()
     digest = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
         digest.update(silo_fingerprint(silo).encode())
     rated = silos.members[0].graph.task == "rating"
     held = join_rating_silos(silos, block) if rated else join_silos(silos, block, route)
-    return trainable(config, Cut(*held, digest.hexdigest())), block, route
+    cut = Cut(*held, digest.hexdigest(), statistics=statistics)
+    return trainable(config, cut), block, route
 
 
 def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> ClientBlock:

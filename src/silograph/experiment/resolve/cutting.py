@@ -8,8 +8,10 @@ import torch
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
+from silograph.core.payload import offsets, owners
 from silograph.core.rating_scale import ends_of
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.exchange.statistics import SumSpec, fit_from_sums
 from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.experiment.resolve.own_partition import (
     CutGraph,
@@ -19,6 +21,14 @@ from silograph.experiment.resolve.own_partition import (
 from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
+from silograph.graph.column_statistics import (
+    FEATURES,
+    ClientSums,
+    ColumnStatistics,
+    dense_columns,
+    standardize,
+    sum_by_client,
+)
 from silograph.graph.datasets import load
 from silograph.graph.features import row_problem, scale_problem, with_features
 from silograph.graph.generated.generate import ProgressCallback
@@ -28,7 +38,6 @@ from silograph.graph.graph import (
     fingerprint,
     largest_component,
     row_normalize,
-    standardized,
     subgraph,
 )
 from silograph.graph.measure.statistics import leaked_tests
@@ -37,6 +46,7 @@ from silograph.graph.partition.partition import Partition, Partitioner, make_par
 from silograph.graph.partition.split import choose_split, copies_split
 
 DEFAULT_CLIENTS = 10
+STANDARD = ("standard", "standard_client")  # values of `normalize` that fit statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +59,9 @@ class Cut:
         split: what for; where each client splits its own copies, what their owners say.
         copies: what each copy is for, masks over `partition.copies`, where that is told apart.
         silos: hash of the silos' own data where it came from silos, else nothing.
-        given: fingerprint of the graph before clients standardized its features, else nothing.
+        given: fingerprint of the graph before its features were standardized, else nothing.
+        statistics: what standardized them: (F,) of all clients, or (C, F) of each client; else
+            None.
     """
 
     graph: Graph
@@ -57,11 +69,12 @@ class Cut:
     split: Split
     silos: str = ""
     given: str = ""
+    statistics: ColumnStatistics | None = None
     copies: Split | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the graph, features as silos have them before they standardize them."""
+        """Fingerprint of the graph, features as silos have them before they are standardized."""
         return self.given or fingerprint(self.graph)
 
     @property
@@ -117,7 +130,7 @@ def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
 
 def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
     """Return what is wrong with the scale of a graph's features, as a run uses them, or None."""
-    if config.features != "given" or config.normalize == "standard" or graph.task == "rating":
+    if config.features != "given" or config.normalize in STANDARD or graph.task == "rating":
         return None
     problem = row_problem if config.normalize == "row" else scale_problem
     return problem(graph.x, graph.feature_names)
@@ -168,31 +181,52 @@ def cut_graph(
     return trainable(config, Cut(graph, cut, split, copies=copies))
 
 
-def standard_cut(cut: Cut, *, uncut: bool) -> Cut:
-    """Return a cut whose features every client has standardized by its own nodes.
+def standardize_cut(
+    cut: Cut, dtype: torch.dtype, *, uncut: bool, federated: bool
+) -> tuple[Cut, ClientSums]:
+    """Return a cut with standardized features, and each client's sums of its training nodes.
 
     So the whole graph, which the experiment sees, has of each node what its client has.
 
     Args:
         cut: of the run.
+        dtype: of the features in the run.
         uncut: whether one client holds the whole graph.
+        federated: whether all clients have the same statistics, of the training nodes of all; a
+            node counts at each client that trains on it.
 
     Raises:
-        DataError: features are sparse.
-        PartitionError: clients share nodes, or a node has no client.
+        DataError: features are sparse, or too large.
+        PartitionError: each client has its own statistics, and clients share nodes, or a node has
+            no client.
     """
     graph, partition = cut.graph, cut.partition
-    group, groups = torch.zeros_like(partition.owner), 1
-    if not uncut:
-        group, groups = partition.owner, len(partition.ids)
-        if len(partition.copies) != graph.num_nodes or bool((group < 0).any()):
+    if uncut:
+        clients, rows = 1, (cut.split.train & graph.labeled).nonzero()[:, 0]
+        client = torch.zeros_like(rows)
+    else:
+        clients, rows = len(partition.ids), partition.copies
+        sizes = torch.tensor([len(nodes) for nodes in partition.nodes])
+        trains = cut.copies_split.train & graph.labeled[rows]
+        client, rows = owners(offsets(sizes))[trains], rows[trains]
+    sums = sum_by_client(dense_columns(graph.x)[rows], client, clients)
+    if uncut or federated:
+        statistics = fit_from_sums({FEATURES: sums}, {FEATURES: SumSpec(graph.num_features)})
+        used = statistics[FEATURES]
+        x = standardize(graph.x, used)
+    else:
+        owner = partition.owner
+        if len(partition.copies) != graph.num_nodes or bool((owner < 0).any()):
             raise PartitionError(
-                "expected every node at one client with normalize standard, got a partition in "
-                f"which clients share nodes or some are at none ({partition.method}): each client "
-                "has statistics of its own; use normalize row or none, or another partition"
+                "expected every node at one client with normalize standard_client, got a partition "
+                f"in which clients share nodes or some are at none ({partition.method}): each "
+                "client has statistics of its own; use normalize standard, row or none, or another "
+                "partition"
             )
-    x = standardized(graph.x, group, groups)
-    return replace(cut, graph=replace(graph, x=x), given=fingerprint(graph))
+        used = sums.own_statistics()
+        x = standardize(graph.x, used, owner)
+    scaled = replace(graph, x=x.to(dtype))
+    return replace(cut, graph=scaled, given=fingerprint(graph), statistics=used), sums
 
 
 def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:
@@ -212,10 +246,10 @@ def check_features(config: RunConfig) -> None:
             "expected normalize none with features degree, got row: a single feature divided by "
             "itself is 1 at every node; leave normalize out"
         )
-    if config.features == "constant" and config.normalize == "standard":
+    if config.features == "constant" and config.normalize in STANDARD:
         raise ConfigError(
-            "expected normalize none with features constant, got standard: a constant feature is "
-            "then 0 at every node; leave normalize out"
+            f"expected normalize none with features constant, got {config.normalize}: a constant "
+            "feature is then 0 at every node; leave normalize out"
         )
     if "degree" in config.features and config.drop_edges:
         raise ConfigError(

@@ -10,6 +10,8 @@ from silograph.evaluation.evaluation_steps import own_steps, received_steps
 from silograph.evaluation.ranking import ranking_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
+from silograph.exchange.statistics import statistics_state, statistics_steps
+from silograph.experiment.resolve.fitting import sum_specs
 from silograph.federation.program import Maybe, Program, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
@@ -49,10 +51,14 @@ def program_of(
         )
     setup: tuple[Steps, ...] = (calls.setup(method_config, key.fold("init")),)
     state = dict(calls.state(method_config))
+    specs = sum_specs(config, schema.num_features, method)
     if config.collect:
         collected = collect_steps(config.collect, schema.num_features, key.fold("collect"))
         setup = (collected, *setup)
         state |= collected_specs(schema.num_features)
+    if specs:
+        setup = (statistics_steps(specs, key.fold("statistics")), *setup)
+        state |= statistics_state(specs)
 
     if method.needs.score_first:
         setup = (*setup, _scoring_steps(config, method, method_config, 0, key))

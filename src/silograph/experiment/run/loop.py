@@ -12,7 +12,9 @@ from silograph.core.errors import TrainingError
 from silograph.core.payload import Shared, named
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.collect import collect
+from silograph.exchange.statistics import fit_statistics
 from silograph.experiment.report import add_report
+from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.result_files import Row
 from silograph.experiment.run import each_best
 from silograph.experiment.run.clock import clock_of
@@ -32,7 +34,12 @@ from silograph.experiment.run.scored_rounds import (
     scored_now,
 )
 from silograph.experiment.run.selecting import Selection, check_report
-from silograph.experiment.run.server_parts import without_parts
+from silograph.experiment.run.server_parts import (
+    STATISTICS,
+    part_of,
+    with_part,
+    without_parts,
+)
 from silograph.experiment.run.setup import Setup, first_weights, versions
 from silograph.experiment.run.snapshot import Snapshot, best_apart, to_checkpoint
 from silograph.experiment.run.stopping import Stop, reason_to_stop
@@ -61,11 +68,19 @@ def first_snapshot(setup: Setup) -> Snapshot:
 
 def _set_up(setup: Setup) -> Snapshot:
     config, key, since = setup.config, training_key(setup.config), time.monotonic()
+    specs = sum_specs(config, setup.schema.num_features, setup.method)
+    fitted: dict[str, Tensor] = {}
+    if specs:  # before any features leave a client
+        results = fit_statistics(setup.federation, specs, key.fold("statistics"))
+        fitted = {f"{name}/mean": result.mean for name, result in results.items()}
+        fitted |= {f"{name}/scale": result.scale for name, result in results.items()}
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
     with at_server(setup.method.init, f"method {setup.method.name}", 0):
         state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
+    if fitted:
+        state = with_part(state, STATISTICS, fitted)
     selection = _selection(setup)
     if selection is not None:
         state = selection.begin(state)
@@ -237,6 +252,8 @@ def _round(
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.held is not None:
         state = on_held(cfg, setup.held, state, t, key)
+    if fitted := part_of(before.state, STATISTICS):
+        state = with_part(state, STATISTICS, fitted)
     own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)

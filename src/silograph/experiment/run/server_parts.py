@@ -9,7 +9,8 @@ from silograph.core.payload import named
 from silograph.methods.base import ServerState
 
 SELECTOR, CONTROLLER, SELECTED = "selector/", "controller/", "selected/"
-PARTS = SELECTOR, CONTROLLER, SELECTED
+STATISTICS = "statistics/"  # what was fitted to the training data of all clients
+PARTS = SELECTOR, CONTROLLER, SELECTED, STATISTICS
 
 
 def without_parts(state: ServerState) -> ServerState:

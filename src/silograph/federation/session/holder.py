@@ -112,6 +112,8 @@ class Prepared:
         sends_rows: whether rounds may have replies with rows of single nodes. (Those of set-up are
             all known when the silo agrees.)
         own_model: whether the silo predicts with weights that are nowhere but in its state.
+        block_in: the block that ops get with a state of the silo, which may hold what completes
+            the block (`silograph.exchange.statistics`); None: it is always `block`.
     """
 
     cfg: Any
@@ -125,6 +127,7 @@ class Prepared:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     sends_rows: bool = False
     own_model: bool = False
+    block_in: Callable[[State], ClientBlock] | None = None
 
     @cached_property
     def extent(self) -> Extent:

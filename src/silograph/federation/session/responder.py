@@ -423,7 +423,7 @@ class Responder:
             new, reply = run_op(
                 op,
                 at.cfg,
-                at.block,
+                at.block if at.block_in is None else at.block_in(self._state),
                 self._state,
                 inbox,
                 call.key,

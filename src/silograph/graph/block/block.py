@@ -6,7 +6,7 @@ one. All client code acts on blocks, so both run the same code.
 C: clients. n: rows of all clients together. F: features. S: halo slots. B: boundary rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -17,6 +17,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.payload import offsets, owners, rows_of, runs_at
 from silograph.graph.block.halo import Halo, Route, connect
+from silograph.graph.column_statistics import ClientSums
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, row_keys_of
@@ -108,6 +109,8 @@ class ClientBlock:
             weights of edges, 1 where they have none.
         row_key: (n,) int64, the counter of every draw for a row.
         halo: the remote end points of cross-client edges.
+        sums: sums of each client's training data by name, which a run scales data by; see
+            `silograph.exchange.statistics`.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
         memo: what others have worked out from the block alone and want to find again.
@@ -121,6 +124,7 @@ class ClientBlock:
     adj: CSR
     row_key: Tensor
     halo: Halo
+    sums: Mapping[str, ClientSums] = field(default_factory=dict)
     source: "tuple[ClientBlock, Tensor] | None" = None
     memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
@@ -177,6 +181,7 @@ class ClientBlock:
             adj=part.adj.copied(),
             row_key=part.row_key,
             halo=halo,
+            sums=part.sums,
         )
 
     def called(self, positions: Tensor) -> "ClientBlock":
@@ -204,6 +209,7 @@ class ClientBlock:
             adj=self.adj.to(device, dtype),
             row_key=self.row_key.to(device),
             halo=self.halo.to(device, dtype),
+            sums={name: sums.to(device) for name, sums in self.sums.items()},
         )
 
 
@@ -262,6 +268,12 @@ class _Part(ClientBlock):
     def row_key(self) -> Tensor:
         """(n,)."""
         return self._of[0].row_key[self._rows]
+
+    @cached_property
+    def sums(self) -> Mapping[str, ClientSums]:
+        """Sums of their training data by name."""
+        whole, positions = self._of
+        return {name: sums.take(positions) for name, sums in whole.sums.items()}
 
     @cached_property
     def halo(self) -> Halo:

@@ -17,9 +17,17 @@ from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
 from silograph.graph.block.halo import Halo, Route
+from silograph.graph.column_statistics import (
+    FEATURES,
+    ClientSums,
+    dense_columns,
+    join_sums,
+    standardize,
+    sum_by_client,
+)
 from silograph.graph.csr import CSR
 from silograph.graph.features import FeatureSource, check_given, made_features
-from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows, standardized
+from silograph.graph.graph import Features, Graph, Split, fingerprint, normalized_rows
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import choose_split, drawn_split
@@ -191,15 +199,25 @@ def silo_block(
         silo: its data.
         split: which of its nodes train, validate and test; unlabeled ones never do.
         dtype: of features and edges.
-        normalize: `row` divides every node's features by their sum; `standard` gives every
-            feature mean 0 and deviation 1 over the silo's own nodes; `none` leaves them.
+        normalize: `row` divides every node's features by their sum; `standard_client` gives every
+            feature mean 0 and deviation 1 over the silo's own training nodes; `standard` leaves
+            them, with the sums by which `complete_block` does it later; `none` leaves them.
+
+    Raises:
+        DataError: features are sparse, or too large to be standardized.
     """
     n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
     given = silo.x
     if normalize == "row":
         given = normalized_rows(given)
-    elif normalize == "standard":
-        given = standardized(given, torch.zeros(n, dtype=torch.int64), 1)
+    sums: dict[str, ClientSums] = {}
+    if normalize in ("standard", "standard_client"):
+        trains = (split.train & known).nonzero()[:, 0]
+        sums[FEATURES] = sum_by_client(
+            dense_columns(given)[trains], torch.zeros_like(trains), clients=1
+        )
+    if normalize == "standard_client":
+        given = standardize(given, sums[FEATURES].own_statistics().of_client(0))
     off = torch.tensor([0, n])
     x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given
     boundary = torch.unique(silo.cross.row)
@@ -218,6 +236,7 @@ def silo_block(
             boundary=boundary,
             boundary_off=torch.tensor([0, len(boundary)]),
         ),
+        sums=sums,
     )
     return block.to("cpu", dtype)
 
@@ -262,6 +281,7 @@ def join_blocks(blocks: Sequence[ClientBlock]) -> ClientBlock:
             boundary=torch.cat(boundary),
             boundary_off=offsets(torch.tensor([len(halo.boundary) for halo in halos])),
         ),
+        sums={name: join_sums([block.sums[name] for block in blocks]) for name in blocks[0].sums},
     )
 
 

@@ -1,0 +1,219 @@
+"""Federated sums at the start of a run: means and deviations over the training data of all clients.
+
+Each client first sends how many training rows it has and the sum of each column; the server
+divides. Then each client gets the mean of all and sends its sums of squared differences from it.
+Both are plain sums over clients, so that secure aggregation can mask them. A client without rows
+sends zeros. A node that several clients hold counts once at each client that trains on it. In the
+end each client gets mean and 1 / deviation, and keeps them in its state.
+
+To add a sum, such as the mean weight of edges:
+
+1. put `ClientSums` under a new name into `ClientBlock.sums` where blocks are made (`silo_block` for
+   a silo, `clients_of` for a graph that is cut), from `sum_by_client`;
+2. add its `SumSpec` to `sum_specs` in `silograph.experiment.resolve.fitting`;
+3. use the result where blocks are completed: `complete_block` there;
+4. write what was fitted into `Preprocessing`, so that predictions use it.
+
+Calls, checks, ledger, audit, policy (kind `statistics`) and resuming follow from that.
+
+C: clients. W: columns of a sum.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, Stacked, State
+from silograph.federation.base import Federation, Sum
+from silograph.federation.field_specs import COUNT, TRAIN, FieldSpec, FieldSpecs
+from silograph.federation.fold import Fold
+from silograph.federation.program import Call, Steps
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.column_statistics import (
+    LARGEST,
+    ClientSums,
+    ColumnStatistics,
+    mean_of,
+    scale_of,
+)
+
+MEAN, SCALE = "statistics/mean/", "statistics/scale/"  # begin the names of state fields
+LARGEST_TOTAL, LARGEST_SQUARES = 1e110, 1e220  # of one client, by LARGEST and MOST_NODES
+
+
+@dataclass(frozen=True)
+class SumSpec:
+    """What a named sum is.
+
+    Attributes:
+        width: W, its columns.
+        among: what its rows are a part of, by TRAIN, ROWS or EDGES of what a silo has reported.
+        deviation: whether the deviation is asked for as well; else `scale` of the result is 1.
+    """
+
+    width: int
+    among: str = TRAIN
+    deviation: bool = True
+
+
+SumSpecs = Mapping[str, SumSpec]
+
+
+def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, ColumnStatistics]:
+    """Let clients add up their sums and get the result, and return it by name, each (W,).
+
+    Args:
+        fed: the federation.
+        specs: the sums, by name.
+        key: of the calls; nothing is drawn.
+    """
+    what = Kind.STATISTICS
+    sums = fed.call(send_sums, {}, what=what, key=key, reduce=Sum())
+    count = {name: sums[f"count/{name}"].t for name in specs}
+    mean = {name: mean_of(count[name], sums[f"total/{name}"].t) for name in specs}
+    around: dict[str, Shared] = {f"mean/{n}": Shared(mean[n]) for n in specs if specs[n].deviation}
+    scale = {name: torch.ones_like(mean[name]) for name in specs}
+    if around:
+        squares = fed.call(send_squares, around, what=what, key=key, reduce=Sum())
+        for name in specs:
+            if specs[name].deviation:
+                scale[name] = scale_of(mean[name], count[name], squares[f"squares/{name}"].t)
+    inbox = {f"mean/{name}": Shared(t) for name, t in mean.items()}
+    inbox |= {f"scale/{name}": Shared(scale[name]) for name in specs if specs[name].deviation}
+    fed.call(keep_statistics, inbox, what=what, key=key)
+    return {name: ColumnStatistics(mean[name].cpu(), scale[name].cpu()) for name in specs}
+
+
+def fit_from_sums(sums: Mapping[str, ClientSums], specs: SumSpecs) -> dict[str, ColumnStatistics]:
+    """Return what `fit_statistics` returns, to the same bits, where one process has all sums."""
+    found = {}
+    for name, spec in specs.items():
+        of_clients = sums[name]
+        count = int(of_clients.count.sum())
+        counted = torch.tensor(count)
+        mean = mean_of(counted, _add_in_client_order(of_clients.total))
+        scale = torch.ones_like(mean)
+        if spec.deviation:
+            squares = _add_in_client_order(of_clients.squares_around(mean))
+            scale = scale_of(mean, counted, squares)
+        found[name] = ColumnStatistics(mean, scale)
+    return found
+
+
+def _add_in_client_order(slices: Tensor) -> Tensor:
+    """Return the sum (W,) of (C, W), added as the engine folds replies."""
+    fold = Fold(Sum())
+    fold.add({"sum": Stacked(slices)})
+    return fold.result()["sum"].t
+
+
+def statistics_steps(specs: SumSpecs, key: Key) -> Steps:
+    """Return the calls of `fit_statistics`."""
+    what = Kind.STATISTICS
+    sums: dict[str, FieldSpec] = {}
+    squares: dict[str, FieldSpec] = {}
+    result: dict[str, FieldSpec] = {}
+    for name, spec in specs.items():
+        shape, wide = (spec.width,), torch.float64
+        sums[f"count/{name}"] = FieldSpec(
+            Stacked, (), torch.int64, low=0, high=COUNT.high, among=spec.among
+        )
+        sums[f"total/{name}"] = FieldSpec(
+            Stacked, shape, wide, low=-LARGEST_TOTAL, high=LARGEST_TOTAL
+        )
+        result[f"mean/{name}"] = FieldSpec(Shared, shape, wide, low=-LARGEST, high=LARGEST)
+        if spec.deviation:
+            squares[f"squares/{name}"] = FieldSpec(
+                Stacked, shape, wide, low=0, high=LARGEST_SQUARES
+            )
+            result[f"scale/{name}"] = FieldSpec(Shared, shape, wide, low=0)
+    around = {n: f for n, f in result.items() if f"squares/{n.removeprefix('mean/')}" in squares}
+    return (
+        Call(send_sums, what, key, {}, sums, _sums_problem),
+        Call(send_squares, what, key, around, squares, _not_finite) if squares else (),
+        Call(keep_statistics, what, key, result, {}),
+    )
+
+
+def statistics_state(specs: SumSpecs) -> FieldSpecs:
+    """Return what the state holds of the result."""
+    fields: dict[str, FieldSpec] = {}
+    for name, spec in specs.items():
+        fields[MEAN + name] = FieldSpec(Stacked, (spec.width,), torch.float64)
+        if spec.deviation:
+            fields[SCALE + name] = FieldSpec(Stacked, (spec.width,), torch.float64, low=0)
+    return fields
+
+
+def statistics_in(state: State) -> dict[str, ColumnStatistics]:
+    """Return the result (W,) by name that the state of one client holds; nothing before it came."""
+    found = {}
+    for field, mean in state.items():
+        if field.startswith(MEAN):
+            name = field.removeprefix(MEAN)
+            ours = mean.t[0].cpu()
+            scale = state.get(SCALE + name)
+            one = torch.ones_like(ours) if scale is None else scale.t[0].cpu()
+            found[name] = ColumnStatistics(ours, one)
+    return found
+
+
+def _not_finite(inbox: Payload, reply: Payload) -> str | None:
+    """Return what was expected of sums that are NaN, which no bound of values refuses."""
+    del inbox
+    bad = next((name for name, field in reply.items() if not bool(field.t.isfinite().all())), None)
+    return None if bad is None else f"finite sums, got NaN or infinity in {bad!r}"
+
+
+def _sums_problem(inbox: Payload, reply: Payload) -> str | None:
+    """Return which sums cannot be those of as many rows, or None."""
+    if (problem := _not_finite(inbox, reply)) is not None:
+        return problem
+    for field in reply:
+        if field.startswith("total/"):
+            name = field.removeprefix("total/")
+            count, total = reply[f"count/{name}"].t, reply[field].t
+            if bool((total.abs() > LARGEST * count[:, None]).any()):
+                return f"sums of {name} of at most {LARGEST:g} a row, got more"
+    return None
+
+
+def send_sums(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Send counts and sums. In: nothing. Out: by name `count` (C,) int64, `total` (C, W) f64."""
+    del cfg, inbox, key
+    reply: dict[str, Stacked] = {}
+    for name, sums in block.sums.items():
+        reply |= {f"count/{name}": Stacked(sums.count), f"total/{name}": Stacked(sums.total)}
+    return state, reply
+
+
+def send_squares(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Send squared differences. In: by name `mean` (W,) f64. Out: `squares` (C, W) f64."""
+    del cfg, key
+    names = [field.removeprefix("mean/") for field in inbox]
+    return state, {
+        f"squares/{name}": Stacked(block.sums[name].squares_around(inbox[f"mean/{name}"].t))
+        for name in names
+    }
+
+
+def keep_statistics(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Keep the result. In: by name `mean` (W,), `scale` (W,) f64. Out: nothing."""
+    del cfg, key
+    clients = block.num_clients
+    kept = {
+        f"statistics/{name}": Stacked(field.t.expand(clients, *field.t.shape).clone())
+        for name, field in inbox.items()
+    }
+    return {**state, **kept}, {}

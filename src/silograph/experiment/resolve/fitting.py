@@ -1,0 +1,85 @@
+"""What a run fits to the training data of its clients before the first round.
+
+Federated sums: `sum_specs` says which ones a run has, `complete_block` what becomes of the results
+at a client. How to add one is in `silograph.exchange.statistics`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from silograph.core.config import RunConfig
+from silograph.core.payload import State
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.exchange.statistics import SumSpec, SumSpecs, statistics_in
+from silograph.graph.block.block import ClientBlock
+from silograph.graph.column_statistics import FEATURES, ColumnStatistics, standardize
+from silograph.graph.silos.data import Silo
+from silograph.methods.base import AnyMethod
+
+
+def sum_specs(config: RunConfig | ResolvedConfig, features: int, method: AnyMethod) -> SumSpecs:
+    """Return the federated sums of a run by name.
+
+    Args:
+        config: of the run.
+        features: F, of the features as they are used.
+        method: of the run; one that trains uncut has one client, which needs no sums of others.
+    """
+    specs: dict[str, SumSpec] = {}
+    if config.normalize == "standard" and not method.setting.uncut:
+        specs[FEATURES] = SumSpec(features)
+    return specs
+
+
+def complete_block(
+    block: ClientBlock, silo: Silo, statistics: Mapping[str, ColumnStatistics]
+) -> ClientBlock:
+    """Return the block of a silo once the federated sums of the run are known.
+
+    Args:
+        block: as `silo_block` made it, where it computes.
+        silo: its data, with the features and the weights of edges of the run.
+        statistics: the results by name; without any, the block is returned as it is.
+
+    Raises:
+        DataError: features are sparse.
+    """
+    if FEATURES not in statistics:
+        return block
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    x = standardize(silo.x, statistics[FEATURES])
+    return replace(block, x=x.to(block.off.device, block.adj.values.dtype))
+
+
+class BlockInState:
+    """Completes a silo's block by what its state holds, and keeps the latest one.
+
+    Args:
+        block: as `silo_block` made it, where it computes.
+        silo: its data.
+    """
+
+    def __init__(self, block: ClientBlock, silo: Silo) -> None:
+        self._block = block
+        self._silo = silo
+        self._completed: tuple[dict[str, ColumnStatistics], ClientBlock] = ({}, block)
+
+    def __call__(self, state: State) -> ClientBlock:
+        """Return the block that ops are given with a state."""
+        statistics = statistics_in(state)
+        known, block = self._completed
+        if _alike(known, statistics):
+            return block
+        block = complete_block(self._block, self._silo, statistics)
+        self._completed = statistics, block
+        return block
+
+
+def _alike(ours: Mapping[str, ColumnStatistics], theirs: Mapping[str, ColumnStatistics]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name].mean, theirs[name].mean)
+        and torch.equal(ours[name].scale, theirs[name].scale)
+        for name in ours
+    )

@@ -1,0 +1,160 @@
+"""Mean and deviation of columns over training rows, and what standardizes columns by them.
+
+All of it is float64: a column of Unix times differs in its last digits only. Deviations are taken
+around a mean that is known before, so that nothing cancels.
+
+C: clients. W: columns. n: rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from silograph.core.errors import DataError
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Features
+
+FEATURES = "features"  # name of the sums and statistics of features
+# What rounding leaves of the deviation of a constant column, beside its mean.
+FLAT = 1e-12
+LARGEST = 1e100  # magnitude of a value, so that sums of squares of all rows stay finite
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnStatistics:
+    """What standardizes columns.
+
+    Attributes:
+        mean: (W,) or (C, W) float64.
+        scale: as `mean`; 1 / deviation, and 0 for a column that is constant, which becomes 0.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def of_client(self, position: int) -> "ColumnStatistics":
+        """Return the (W,) statistics of one client out of (C, W)."""
+        return ColumnStatistics(self.mean[position], self.scale[position])
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSums:
+    """Sums of each client's training rows, column by column.
+
+    Attributes:
+        count: (C,) int64 rows.
+        total: (C, W) float64 sums of values.
+        squares: (C, W) float64 sums of squared differences from the client's own mean.
+    """
+
+    count: Tensor
+    total: Tensor
+    squares: Tensor
+
+    @property
+    def own_mean(self) -> Tensor:
+        """(C, W) each client's own mean; 0 without rows."""
+        return mean_of(self.count[:, None], self.total)
+
+    def squares_around(self, mean: Tensor) -> Tensor:
+        """Return the sums of squared differences from a mean (W,) or (C, W), (C, W) float64."""
+        # sum (x - m)^2 = sum (x - own)^2 + count (own - m)^2, and no term of it cancels.
+        return self.squares + self.count[:, None] * (self.own_mean - mean) ** 2
+
+    def own_statistics(self) -> ColumnStatistics:
+        """Return what standardizes each client's columns by its own rows, (C, W)."""
+        mean = self.own_mean
+        return ColumnStatistics(mean, scale_of(mean, self.count[:, None], self.squares))
+
+    def take(self, positions: Tensor) -> "ClientSums":
+        """Return the sums of the clients at `positions` (k,) int64."""
+        return ClientSums(self.count[positions], self.total[positions], self.squares[positions])
+
+    def to(self, device: torch.device | str) -> "ClientSums":
+        """Return the sums on another device."""
+        return ClientSums(*(t.to(device) for t in (self.count, self.total, self.squares)))
+
+
+def join_sums(parts: Sequence[ClientSums]) -> ClientSums:
+    """Return sums of several blocks of clients as those of one, in their order."""
+    return ClientSums(
+        torch.cat([part.count for part in parts]),
+        torch.cat([part.total for part in parts]),
+        torch.cat([part.squares for part in parts]),
+    )
+
+
+def sum_by_client(values: Tensor, client: Tensor, clients: int) -> ClientSums:
+    """Return the sums of each client's rows.
+
+    Rows of a client are added in their order, so a silo alone has the bits of a simulation.
+
+    Args:
+        values: (n, W) of any floating point dtype.
+        client: (n,) int64 whose row it is.
+        clients: C.
+
+    Raises:
+        DataError: a value is too large for sums of squares.
+    """
+    wide = values.double()
+    if wide.numel() and not float(wide.abs().max()) <= LARGEST:
+        column = int((wide.abs() > LARGEST).any(0).int().argmax())
+        raise DataError(
+            f"values must be at most {LARGEST:g} to be standardized, got "
+            f"{float(wide[:, column].abs().max()):g} in column {column}: scale the column before"
+        )
+    count = torch.bincount(client, minlength=clients)
+    zero = wide.new_zeros(clients, wide.shape[1])
+    total = zero.index_add(0, client, wide)
+    own = mean_of(count[:, None], total)
+    squares = zero.index_add(0, client, (wide - own[client]) ** 2)
+    return ClientSums(count, total, squares)
+
+
+def mean_of(count: Tensor, total: Tensor) -> Tensor:
+    """Return total / count, and 0 where nothing was counted."""
+    return total / count.clamp(min=1)
+
+
+def scale_of(mean: Tensor, count: Tensor, squares: Tensor) -> Tensor:
+    """Return 1 / deviation of columns, and 0 where they are constant.
+
+    Args:
+        mean: (W,) or (C, W).
+        count: rows; a number, or (C, 1).
+        squares: sums of squared differences from the mean, as `mean`.
+    """
+    deviation = mean_of(count, squares).sqrt()
+    flat = deviation <= FLAT * mean.abs()
+    return torch.where(flat, 0.0, 1 / deviation.where(~flat, 1.0))
+
+
+def dense_columns(x: Features) -> Tensor:
+    """Return features (n, F) that can be standardized; raise `DataError` for sparse ones."""
+    if isinstance(x, CSR):
+        raise DataError(
+            "expected dense features for normalize standard, got sparse ones, which it would make "
+            "dense: use normalize row or none"
+        )
+    return x
+
+
+def standardize(x: Features, statistics: ColumnStatistics, client: Tensor | None = None) -> Tensor:
+    """Return features (n, F) float64 minus the mean, divided by the deviation.
+
+    Args:
+        x: dense features.
+        statistics: of all rows, or of each client.
+        client: (n,) int64 whose row it is, where each client has its own statistics.
+
+    Raises:
+        DataError: `x` is sparse.
+    """
+    wide = dense_columns(x).double()
+    mean, scale = statistics.mean, statistics.scale
+    if client is not None:
+        mean, scale = mean[client], scale[client]
+    return (wide - mean) * scale
