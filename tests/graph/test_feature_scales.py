@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from runs import MakeGraph, go
+from silograph.graph.column_statistics import standardize, sum_by_client
 from silograph.graph.csr import CSR
 from silograph.graph.features import made_features, row_problem, scale_problem
-from silograph.graph.graph import Features, normalized_rows, standardized
+from silograph.graph.graph import Features, normalized_rows
 from silograph.graph.read.arrays import features_of
 
 DRAWS = torch.Generator().manual_seed(0)
@@ -26,12 +27,13 @@ def sparse(x: Tensor) -> CSR:
     return found
 
 
+SUMS = sum_by_client(MIXED, torch.zeros(300, dtype=torch.int64), 1)
 FINE: dict[str, Features] = {
     "flags": FLAGS,
     "words": WORDS,
     "sparse words": sparse(WORDS),
     "rows that sum to 1": WORDS / WORDS.sum(1, keepdim=True),
-    "standardized": standardized(MIXED, torch.zeros(300, dtype=torch.int64), 1),
+    "standardized": standardize(MIXED, SUMS.own_statistics().of_client(0)).float(),
     "one-hot degrees": made_features("onehot-degree", torch.arange(300)),
     "pixels of 0 to 16": 16 * torch.rand(300, 64, generator=DRAWS),
     "zeros": torch.zeros(300, 3),

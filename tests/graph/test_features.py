@@ -60,7 +60,7 @@ def test_a_trained_model_makes_them_again(make_graph: MakeGraph, tmp_path: Path)
     assert result.model.shape.features == 64
     result.model.save(tmp_path / "model")
     back = sg.load_model(tmp_path / "model")
-    assert back.features == "onehot-degree"
+    assert back.preprocessing.features == "onehot-degree"
     bare = replace(graph, x=torch.zeros(60, 0))
     assert (back.predict(bare) == result.model.predict(graph)).all()
 
@@ -70,13 +70,13 @@ def test_predictions_at_silos_are_of_made_features(make_graph: MakeGraph, tmp_pa
     whole = go(graph, features="degree", rounds=1, method="local")
     cut = whole.cut
     assert cut is not None
-    assert whole.models["client_00"].features == "degree"
+    assert whole.models["client_00"].preprocessing.features == "degree"
     folder = sg.write_silos(tmp_path / "silos", graph, cut.partition, cut.split)[0]
     own: dict[str, Any] = {"clients": None, "partition": "silo", "out": str(tmp_path / "run")}
     sg.run(tmp_path / "silos", **(FAST | own | {"features": "degree", "rounds": 1}))
     silo = sg.read_silo(folder)
     model = sg.load_model(tmp_path / "run" / "model.safetensors")
-    given = replace(model, features="given")
+    given = replace(model, preprocessing=replace(model.preprocessing, features="given"))
     assert torch.equal(model.logits(silo), given.logits(featured(silo, "degree").graph))
     assert not torch.equal(model.logits(silo), model.logits(silo.graph))  # edges to other silos
     assert predict_to(tmp_path / "run", folder, tmp_path / "p.csv") == len(silo.node_id)

@@ -151,13 +151,21 @@ def predict_command(
     columns: Annotated[
         str | None, typer.Option("--columns", help="names of columns in tables, as for run")
     ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(
+            "--client", help="whose statistics or model, where each client has its own of them"
+        ),
+    ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
     from silograph.experiment.resolve.model_options import own_module
     from silograph.experiment.run.predictions import predict_to
 
     make = None if model is None else own_module(make_config({"model": model}))
-    count = predict_to(run, data, out, model=make, data_dir=data_dir, columns=columns)
+    count = predict_to(
+        run, data, out, model=make, data_dir=data_dir, columns=columns, client=client
+    )
     typer.echo(f"predictions of {counted(count, 'node')} written to {out}")
 
 

@@ -24,14 +24,17 @@ from silograph.core.payload import State, below, under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, rows_left
+from silograph.exchange.statistics import statistics_in
 from silograph.experiment.report.silo_page import write_silo_report
 from silograph.experiment.result_files import MODEL, RECOMMENDER, REPORT, RESULT
+from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.recommender import make_recommender
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds
+from silograph.graph.column_statistics import FEATURES
 from silograph.graph.rating_pairs import rating_sizes
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
@@ -136,15 +139,8 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
     sync_folder(folder.parent)  # states are dropped once this returns
     weights, whose = weights_of(run, outcome)
     if weights is not None:
-        model = TrainedModel(
-            run.method_config.model,
-            weights,
-            run.silo.class_names,
-            run.config.normalize,
-            run.silo.feature_names,
-            run.config.features,
-            run.config.edge_weights,
-        )
+        names, shape = run.silo.class_names, run.method_config.model
+        model = TrainedModel(shape, weights, names, preprocessing_of(run, outcome))
         model.save(folder / MODEL, private=True)
         _write_recommender(folder, run, outcome, weights)
     about = about_run(run, outcome, whose)
@@ -161,6 +157,28 @@ def _write_recommender(folder: Path, run: SiloRun, outcome: Outcome, weights: Pa
     with torch.no_grad():
         factors = model.factors(weights, run.block, tables=below(TABLES, outcome.state))
     make_recommender(factors, run.block, run.silo.keys, run.silo.scale).save(folder / RECOMMENDER)
+
+
+def preprocessing_of(run: SiloRun, outcome: Outcome) -> Preprocessing:
+    """Return how the silo prepares data for its model: by statistics of all silos, or its own.
+
+    Raises:
+        ConfigError: the silo has no state of the run, which holds the statistics of all.
+    """
+    statistics, config = None, run.config
+    if config.normalize == "standard_client":
+        statistics = run.block.sums[FEATURES].own_statistics().of_client(0)
+    elif config.normalize == "standard":
+        fitted = statistics_in(outcome.state or outcome.latest)
+        if FEATURES not in fitted:
+            raise ConfigError(
+                "expected the means and deviations of the run in this silo's state, got no state: "
+                "the result is not written, because the model cannot be used without them"
+            )
+        statistics = fitted[FEATURES]
+    return Preprocessing(
+        config.features, config.normalize, run.silo.feature_names, config.edge_weights, statistics
+    )
 
 
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:

@@ -4,7 +4,7 @@ Each client first sends how many training rows it has and the sum of each column
 divides. Then each client gets the mean of all and sends its sums of squared differences from it.
 Both are plain sums over clients, so that secure aggregation can mask them. A client without rows
 sends zeros. A node that several clients hold counts once at each client that trains on it. In the
-end each client gets mean and 1 / deviation, and keeps them in its state.
+end each client gets mean and deviation, and keeps them in its state.
 
 To add a sum, such as the mean weight of edges:
 
@@ -38,11 +38,11 @@ from silograph.graph.column_statistics import (
     LARGEST,
     ClientSums,
     ColumnStatistics,
+    deviation_of,
     mean_of,
-    scale_of,
 )
 
-MEAN, SCALE = "statistics/mean/", "statistics/scale/"  # begin the names of state fields
+MEAN, DEVIATION = "statistics/mean/", "statistics/deviation/"  # begin the names of state fields
 LARGEST_TOTAL, LARGEST_SQUARES = 1e110, 1e220  # of one client, by LARGEST and MOST_NODES
 
 
@@ -53,7 +53,7 @@ class SumSpec:
     Attributes:
         width: W, its columns.
         among: what its rows are a part of, by TRAIN, ROWS or EDGES of what a silo has reported.
-        deviation: whether the deviation is asked for as well; else `scale` of the result is 1.
+        deviation: whether the deviation is asked for as well; else `deviation` of the result is 1.
     """
 
     width: int
@@ -72,37 +72,37 @@ def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, Colu
         specs: the sums, by name.
         key: of the calls; nothing is drawn.
     """
-    what = Kind.STATISTICS
+    what, deviating = Kind.STATISTICS, [name for name, spec in specs.items() if spec.deviation]
     sums = fed.call(send_sums, {}, what=what, key=key, reduce=Sum())
     count = {name: sums[f"count/{name}"].t for name in specs}
     mean = {name: mean_of(count[name], sums[f"total/{name}"].t) for name in specs}
-    around: dict[str, Shared] = {f"mean/{n}": Shared(mean[n]) for n in specs if specs[n].deviation}
-    scale = {name: torch.ones_like(mean[name]) for name in specs}
-    if around:
-        squares = fed.call(send_squares, around, what=what, key=key, reduce=Sum())
-        for name in specs:
-            if specs[name].deviation:
-                scale[name] = scale_of(mean[name], count[name], squares[f"squares/{name}"].t)
+    deviation = {name: torch.ones_like(mean[name]) for name in specs}
+    if deviating:
+        around = {f"mean/{name}": Shared(mean[name]) for name in deviating}
+        replies = fed.call(send_squares, around, what=what, key=key, reduce=Sum())
+        for name in deviating:
+            squares = replies[f"squares/{name}"].t
+            deviation[name] = deviation_of(mean[name], count[name], squares)
     inbox = {f"mean/{name}": Shared(t) for name, t in mean.items()}
-    inbox |= {f"scale/{name}": Shared(scale[name]) for name in specs if specs[name].deviation}
+    inbox |= {f"deviation/{name}": Shared(deviation[name]) for name in deviating}
     fed.call(keep_statistics, inbox, what=what, key=key)
-    return {name: ColumnStatistics(mean[name].cpu(), scale[name].cpu()) for name in specs}
+    return {name: ColumnStatistics(mean[name].cpu(), deviation[name].cpu()) for name in specs}
 
 
 def fit_from_sums(sums: Mapping[str, ClientSums], specs: SumSpecs) -> dict[str, ColumnStatistics]:
     """Return what `fit_statistics` returns, to the same bits, where one process has all sums."""
-    found = {}
+    results = {}
     for name, spec in specs.items():
         of_clients = sums[name]
         count = int(of_clients.count.sum())
         counted = torch.tensor(count)
         mean = mean_of(counted, _add_in_client_order(of_clients.total))
-        scale = torch.ones_like(mean)
+        deviation = torch.ones_like(mean)
         if spec.deviation:
             squares = _add_in_client_order(of_clients.squares_around(mean))
-            scale = scale_of(mean, counted, squares)
-        found[name] = ColumnStatistics(mean, scale)
-    return found
+            deviation = deviation_of(mean, counted, squares)
+        results[name] = ColumnStatistics(mean, deviation)
+    return results
 
 
 def _add_in_client_order(slices: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def statistics_steps(specs: SumSpecs, key: Key) -> Steps:
             squares[f"squares/{name}"] = FieldSpec(
                 Stacked, shape, wide, low=0, high=LARGEST_SQUARES
             )
-            result[f"scale/{name}"] = FieldSpec(Shared, shape, wide, low=0)
+            result[f"deviation/{name}"] = FieldSpec(Shared, shape, wide, low=0)
     around = {n: f for n, f in result.items() if f"squares/{n.removeprefix('mean/')}" in squares}
     return (
         Call(send_sums, what, key, {}, sums, _sums_problem),
@@ -146,21 +146,21 @@ def statistics_state(specs: SumSpecs) -> FieldSpecs:
     for name, spec in specs.items():
         fields[MEAN + name] = FieldSpec(Stacked, (spec.width,), torch.float64)
         if spec.deviation:
-            fields[SCALE + name] = FieldSpec(Stacked, (spec.width,), torch.float64, low=0)
+            fields[DEVIATION + name] = FieldSpec(Stacked, (spec.width,), torch.float64, low=0)
     return fields
 
 
 def statistics_in(state: State) -> dict[str, ColumnStatistics]:
     """Return the result (W,) by name that the state of one client holds; nothing before it came."""
-    found = {}
+    results = {}
     for field, mean in state.items():
         if field.startswith(MEAN):
             name = field.removeprefix(MEAN)
             ours = mean.t[0].cpu()
-            scale = state.get(SCALE + name)
-            one = torch.ones_like(ours) if scale is None else scale.t[0].cpu()
-            found[name] = ColumnStatistics(ours, one)
-    return found
+            deviation = state.get(DEVIATION + name)
+            one = torch.ones_like(ours) if deviation is None else deviation.t[0].cpu()
+            results[name] = ColumnStatistics(ours, one)
+    return results
 
 
 def _not_finite(inbox: Payload, reply: Payload) -> str | None:
@@ -209,7 +209,7 @@ def send_squares(
 def keep_statistics(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep the result. In: by name `mean` (W,), `scale` (W,) f64. Out: nothing."""
+    """Keep the result. In: by name `mean` (W,), `deviation` (W,) f64. Out: nothing."""
     del cfg, key
     clients = block.num_clients
     kept = {

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from silograph.core.errors import CheckpointError, DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.result_files import ABOUT, MODEL, MODELS, SUMS
+from silograph.experiment.result_files import ABOUT, CLIENT_STATISTICS, MODEL, MODELS, SUMS
 
 
 def digest_of_bytes(data: bytes) -> str:
@@ -47,8 +47,8 @@ def add_sums(folder: Path, digests: Mapping[str, str]) -> None:
 
 
 def is_of_model(name: str) -> bool:
-    """Return whether a name in checksums.json is that of a model."""
-    return name == MODEL or name.startswith(f"{MODELS}/")
+    """Return whether a name in checksums.json is written with the models, when the run is over."""
+    return name in (MODEL, CLIENT_STATISTICS) or name.startswith(f"{MODELS}/")
 
 
 def digest_of(file: Path) -> str:

@@ -16,6 +16,7 @@ SIMULATION = "simulation.json"
 SUMS = "checksums.json"
 CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"
+CLIENT_STATISTICS = "client_statistics.safetensors"  # by which clients standardize features
 RECOMMENDER = "recommender.safetensors"  # of a silo of ratings
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 4  # of result folders: goes up where files mean something else than before

@@ -28,15 +28,15 @@ class ColumnStatistics:
 
     Attributes:
         mean: (W,) or (C, W) float64.
-        scale: as `mean`; 1 / deviation, and 0 for a column that is constant, which becomes 0.
+        deviation: as `mean`; exactly 0 for a column that is constant.
     """
 
     mean: Tensor
-    scale: Tensor
+    deviation: Tensor
 
     def of_client(self, position: int) -> "ColumnStatistics":
         """Return the (W,) statistics of one client out of (C, W)."""
-        return ColumnStatistics(self.mean[position], self.scale[position])
+        return ColumnStatistics(self.mean[position], self.deviation[position])
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class ClientSums:
     def own_statistics(self) -> ColumnStatistics:
         """Return what standardizes each client's columns by its own rows, (C, W)."""
         mean = self.own_mean
-        return ColumnStatistics(mean, scale_of(mean, self.count[:, None], self.squares))
+        return ColumnStatistics(mean, deviation_of(mean, self.count[:, None], self.squares))
 
     def take(self, positions: Tensor) -> "ClientSums":
         """Return the sums of the clients at `positions` (k,) int64."""
@@ -119,8 +119,8 @@ def mean_of(count: Tensor, total: Tensor) -> Tensor:
     return total / count.clamp(min=1)
 
 
-def scale_of(mean: Tensor, count: Tensor, squares: Tensor) -> Tensor:
-    """Return 1 / deviation of columns, and 0 where they are constant.
+def deviation_of(mean: Tensor, count: Tensor, squares: Tensor) -> Tensor:
+    """Return the standard deviation of columns, exactly 0 where they are constant.
 
     Args:
         mean: (W,) or (C, W).
@@ -128,8 +128,7 @@ def scale_of(mean: Tensor, count: Tensor, squares: Tensor) -> Tensor:
         squares: sums of squared differences from the mean, as `mean`.
     """
     deviation = mean_of(count, squares).sqrt()
-    flat = deviation <= FLAT * mean.abs()
-    return torch.where(flat, 0.0, 1 / deviation.where(~flat, 1.0))
+    return torch.where(deviation <= FLAT * mean.abs(), 0.0, deviation)
 
 
 def dense_columns(x: Features) -> Tensor:
@@ -145,6 +144,8 @@ def dense_columns(x: Features) -> Tensor:
 def standardize(x: Features, statistics: ColumnStatistics, client: Tensor | None = None) -> Tensor:
     """Return features (n, F) float64 minus the mean, divided by the deviation.
 
+    A column without deviation becomes 0.
+
     Args:
         x: dense features.
         statistics: of all rows, or of each client.
@@ -154,7 +155,8 @@ def standardize(x: Features, statistics: ColumnStatistics, client: Tensor | None
         DataError: `x` is sparse.
     """
     wide = dense_columns(x).double()
-    mean, scale = statistics.mean, statistics.scale
+    mean, deviation = statistics.mean, statistics.deviation
+    scale = torch.where(deviation == 0, 0.0, 1 / deviation.where(deviation != 0, 1.0))
     if client is not None:
         mean, scale = mean[client], scale[client]
     return (wide - mean) * scale

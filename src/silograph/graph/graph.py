@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError
 from silograph.core.html import html_table
 from silograph.graph.csr import CSR
 from silograph.graph.rating_pairs import rating_sizes
@@ -228,37 +227,6 @@ def normalized_rows(x: Features) -> Features:
         return replace(x, values=x.values * scale[x.row])
     total = x.sum(dim=1, keepdim=True)
     return torch.where(total == 0, x, x / total)
-
-
-def standardized(x: Features, group: Tensor, groups: int) -> Tensor:
-    """Return features (n, F) with mean 0 and standard deviation 1 in every group of rows.
-
-    Each silo is a group, so a silo alone gets the same bits. A feature that is constant in a group
-    becomes 0 there.
-
-    Args:
-        x: dense features.
-        group: (n,) int64 the group of every row.
-        groups: their number.
-
-    Raises:
-        DataError: `x` is sparse.
-    """
-    if isinstance(x, CSR):
-        raise DataError(
-            "expected dense features for normalize standard, got sparse ones, which it would make "
-            "dense: use normalize row or none"
-        )
-    wide = x.double()
-    zero = wide.new_zeros(groups, wide.shape[1])
-    count = torch.bincount(group, minlength=groups).clamp(min=1)[:, None]
-    mean = zero.index_add(0, group, wide) / count
-    away = wide - mean[group]
-    deviation = (zero.index_add(0, group, away**2) / count).sqrt()
-    # What rounding leaves of a constant feature is no spread.
-    flat = deviation <= 1e-12 * mean.abs()
-    scale = torch.where(flat, 0.0, 1 / deviation.where(~flat, 1.0))
-    return (away * scale[group]).to(x.dtype)
 
 
 def fingerprint(graph: Graph) -> str:

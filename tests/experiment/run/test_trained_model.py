@@ -18,7 +18,8 @@ from silograph.core.key import Key
 from silograph.core.resolved_config import asked_again
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
-from silograph.experiment.run.trained_model import TrainedModel, _check_names
+from silograph.experiment.run.preprocessing import Preprocessing, check_names
+from silograph.experiment.run.trained_model import TrainedModel
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
@@ -48,7 +49,7 @@ def test_save_and_load(
     model = trained(graph, normalize=normalize)
     model.save(tmp_path / "model.safetensors")
     back = sg.load_model(tmp_path / "model.safetensors")
-    assert (back.shape, back.class_names, back.normalize) == (
+    assert (back.shape, back.class_names, back.preprocessing.normalize) == (
         model.shape,
         ("a", "b ü", "c"),
         normalize,
@@ -182,12 +183,12 @@ def test_values_and_names_of_a_hostile_file_are_refused(
     make_graph: Callable[..., Graph], tmp_path: Path
 ) -> None:
     model, path = trained(make_graph()), tmp_path / "m.safetensors"
-    name = next(iter(model.weights))
+    name, one_name = next(iter(model.weights)), Preprocessing(feature_names=("a",))
     for change, line in (
         ({"weights": {**model.weights, name: model.weights[name] * torch.nan}}, "finite weights"),
         ({"weights": {n: w.half() for n, w in model.weights.items()}}, "float32 or float64"),
         ({"class_names": ("a",)}, "names of 3 classes in .*, got 1"),
-        ({"feature_names": ("a",)}, "names of 7 features in .*, got 1"),
+        ({"preprocessing": one_name}, "names of 7 features in .*, got 1"),
     ):
         replace(model, **change).save(path)
         with pytest.raises(DataError, match=line):
@@ -203,13 +204,16 @@ def test_features_and_classes_of_a_silo_must_mean_the_same(
     assert isinstance(shape, Model)
     shape = replace(shape, features=2, outputs=2)
     weights = shape.init_weights(Key.of(0), torch.float32)
-    model = TrainedModel(shape, weights, ("cat", "dog"), "none", ("size", "age"))
+    named = Preprocessing(feature_names=("size", "age"))
+    model = TrainedModel(shape, weights, ("cat", "dog"), named)
     assert model.predict(north).shape == (3,)
-    assert replace(model, class_names=(), feature_names=()).predict(north).shape == (3,)
+    bare = replace(model, class_names=(), preprocessing=Preprocessing())
+    assert bare.predict(north).shape == (3,)
     model.save(tmp_path / "m.safetensors")
     assert sg.load_model(tmp_path / "m.safetensors").feature_names == ("size", "age")
+    turned = Preprocessing(feature_names=("age", "size"))
     with pytest.raises(DataError, match="features of the model in north, age, size, got size"):
-        replace(model, feature_names=("age", "size")).predict(north)
+        replace(model, preprocessing=turned).predict(north)
     with pytest.raises(DataError, match="classes of the model in north, dog, cat, got cat, dog"):
         replace(model, class_names=("dog", "cat")).predict(north)
 
@@ -226,6 +230,6 @@ def test_classes_that_mean_something_else_are_refused(make_graph: Callable[..., 
 def test_the_name_that_differs_is_told() -> None:
     ours, theirs = ("a", "b", "c", "income", "e"), ("a", "b", "c", "salary", "e")
     with pytest.raises(DataError, match="model in w, the 4th income, got salary: rename them or"):
-        _check_names("features", ours, theirs, "w")
-    _check_names("features", ours, ours, "w")
-    _check_names("features", ours, (), "w")
+        check_names("features", ours, theirs, "w")
+    check_names("features", ours, ours, "w")
+    check_names("features", ours, (), "w")

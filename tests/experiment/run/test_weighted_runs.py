@@ -208,7 +208,8 @@ def test_a_saved_model_predicts_as_it_was_trained(graph: Graph, tmp_path: Path) 
         assert torch.equal(back.logits(graph), model.logits(graph))
         assert torch.equal(back.logits(graph), back.logits(bare)) is same
     half: Any = "half"
-    replace(back, edge_weights=half).save(tmp_path / "half")
+    other = replace(back.preprocessing, edge_weights=half)
+    replace(back, preprocessing=other).save(tmp_path / "half")
     with pytest.raises(DataError, match=r"^expected a model's shape in"):
         sg.load_model(tmp_path / "half")
 

@@ -80,6 +80,6 @@ class BlockInState:
 def _alike(ours: Mapping[str, ColumnStatistics], theirs: Mapping[str, ColumnStatistics]) -> bool:
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name].mean, theirs[name].mean)
-        and torch.equal(ours[name].scale, theirs[name].scale)
+        and torch.equal(ours[name].deviation, theirs[name].deviation)
         for name in ours
     )

@@ -73,7 +73,7 @@ def _set_up(setup: Setup) -> Snapshot:
     if specs:  # before any features leave a client
         results = fit_statistics(setup.federation, specs, key.fold("statistics"))
         fitted = {f"{name}/mean": result.mean for name, result in results.items()}
-        fitted |= {f"{name}/scale": result.scale for name, result in results.items()}
+        fitted |= {f"{name}/deviation": result.deviation for name, result in results.items()}
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from silograph.core.errors import CheckpointError
 from silograph.core.resolved_config import training_key
 from silograph.core.text import counted
 from silograph.experiment.advice import advice_of
@@ -15,6 +16,7 @@ from silograph.experiment.run import each_best
 from silograph.experiment.run.controlling import controlling
 from silograph.experiment.run.divergence import check_loss
 from silograph.experiment.run.local_bias import local_bias
+from silograph.experiment.run.preprocessing import Preprocessing, checked_statistics
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import (
     Counts,
@@ -29,11 +31,12 @@ from silograph.experiment.run.round_scores import (
     uncut_rows,
     views_of,
 )
-from silograph.experiment.run.server_parts import CONTROLLER, part_of
+from silograph.experiment.run.server_parts import CONTROLLER, STATISTICS, part_of
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.experiment.run.untrained import untrained_scores
+from silograph.graph.column_statistics import FEATURES, ColumnStatistics
 from silograph.methods.base import client_weights
 from silograph.nn.conv import Params
 from silograph.task.counts import JudgedRows, confusion
@@ -68,7 +71,7 @@ def make_result(
     rows_of_all = _uncut_rows(setup, best)
     uncut = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
     val, test = _finite_views(setup, best, uncut)
-    task = task_in(setup)
+    task, statistics = task_in(setup), common_statistics(setup, snapshot)
     return Result(
         config=replace(config, out=path),
         method=setup.method,
@@ -90,8 +93,8 @@ def make_result(
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
         advice=_advice(setup, best, rows, snapshot),
-        model=None if best.weights is None else _model(setup, best.weights),
-        models=_own_models(setup, best),
+        model=None if best.weights is None else _model(setup, best.weights, statistics),
+        models=_own_models(setup, best, statistics),
         local_bias=_local_bias(setup, snapshot, tell),
         ledger=setup.federation.ledger,
         executed=snapshot.executed,
@@ -153,29 +156,56 @@ def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
     return setup.method.note(setup.method_config.options, facts)
 
 
-def _model(setup: Setup, weights: Params) -> TrainedModel:
-    """Return weights as a model that needs nothing else."""
+def _model(setup: Setup, weights: Params, statistics: ColumnStatistics | None) -> TrainedModel:
+    """Return weights as a model, with how data were prepared for it."""
     config = setup.config
-    return TrainedModel(
-        setup.method_config.model,
-        weights,
-        setup.schema.class_names,
-        config.normalize,
-        setup.feature_names,
-        config.features,
-        config.edge_weights,
+    preprocessing = Preprocessing(
+        config.features, config.normalize, setup.feature_names, config.edge_weights, statistics
     )
+    return TrainedModel(setup.method_config.model, weights, setup.schema.class_names, preprocessing)
 
 
-def _own_models(setup: Setup, best: Judged) -> dict[str, TrainedModel]:
-    """Return the clients' own models of the best round, if they have any."""
+def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
+    """Return the (F,) statistics of features that all clients have in common, None without.
+
+    Raises:
+        CheckpointError: the checkpoint that the run went on from had impossible ones.
+    """
+    fitted = part_of(snapshot.state, STATISTICS)
+    if fitted:
+        try:
+            shape = (setup.schema.num_features,)
+            mean, deviation = fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"]
+            return checked_statistics(mean, deviation, shape)
+        except ValueError as error:
+            raise CheckpointError(
+                f"expected means and deviations of features in the checkpoint, got {error}: begin "
+                "a new run"
+            ) from None
+    cut = setup.simulated
+    if cut is None or cut.statistics is None or cut.statistics.mean.dim() > 1:
+        return None
+    return cut.statistics
+
+
+def _own_models(
+    setup: Setup, best: Judged, common: ColumnStatistics | None
+) -> dict[str, TrainedModel]:
+    """Return the clients' own models of the best round, if they have any.
+
+    `common`: statistics of features that all clients have in common; None: none, or each its own.
+    """
     if best.own is None:
         return {}
-    shapes = setup.method_config.model.weight_shapes
-    return {
-        client: _model(setup, client_weights(shapes, best.own, number))
-        for number, client in enumerate(setup.federation.ids)
-    }
+    shapes, models = setup.method_config.model.weight_shapes, {}
+    own = None if setup.simulated is None else setup.simulated.statistics
+    for number, client in enumerate(setup.federation.ids):
+        statistics = common
+        if common is None and own is not None:
+            statistics = own.of_client(number)
+        weights = client_weights(shapes, best.own, number)
+        models[client] = _model(setup, weights, statistics)
+    return models
 
 
 def _local_bias(setup: Setup, snapshot: Snapshot, tell: Callable[[str], None]) -> float | None:

@@ -7,9 +7,20 @@ from pathlib import Path
 from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
-from silograph.experiment.result_files import ABOUT, CLIENTS, MODEL, MODELS, read_csv, read_json
+from silograph.experiment.checksums import check_written
+from silograph.experiment.result_files import (
+    ABOUT,
+    CLIENT_STATISTICS,
+    CLIENTS,
+    MODEL,
+    MODELS,
+    read_csv,
+    read_json,
+)
 from silograph.experiment.run.own_models import file_of
+from silograph.experiment.run.preprocessing import read_client_statistics
 from silograph.experiment.run.trained_model import TrainedModel, load_model
+from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.datasets import check_columns
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
@@ -27,6 +38,7 @@ def predict_to(
     model: Make | None = None,
     data_dir: str | None = None,
     columns: str | None = None,
+    client: str | None = None,
 ) -> int:
     """Write a CSV with a row for each node and return their number.
 
@@ -37,9 +49,12 @@ def predict_to(
         model: the class of the model, if it was a torch.nn.Module of yours.
         data_dir: folder of data sets that `data` names.
         columns: of a folder of tables, as `load` takes it.
+        client: whose statistics or own model are used, where clients differ in that; None: the
+            silo's whose folder `data` is.
 
     Raises:
-        ConfigError: `out` is there already, or its folder is not; or `data` are several silos.
+        ConfigError: `out` is there already, or its folder is not; or `data` are several silos; or
+            there is no such client.
         DataError: there is no model, or it is not one for these data, or they are of another cut.
     """
     if os.path.lexists(out):
@@ -53,15 +68,54 @@ def predict_to(
     own = has_own_models(folder)
     trained = load_model(_any_model_file(folder) if own else model_file(folder), model=model)
     trained.check_says_all()  # before data are read: of ratings they have a scale
+    by_client = own or trained.preprocessing.needs_client
+    if client is not None and not by_client:
+        raise ConfigError(
+            f"expected no client for a model that all clients use alike, got {client!r}: leave "
+            "--client out"
+        )
     found = read_data(data, data_dir, columns)
+    if by_client and client is None and isinstance(found, Silo):
+        _check_same_cut(folder if own or folder.is_dir() else folder.parent, Path(data))
+        client = found.name
     if own:
-        if isinstance(found, Silo):
-            _check_same_cut(folder, Path(data))
-        name = found.name if isinstance(found, Silo) else None
-        trained = load_model(model_file(folder, name), model=model)
+        trained = load_model(model_file(folder, client), model=model)
+    elif by_client:
+        statistics = _statistics_of(folder, client, trained.shape.features)
+        trained = trained.for_client(statistics)
     rows = list(table(trained, found))
     write_atomic(Path(out), to_text(rows), private=True)
     return len(rows) - 1
+
+
+def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatistics:
+    """Return by what the data of a client are standardized, of a run where each has its own.
+
+    Args:
+        run: the result folder, or the file of the model in it.
+        client: the client; None: nobody has said which.
+        features: F of the model.
+
+    Raises:
+        ConfigError: no client was named, or there is none of that name.
+        DataError: the folder does not have the statistics.
+    """
+    folder = run if run.is_dir() else run.parent
+    path = folder / CLIENT_STATISTICS
+    if not path.is_file():
+        raise DataError(
+            f"the model in {run} was trained with normalize standard_client, and its clients' "
+            "statistics are not there: silos keep their own, so predict at a silo with the result "
+            "that it has kept, or train with normalize standard"
+        )
+    check_written(folder, [CLIENT_STATISTICS])
+    if client is None:
+        known = [row.get("client", "") for row in read_csv(folder / CLIENTS)]
+        raise ConfigError(
+            f"the model in {run} was trained with normalize standard_client, where each client "
+            f"has its own means and deviations: choose one by --client, of {_some(known)}"
+        )
+    return read_client_statistics(path, client, features)
 
 
 def read_data(
@@ -152,8 +206,8 @@ def model_file(run: Path, silo: str | None = None) -> Path:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "
             f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
-            f"export-silos, and give that of one of {_some(known)}, or give a model's "
-            f"file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
+            f"export-silos, and give that of one of {_some(known)}, or add --client NAME, or give "
+            f"a model's file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
         )
     return run / MODELS / file_of(known.index(silo), silo)
 

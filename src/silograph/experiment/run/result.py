@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from torch import Tensor
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, lookup
 from silograph.core.html import html_lines, html_table
 from silograph.core.pickling import state_of_fields
 from silograph.core.resolved_config import ResolvedConfig
@@ -26,6 +26,7 @@ from silograph.experiment.result_files import MODELS, VIRTUAL, Row
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.federation.ledger import Ledger
+from silograph.graph.column_statistics import ColumnStatistics
 from silograph.methods.base import AnyMethod, Method, seen_by
 from silograph.task.base import ClientValues
 from silograph.task.metric_table import METRICS, Metric, reported
@@ -182,6 +183,38 @@ class Result:
         if scores is None:
             return None
         return {name: scores[name] for name in reported(scores, self.metric.name)}
+
+    @property
+    def client_statistics(self) -> Mapping[str, ColumnStatistics]:
+        """What standardized each client's features, by client, where each has its own.
+
+        Empty with other `normalize` than `standard_client`, and where silos keep theirs.
+        """
+        statistics = None if self.cut is None else self.cut.statistics
+        if self.cut is None or statistics is None or statistics.mean.dim() == 1:
+            return {}
+        ids = self.cut.partition.ids
+        return {client: statistics.of_client(number) for number, client in enumerate(ids)}
+
+    def model_of(self, client: str) -> TrainedModel:
+        """Return the model that a client predicts with: its own, or the server's.
+
+        Features that were standardized by each client's own statistics are standardized by those
+        of this client.
+
+        Raises:
+            ConfigError: there is no such client, or none of its models is here.
+        """
+        ids = () if self.cut is None else self.cut.partition.ids
+        known: Mapping[str, TrainedModel | None] = self.models or dict.fromkeys(ids, self.model)
+        model = lookup(known, client, "client")
+        if model is None:
+            raise ConfigError(
+                f"expected a model of {client}, got none: method {self.method.name} has none here"
+            )
+        if model.preprocessing.needs_client:
+            return model.for_client(self.client_statistics[client])
+        return model
 
     def to_dict(self) -> dict[str, Any]:
         """Return the final result as plain values, as `--json` prints it."""

@@ -16,6 +16,8 @@ ledger.jsonl        one line for each direction of each call
 checkpoints/        the last two, for `silograph resume`
 diverged.txt        why training ended early, where it diverged
 model.safetensors   the server's model of the best round; when the run is over
+client_statistics.safetensors  with normalize=standard_client and a model of all clients: by which
+                    means and deviations each client standardizes its features
 models/             where clients have models of their own: those, one file a client
 result.json         the final result; there only when the run is over
 report.html         the run as a page for people; written after everything else
@@ -48,6 +50,7 @@ from silograph.experiment.checksums import (
 from silograph.experiment.result_files import (
     ABOUT,
     CHECKPOINTS,
+    CLIENT_STATISTICS,
     CLIENTS,
     CONFIG,
     DIVERGED,
@@ -65,6 +68,7 @@ from silograph.experiment.result_files import (
 )
 from silograph.experiment.run.new_folder import SOURCE, check_free, write_start
 from silograph.experiment.run.own_models import file_of
+from silograph.experiment.run.preprocessing import write_client_statistics
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import identity
@@ -395,5 +399,10 @@ class ResultFolder:
             path.parent.mkdir(exist_ok=True)
             model.save(path)
             digests[name] = digest_of(path)
+        if result.model is not None and result.model.preprocessing.needs_client:
+            path = self.path / CLIENT_STATISTICS
+            if result.client_statistics:
+                write_client_statistics(path, result.client_statistics)
+                digests[CLIENT_STATISTICS] = digest_of(path)
         if digests:
             add_sums(self.path, digests)

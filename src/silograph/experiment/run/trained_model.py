@@ -1,15 +1,16 @@
 """A trained model by itself: saved, loaded, and used on a graph.
 
 The file is safetensors; its metadata holds the model's shape, the names of the classes and how
-features were prepared, so nothing else is needed to use it.
+data are prepared (`Preprocessing`), so nothing else is needed to use it. Only a model of all
+clients that was trained on each client's own statistics needs those of the client besides.
 """
 
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import safetensors.torch
@@ -22,11 +23,17 @@ from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
 from silograph.core.pickling import state_of_fields
 from silograph.experiment.checksums import check_model_file
-from silograph.experiment.resolve.edge_weights import Use, silo_as_used, with_edges
 from silograph.experiment.resolve.user_code import absolute, imported, names_file
+from silograph.experiment.run.preprocessing import (
+    Preprocessing,
+    check_names,
+    read_old_preprocessing,
+    read_preprocessing,
+)
 from silograph.graph.block.block import make_block, whole
-from silograph.graph.features import FeatureSource, with_features
-from silograph.graph.graph import Graph, LabelForm, Split, row_normalize, standardized
+from silograph.graph.column_statistics import ColumnStatistics
+from silograph.graph.csr import CSR
+from silograph.graph.graph import Graph, LabelForm, Split
 from silograph.graph.silos.data import Silo
 from silograph.nn.any_model import AnyModel
 from silograph.nn.consisrec import ConsisRec
@@ -47,7 +54,7 @@ RATING_KINDS: Mapping[str, type[AnyModel]] = {
     "graph": RatingModel,
     "profiles": RatingProfiles,
 }
-SHOWN = 3  # names in a message
+LEAST_ROWS = 64  # of a product of matrices
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 
@@ -59,20 +66,13 @@ class TrainedModel:
         shape: what the weights are for.
         weights: by name, shared form.
         class_names: names of the classes, or empty.
-        normalize: how features were prepared: `none`, `row` or `standard`, which is done by the
-            nodes that are given.
-        feature_names: names of the features in their order, or empty.
-        features: where they came from: `given`, or what they were made of.
-        edge_weights: whether weights of edges are used where a graph has them.
+        preprocessing: how features and edges were prepared, with what was fitted to training data.
     """
 
     shape: AnyModel
     weights: Params
     class_names: tuple[str, ...] = ()
-    normalize: str = "none"
-    feature_names: tuple[str, ...] = ()
-    features: FeatureSource = "given"
-    edge_weights: Use = "ignore"
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: of a module that a user's file makes, the file's name."""
@@ -91,7 +91,12 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         """Return the shape; the weights are too many to print."""
-        return f"TrainedModel({self.shape}, normalize={self.normalize!r})"
+        return f"TrainedModel({self.shape}, normalize={self.preprocessing.normalize!r})"
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the features in their order, or empty."""
+        return self.preprocessing.feature_names
 
     def check_says_all(self) -> None:
         """Raise `DataError` for a model of ratings: tables of its clients belong to it."""
@@ -109,39 +114,33 @@ class TrainedModel:
             DataError: no graph or silo, or its features or classes are not those of the model.
         """
         self.check_says_all()
-        if isinstance(graph, Silo):
-            graph = self._graph_of(graph)
-        elif isinstance(graph, Graph):
-            _check_names("classes", self.class_names, graph.class_names, graph.name)
-            graph = with_edges(with_features(graph, self.features), self.edge_weights)
-            _check_names("features", self.feature_names, graph.feature_names, graph.name)
-        else:
+        if not isinstance(graph, Graph | Silo):
             raise DataError(
                 f"expected a Graph or a Silo, got {type(graph).__name__}: see sg.load and "
                 "sg.read_silos"
             )
+        check_names("classes", self.class_names, graph.class_names, graph.name)
+        graph = self.preprocessing.apply(graph)
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "
                 f"got {graph.num_features}"
             )
-        if self.normalize == "row":
-            graph = row_normalize(graph)
-        elif self.normalize == "standard":
-            one = torch.zeros(graph.num_nodes, dtype=torch.int64)
-            graph = replace(graph, x=standardized(graph.x, one, 1))
+        nodes = graph.num_nodes
+        if 0 < nodes < LEAST_ROWS:
+            # Products of matrices with few rows round in another way. Repeated as disjoint copies,
+            # a small graph has the bits that its nodes have among many others.
+            graph = _repeat_graph(graph, -(-LEAST_ROWS // nodes))
         none = torch.zeros(graph.num_nodes, dtype=torch.bool)
         weight = next(iter(self.weights.values()))
         block, _ = make_block(graph, whole(graph), Split(none, none, none), weight.dtype)
         with torch.no_grad():
-            return self.shape.forward(self.weights, block.to(weight.device, weight.dtype))
+            logits = self.shape.forward(self.weights, block.to(weight.device, weight.dtype))
+        return logits[:nodes]
 
-    def _graph_of(self, silo: Silo) -> Graph:
-        """Return a silo's own nodes and edges; raise `DataError` where they mean something else."""
-        silo = silo_as_used(silo, self.features, self.edge_weights)
-        _check_names("features", self.feature_names, silo.feature_names, silo.name)
-        _check_names("classes", self.class_names, silo.class_names, silo.name)
-        return silo.graph
+    def for_client(self, statistics: ColumnStatistics) -> "TrainedModel":
+        """Return the model as one client uses it, which was trained on its own statistics (F,)."""
+        return replace(self, preprocessing=self.preprocessing.of_client(statistics))
 
     def probabilities(self, graph: Graph | Silo) -> np.ndarray | None:
         """Return how likely each class or label bit is, (n, K) float64; None for numbers."""
@@ -162,36 +161,24 @@ class TrainedModel:
         about: dict[str, Any] = {
             "shape": self.shape.described(),
             "class_names": self.class_names,
-            "normalize": self.normalize,
+            "preprocessing": self.preprocessing.to_dict(),
         }
-        if self.feature_names:
-            about["feature_names"] = self.feature_names
-        if self.features != "given":
-            about["features"] = self.features
-        if self.edge_weights != "ignore":
-            about["edge_weights"] = self.edge_weights
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
         data = safetensors.torch.save(weights, {FORMAT: json.dumps(about)})
         write_atomic(Path(path), data, private=private)
 
 
-def _check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: str) -> None:
-    """Raise `DataError` where data mean something else than the model by their columns."""
-    if not ours or not theirs or tuple(ours) == tuple(theirs):
-        return
-    at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0)
-    mine, others = (_some(ours), _some(theirs)) if at < SHOWN else (ours[at], theirs[at])
-    which = "" if at < SHOWN else f"the {at + 1}th "
-    raise DataError(
-        f"expected the {what} of the model in {where}, {which}{mine}, got {others}: rename them or "
-        "bring them into the model's order"
+def _repeat_graph(graph: Graph, times: int) -> Graph:
+    """Return disjoint copies of a graph, in the fields that a block is made of."""
+    x, weight = graph.x, graph.edge_weight
+    return replace(
+        graph,
+        adj=CSR.block_diagonal([graph.adj] * times),
+        edge_weight=None if weight is None else weight.repeat(times),
+        x=CSR.stacked_rows([x] * times) if isinstance(x, CSR) else x.repeat(times, 1),
+        y=graph.y.repeat(times, *[1] * (graph.y.dim() - 1)),
+        node_id=np.tile(graph.node_id, times),
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return the first of many names, for a message."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
 
 
 def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str) -> None:
@@ -311,13 +298,11 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         told = json.loads(about[FORMAT])
         shape = _shape(told["shape"], model, os.fspath(path))
         names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
-        normalize = TypeAdapter(Literal["none", "row", "standard"]).validate_python(
-            told["normalize"]
-        )
-        columns = TypeAdapter(tuple[str, ...]).validate_python(told.get("feature_names", ()))
-        source = told.get("features", "given")
-        features: FeatureSource = TypeAdapter(FeatureSource).validate_python(source)
-        use: Use = TypeAdapter(Use).validate_python(told.get("edge_weights", "ignore"))
+        if "preprocessing" in told:
+            values = TypeAdapter(dict[str, Any]).validate_python(told["preprocessing"])
+            preprocessing = read_preprocessing(values, shape.features, os.fspath(path))
+        else:
+            preprocessing = read_old_preprocessing(told, os.fspath(path))
     except DataError:
         raise
     # pydantic's ValidationError is a ValueError; nested or huge values of a file are the last two.
@@ -329,5 +314,5 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         raise DataError(
             f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got {found}"
         )
-    _check_usable(shape, weights, names, columns, os.fspath(path))
-    return TrainedModel(shape, weights, names, normalize, columns, features, use)
+    _check_usable(shape, weights, names, preprocessing.feature_names, os.fspath(path))
+    return TrainedModel(shape, weights, names, preprocessing)

@@ -27,12 +27,14 @@ class Outcome:
         round: the best one.
         weights: those that the server sent; nothing where it has none or keeps them.
         state: the silo's own after that round; None where it took no part in it.
+        latest: the silo's own state when the run was over.
     """
 
     run: str
     round: int
     weights: Payload
     state: State | None
+    latest: State = field(default_factory=dict)
 
 
 def run_name(token: bytes) -> str:

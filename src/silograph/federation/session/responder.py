@@ -329,7 +329,7 @@ class Responder:
             state = self._state_of(at, number)
         except AbsentError:  # it did not take part in that round
             state = None
-        at.keep(Outcome(run_name(self._token), number, arrived, state))
+        at.keep(Outcome(run_name(self._token), number, arrived, state, self._state))
         self._is_over = True
         self._is_kept = state is not None or not at.own_model
 

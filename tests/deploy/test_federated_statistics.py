@@ -1,0 +1,117 @@
+"""Federated means and deviations: a session has the bits of a simulation, predictions too."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+
+import silograph as sg
+from silograph.core.errors import ConfigError, DataError
+from silograph.deploy.policy import SiloPolicy
+from silograph.deploy.venue import Venue
+from silograph.experiment.run.predictions import predict_to
+from silograph.experiment.run.result import Result
+from silograph.graph.graph import Graph
+from silos import config_of, federate, folders
+
+MakeGraph = Callable[..., Graph]
+PLAIN = Venue("127.0.0.1:0", seconds=60, insecure=True)
+OPTIONS: dict[str, Any] = {
+    "partition": "random",
+    "split": "0.4/0.3/0.3",
+    "dtype": "float32",
+    "rounds": 2,
+    "hidden": 8,
+    "model": "mlp",
+}
+
+
+def with_scales(graph: Graph) -> Graph:
+    """Return a graph whose features have other sizes and places."""
+    assert isinstance(graph.x, torch.Tensor)
+    x = graph.x * torch.logspace(-2, 2, graph.x.shape[1])
+    x[:, 0] += 1000
+    return replace(graph, x=x)
+
+
+def trained(
+    graph: Graph, path: Path, said: list[str] | None = None, **options: Any
+) -> tuple[Result, Result, tuple[Path, ...]]:
+    """Return a federation of three silos, the same in one process, and the silos' folders."""
+    config = config_of(3, **OPTIONS | options)
+    silos = folders(graph, config, path / "silos")
+    venue = replace(PLAIN, silos=tuple(silo.name for silo in silos))
+    result = federate(silos, replace(config, out=str(path / "run")), venue, said=said, keep=True)
+    return result, sg.run(graph, config=config, block_size=1), silos
+
+
+@pytest.mark.parametrize("normalize", ["standard", "standard_client"])
+def test_a_session_has_the_bits_of_a_simulation(
+    make_graph: MakeGraph, tmp_path: Path, normalize: str
+) -> None:
+    graph, said = with_scales(make_graph(90)), list[str]()
+    ours, theirs, silos = trained(graph, tmp_path, said, normalize=normalize)
+    assert ours.model is not None
+    assert theirs.model is not None
+    assert ours.test.server == theirs.test.server
+    assert all(torch.equal(w, theirs.model.weights[name]) for name, w in ours.model.weights.items())
+    lines = [[r.to_line() for r in result.ledger.since(0)] for result in (ours, theirs)]
+    assert lines[0] == lines[1]
+    federated = normalize == "standard"
+    assert ("statistics" in ours.ledger.bytes_by_kind) is federated
+    if federated:
+        ours_fitted, theirs_fitted = (
+            model.preprocessing.statistics for model in (ours.model, theirs.model)
+        )
+        assert ours_fitted is not None
+        assert theirs_fitted is not None
+        assert torch.equal(ours_fitted.mean, theirs_fitted.mean)
+        assert torch.equal(ours_fitted.deviation, theirs_fitted.deviation)
+        assert theirs.cut is not None
+        assert theirs.cut.statistics is not None
+        assert torch.equal(theirs.cut.statistics.mean, theirs_fitted.mean)
+        assert torch.equal(theirs.cut.statistics.deviation, theirs_fitted.deviation)
+    kept = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
+    for folder in kept:
+        name = json.loads((folder / "result.json").read_text())["silo"]
+        own = sg.load_model(folder / "model.safetensors")
+        silo = sg.read_silo(next(path for path in silos if path.name == name))
+        expected = theirs.model_of(name).logits(silo)
+        assert torch.equal(own.logits(silo), expected)
+        one = sg.load_model(folder / "model.safetensors").predict(silo)
+        assert np.array_equal(one, theirs.model_of(name).predict(silo))
+    server = tmp_path / "run"
+    if federated:
+        assert predict_to(server, silos[0], tmp_path / "p.csv") == len(sg.read_silo(silos[0]).y)
+        return
+    assert ours.model.preprocessing.needs_client
+    with pytest.raises(DataError, match="silos keep their own, so predict at a silo"):
+        predict_to(server, silos[0], tmp_path / "p.csv")
+    with pytest.raises(DataError, match="needs the statistics of one client, got none"):
+        ours.model.predict(graph)
+
+
+def test_a_policy_decides_whether_sums_may_leave(make_graph: MakeGraph, tmp_path: Path) -> None:
+    graph = make_graph(60)
+    config = config_of(2, **OPTIONS, normalize="standard")
+    silos = folders(graph, config, tmp_path / "silos")
+    policy = SiloPolicy(kinds=("control", "evaluation", "weights"))
+    with pytest.raises(ConfigError, match="got a run that sends statistics: add statistics to kin"):
+        federate(silos, config, PLAIN, policy=policy)
+    policy = SiloPolicy(kinds=("control", "evaluation", "statistics", "weights"))
+    config = replace(config, clients=1)
+    silos = folders(graph, config, tmp_path / "one")
+    audit = tmp_path / "audit.jsonl"
+    result = federate(silos, config, PLAIN, policy=policy, audit=audit)
+    entries = [json.loads(line) for line in audit.read_text().splitlines()]
+    sent = [entry for entry in entries if entry.get("kind") == "statistics"]
+    assert len(sent) == 3
+    assert result.ledger.bytes_by_kind["statistics"] > 0
