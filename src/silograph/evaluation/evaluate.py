@@ -43,7 +43,14 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
 from silograph.nn.doors import dtype_of
-from silograph.task.counts import CountRules, JudgedRows, judged_mask, judged_rows, judges_of
+from silograph.task.counts import (
+    CountRules,
+    JudgedRows,
+    judged_mask,
+    judged_rows,
+    judges_of,
+)
+from silograph.task.least_count import MERGED, counts_to_send, spread_bins
 from silograph.task.registry import task_of
 
 HISTOGRAM = ".histogram"  # ends the names of histograms
@@ -137,8 +144,9 @@ def _reply_with_counts(cfg: Any, rows: JudgedRows) -> dict[str, Stacked]:
 
 
 def tally_by_client(rows: JudgedRows, rules: CountRules) -> dict[str, Tensor]:
-    """Return what clients report of judged rows, each (C, ...); see `Task.tally`."""
-    return task_of(rows.task).tally(rows, val_histogram=rules.val_histogram)
+    """Return what clients report of judged rows, each (C, ...); see `counts_to_send`."""
+    counts = task_of(rows.task).tally(rows, val_histogram=rules.val_histogram)
+    return counts_to_send(counts, rows.task, rules) if rules.withholds else counts
 
 
 def call_for_counts(fed: Federation, judge: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
@@ -148,8 +156,19 @@ def call_for_counts(fed: Federation, judge: Op, inbox: Payload, key: Key) -> dic
 
 
 def sum_histograms(counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return counts by client (C, ...) with histograms summed over clients, (K, 2, B) int64."""
-    return {n: t.sum(0) if n.endswith(HISTOGRAM) else t for n, t in counts.items()}
+    """Return counts by client (C, ...) with histograms summed over clients, (K, 2, B).
+
+    Beside each is `PART.has_histogram` (C,) bool, which clients have sent one. Sums are int64; they
+    are float64 where bins may have been merged, as then they are spread out (`spread_bins`).
+    """
+    summed = dict(counts)
+    for name, bins in counts.items():
+        if name.endswith(HISTOGRAM):
+            part = name.removesuffix(HISTOGRAM)
+            merges = f"{part}.{MERGED}.known" in counts
+            summed[name] = spread_bins(bins) if merges else bins.sum(0)
+            summed[f"{part}.has_histogram"] = bins.flatten(1).any(dim=1)
+    return summed
 
 
 def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
 from silograph.task.base import CountSpec
 from silograph.task.counts import CountRules
+from silograph.task.least_count import MERGED, specs_to_send
 from silograph.task.plausible import count_problem
 from silograph.task.registry import task_of
 
@@ -67,7 +68,7 @@ def tallies(model: AnyModel, under: str = "") -> Callable[[Payload, Payload], st
 @lru_cache(maxsize=16)  # programs ask for specs in every round
 def tally_specs(labels: LabelForm, outputs: int, rules: CountRules) -> FieldSpecs:
     """Return what clients report of their judged rows."""
-    counts = task_of(labels).counts(outputs, val_histogram=rules.val_histogram)
+    counts = specs_to_send(task_of(labels), outputs, rules)
     specs = {
         n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high, among=_nodes_in(n, c))
         for n, c in counts.items()
@@ -76,6 +77,7 @@ def tally_specs(labels: LabelForm, outputs: int, rules: CountRules) -> FieldSpec
 
 
 def _nodes_in(name: str, count: CountSpec) -> str:
-    """Return which nodes a count is a number of; nothing for sums."""
-    part = name.partition(".")[0]
-    return part if part in (VAL, TEST) and count.dtype is torch.int32 else ""
+    """Return which nodes a count is a number of; nothing for sums, over merged classes, too."""
+    part, _, rest = name.partition(".")
+    numbers = part in (VAL, TEST) and count.dtype is torch.int32
+    return part if numbers and not rest.startswith(f"{MERGED}.") else ""

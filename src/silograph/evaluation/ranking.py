@@ -18,6 +18,7 @@ from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call
 from silograph.graph.block.block import ClientBlock
+from silograph.task.least_count import counts_to_send
 from silograph.task.ranking import FIELDS, RankingModel, ranking_counts, ranking_specs
 
 Whose = Literal["server", "own"]
@@ -53,33 +54,39 @@ def rank_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Report rankings by the server's model, just judged. In: nothing. Out: `FIELDS`, (C,)."""
-    del cfg, inbox, key
-    return state, _told(state, block, "server")
+    del inbox, key
+    return state, _ranking_reply(cfg, state, block, "server")
 
 
 def rank_own(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Report rankings by the clients' own models. In: nothing. Out: `FIELDS`, (C,)."""
-    del cfg, inbox, key
-    return state, _told(state, block, "own")
+    del inbox, key
+    return state, _ranking_reply(cfg, state, block, "own")
 
 
-def _told(state: State, block: ClientBlock, whose: Whose) -> dict[str, Stacked]:
+def _ranking_reply(cfg: Any, state: State, block: ClientBlock, whose: Whose) -> dict[str, Stacked]:
+    """Return what a client reports of the rankings that a state holds; see `counts_to_send`."""
+    counts = counts_to_send(_rankings(state, block, whose), "rating", cfg.count_rules)
+    return {name: Stacked(t) for name, t in counts.items()}
+
+
+def _rankings(state: State, block: ClientBlock, whose: Whose) -> dict[str, Tensor]:
     kept = state[f"{whose}/ranking"].t
     if kept.shape != (block.num_clients, len(FIELDS)):
         raise ProtocolError(
             f"expected {whose}/ranking of {block.num_clients} clients, got {tuple(kept.shape)}: "
             "this is the state of another model or silo"
         )
-    return {name: Stacked(kept[:, place]) for place, name in enumerate(FIELDS)}
+    return {name: kept[:, place] for place, name in enumerate(FIELDS)}
 
 
 def left_rankings(state: State, block: ClientBlock, whose: Whose) -> dict[str, Tensor]:
     """Return the counts of `server` or `own` that a round has left, none where no run ranks."""
     if f"{whose}/ranking" not in state:
         return {}
-    return {name: field.t for name, field in _told(state, block, whose).items()}
+    return _rankings(state, block, whose)
 
 
 def with_rankings(

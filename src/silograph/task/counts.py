@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ CLIP = 50.0  # log-odds beyond are as good as certain
 MOST_CONFUSED = 100  # classes; a matrix of more is nothing to look at, and large
 HITS = ("known", "tp", "fp", "fn")
 HISTOGRAM, VAL_HISTOGRAM = "test.histogram", "val.histogram"
+EvaluationLevel = Literal["none", "counts", "histograms"]
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,27 @@ class CountRules:
     """What replies of evaluation hold in a run.
 
     Attributes:
+        min_count: least number of nodes behind what leaves a client, see
+            `silograph.task.least_count`; 0 and 1 are no limit.
         val_histogram: whether validation nodes have a histogram, as runs need that pick their best
             round, or stop, by the AUC.
+        level: what a silo's policy lets leave: histograms and counts, counts only, or nothing.
+            Zeros stand for the rest.
     """
 
+    min_count: int = 0
     val_histogram: bool = False
+    level: EvaluationLevel = "histograms"
+
+    @property
+    def withholds(self) -> bool:
+        """Whether something may stay at the clients."""
+        return self.merges or self.level != "histograms"
+
+    @property
+    def merges(self) -> bool:
+        """Whether classes may be merged, so that replies have fields for them."""
+        return self.min_count > 1
 
 
 ALL_COUNTS = CountRules()

@@ -90,8 +90,10 @@ class ValueTask:
         nodes = int(counts[f"{part}.nodes"].sum())
         if nodes == 0:
             return None
-        square, absolute = (float(counts[f"{part}.{name}"].sum()) for name in SUMS)
-        known = int(counts[f"{part}.known"].long().sum())
+        square, absolute, known = (
+            float(counts[f"{part}.{name}"].sum()) + float(_merged(counts, part, name).sum())
+            for name in (*SUMS, "known")
+        )
         own = [value for value in self.client_scores(counts, part)["rmse"] if value is not None]
         return Scores(
             {
@@ -104,8 +106,10 @@ class ValueTask:
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself."""
-        known = counts[f"{part}.known"].long().sum(1).tolist()
-        square, absolute = (counts[f"{part}.{name}"].sum(1).tolist() for name in SUMS)
+        square, absolute, known = (
+            (counts[f"{part}.{name}"].sum(1) + _merged(counts, part, name)).tolist()
+            for name in (*SUMS, "known")
+        )
         return {
             "rmse": tuple(
                 math.sqrt(s / n) if n else None for s, n in zip(square, known, strict=True)
@@ -130,6 +134,12 @@ class ValueTask:
         """Return the mean (K,) float64 of each target, 0 where none is known."""
         del outputs
         return y.double().nanmean(dim=0).nan_to_num(nan=0.0)
+
+
+def _merged(counts: Mapping[str, Tensor], part: Part, name: str) -> Tensor:
+    """Return the counts or sums of targets that clients have merged, (C,); zeros if none may be."""
+    merged = counts.get(f"{part}.merged.{name}")
+    return torch.zeros_like(counts[f"{part}.nodes"]) if merged is None else merged
 
 
 def _check(rows: JudgedRows) -> None:

@@ -117,6 +117,11 @@ def auc_of(histogram: Tensor) -> float | None:
     return _mean(area[judged] / pairs[judged]) if judged.any() else None
 
 
+def _f1(hits: int, errors: int) -> float | None:
+    """Return F1 of hits and of false positives and negatives together; None where nothing is."""
+    return 2 * hits / (2 * hits + errors) if hits + errors else None
+
+
 def _mean(values: np.ndarray) -> float:
     """Return the mean of values (k,), added in torch's order."""
     return float(torch.from_numpy(values).mean())
@@ -132,10 +137,18 @@ def _right_and_judged(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return right and judged labels of each client, (C,) int64 both."""
     if task == "multiclass":
-        tp, nodes = _whole(counts, part, ("tp", "nodes"))
-        return _by_client(tp), nodes
-    fp, fn, known = _whole(counts, part, ("fp", "fn", "known"))
-    return _by_client(known - fp - fn), _by_client(known)
+        (nodes,) = _whole(counts, part, ("nodes",))
+        return _all_classes(counts, part, "tp"), nodes
+    fp, fn, known = (_all_classes(counts, part, name) for name in ("fp", "fn", "known"))
+    return known - fp - fn, known
+
+
+def _all_classes(counts: Mapping[str, Tensor], part: Part, name: str) -> np.ndarray:
+    """Return counts summed over classes, (C,) int64, those of merged ones included."""
+    (by_class,) = _whole(counts, part, (name,))
+    merged = counts.get(f"{part}.merged.{name}")
+    total = _by_client(by_class)
+    return total if merged is None else total + merged.cpu().numpy()
 
 
 def _by_client(counts: np.ndarray) -> np.ndarray:
@@ -161,7 +174,7 @@ def client_accuracy(
 
 def client_f1_micro(counts: Mapping[str, Tensor], part: Part) -> tuple[float | None, ...]:
     """Return the F1 of all decisions of each client, None where nothing is true or predicted."""
-    tp, fp, fn = (counts[f"{part}.{name}"].long().sum(1) for name in ("tp", "fp", "fn"))
+    tp, fp, fn = (_all_classes(counts, part, name) for name in ("tp", "fp", "fn"))
     pairs = zip((2 * tp).tolist(), (2 * tp + fp + fn).tolist(), strict=True)
     return tuple(hits / number if number else None for hits, number in pairs)
 
@@ -197,8 +210,12 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
     if nodes.sum() == 0:
         return None
     one = task == "multiclass"
-    right, judged = (_by_client(tp), nodes) if one else _right_and_judged(counts, part, task)
+    right, judged = _right_and_judged(counts, part, task)
     busy = judged > 0
+    every, wrong = right, judged - right  # decisions: of one class of several each node has one
+    if not one:
+        every, misses, false = (_all_classes(counts, part, name) for name in ("tp", "fn", "fp"))
+        wrong = misses + false
     hits, errors = _by_class(tp), _by_class(fp + fn)
     present = hits + errors > 0
     f1 = 2 * hits[present] / (2 * hits[present] + errors[present])
@@ -207,7 +224,7 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
             "accuracy": int(right.sum()) / int(judged.sum()),
             "accuracy_client_mean": _mean(right[busy] / judged[busy]),
             "f1_macro": _mean(f1) if len(f1) else None,
-            "f1_micro": 2 * int(hits.sum()) / int((2 * hits + errors).sum()) if len(f1) else None,
+            "f1_micro": _f1(int(every.sum()), int(wrong.sum()) * (2 if one else 1)),
             "auc": auc_of(bins) if (bins := counts.get(f"{part}.histogram")) is not None else None,
             **own_scores(task, counts, part),
         }
@@ -219,12 +236,16 @@ def constant_scores(counts: Mapping[str, Tensor], task: LabelForm) -> Scores | N
 
     Counts hold how many judged nodes have each class: the right ones and the missed. So a server
     that sees no label can say what the commonest class of the validation nodes is worth. Loss and
-    AUC are None, as nothing is said of probabilities. None without validation or test nodes.
+    AUC are None, as nothing is said of probabilities. None without validation or test nodes, and
+    where a client has merged classes of few nodes, as then their labels are not known.
 
     Args:
         counts: as for `score`.
         task: `multiclass` or `multilabel`.
     """
+    merged = (counts.get(f"{part}.merged.known") for part in PARTS)
+    if any(t is not None and bool(t.any()) for t in merged):
+        return None
     has = {part: counts[f"{part}.tp"].long() + counts[f"{part}.fn"].long() for part in PARTS}
     if not has["val"].sum() or not counts["test.nodes"].sum():
         return None

@@ -31,6 +31,7 @@ from silograph.methods import METHODS
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
+from silograph.task.least_count import specs_to_send
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
 COUNTED = (
@@ -217,14 +218,16 @@ def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
 def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` for counts of another form than those of this run's predictions."""
     model, clients = setup.method_config.model, len(setup.federation.ids)
-    for name, spec in task_in(setup).counts(model.outputs, val_histogram=True).items():
+    rules = replace(setup.method_config.count_rules, val_histogram=True)
+    for name, spec in specs_to_send(task_in(setup), model.outputs, rules).items():
         t = counts.get(name)
         if t is None:
             continue
         each = () if name.endswith(HISTOGRAM) else (clients,)  # those are summed over clients
         if t.shape != (*each, *spec.shape):
             raise ValueError(name)
-        if t.is_floating_point() is not spec.dtype.is_floating_point:
+        floating = spec.dtype.is_floating_point or (name.endswith(HISTOGRAM) and rules.merges)
+        if t.is_floating_point() is not floating:
             raise ValueError(name)
         if name.startswith("val") and not bool(t.isfinite().all()):
             raise ValueError(name)

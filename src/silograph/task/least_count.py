@@ -1,0 +1,212 @@
+"""What leaves a client of its counts where few nodes are behind them.
+
+`counts_to_send` makes the counts that clients send from the full ones, in simulations and at real
+silos alike. With a least count m of 2 or more, for validation and test apart:
+
+- **Nodes.** A client with fewer than m evaluated nodes sends zeros, as a client that is away.
+- **Classes** (label bits, targets of a regression). Of each class there are several numbers of
+  nodes: those that have it, those that have another one, those that are predicted to have it, those
+  that are not, and those whose label is missing. A class with one of them in 1..m-1 is merged with
+  all others like it into the fields `merged.*`, sums over the merged classes, and 0 stands in its
+  place. If the merged cell itself has such a number, the next smallest class is merged, too. So
+  sums over all classes stay exact, and with them accuracy, micro F1 and the loss. If even all
+  classes together have such a number, the client sends zeros.
+- **Histograms.** Occupied bins are merged with the next ones until m scores are together, at the
+  bin of the middle one. A merged class has none.
+- **Ratings.** The seen and the unseen ones are told apart where there are 0, or m or more, of both.
+- **Rankings.** A client with fewer than m ranked users sends zeros.
+
+So every number of nodes above is 0 or at least m in what leaves. Hits and misses of a class,
+`tp`, `fp` and `fn`, are parts of such numbers and may be any. Losses and errors are sums over at
+least m nodes, in float64. Nothing here hides a node from a server that asks twice and takes the
+difference; see `docs/attacks.md`.
+
+C: clients. K: classes, label bits or targets. B: bins.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silograph.graph.graph import LabelForm
+from silograph.task.base import CountSpec, Task
+from silograph.task.counts import HITS, CountRules
+from silograph.task.scores import PARTS
+
+MERGED = "merged"
+NUMBERS = ("known", "square", "absolute")  # by target
+KINDS = ("seen", "unseen")  # of ratings
+RANKED = "ranked"  # users whose items are ranked, a number of users
+
+
+def merged_fields(labels: LabelForm) -> tuple[str, ...]:
+    """Return the names without `val.` or `test.` of the fields that classes are merged in."""
+    if labels in ("multiclass", "multilabel"):
+        return HITS
+    return NUMBERS if labels == "node_value" else ()
+
+
+def specs_to_send(task: Task, outputs: int, rules: CountRules) -> dict[str, CountSpec]:
+    """Return what `counts_to_send` gives of one client, by name; without rankings."""
+    specs = dict(task.counts(outputs, val_histogram=rules.val_histogram))
+    if rules.merges:
+        for part in PARTS:
+            for name in merged_fields(task.labels):
+                one = specs[f"{part}.{name}"]
+                specs[f"{part}.{MERGED}.{name}"] = CountSpec((), one.dtype, one.low, one.high)
+    return specs
+
+
+def counts_to_send(
+    counts: Mapping[str, Tensor], labels: LabelForm, rules: CountRules
+) -> dict[str, Tensor]:
+    """Return the counts that clients send, of the same shapes and dtypes.
+
+    Where `rules.merges`, there are `PART.merged.NAME` (C,) besides, see `merged_fields`.
+
+    Args:
+        counts: the full ones (C, ...), of `Task.tally` or of rankings; not changed.
+        labels: the form of the labels.
+        rules: what replies of evaluation hold.
+    """
+    arrays = {name: t.cpu().numpy().copy() for name, t in counts.items()}
+    if rules.merges:
+        for part in PARTS:
+            if f"{part}.nodes" in arrays:
+                _limit_part(arrays, part, labels, rules.min_count)
+            if f"{part}.{RANKED}" in arrays:
+                _clear(arrays, part, arrays[f"{part}.{RANKED}"] < rules.min_count)
+    for name, array in arrays.items():
+        if rules.level == "none" or (rules.level == "counts" and name.endswith(".histogram")):
+            array[...] = 0
+    device = next(iter(counts.values())).device if counts else None
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def _limit_part(arrays: dict[str, np.ndarray], part: str, labels: LabelForm, least: int) -> None:
+    """Apply a least count to the fields of a part, in place, and add those of merged classes."""
+    nodes = arrays[f"{part}.nodes"]
+    names = merged_fields(labels)
+    for name in names:
+        field = arrays[f"{part}.{name}"]
+        arrays[f"{part}.{MERGED}.{name}"] = np.zeros(len(nodes), field.dtype)
+    _clear(arrays, part, nodes < least)
+    if names:
+        margins = _margins(arrays, part, labels)
+        for client in np.nonzero(_too_few(margins, least).any(axis=(0, 2)))[0]:
+            merged = _merged_classes(margins[:, client], least)
+            if merged is None:
+                _clear(arrays, part, np.arange(len(nodes)) == client)
+                continue
+            for name in names:
+                field = arrays[f"{part}.{name}"]
+                arrays[f"{part}.{MERGED}.{name}"][client] = field[client, merged].sum()
+                field[client, merged] = 0
+            if f"{part}.histogram" in arrays:
+                arrays[f"{part}.histogram"][client, merged] = 0
+    if f"{part}.histogram" in arrays:
+        bins = arrays[f"{part}.histogram"].reshape(-1, arrays[f"{part}.histogram"].shape[-1])
+        for row in np.nonzero(_too_few(bins, least).any(axis=1))[0]:
+            bins[row] = merge_bins(bins[row], least)
+    _limit_kinds(arrays, part, least)
+
+
+def _limit_kinds(arrays: dict[str, np.ndarray], part: str, least: int) -> None:
+    """Clear what tells seen and unseen ratings apart where there are few of either."""
+    fields = [(f"{part}.{kind}.nodes", f"{part}.{kind}.square") for kind in KINDS]
+    if fields[0][0] in arrays:
+        few = np.any([_too_few(arrays[nodes], least) for nodes, _ in fields], axis=0)
+        for names in fields:
+            for name in names:
+                arrays[name][few] = 0
+
+
+def _too_few(numbers: np.ndarray, least: int) -> np.ndarray:
+    """Return which numbers of nodes are neither 0 nor enough."""
+    few: np.ndarray = (numbers > 0) & (numbers < least)
+    return few
+
+
+def _clear(arrays: Mapping[str, np.ndarray], part: str, clients: np.ndarray) -> None:
+    """Set all fields of a part to 0 for some clients (C,) bool."""
+    for name, array in arrays.items():
+        if name.startswith(f"{part}."):
+            array[clients] = 0
+
+
+def _margins(arrays: Mapping[str, np.ndarray], part: str, labels: LabelForm) -> np.ndarray:
+    """Return the numbers of nodes that a class tells, (M, C, K) int64."""
+    known = arrays[f"{part}.known"].astype(np.int64)
+    missing = arrays[f"{part}.nodes"].astype(np.int64)[:, None] - known
+    if labels == "node_value":
+        return np.stack([known, missing])
+    tp, fp, fn = (arrays[f"{part}.{name}"].astype(np.int64) for name in ("tp", "fp", "fn"))
+    true, predicted = tp + fn, tp + fp
+    return np.stack([true, known - true, predicted, known - predicted, missing])
+
+
+def _merged_classes(margins: np.ndarray, least: int) -> np.ndarray | None:
+    """Return which classes (K,) bool of a client are merged; None where not even all suffice.
+
+    Args:
+        margins: (M, K) numbers of nodes of each class.
+        least: that each number, of a class and of all merged ones together, must have unless it
+            is 0.
+    """
+    merged: np.ndarray = np.any(_too_few(margins, least), axis=0)
+    for place in np.argsort(margins.min(axis=0, where=margins > 0, initial=2**62), kind="stable"):
+        if not _too_few(margins[:, merged].sum(axis=1), least).any():
+            return merged
+        merged[place] = True
+    return None if _too_few(margins.sum(axis=1), least).any() else merged
+
+
+def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
+    """Return a histogram (B,) whose occupied bins hold `least` or more; of fewer in all, zeros.
+
+    Bins join the next occupied ones until there are enough, and what is left over at the end joins
+    the last group. A group is at the bin of its middle score.
+    """
+    new, left = np.zeros_like(bins), int(bins.sum())
+    group: list[int] = []
+    if left < least:
+        return new
+    for place in np.nonzero(bins)[0].tolist():
+        group.append(place)
+        total = int(bins[group].sum())
+        if total >= least and (left - total == 0 or left - total >= least):
+            middle = group[int(np.searchsorted(bins[group].cumsum(), (total + 1) // 2))]
+            new[middle] = total
+            left -= total
+            group = []
+    return new
+
+
+def spread_bins(bins: Tensor) -> Tensor:
+    """Return the sum (K, 2, B) float64 of clients' histograms (C, K, 2, B), merged bins spread out.
+
+    A count below twice the least one that has come may be a group of bins. It is spread evenly from
+    half way to the occupied bin before to half way to the one after, and as far at the ends as on
+    the other side. Without this the AUC would be too high, as middles of groups differ less than
+    scores do.
+    """
+    table = bins.cpu().numpy()
+    total = table.sum(axis=0).astype(np.float64)
+    most = 2 * table[table > 0].min(initial=2**30)
+    size = table.shape[-1]
+    edges = np.arange(size + 1) - 0.5
+    for client, k, truth in zip(*np.nonzero((table > 0).sum(axis=-1) > 1), strict=True):
+        row = table[client, k, truth]
+        at = np.nonzero(row)[0].astype(np.float64)
+        between = (at[1:] + at[:-1]) / 2
+        first = np.concatenate([[2 * at[0] - between[0]], between])
+        last = np.concatenate([between, [2 * at[-1] - between[-1]]])
+        for place, low, high in zip(at.astype(np.int64), first, last, strict=True):
+            if row[place] >= most:
+                continue
+            share = np.diff(np.clip((edges - low) / (high - low), 0, 1))
+            total[k, truth, place] -= row[place]
+            total[k, truth] += row[place] * share / share.sum()
+    return torch.from_numpy(total).to(bins.device)
