@@ -392,6 +392,14 @@ class RunConfig:
             "Training",
         ),
     )
+    evaluation_min_count: Annotated[int, Field(ge=0, le=10**6)] | None = field(
+        default=None,
+        metadata=option(
+            "least number of nodes behind each count that a client sends when it evaluates; "
+            "smaller ones are merged or left out (default: 0, and 5 for a server of real silos)",
+            "Training",
+        ),
+    )
     local_bias: bool = field(
         default=False,
         metadata=option(

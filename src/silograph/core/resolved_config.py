@@ -71,6 +71,7 @@ class ResolvedConfig:
     max_virtual_seconds: float | None
     eval_every: int
     eval_on_receipt: bool
+    evaluation_min_count: int
     local_bias: bool
     seed: int
     partition_seed: int

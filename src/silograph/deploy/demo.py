@@ -23,7 +23,7 @@ from silograph.core.text import counted
 from silograph.deploy.allowed_code import portable
 from silograph.deploy.export_silos import export_silos
 from silograph.deploy.joined_silos import natural
-from silograph.deploy.server import check_run, with_absolute_code
+from silograph.deploy.server import check_run, with_absolute_code, with_min_count
 from silograph.deploy.silo_result import RESULTS
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.run_program import BESIDES
@@ -104,7 +104,7 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
     if config.clients is None and not names_clients(config.partition):
         config = dataclasses.replace(config, clients=DEFAULT_SILOS)
     config = dataclasses.replace(config, out=None, tracker=None)
-    config = with_absolute_code(config)
+    config = with_min_count(with_absolute_code(config))  # in the simulation, too
     check_run(config)
     with tempfile.TemporaryDirectory(prefix="silograph-") as name:
         folder = Path(name)

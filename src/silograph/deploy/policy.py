@@ -30,6 +30,7 @@ from silograph.federation.program import Program
 from silograph.federation.session.holder import SendingBounds
 from silograph.methods import METHODS
 from silograph.nn.shared_items import ITEMS
+from silograph.task.counts import EvaluationLevel
 
 POLICY = "policy.toml"
 ROWS = "sends rows of single nodes through the server"
@@ -65,6 +66,8 @@ class SiloPolicy:
         most_runs: that the silo takes part in, ever.
         most_runs_of_server: that it takes part in of one server.
         least_silos: of a run, as the server says.
+        evaluation: what replies of evaluation hold: histograms and counts, counts only, or zeros.
+        evaluation_min_count: least of a run's, see `silograph.task.least_count`.
         code: digests of users' code that may run here, by name.
         rows: what must be behind each row.
     """
@@ -77,6 +80,8 @@ class SiloPolicy:
     most_runs: Exact | None = None
     most_runs_of_server: Exact | None = None
     least_silos: Exact | None = None
+    evaluation: EvaluationLevel = "histograms"
+    evaluation_min_count: Repeats | None = None
     code: Mapping[str, str] | None = None
     rows: RowRules = field(default_factory=RowRules)
 
@@ -186,6 +191,18 @@ def _silos(policy: SiloPolicy, asked: AskedRun) -> str | None:
     return _line(least, found, "lower least_silos there")
 
 
+def _min_count(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    least, came = policy.evaluation_min_count, asked.config.evaluation_min_count
+    if least is None or came >= least or policy.evaluation == "none":
+        return None
+    return _line(
+        f"at least {counted(least, 'node')} behind each count of an evaluation",
+        f"a run with {came}",
+        f"let the server run with --evaluation-min-count {least}, or lower evaluation_min_count "
+        "there",
+    )
+
+
 def _rows(policy: SiloPolicy, asked: AskedRun) -> str | None:
     if not asked.needs:
         return None
@@ -209,6 +226,7 @@ RULES: tuple[Callable[[SiloPolicy, AskedRun], str | None], ...] = (
     _rounds,
     _silos,
     _rows,
+    _min_count,
     _runs,
     _runs_of_server,
     _bytes,
@@ -304,6 +322,8 @@ def _shown(key: str, value: Any) -> str:
         return ", ".join(f"{name} {n}" for name, n in value.items()) or "none"
     if isinstance(value, tuple):
         return ", ".join(value)
+    if isinstance(value, str):
+        return value
     return size_text(value) if key == "most_bytes" else f"{value:,}"
 
 
@@ -335,6 +355,14 @@ most_runs_of_server = 10
 
 # Least number of silos in a run. It is the server's word: a silo cannot count the others.
 least_silos = 3
+
+# What the server gets when models are evaluated on this silo's validation and test nodes: "none"
+# (the silo evaluates for itself, its figures stay in its own result), "counts" (right and wrong
+# predictions by class, and losses), or "histograms" (of scores by class, too, for the AUC).
+evaluation = "counts"
+
+# Least number of nodes behind each of these counts that a run must agree to keep.
+evaluation_min_count = 5
 
 # Code of your own that --allow-code may bring, by name and digest (the silo shows the digest).
 [code]

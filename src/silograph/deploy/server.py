@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
 
 MOST_FAILURES = 3  # of a silo, after which it is left out for good
+EVALUATION_MIN_COUNT = 5  # of real silos, unless the config says another
 
 
 def serve(
@@ -75,7 +76,8 @@ def serve(
     """Train a federation of silos and return what came of it.
 
     Args:
-        config: of the run; what it says of cuts is not used.
+        config: of the run; what it says of cuts is not used, and `evaluation_min_count` is 5
+            unless it says another.
         venue: where silos attach.
         progress: as in `run`.
         trackers: as in `run`.
@@ -87,7 +89,7 @@ def serve(
     """
     check_mode(progress)
     need_packages()
-    config = with_absolute_code(config)
+    config = with_min_count(with_absolute_code(config))
     check_run(replace(config, clients=expected_silos(config, venue)[1]), venue)
     check_selected(choose(config))
     config = without_part(config, "partition")  # how a simulation of it cuts its graph
@@ -181,6 +183,13 @@ def _met(
             meeting.leave(error)
             raise
         meeting.close("")
+
+
+def with_min_count(config: RunConfig) -> RunConfig:
+    """Return the config with the least count of real silos, unless it has one of its own."""
+    if config.evaluation_min_count is not None:
+        return config
+    return replace(config, evaluation_min_count=EVALUATION_MIN_COUNT)
 
 
 def with_absolute_code(config: RunConfig) -> RunConfig:

@@ -123,6 +123,8 @@ class OwnData:
         check_whole(told, written)
         check_start(facts, found.schema)
         gives: bool = facts["hand_over"]
+        rules = dataclasses.replace(method_config.count_rules, level=self.policy.evaluation)
+        method_config = dataclasses.replace(method_config, count_rules=rules)
         program = program_of(written, schema, method, method_config, hand_over=gives)
         self.code.check_ops(program)
         block = client_block(silo, written, dtype)

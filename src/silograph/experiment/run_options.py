@@ -180,6 +180,9 @@ class StudyOptions(TypedDict, total=False):
     eval_on_receipt: bool
     """score the server's model where it arrives to be trained, and send it to the other clients
     only; scores of a round come one round later"""
+    evaluation_min_count: int | None
+    """least number of nodes behind each count that a client sends when it evaluates; smaller
+    ones are merged or left out (default: 0, and 5 for a server of real silos)"""
     local_bias: bool
     """train a centralized model from the same weights, too, and tell how far logits are from its
     (simulation only)"""

@@ -149,7 +149,7 @@ def resolve(
         selector=config.selector,
         limited=is_limited(selector.options),
         received=received_in(asked, parts),
-        count_rules=CountRules(val_histogram=scores_extra(config)),
+        count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
@@ -220,6 +220,7 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
         "weight_decay": needs.weight_decay if asked.weight_decay is None else asked.weight_decay,
         "local_epochs": asked.local_epochs or needs.local_epochs,
         "keep_optimizer": keep,
+        "evaluation_min_count": asked.evaluation_min_count or 0,
         **clock_values(asked),
         **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
