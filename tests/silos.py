@@ -1,15 +1,17 @@
 """Silos of a cut graph, as folders, threads and processes."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
+from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import serve
 from silograph.deploy.silo import Attendance, attend
 from silograph.deploy.venue import Venue
@@ -64,6 +66,7 @@ def federate(
     on_address: Callable[[str], None] = lambda _: None,
     reached: Callable[[Path, str], str] = lambda _, address: address,
     own_secrets: bool = False,
+    policies: Mapping[Path, SiloPolicy] = MappingProxyType({}),
     keep: bool = False,
     **how: Any,
 ) -> Result:
@@ -78,6 +81,7 @@ def federate(
         on_address: told where the server listens.
         reached: by which address a silo reaches it.
         keep: whether silos write down what the run has come to, into `results` of their folder.
+        policies: of silos, by their folders; others have none.
         own_secrets: whether each silo has a secret in its folder, in place of that of all.
         how: what else a silo's `Attendance` has.
     """
@@ -107,6 +111,7 @@ def federate(
             patience=30.0,
             allow=ALLOW,
             results=folder / "results" if keep else None,
+            policy=policies.get(folder),
         )
         try:
             reason = attend(read_silo(folder), replace(plain, **how), hear)

@@ -30,6 +30,7 @@ OPTION_NAME = st.text(max_size=10)
 SCALARS = st.booleans() | st.integers() | FINITE | st.text()
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "evaluation_min_count": st.none() | st.integers(0, 10**6),
     "dataset": st.text(),
     "data_dir": st.none() | st.text(),
     "columns": st.none() | st.text(),

@@ -18,6 +18,7 @@ from runs import outcome, rows_of, same_bits, weights_of
 from silo_folders import NORTH, SOUTH, folder
 from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
+from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import Meeting, serve
 from silograph.deploy.session_file import Known
 from silograph.deploy.venue import Venue
@@ -27,6 +28,7 @@ from silograph.federation.session.events import Cause, Event, What
 from silograph.federation.session.peer import LostError
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
+from silograph.task.counts import EvaluationLevel
 from silos import config_of, federate, folders
 
 MOST = 5
@@ -424,3 +426,28 @@ def test_a_failed_run_is_told_to_the_silos(
     with pytest.raises(TrainingError) as failure:
         federate(folders(make_graph(60), config, tmp_path / "silos"), config, PLAIN, said=said)
     assert said.count(str(failure.value)) == 2
+
+
+@pytest.mark.parametrize("evaluation", ["none", "counts", "histograms"])
+def test_what_leaves_of_an_evaluation_is_what_a_silos_policy_says(
+    make_graph: Callable[..., Graph], tmp_path: Path, evaluation: EvaluationLevel
+) -> None:
+    """One silo of three has the policy; with a least count bits are those of the simulation."""
+    config = config_of(3, **BASE | {"evaluation_min_count": 5})
+    graph = make_graph(300)
+    silos = folders(graph, config, tmp_path / "silos")
+    policies = {silos[1]: SiloPolicy(evaluation=evaluation, evaluation_min_count=5)}
+    ours = federate(silos, config, PLAIN, policies=policies, keep=True)
+    theirs = sg.run(graph, config=config, block_size=1)
+    assert same_bits(weights_of(ours), weights_of(theirs))
+    accuracies = ours.client_accuracy["server"]
+    assert [value is None for value in accuracies] == [False, evaluation == "none", False]
+    if evaluation == "histograms":
+        assert_same(ours, theirs)
+        return
+    fewer = {"nodes": 2 if evaluation == "none" else 3, "auc": 2}
+    assert ours.scored_clients["server"] == ours.scored_clients["personalized"] == fewer
+    assert f"over {fewer['nodes']} of 3" in ours.summary() or evaluation == "counts"
+    # The silo itself has all of its own figures.
+    (own,) = (silos[1] / "results").glob("*/result.json")
+    assert json.loads(own.read_text(encoding="utf-8"))["test"]["server"]["auc"] is not None

@@ -194,7 +194,7 @@ def spread_bins(bins: Tensor) -> Tensor:
     """
     table = bins.cpu().numpy()
     total = table.sum(axis=0).astype(np.float64)
-    most = 2 * table[table > 0].min(initial=2**30)
+    most = 2 * int(table[table > 0].min(initial=2**30))
     size = table.shape[-1]
     edges = np.arange(size + 1) - 0.5
     for client, k, truth in zip(*np.nonzero((table > 0).sum(axis=-1) > 1), strict=True):

@@ -68,6 +68,8 @@ class Result:
         client_facts: what the method reports of each client in the last round, (C,) tensors.
         judged_without: clients that were away when the best round was judged, whose nodes are in
             no score; silos of a real federation only.
+        scored_clients: number of clients behind the test scores of the best round, by view: `nodes`
+            have reported any test node, and `auc` a histogram, where the task has one.
         left_out: why silos were left out of the run for good, by their names.
         best_round: the round (from 1) that validation picked; the last one without validation
             nodes.
@@ -112,6 +114,7 @@ class Result:
     confusion: Tensor | None
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
+    scored_clients: Mapping[str, Mapping[str, int]]
     left_out: Mapping[str, str]
     best_round: int
     rounds: tuple[Row, ...]
@@ -244,6 +247,7 @@ class Result:
                 else {"test_leaks": self.cut.test_leaks}
             ),
             "judged_without": list(self.judged_without),
+            **({"scored_clients": few} if (few := self._scored_by_few()) else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "best_round": self.best_round,
             "stopped": self.stopped,
@@ -345,6 +349,11 @@ class Result:
         """Yield what stands below the table: costs, and what picked the round."""
         if away := self.judged_without:
             yield f"judged without the nodes of {', '.join(away)}: away in that round"
+        if self.cut is None or self.config.evaluation_min_count > 1:
+            for view, numbers in self._scored_by_few().items():
+                auc = f", the AUC over {numbers['auc']}" if "auc" in numbers else ""
+                few = f"{numbers['nodes']} of {self.config.clients} clients"
+                yield f"{view}: test scores are over {few}{auc}"
         yield from (f"{name} was {reason}" for name, reason in self.left_out.items())
         kinds = self.ledger.bytes_by_kind
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
@@ -372,6 +381,15 @@ class Result:
         )
         if self.advice is not None:
             yield f"note: {self.advice}"
+
+    def _scored_by_few(self) -> dict[str, dict[str, int]]:
+        """Return `scored_clients` of the views in which some clients have no part."""
+        number = self.config.clients
+        return {
+            view: dict(scored)
+            for view, scored in self.scored_clients.items()
+            if min(scored.values()) < number
+        }
 
     def _work(self) -> str:
         """Return what clients by themselves compute, by part, and what was executed here."""

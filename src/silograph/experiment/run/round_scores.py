@@ -285,3 +285,14 @@ def scores_by_client(
         if counts is not None
     }
     return {name: {view: by[name] for view, by in found.items()} for name in task.by_client}
+
+
+def clients_scored(best: Judged) -> dict[str, dict[str, int]]:
+    """Return how many clients are behind the test scores of a round; see `Result`."""
+    views = {"server": best.server, "personalized": best.personalized}
+    names = {"nodes": "test.nodes", "auc": "test.has_histogram"}
+    return {
+        view: {n: int((counts[field] > 0).sum()) for n, field in names.items() if field in counts}
+        for view, counts in views.items()
+        if counts is not None
+    }
