@@ -52,6 +52,12 @@ class NodeTable:
         return np.stack([rows, np.roll(rows, -1)])
 
 
+def typed(column: Sequence[Any]) -> np.ndarray:
+    """Return a column as an array; numpy makes floats of integers on both sides of 2^63."""
+    large = [cell for cell in column if isinstance(cell, int) and cell >= 2**63]
+    return np.array(column, dtype=np.uint64 if large else None)
+
+
 def numeric_table(features: Mapping[str, Sequence[float]]) -> NodeTable:
     """Return nodes with these features, labels 0 and 1 in turn, and ids from 10."""
     n = len(next(iter(features.values())))
@@ -79,7 +85,7 @@ def _npz(path: Path, table: NodeTable) -> Graph:
         x=table.x,
         y=np.array(table.labels),
         edge_index=table.edge_index,
-        node_id=np.array(table.ids),
+        node_id=typed(table.ids),
     )
     return load(path / "graph.npz")
 
@@ -94,7 +100,7 @@ def _sparse_npz(path: Path, table: NodeTable) -> Graph:
         x_shape=x.shape,
         y=np.array(table.labels),
         edge_index=table.edge_index,
-        node_id=np.array(table.ids),
+        node_id=typed(table.ids),
     )
     return load(path / "graph.npz")
 
@@ -162,15 +168,16 @@ def write_silo(path: Path, table: NodeTable, format: str) -> None:
     whole = all(isinstance(key, int) for key in table.ids)
     words = sorted({label for label in table.labels if isinstance(label, str)})
     classes = words or 1 + max(label for label in table.labels if label is not None)
+    features = [name for name in table.features if name not in ("", "index", "Unnamed: 0")]
     (path / "silo.toml").write_text(
-        f'name = "north"\nfeatures = {len(table.features)}\nclasses = {classes!r}\n'
+        f'name = "north"\nfeatures = {len(features)}\nclasses = {classes!r}\n'
         f'keys = "{"integer" if whole else "text"}"\n'
     )
     for stem, columns in silo_columns(table).items():
         if format == "npz" and stem == "features":
             np.savez(path / "features.npz", x=table.x)
         elif format == "npz":
-            arrays: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
+            arrays: dict[str, Any] = {name: typed(column) for name, column in columns.items()}
             np.savez(path / f"{stem}.npz", **arrays)
         elif format == "parquet":
             arrow = pytest.importorskip("pyarrow")
@@ -213,3 +220,26 @@ def dense(x: Features) -> torch.Tensor:
         return x
     assert x.values is not None  # features always carry values
     return torch.from_numpy(x.scipy().toarray())
+
+
+def _table_arrays(table: NodeTable) -> dict[str, Any]:
+    return {"y": table.labels, "edge_index": table.edge_index, "node_id": table.ids}
+
+
+def _named_arrays(path: Path, table: NodeTable) -> Graph:
+    return from_arrays(x=table.x, feature_names=list(table.features), **_table_arrays(table))
+
+
+def _named_sparse(path: Path, table: NodeTable) -> Graph:
+    x = sp.csr_matrix(table.x)
+    return from_arrays(x=x, feature_names=list(table.features), **_table_arrays(table))
+
+
+NAMED_READERS: dict[str, Reader] = {
+    "arrays with names": _named_arrays,
+    "sparse arrays with names": _named_sparse,
+    "csv": _csv,
+    "silo csv": _silo("csv"),
+    "silo parquet": _silo("parquet"),
+}
+"""Readers that know the names of features."""

@@ -46,7 +46,8 @@ class Graph:
             regression (n, T) float64 targets; NaN marks what is not known. For ratings (n,)
             float64, NaN at users and items; see `silograph.graph.read.ratings`.
         num_classes: number of classes, or T for multi-label and regression.
-        node_id: (n,) public keys of the nodes, int64 or strings; they name nodes across silos.
+        node_id: (n,) public keys of the nodes, int64, uint64 or strings; they name nodes across
+            silos.
         name: what tables and result folders call this graph.
         split: the split that came with the data, or None.
         silo: (n,) int64 index into `silo_names`: who holds the node; or None.

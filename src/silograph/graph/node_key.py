@@ -12,7 +12,8 @@ from silograph.core.key import Key, hash_texts, mix_words, unmix_words
 def node_words(node_id: np.ndarray) -> Tensor:
     """Return a 64-bit word for every public node key, (n,) int64.
 
-    Integers are mixed, strings hashed (BLAKE2b). Neither depends on the position of the node.
+    Integers are mixed, unsigned ones by their 64 bits, strings hashed (BLAKE2b). Neither depends on
+    the position of the node.
     """
     if np.issubdtype(node_id.dtype, np.integer):
         return mix_words(torch.from_numpy(node_id.astype(np.int64)))

@@ -3,6 +3,7 @@
 n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label task. S: silos.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,23 @@ from silograph.core.errors import DataError
 from silograph.core.text import counted
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
-from silograph.graph.read.columns import compact_features
+from silograph.graph.read.columns import (
+    INDEX_NAMES,
+    UNNAMED,
+    USUAL,
+    MissingValues,
+    NaValues,
+    compact_features,
+    missing_values,
+    read_column,
+    report_counting_features,
+    report_row_numbers,
+    row_number_columns,
+)
 from silograph.graph.read.edge_values import checked_weights, weights_of
 from silograph.graph.read.labels import check_form, is_regression, numbered_labels, targets
 
+LOG = logging.getLogger("silograph")
 ArrayInput = npt.ArrayLike | Tensor
 Sparse = sp.spmatrix | sp.sparray
 PARTS = ("train", "val", "test")
@@ -39,6 +53,7 @@ def from_arrays(
     class_names: Sequence[str] = (),
     feature_names: Sequence[str] = (),
     task: LabelForm | None = None,
+    na_values: NaValues = (),
     name: str = "graph",
 ) -> Graph:
     """Return a checked graph; nothing of it shares memory with the arguments.
@@ -58,26 +73,33 @@ def from_arrays(
             that of `class_names` where given); or (n, T) of 0 and 1 for a multi-label task.
             Numbers of which none is 0, such as 1 to 3, are as many classes as occur, unless
             `num_classes` or `class_names` is given.
-            None, NaN and -1 mark what is not known; among words also the empty word. Or, for
-            regression, (n,) or (n, T) floating point numbers, of which one has a fraction or with
-            `task="node_value"`; None and NaN are missing.
+            None, NaN and -1 mark what is not known; among words also the empty word, "NA" and
+            others (see `silograph.graph.read.columns`). Or, for regression, (n,) or (n, T)
+            floating point numbers, of which one has a fraction or with `task="node_value"`; None
+            and NaN are missing.
         num_classes: number of classes; by default the number of `class_names`, else the highest
             label + 1. T for a multi-label task and for regression.
-        node_id: (n,) unique public keys, integers or strings; by default 0..n-1.
+        node_id: (n,) unique public keys, integers or strings; by default 0..n-1. Integers beyond
+            64 bits become strings.
         split: a `Split` or its three masks (train, val, test), each (n,) bool, disjoint.
         silo: (n,) who holds the node: numbers or words; with `silo_names`, indices into them.
         silo_names: (S,) names of the silos; by default the sorted values of `silo`.
         class_names: names of the classes (or of the T label bits or targets).
-        feature_names: (F,) names of the features, which a model keeps.
+        feature_names: (F,) names of the features, which a model keeps. A feature whose name says
+            that it is a column of row numbers ("Unnamed: 0") is left out, which is reported.
         task: multiclass, multilabel or node_value; None finds out by `y`.
+        na_values: words or numbers in `x` and `y` that count as missing, too. Missing labels are
+            not known; missing features are refused.
         name: what tables and result folders call this graph.
 
     Raises:
         DataError: an argument cannot be used; the line says what was expected and what came.
     """
     _check_names(class_names=class_names, silo_names=silo_names, feature_names=feature_names)
+    missing = missing_values(na_values)
     given = array_of(y, "y")
-    features = _no_features(given) if x is None else features_of(x)
+    features = _no_features(given) if x is None else features_of(x, missing)
+    features, feature_names = _without_row_numbers(features, tuple(feature_names), name)
     if isinstance(features, CSR):
         n, columns = features.num_rows, features.num_cols
     else:
@@ -85,7 +107,7 @@ def from_arrays(
     if feature_names and len(feature_names) != columns:
         raise DataError(f"expected {columns} feature_names, one a column, got {len(feature_names)}")
     read = targets if is_regression(given, task) else numbered_labels
-    labels, count, names = read(given, n, num_classes, tuple(class_names))
+    labels, count, names = read(given, n, num_classes, tuple(class_names), missing)
     check_form(labels, task)
     home, homes = _silos(silo, n, tuple(silo_names))
     edges = _edges(edge_index, n)
@@ -104,7 +126,7 @@ def from_arrays(
         silo=home,
         silo_names=homes,
         class_names=names,
-        feature_names=tuple(feature_names),
+        feature_names=feature_names,
         edge_weight=weight,
     )
 
@@ -140,10 +162,18 @@ def _check_names(**given: Sequence[str]) -> None:
 
 
 def _codes(value: ArrayInput, what: str) -> np.ndarray:
+    """Return keys (n,) as integers or words, exactly; other arrays as they are."""
     codes = array_of(value, what)
-    if codes.dtype.kind == "O" and all(isinstance(code, str) for code in codes.ravel()):
-        return codes.astype(np.str_)
-    return codes
+    if codes.ndim != 1 or codes.dtype.kind not in "iuUOf":
+        return codes
+    if isinstance(value, list | tuple):  # numpy makes floats of integers below and above 2^63
+        mixed = {isinstance(code, str) for code in value}
+        cells = list(value) if len(mixed) == 1 else codes
+        exact = codes.dtype.kind != "f" or all(isinstance(c, int | np.integer) for c in value)
+        return read_column(cells, "id", place=lambda row: f"{what}, node {row}") if exact else codes
+    if codes.dtype.kind == "f":
+        return codes
+    return read_column(codes, "id", place=lambda row: f"{what}, node {row}")
 
 
 def _scipy(x: Tensor) -> Any:
@@ -154,11 +184,15 @@ def _scipy(x: Tensor) -> Any:
     return sp.coo_matrix((array_of(parts.values(), "x"), (row, col)), shape=parts.shape)
 
 
-def features_of(x: Any) -> Features:
+def features_of(x: Any, missing: MissingValues = USUAL) -> Features:
     """Return checked features, dense or CSR, of the dtype that `compact_features` chooses.
 
+    Args:
+        x: (n, F); see `from_arrays`.
+        missing: what counts as missing.
+
     Raises:
-        DataError: not (n, F) of finite numbers.
+        DataError: not (n, F) of finite numbers, none of them missing.
     """
     if isinstance(x, Tensor) and x.layout != torch.strided:
         x = _scipy(x.detach().cpu())
@@ -175,17 +209,63 @@ def features_of(x: Any) -> Features:
         raise DataError(
             f"expected at least one node, got x of shape {values.shape}: the graph is empty"
         )
+    if values.dtype.kind == "O" and not sparse:
+        values = _numbers(values, missing)
     if values.dtype.kind not in "biuf":
         raise DataError(
             f"expected numbers in x, got dtype {values.dtype}: code words as numbers first"
         )
+    entries = values.data if sparse else values  # parts of a sparse matrix may not be sound
+    if values.dtype.kind in "iu" and entries.size and int(entries.max()) > 2**53:
+        LOG.warning(
+            "x has whole numbers above 2^53, which float64 rounds: keys are no features; leave "
+            "them out"
+        )
     if not sparse:
+        if missing.numbers:
+            values = np.where(np.isin(values, list(missing.numbers)), np.nan, values)
         return _finite(torch.from_numpy(compact_features(values)))
     # Entries that are listed twice are added, which whole numbers of few bits cannot hold.
     short = values.dtype.kind == "f" and values.dtype.itemsize <= 4
     rows = _merged(sp.csr_matrix(values, dtype=np.float32 if short else np.float64, copy=True))
     rows.data = compact_features(rows.data)
     return _finite(CSR.from_scipy(rows))
+
+
+def _numbers(cells: np.ndarray, missing: MissingValues) -> np.ndarray:
+    """Return cells (n, F) of several kinds as float64, NaN where missing."""
+    rows, columns = cells.shape
+    found = np.empty((rows, columns), dtype=np.float64)
+    for column in range(columns):
+
+        def place(row: int, column: int = column) -> str:
+            return f"x, node {row}, feature {column}"
+
+        found[:, column] = read_column(cells[:, column], "number", missing, place=place)
+    return found
+
+
+def _without_row_numbers(
+    x: Features, names: tuple[str, ...], source: str
+) -> tuple[Features, tuple[str, ...]]:
+    """Return features without columns that number the rows by their names."""
+    columns = x.num_cols if isinstance(x, CSR) else x.shape[1]
+    if len(names) == columns:
+        dense = x.scipy(np.float64).tocsc() if isinstance(x, CSR) else None
+        cells = {
+            name: (x[:, c].numpy() if dense is None else dense[:, [c]].toarray()[:, 0]).tolist()
+            for c, name in enumerate(names)
+            if name in INDEX_NAMES or UNNAMED.fullmatch(name)
+        }
+        dropped = row_number_columns(cells, ())
+        keep = [c for c, name in enumerate(names) if name not in dropped]
+        if dropped and keep:
+            report_row_numbers(source, dropped)
+            names = tuple(names[c] for c in keep)
+            x = x[:, keep] if dense is None else CSR.from_scipy(dense[:, keep].tocsr())
+    if isinstance(x, Tensor) and x.shape[1]:
+        report_counting_features(source, x.numpy(), names)
+    return x, names
 
 
 def _no_features(y: np.ndarray) -> Tensor:
@@ -231,7 +311,7 @@ def _edges(edge_index: ArrayInput, n: int) -> np.ndarray:
         raise DataError(
             f"expected integers in edge_index, got dtype {edges.dtype}: edges name rows of x"
         )
-    edges = edges.astype(np.int64, copy=False)
+    # Before the cast, in which unsigned numbers above 2^63 would become negative.
     outside = np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=0))
     if len(outside):
         a, b = edges[:, outside[0]].tolist()
@@ -240,7 +320,7 @@ def _edges(edge_index: ArrayInput, n: int) -> np.ndarray:
             f"({counted(len(outside), 'such edge')}): "
             "number nodes by their row of x, or add the node"
         )
-    return edges
+    return edges.astype(np.int64, copy=False)
 
 
 def _node_ids(node_id: ArrayInput | None, n: int) -> np.ndarray:
@@ -251,7 +331,6 @@ def _node_ids(node_id: ArrayInput | None, n: int) -> np.ndarray:
         raise DataError(f"expected node_id of shape ({n},), got {keys.shape}: one key a node")
     if keys.dtype.kind not in "iuU":
         raise DataError(f"expected integers or strings in node_id, got dtype {keys.dtype}")
-    keys = keys.astype(np.str_ if keys.dtype.kind == "U" else np.int64)
     values, counts = np.unique(keys, return_counts=True)
     if len(values) < n:
         raise DataError(

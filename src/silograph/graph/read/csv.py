@@ -4,7 +4,8 @@ n: nodes. E: edges as stored. F: features a node. T: label bits of a multi-label
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.text import shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.columns import NaValues, missing_values, to_number
 from silograph.graph.read.edge_values import IN_RANGE, WEIGHTS, report_unused, usable
 from silograph.graph.read.npz import checked, load_npz
-from silograph.graph.read.tables import Table, read_csv, to_number
+from silograph.graph.read.tables import Table, read_csv
 
 __all__ = ["from_csv", "load_npz"]
 
@@ -34,6 +36,7 @@ def from_csv(
     source: str = "source",
     target: str = "target",
     weight: str | None = None,
+    na_values: NaValues = (),
     name: str | None = None,
 ) -> Graph:
     """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
@@ -44,24 +47,29 @@ def from_csv(
         edges: one line an edge, end points by node id. With exactly two columns, their names are
             free. Columns that are not named below are not used; that is reported.
         id: column of the public key; keys are integers where all are, else strings.
-        label: column of the class: numbers from 0, or words; an empty cell is missing. Several
-            columns of 0, 1 or nothing make a multi-label task, their names the class names. A
-            table without a column "label" that has one named "value", or several "value_NAME", has
-            numbers to predict there; an empty cell is missing.
+        label: column of the class: numbers from 0, words, or a missing value. Several columns of 0,
+            1 or missing values make a multi-label task, their names the class names. A table
+            without a column "label" that has one named "value", or several "value_NAME", has
+            numbers to predict there.
         silo: column that says who holds the node; by default "silo" where there is such a column.
         source: column of one end of the edge.
         target: column of the other end.
         weight: column of the edges' weights, numbers >= 0; an empty cell counts 1. By default
             "edge_weight", "edge_weights" or "weight", where there is one.
+        na_values: words or numbers that count as missing besides the usual ones, which
+            `silograph.graph.read.columns` lists.
         name: name of the graph; by default that of the nodes file without its ending.
 
-    A column named "split" holds train, val, test or nothing.
+    A column named "split" holds train, val, test or nothing. Columns that only number the rows are
+    left out, which is reported.
 
     Raises:
         DataError: names file, line (the header is line 1) and column.
     """
-    table = read_csv(Path(nodes))
+    missing = missing_values(na_values)
+    table = replace(read_csv(Path(nodes)), missing=missing)
     labels = [label] if isinstance(label, str) else list(label)
+    table = table.without_row_numbers([id, *labels, *([] if silo is None else [silo])])
     values = _value_columns(table.header) if label == "label" else []
     labels = values or labels
     silo = "silo" if silo is None and "silo" in table.header else silo
@@ -73,40 +81,67 @@ def from_csv(
         "feature_names": features,
         "y": _labels(table, labels, values=bool(values)),
         "task": "node_value" if values else None,
-        "node_id": _keys(list(place)),
+        "node_id": table.ids(id),
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
         "class_names": () if len(labels) == 1 else [n.removeprefix(VALUE_) for n in labels],
-        **_read_edges(Path(edges), (source, target, weight), place, table.path),
+        "na_values": na_values,
+        **_read_edges(
+            replace(read_csv(Path(edges)), missing=missing), (source, target, weight), place, table
+        ),
     }
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     return checked(table.path, arrays, name or table.path.stem)
 
 
-def parse_columns(text: str, known: Sequence[str] = COLUMNS) -> dict[str, str | list[str]]:
-    """Return the names of columns that a text gives, as `from_csv` takes them.
+ColumnNames = str | Mapping[str, str | Sequence[str]]
 
-    >>> parse_columns("id=key,label=red+blue")
-    {'id': 'key', 'label': ['red', 'blue']}
+
+def parse_columns(
+    columns: ColumnNames, known: Sequence[str] = COLUMNS
+) -> dict[str, str | list[str]]:
+    """Return the names of columns that a text or a mapping gives, as `from_csv` takes them.
+
+    >>> parse_columns("id=key,label=red+blue") == parse_columns(
+    ...     {"id": "key", "label": ["red", "blue"]}
+    ... )
+    True
 
     Args:
-        text: `NAME=COLUMN,...`.
+        columns: `NAME=COLUMN,...`, or a column (or several labels) by name.
         known: the columns that the tables may call otherwise.
 
     Raises:
         ConfigError: another form, or a column that tables do not have (names the nearest).
     """
-    found: dict[str, str | list[str]] = {}
-    for part in text.split(","):
-        name, equals, column = (word.strip() for word in part.partition("="))
-        if not equals or not column or name in found:
-            raise ConfigError(f"columns: expected NAME=COLUMN,..., each once, got {shown(text)}")
+    parsed: dict[str, str | list[str]] = {}
+    if isinstance(columns, str):
+        for part in columns.split(","):
+            name, equals, column = (word.strip() for word in part.partition("="))
+            if not equals or not column or name in parsed:
+                raise ConfigError(
+                    f"columns: expected NAME=COLUMN,..., each once, got {shown(columns)}"
+                )
+            names = [word.strip() for word in column.split("+")]
+            parsed[name] = names if name == "label" and len(names) > 1 else column
+    else:
+        if not isinstance(columns, Mapping):
+            raise ConfigError(
+                'columns: expected a text such as "id=key,label=kind" or a dict such as '
+                f'{{"id": "key"}}, got {shown(columns)}'
+            )
+        for name, given in columns.items():
+            several = name == "label" and isinstance(given, list | tuple) and len(given) > 0
+            if not isinstance(given, str) and not (
+                several and all(isinstance(column, str) for column in given)
+            ):
+                raise ConfigError(f"columns: expected a column for {name}, got {shown(given)}")
+            parsed[name] = given if isinstance(given, str) else list(given)
+    for name in parsed:
         if name not in known:
-            raise ConfigError(f"columns: {unknown('column', name, known)}")
-        names = [word.strip() for word in column.split("+")]
-        found[name] = names if name == "label" and len(names) > 1 else column
-    return found
+            raise ConfigError(f"columns: {unknown('column', str(name), known)}")
+    return parsed
 
 
 def _value_columns(header: Sequence[str]) -> list[str]:
@@ -125,15 +160,8 @@ def _labels(table: Table, columns: list[str], *, values: bool) -> np.ndarray:
 
 def _targets(table: Table, columns: list[str]) -> np.ndarray:
     """Return targets (n, T) float64 with NaN where missing."""
-    found = []
-    for column in columns:
-        cells = table.column(column)
-        numbers = [to_number(cell or "nan") for cell in cells]
-        if None in numbers:
-            row = numbers.index(None)
-            raise table.wrong(row, column, "a number or nothing", cells[row])
-        found.append(numbers)
-    return np.array(found, dtype=np.float64).T
+    targets = [table.optional_numbers(column, "a number or nothing") for column in columns]
+    return np.stack(targets, axis=1)
 
 
 def _places(table: Table, column: str) -> dict[str, int]:
@@ -151,15 +179,6 @@ def _places(table: Table, column: str) -> dict[str, int]:
     return place
 
 
-def _keys(ids: list[str]) -> np.ndarray:
-    """Return integers where every id reads the same written as a 64-bit one, else strings."""
-    try:
-        keys = np.array([int(key) for key in ids], dtype=np.int64)
-    except (ValueError, OverflowError):
-        return np.array(ids)
-    return keys if keys.astype(str).tolist() == ids else np.array(ids)
-
-
 def _numbers(table: Table, columns: list[str]) -> np.ndarray | None:
     """Return the feature columns, (n, F) float32; None where there are none."""
     return table.numbers(columns) if columns else None
@@ -167,52 +186,52 @@ def _numbers(table: Table, columns: list[str]) -> np.ndarray | None:
 
 def _classes(table: Table, column: str) -> np.ndarray:
     """Return class numbers (n,) float64 with NaN where missing, or words where one is no number."""
-    cells = table.column(column)
-    numbers = [to_number(cell or "nan") for cell in cells]
-    known = [number for number in numbers if number is not None]
-    if len(known) < len(cells):
-        return np.array(cells)
-    for row, number in enumerate(known):
-        if not np.isnan(number) and (number < MISSING or not number.is_integer()):
-            raise table.wrong(row, column, "a class number from 0, a word or nothing", cells[row])
-    return np.array(known)
+    labels = table.labels(column)
+    if labels.dtype.kind != "f":
+        return labels
+    wrong = ~np.isnan(labels) & ((labels < MISSING) | (labels != np.floor(labels)))
+    for row in np.flatnonzero(wrong).tolist():
+        expected = "a class number from 0, a word or nothing"
+        raise table.wrong(row, column, expected, table.column(column)[row])
+    return labels
 
 
 def _bits(table: Table, columns: list[str]) -> np.ndarray:
     """Return label bits (n, T) float64 with NaN where missing."""
     bits = []
     for column in columns:
-        cells = table.column(column)
-        numbers = [to_number(cell or "nan") for cell in cells]
-        for row, number in enumerate(numbers):
-            if number is None or not (np.isnan(number) or number in (MISSING, 0, 1)):
-                raise table.wrong(row, column, "0, 1 or nothing", cells[row])
-        bits.append(numbers)
-    return np.array(bits, dtype=np.float64).T
+        labels = table.optional_numbers(column, "0, 1 or nothing")
+        wrong = np.flatnonzero(~np.isnan(labels) & ~np.isin(labels, (MISSING, 0, 1)))
+        if len(wrong):
+            row = int(wrong[0])
+            raise table.wrong(row, column, "0, 1 or nothing", table.column(column)[row])
+        bits.append(labels)
+    return np.stack(bits, axis=1)
 
 
 def _read_edges(
-    path: Path, columns: tuple[str, str, str | None], place: dict[str, int], nodes: Path
+    table: Table, columns: tuple[str, str, str | None], place: dict[str, int], nodes: Table
 ) -> dict[str, np.ndarray | None]:
     """Return edges (2, E) int64 as rows of the nodes file, and their weights (E,), or None."""
-    table, (source, target, weight) = read_csv(path), columns
+    source, target, weight = columns
+    table = table.without_row_numbers([source, target, *([] if weight is None else [weight])])
     if not {source, target} <= set(table.header) and len(table.header) == 2:
         source, target = table.header
         if source in place and target in place:
             raise DataError(
-                f"{path}, line 1: expected a header, got an edge between nodes {source!r} and "
-                f"{target!r}: begin with the line source,target"
+                f"{table.path}, line 1: expected a header, got an edge between nodes {source!r} "
+                f"and {target!r}: begin with the line source,target"
             )
     if weight is None:
         weight = next((column for column in WEIGHTS if column in table.header), None)
     others = [column for column in table.header if column not in (source, target, weight)]
-    report_unused(path, others)
+    report_unused(table.path, others)
     ends = []
     for column in (source, target):
         rows = [place.get(key) for key in table.column(column)]
         if None in rows:
             row = rows.index(None)
-            raise table.wrong(row, column, f"an id of {nodes.name}", table.column(column)[row])
+            raise table.wrong(row, column, f"an id of {nodes.path.name}", table.column(column)[row])
         ends.append(rows)
     weights = None if weight is None else weight_column(table, weight)
     return {"edge_index": np.array(ends, dtype=np.int64), "edge_weight": weights}

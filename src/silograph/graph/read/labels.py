@@ -3,6 +3,7 @@
 n: nodes. T: label bits of a multi-label task.
 """
 
+import logging
 from typing import Any, get_args
 
 import numpy as np
@@ -10,14 +11,19 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.text import counted
 from silograph.graph.graph import MISSING, LabelForm, label_form
+from silograph.graph.read.columns import USUAL, MissingValues, read_column
 
-# The empty word, and what numpy makes of NaN and -1 when it meets them among words.
-_NO_WORD = ("", "nan", "-1")
+LOG = logging.getLogger("silograph")
 
 
 def numbered_labels(
-    y: np.ndarray, n: int, num_classes: int | None, names: tuple[str, ...]
+    y: np.ndarray,
+    n: int,
+    num_classes: int | None,
+    names: tuple[str, ...],
+    missing: MissingValues = USUAL,
 ) -> tuple[Tensor, int, tuple[str, ...]]:
     """Return labels (n,) or (n, T) int64, the number of classes and their names.
 
@@ -26,11 +32,12 @@ def numbered_labels(
 
     Args:
         y: (n,), (n, 1) or (n, T) numbers; or (n,) words, numbered in the order of `names`, else
-            sorted. None, NaN, -1 and the empty word are missing. Numbers of which none is 0 are
-            numbered in their order where neither count nor names are given, and name the classes.
+            sorted. Numbers of which none is 0 are numbered in their order where neither count nor
+            names are given, and name the classes.
         n: number of nodes.
         num_classes: number of classes, or None to count them.
-        names: names of the classes, or empty.
+        names: names of the classes, or empty. A word among them is never missing.
+        missing: what counts as missing, beside -1.
 
     Raises:
         DataError: a shape, a label or a count that does not fit.
@@ -42,7 +49,7 @@ def numbered_labels(
             f"expected y of shape ({n},) or ({n}, T), got {y.shape}: "
             "one label (or one row of label bits) a node, in the order of x"
         )
-    numbers, names = _numbers(y, names)
+    numbers, names = _numbers(y, names, missing)
     if num_classes is None and not names and numbers.ndim == 1:
         numbers, names = _from_zero(numbers)
     count = _count(numbers, num_classes, names)
@@ -78,7 +85,11 @@ def is_regression(y: np.ndarray, task: LabelForm | None) -> bool:
 
 
 def targets(
-    y: np.ndarray, n: int, num_classes: int | None, names: tuple[str, ...]
+    y: np.ndarray,
+    n: int,
+    num_classes: int | None,
+    names: tuple[str, ...],
+    missing: MissingValues = USUAL,
 ) -> tuple[Tensor, int, tuple[str, ...]]:
     """Return targets of a regression (n, T) float64, T and their names.
 
@@ -91,6 +102,7 @@ def targets(
         n: number of nodes.
         num_classes: T, or None.
         names: names of the targets, or empty.
+        missing: what counts as missing.
 
     Raises:
         DataError: a shape or a value that does not fit.
@@ -100,11 +112,10 @@ def targets(
             f"expected targets y of shape ({n},) or ({n}, T), got {y.shape}: one number (or one "
             "row of numbers) a node, in the order of x"
         )
-    if y.dtype.kind == "O":
-        y = _floats(y.ravel().tolist()).reshape(y.shape)
-    if y.dtype.kind != "f":
+    if y.dtype.kind not in "fO":
         raise DataError(f"expected numbers as targets in y, got dtype {y.dtype}")
-    values = y.astype(np.float64).reshape(n, -1)
+    cells = read_column(y.ravel(), "number", missing, place=lambda _: "y")
+    values = cells.reshape(n, -1)
     endless = np.argwhere(np.isinf(values))
     if len(endless):
         raise DataError(
@@ -129,20 +140,31 @@ def check_form(y: Tensor, task: LabelForm | None) -> None:
         )
 
 
-def _numbers(y: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _numbers(
+    y: np.ndarray, names: tuple[str, ...], missing: MissingValues
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels as int64, missing ones as -1, and the class names."""
-    if y.dtype.kind in "biu":
+    if y.dtype.kind == "u" and y.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"expected class numbers below the number of nodes, {len(y)}, got {y.max()}: "
+            "pass codes as words, such as y.astype(str)"
+        )
+    if y.dtype.kind in "biu" and not missing.numbers:
         return y.astype(np.int64), names
-    if y.dtype.kind in "OU":
-        cells = y.ravel().tolist()
-        words = {cell for cell in cells if isinstance(cell, str) and not _is_missing(cell)}
-        if words:
-            names = names or tuple(sorted(words))
-            return _numbered_words(cells, y.ndim, names), names
-        y = _floats(cells).reshape(y.shape)
-    if y.dtype.kind != "f":
+    if y.dtype.kind not in "biufOU":
         raise DataError(f"expected class numbers or words in y, got dtype {y.dtype}")
-    filled = np.where(np.isnan(y), MISSING, y)
+    kept = MissingValues(missing.words - set(names), missing.numbers)
+    read = read_column(y.ravel(), "label", kept)
+    if read.dtype.kind == "O":
+        cells = read.tolist()
+        words = {cell for cell in cells if isinstance(cell, str)}
+        if not words:
+            kinds = ", ".join(sorted({type(cell).__name__ for cell in y.ravel().tolist()}))
+            raise DataError(f"expected class numbers or words in y, got {kinds}")
+        _report_missing_words(y.ravel().tolist(), cells)
+        names = names or tuple(sorted(words))
+        return _numbered_words(cells, y.ndim, names), names
+    filled = np.where(np.isnan(read), MISSING, read).reshape(y.shape)
     whole = (filled == np.floor(filled)) & (np.abs(filled) < 2**53)
     if not whole.all():
         first = np.argwhere(~whole)[0]
@@ -153,18 +175,17 @@ def _numbers(y: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[s
     return filled.astype(np.int64), names
 
 
-def _is_missing(cell: object) -> bool:
-    if isinstance(cell, float | np.floating):
-        return bool(np.isnan(cell))
-    return cell is None or cell in _NO_WORD
-
-
-def _floats(cells: list[Any]) -> np.ndarray:
-    try:
-        return np.array([np.nan if _is_missing(cell) else cell for cell in cells], np.float64)
-    except (TypeError, ValueError):
-        kinds = ", ".join(sorted({type(cell).__name__ for cell in cells}))
-        raise DataError(f"expected class numbers or words in y, got {kinds}") from None
+def _report_missing_words(given: list[Any], cells: list[Any]) -> None:
+    """Report words that a user may have meant as classes and that count as missing."""
+    pairs = zip(given, cells, strict=True)
+    lost = [word for word, cell in pairs if cell is None and isinstance(word, str)]
+    words = sorted(set(lost) - {"", "nan", "NaN", "-1"})
+    if words:
+        LOG.warning(
+            "labels: %s counts as missing (%s), as in pandas: rename it if it is a class",
+            " or ".join(map(repr, words)),
+            counted(len(lost), "node"),
+        )
 
 
 def _numbered_words(cells: list[Any], ndim: int, names: tuple[str, ...]) -> np.ndarray:
@@ -172,7 +193,7 @@ def _numbered_words(cells: list[Any], ndim: int, names: tuple[str, ...]) -> np.n
         raise DataError("expected numbers 0 and 1 in rows of label bits, got words in y")
     number = {name: i for i, name in enumerate(names)}
     for row, cell in enumerate(cells):
-        if not _is_missing(cell) and cell not in number:
+        if cell is not None and cell not in number:
             raise DataError(
                 f"expected labels among the words {', '.join(names)}, got {cell!r} at node {row}: "
                 "use words only, and name each in class_names where that is given"

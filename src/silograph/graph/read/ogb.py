@@ -27,7 +27,7 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.graph.read.columns import compact_features
+from silograph.graph.read.columns import compact_features, report_counting_features
 from silograph.graph.read.edge_values import report_unused
 from silograph.graph.read.labels import numbered_labels
 from silograph.graph.read.tables import check_unpacked
@@ -100,6 +100,7 @@ def load_ogb(folder: Path) -> Graph:
     _check_count(tables.num_nodes, tables.y)
     _check_count(tables.num_edges, tables.edges)
     _check_features(tables.x)
+    report_counting_features(tables.x.path, tables.x.rows, ())
     _check_nodes(tables.edges, n, columns=2)
     if (raw / "edge-feat.csv.gz").is_file():
         report_unused(folder, ["edge-feat.csv.gz"])

@@ -11,17 +11,22 @@ import numpy as np
 from silograph.core.errors import DataError
 from silograph.core.text import shown
 from silograph.graph.read.arrays import array_of
-from silograph.graph.read.tables import Table, to_number, word_of
+from silograph.graph.read.columns import to_number
+from silograph.graph.read.tables import Table, word_of
 
 LONGEST = 256  # characters of a cell
 
 
 def cells_of(given: Any, what: str) -> np.ndarray:
-    """Return an array; cells of a list with words stay what they are, so that NaN is no word."""
-    found = array_of(given, what)
-    if found.dtype.kind != "U" or isinstance(given, np.ndarray):
-        return found
-    return np.array(given, dtype=object)
+    """Return an array; cells of a list stay what they are where numpy would change them.
+
+    It makes words of NaN beside words, and rounds whole numbers of 64 bits beside fractions.
+    """
+    array = array_of(given, what)
+    if not isinstance(given, list | tuple) or array.dtype.kind not in "fU":
+        return array
+    large = array.dtype.kind == "f" and array.ndim == 2 and bool((np.abs(array) >= 2**53).any())
+    return np.array(given, dtype=object) if large or array.dtype.kind == "U" else array
 
 
 def beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:

@@ -8,7 +8,7 @@ R: ratings. T: statements of trust. n: nodes, which are users, then items, then 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
+from silograph.graph.read.columns import to_number
 from silograph.graph.read.rating_cells import (
     beside,
     categories_of,
@@ -47,7 +48,7 @@ from silograph.graph.read.rating_columns import (
     how_named,
     only,
 )
-from silograph.graph.read.tables import FORMATS, Table, read_table, to_number
+from silograph.graph.read.tables import FORMATS, Table, read_table
 
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
@@ -116,7 +117,7 @@ def ratings(
         unrated: what happens to trust of users without a rating, which no client would hold:
             `refuse` or `drop`.
         columns: what tables call a column that has another name here, by that name: `{"user":
-            "userId"}`.
+            "userId"}`. Columns that only number the rows are left out, which is reported.
         name: what tables and result folders call this graph.
 
     Returns:
@@ -187,7 +188,7 @@ def _read(given: Any, categories: Any, times: Any, named: Mapping[str, str]) -> 
                 "expected categories and times as columns of the table of ratings, got arrays "
                 f"beside {os.fspath(given)}: name the columns {CATEGORY} and {TIME}"
             )
-        return _of_table(_table(given, named))
+        return _of_table(_table(given, named, OF_RATINGS))
     table = cells_of(given, "ratings")
     if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "biufUO" or not len(table):
         raise DataError(
@@ -204,7 +205,13 @@ def _read(given: Any, categories: Any, times: Any, named: Mapping[str, str]) -> 
     return _Ratings(user, item, value, columns)
 
 
-def _table(path: str | os.PathLike[str], columns: Mapping[str, str], *, least: int = 1) -> Table:
+def _table(
+    path: str | os.PathLike[str],
+    columns: Mapping[str, str],
+    known: Sequence[str],
+    *,
+    least: int = 1,
+) -> Table:
     path = Path(path)
     if path.is_dir():
         raise DataError(
@@ -213,7 +220,7 @@ def _table(path: str | os.PathLike[str], columns: Mapping[str, str], *, least: i
         )
     if path.suffix not in FORMATS:
         raise DataError(f"expected a table in one of {', '.join(FORMATS)}, got {path}")
-    table = read_table(path).renamed(columns)
+    table = read_table(path).without_row_numbers({*known, *columns.values()}).renamed(columns)
     if len(table.rows) < least:
         raise DataError(f"{path}: expected at least one row, got none")
     for name in table.header:
@@ -332,7 +339,7 @@ def _trust(
 def _ends(given: Any, columns: Mapping[str, str]) -> np.ndarray:
     """Return truster and trustee of each statement as words, (2, T)."""
     if isinstance(given, str | os.PathLike):
-        table = _table(given, columns, least=0)  # nobody trusts anybody there
+        table = _table(given, columns, OF_TRUST, least=0)  # nobody trusts anybody there
         ends = (TRUSTER, TRUSTEE)
         return np.stack([ids_in(table, end, table.column(end, how_named(end))) for end in ends])
     pairs = cells_of(given, "trust")
@@ -366,7 +373,9 @@ def of_archive(path: Path, parts: Mapping[str, np.ndarray], name: str) -> Graph:
         raise DataError(
             f"{path}: expected ratings (R, 3) of numbers, got {table.dtype} {table.shape}"
         )
-    trusting = np.isin(table[:, 0], pairs)
+    alike = table.dtype == pairs.dtype
+    # numpy compares signed with unsigned numbers as floats, in which near ids are the same.
+    trusting = np.isin(table[:, 0] if alike else table[:, 0].astype(object), pairs)
     usable = trusting & (table[:, 2] >= SCALE[0]) & (table[:, 2] <= SCALE[1])
     beside = {"categories": "rating_category", "times": "rating_time"}
     further: dict[str, Any] = {what: parts[key] for what, key in beside.items() if key in parts}

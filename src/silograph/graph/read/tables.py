@@ -2,10 +2,11 @@
 
 import csv
 import io
+import math
 import os
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,19 @@ from typing import Any
 import numpy as np
 
 from silograph.core.errors import DataError
-from silograph.core.text import printable
-from silograph.graph.read.columns import compact_features
+from silograph.core.text import counted, printable
+from silograph.graph.read.columns import (
+    INDEX_NAMES,
+    UNNAMED,
+    USUAL,
+    MissingValues,
+    compact_features,
+    is_null,
+    read_column,
+    report_row_numbers,
+    row_number_columns,
+    to_number,
+)
 
 Arrays = dict[str, np.ndarray]
 MOST_LISTED = 12  # names of columns in an error
@@ -25,7 +37,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, row by row; an empty cell is missing.
+    """Cells as text, row by row.
 
     Attributes:
         path: the file.
@@ -34,6 +46,7 @@ class Table:
         lines: the line on which every row ends; of other files the row, from 0.
         unit: `line` or `row`.
         called: what the file calls a column that has another name in `header`.
+        missing: the cells that count as missing in columns of labels and numbers.
     """
 
     path: Path
@@ -42,6 +55,7 @@ class Table:
     lines: Sequence[int]
     unit: str = "line"
     called: Mapping[str, str] = field(default_factory=dict)
+    missing: MissingValues = USUAL
 
     @property
     def head(self) -> str:
@@ -105,31 +119,75 @@ class Table:
         Raises:
             DataError: a cell that is no finite number in float32.
         """
-        places = [self.header.index(column) for column in columns]
         wide = np.empty((len(self.rows), len(columns)), dtype=np.float64)
-        for row, cells in enumerate(self.rows):
-            values = [to_number(cells[place]) for place in places]
-            wide[row] = [np.nan if value is None else value for value in values]
+        for number, column in enumerate(columns):
+            cells = self.column(column)
+            known = [None if cell in self.missing else to_number(cell) for cell in cells]
+            wide[:, number] = [np.nan if value is None else value for value in known]
         x = compact_features(wide)
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
-            row, column = bad[0]
-            found = self.wrong(
-                row, columns[column], "a finite number (float32)", self.rows[row][places[column]]
-            )
-            raise DataError(
-                f"{found}: columns without another meaning are features; take this one out, or "
-                "write a column of 0 and 1 for each of its words"
-            )
+            row, number = (int(place) for place in bad[0])
+            column = columns[number]
+            cells = self.column(column)
+            if cells[row] in self.missing:
+                several = sum(cell in self.missing for cell in cells)
+                mend = f"missing in {counted(several, 'row')}: fill it, or take the column out"
+            else:
+                mend = (
+                    "columns without another meaning are features; take this one out, or write a "
+                    "column of 0 and 1 for each of its words"
+                )
+            raise self.wrong(row, column, "a finite number (float32)", cells[row], mend)
         return x
+
+    def optional_numbers(self, column: str, expected: str) -> np.ndarray:
+        """Return a column of numbers (n,) float64 with NaN where missing.
+
+        Raises:
+            DataError: a cell that is neither a number nor missing; says what was `expected`.
+        """
+        cells = self.column(column)
+        numbers = [math.nan if cell in self.missing else to_number(cell) for cell in cells]
+        if None in numbers:
+            row = numbers.index(None)
+            raise self.wrong(row, column, expected, cells[row])
+        return np.array(numbers, dtype=np.float64)
+
+    def labels(self, column: str) -> np.ndarray:
+        """Return a column of labels (n,): float64 with NaN where missing, or words and None."""
+        return read_column(self.column(column), "label", self.missing, from_text=True)
+
+    def ids(self, column: str) -> np.ndarray:
+        """Return a column of keys (n,): int64, uint64 or text."""
+        return read_column(self.column(column), "id", from_text=True)
+
+    def without_row_numbers(self, meant: Iterable[str]) -> "Table":
+        """Return the table without columns that number its rows, which is reported.
+
+        Args:
+            meant: names of columns that have a meaning; they stay.
+        """
+        likely = [name for name in self.header if name in INDEX_NAMES or UNNAMED.fullmatch(name)]
+        dropped = row_number_columns({name: self.column(name) for name in likely}, meant)
+        if not dropped:
+            return self
+        report_row_numbers(self.path, dropped)
+        keep = [place for place, name in enumerate(self.header) if name not in dropped]
+        rows = [[row[place] for place in keep] for row in self.rows]
+        return replace(self, header=[self.header[place] for place in keep], rows=rows)
 
     def words(self, column: str, choices: Sequence[str] = (), *, empty: bool = False) -> list[str]:
         """Return a column of words: of `choices` where given, empty cells only where allowed.
+
+        Among `choices` a missing value is an empty cell; elsewhere any word is a name.
 
         Raises:
             DataError: another word.
         """
         cells = self.column(column)
+        if choices:
+            cells = ["" if cell in self.missing else cell for cell in cells]
         expected = " or ".join(choices) or "a name"
         for row, cell in enumerate(cells):
             if (not cell and not empty) or (cell and choices and cell not in choices):
@@ -145,22 +203,14 @@ class Table:
         )
 
 
-def to_number(cell: str) -> float | None:
-    """Return the number that a cell says, None if it says none."""
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def read_table(path: Path) -> Table:
+def read_table(path: Path, missing: MissingValues = USUAL) -> Table:
     """Return the table in a file of one of `FORMATS`, by its ending.
 
     Raises:
         DataError: the file is absent, damaged, or no table; or pyarrow is missing.
     """
     reader = {".csv": read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
-    return reader[path.suffix](path)
+    return replace(reader[path.suffix](path), missing=missing)
 
 
 def read_csv(path: Path) -> Table:
@@ -185,7 +235,8 @@ def read_csv(path: Path) -> Table:
     if not rows:
         raise DataError(f"{path}: expected a header line, got an empty file")
     header = list(rows[0])
-    if len(set(header)) < len(header):
+    named = [name for name in header if name]  # spreadsheets write empty columns at the end
+    if len(set(named)) < len(named):
         raise DataError(f"{path}, line 1: expected distinct columns, got {', '.join(header)}")
     for cells, line in zip(rows, lines, strict=True):
         if len(cells) != len(header):
@@ -330,16 +381,8 @@ def _of_columns(path: Path, columns: dict[str, list[Any]]) -> Table:
 
 def word_of(cell: object) -> str:
     """Return a cell as text: nothing for what is missing, no decimals for whole numbers."""
-    if _is_missing(cell):
+    if is_null(cell):
         return ""
-    if isinstance(cell, float | np.floating) and cell.is_integer():
+    if isinstance(cell, float | np.floating) and cell.is_integer() and abs(cell) < 2**53:
         return str(int(cell))  # a column of integers with holes is one of floats
     return str(cell)
-
-
-def _is_missing(cell: Any) -> bool:
-    """Whether a cell is None, or does not equal itself, as NaN and pandas' marks do not."""
-    try:
-        return cell is None or bool(cell != cell)
-    except (TypeError, ValueError):
-        return True

@@ -31,7 +31,7 @@ from silograph.graph.graph import Features, Graph, Split, fingerprint, normalize
 from silograph.graph.node_key import row_keys
 from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import choose_split, drawn_split
-from silograph.graph.read.columns import compact_features
+from silograph.graph.read.columns import compact_features, integer_ids
 
 TIME = "time"  # the column of ratings that splits may go by
 
@@ -46,7 +46,7 @@ class CrossEdges:
         row: (X,) int64 own node.
         slot: (X,) int64 remote node.
         silo: (S,) names of the silos that hold the remote nodes.
-        key: (S,) the nodes' keys there, int64 or strings.
+        key: (S,) the nodes' keys there, int64, uint64 or strings.
         weight: (X,) float64 weights of the edges, or None where each counts 1.
     """
 
@@ -68,8 +68,8 @@ class Silo:
 
     Attributes:
         name: the client's name.
-        node_id: (n,) own keys of the nodes, int64 or strings; only other owners of the silo's
-            cross-silo edges know them.
+        node_id: (n,) own keys of the nodes, int64, uint64 or strings; only other owners of the
+            silo's cross-silo edges know them.
         x: (n, F) features as in `Graph`.
         y: labels as in `Graph`, (n,) or (n, T) int64, -1 where missing.
         num_classes: number of classes, or of label bits.
@@ -345,8 +345,11 @@ def _values(adj: CSR) -> Tensor:
 def _joined_ids(silos: Silos) -> np.ndarray:
     """Return keys that are distinct over all silos, silo by silo, (n,)."""
     keys = [silo.node_id for silo in silos.members]
-    if all(np.issubdtype(part.dtype, np.integer) for part in keys):
+    if len({part.dtype for part in keys}) == 1:
         joined = np.concatenate(keys)
+    elif all(np.issubdtype(part.dtype, np.integer) for part in keys):
+        # Of int64 and uint64 numpy would make floats, in which near keys are the same.
+        joined = integer_ids([key for part in keys for key in part.tolist()])
     else:
         joined = np.concatenate([np.array(silo.keys) for silo in silos.members])
     if len(np.unique(joined)) == len(joined):

@@ -14,8 +14,9 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features
 from silograph.graph.read.arrays import features_of
+from silograph.graph.read.columns import missing_values, report_counting_features
 from silograph.graph.read.npz import sparse
-from silograph.graph.read.tables import Table, read_arrays, read_table
+from silograph.graph.read.tables import Table, read_arrays
 from silograph.graph.silos.spec import IN_TOML, NODES, SPEC, SiloSpec, only
 
 _DENSE = ("x",)
@@ -38,7 +39,7 @@ def read_features(
     """
     if path.suffix == ".npz":
         return _of_arrays(path, spec, len(place)), ()
-    table = read_table(path)
+    table = spec.read_table(path, "id", *(("feature", "value") if spec.sparse else ()))
     if spec.sparse:
         return _of_entries(table, spec, place), ()
     (id,) = spec.called("id")
@@ -52,6 +53,7 @@ def read_features(
     given = table.numbers(names)
     x = np.empty_like(given)
     x[rows] = given
+    report_counting_features(path, given, names)
     return torch.from_numpy(x), tuple(names)
 
 
@@ -114,7 +116,8 @@ def _of_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
     parts = read_arrays(path, expected, choose)
     try:
         x = features_of(
-            sparse(path, [parts[key] for key in _SPARSE]) if spec.sparse else parts["x"]
+            sparse(path, [parts[key] for key in _SPARSE]) if spec.sparse else parts["x"],
+            missing_values(spec.na_values),
         )
     except DataError as error:
         raise DataError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
@@ -124,4 +127,6 @@ def _of_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
             f"{path}: expected features of shape {(n, spec.features)}, by {NODES} and {SPEC}, got "
             f"{shape}: one row a node, or correct {SPEC}"
         )
+    if not isinstance(x, CSR):
+        report_counting_features(path, x.numpy(), ())
     return x

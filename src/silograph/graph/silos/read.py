@@ -29,11 +29,12 @@ from silograph.core.errors import DataError, unknown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
+from silograph.graph.read.columns import integer_ids, is_whole
 from silograph.graph.read.csv import weight_column
 from silograph.graph.read.edge_values import weights_of
 from silograph.graph.read.rating_columns import OF_TRUST
 from silograph.graph.read.ratings import ratings
-from silograph.graph.read.tables import FORMATS, Table, read_table
+from silograph.graph.read.tables import FORMATS, Table
 from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
 from silograph.graph.silos.features import read_features
 from silograph.graph.silos.spec import (
@@ -152,17 +153,17 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     spec = read_spec(path / SPEC)
     if spec.task == "rating":
         return _rating_silo(path, spec)
-    nodes = read_table(_file(path, NODES))
     label = ["label"]
     if spec.task == "multilabel":
         label = [f"label_{bit}" for bit in range(spec.num_classes)]
+    nodes = spec.read_table(_file(path, NODES), "id", *label, "split")
     id, split = spec.called("id", "split")
     labels = spec.called(*label)
     only(nodes, (id, *labels, split))
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
     x, names = _features(path, spec, place)
-    adj, weight = _internal(read_table(_file(path, EDGES)), spec, place)
+    adj, weight = _internal(_file(path, EDGES), spec, place)
     return Silo(
         name=spec.name,
         node_id=_typed(list(place), spec),
@@ -173,7 +174,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         feature_names=names,
         split=masks,
         adj=adj,
-        cross=_cross(read_table(_file(path, CROSS)), spec, place),
+        cross=_cross(_file(path, CROSS), spec, place),
         edge_weight=weight,
     )
 
@@ -267,11 +268,8 @@ def _places(table: Table, column: str, spec: SiloSpec) -> dict[str, int]:
 
 
 def _is_integer(key: str) -> bool:
-    """Whether a key reads the same written as a 64-bit integer."""
-    try:
-        return str(int(key)) == key and -(2**63) <= int(key) < 2**63
-    except ValueError:
-        return False
+    """Whether a key reads the same written as a 64-bit integer, signed or unsigned."""
+    return is_whole(key) and -(2**63) <= int(key) < 2**64
 
 
 def _labels(table: Table, columns: Sequence[str], spec: SiloSpec) -> Tensor:
@@ -291,6 +289,8 @@ def _labels(table: Table, columns: Sequence[str], spec: SiloSpec) -> Tensor:
     for column in columns:
         cells = table.column(column, IN_TOML)
         for row, cell in enumerate(cells):
+            if cell not in number and cell in table.missing:
+                number[cell] = MISSING
             if cell not in number:
                 shown = ", ".join(words[:9]) + ", ..." * (len(words) > 9)
                 mend = "" if spec.task == "multilabel" else f"name it in classes of {SPEC}, too"
@@ -317,11 +317,12 @@ def _rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
     return rows
 
 
-def _internal(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR, Tensor | None]:
+def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR, Tensor | None]:
     """Return internal edges, both directions, and their weights.
 
     They are listed once or both ways.
     """
+    table = spec.read_table(path, "source", "target", "weight")
     source, target, weight = spec.called("source", "target", "weight")
     only(table, (source, target, weight))
     ends = [_rows(table, column, place) for column in (source, target)]
@@ -346,7 +347,8 @@ def _once(table: Table, column: str, seen: dict[Any, int], edge: Any, row: int) 
     seen[edge] = row
 
 
-def _cross(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
+def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
+    table = spec.read_table(path, "own", "silo", "remote", "weight")
     own, silo, remote, weight = spec.called("own", "silo", "remote", "weight")
     only(table, (own, silo, remote, weight))
     rows = _rows(table, own, place)
@@ -374,5 +376,12 @@ def _cross(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges
 
 def _typed(keys: list[str], spec: SiloSpec) -> np.ndarray:
     """Return keys as they count in draws; those of others may be words where own ones are not."""
-    whole = spec.keys == "integer" and all(_is_integer(key) for key in keys)
-    return np.array(keys, dtype=np.int64 if whole else np.str_)
+    if spec.keys != "integer" or not all(_is_integer(key) for key in keys):
+        return np.array(keys, dtype=np.str_)
+    typed = integer_ids([int(key) for key in keys])
+    if typed.dtype.kind == "U":
+        raise DataError(
+            f"silo {spec.name!r}: expected integer keys that are all below 2^63 or all 0 and more, "
+            f'got others: write keys = "text" in {SPEC}'
+        )
+    return typed

@@ -13,8 +13,9 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.text import shown
+from silograph.graph.read.columns import missing_values
 from silograph.graph.read.rating_columns import RATING_COLUMNS
-from silograph.graph.read.tables import Table
+from silograph.graph.read.tables import Table, read_table
 
 SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
 NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
@@ -42,6 +43,7 @@ class SiloSpec:
         keys: `text`, or `integer` for keys that count as numbers in random draws.
         sparse: whether features are given, and held, as the entries that are not 0.
         columns: what a table calls a column that has another name here.
+        na_values: words or numbers that count as missing besides the usual ones.
         scale: least and largest rating.
         partition_hash: of the cut that the folder was written from, as result folders have it; None
             where the silo's data are its own.
@@ -54,6 +56,7 @@ class SiloSpec:
     keys: Literal["text", "integer"] = "text"
     sparse: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    na_values: tuple[str | int | float, ...] = ()
     scale: tuple[float, float] = (1.0, 5.0)
     partition_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
 
@@ -70,6 +73,16 @@ class SiloSpec:
     def called(self, *names: str) -> list[str]:
         """Return what the columns are called in this silo's tables."""
         return [self.columns.get(name, name) for name in names]
+
+    def read_table(self, path: Path, *meant: str) -> Table:
+        """Return a table without columns that only number its rows.
+
+        Args:
+            path: the file.
+            meant: columns of the table, by their names here.
+        """
+        table = read_table(path, missing_values(self.na_values))
+        return table.without_row_numbers(self.called(*meant))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -109,7 +122,7 @@ def read_spec(path: Path) -> SiloSpec:
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from None
     told = {name: getattr(spec, name) for name in OF_RATINGS}
-    if spec.task == "rating" and (told != OF_RATINGS or spec.sparse):
+    if spec.task == "rating" and (told != OF_RATINGS or spec.sparse or spec.na_values):
         raise DataError(
             f"{path}: expected name, task and perhaps scale and [columns] of a silo with ratings, "
             "got more: drop it"
