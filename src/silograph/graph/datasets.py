@@ -14,13 +14,14 @@ from silograph.graph.cache import VARIABLE, cache_folder, data_folders
 from silograph.graph.generated.generate import PREFIX, ProgressCallback, generate, parse
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
-from silograph.graph.read.csv import from_csv, parse_columns
+from silograph.graph.read.columns import NaValues
+from silograph.graph.read.csv import ColumnNames, from_csv, parse_columns
 from silograph.graph.read.npz import load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
 from silograph.graph.read.rating_columns import RATING_COLUMNS
 from silograph.graph.read.ratings import SCALE, ratings
-from silograph.graph.read.tables import FORMATS
+from silograph.graph.read.tables import FORMATS, other_format
 from silograph.graph.silos.read import is_silo, is_silos
 
 DATASETS = {
@@ -60,6 +61,7 @@ ALIASES = {
 
 
 RATINGS = ("ratings", "trust")
+SHOWN = 5  # tables of a folder in an error
 
 
 def load(
@@ -67,8 +69,9 @@ def load(
     *,
     data_dir: str | os.PathLike[str] | None = None,
     scale: float = 1.0,
-    columns: str | None = None,
+    columns: ColumnNames | None = None,
     rating_scale: tuple[float, float] | None = None,
+    na_values: NaValues | None = None,
     report: ProgressCallback | None = None,
 ) -> Graph:
     """Return a graph by name or path.
@@ -87,9 +90,11 @@ def load(
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
-        columns: what a folder of tables calls its columns: `id=key,label=kind`, see `from_csv`; of
-            ratings `user=userId,item=movieId`, see `ratings`.
+        columns: what a folder of tables calls its columns: `id=key,label=kind`, or a dict such as
+            `{"id": "key"}`, see `from_csv`; of ratings `user=userId,item=movieId`, see `ratings`.
         rating_scale: least and largest rating of a folder of tables of ratings; None is 1 to 5.
+        na_values: words or numbers that count as missing in a folder of tables of nodes, or in `x`
+            and `y` of an .npz file, besides the usual ones; see `from_csv`.
         report: told what is being generated, as by `generate`.
 
     Raises:
@@ -99,17 +104,19 @@ def load(
     if isinstance(name, str) and is_generated(name):
         check_columns(name, columns)
         check_rating_scale(name, rating_scale)
+        check_na_values(name, na_values)
         preset, seed = parse(name)
         return generate(preset, scale=scale, seed=seed, data_dir=data_dir, report=report)
     check_scale(name, scale)
     path = locate(name, data_dir=data_dir)
     if path is not None:
-        return _load_path(path, columns, rating_scale)
+        return _load_path(path, columns, rating_scale, na_values)
     name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
     if plain in DATASETS:
         check_columns(name, columns)
         check_rating_scale(name, rating_scale)
+        check_na_values(name, na_values)
     if plain == "digits":
         return _digits()
     if plain in LOADERS:
@@ -159,7 +166,7 @@ def check_scale(name: object, scale: float) -> None:
         )
 
 
-def check_columns(name: object, columns: str | None) -> None:
+def check_columns(name: object, columns: ColumnNames | None) -> None:
     """Raise `ConfigError` for names of columns of what is no folder of tables."""
     if columns is not None:
         raise ConfigError(
@@ -177,6 +184,15 @@ def check_rating_scale(name: object, rating_scale: object) -> None:
         )
 
 
+def check_na_values(name: object, na_values: object) -> None:
+    """Raise `ConfigError` for missing values of what is no table of nodes."""
+    if na_values is not None:
+        raise ConfigError(
+            "na_values: expected a folder of nodes.csv and edges.csv or an .npz file, got dataset "
+            f"{name}: leave na_values out"
+        )
+
+
 def is_path(name: str) -> bool:
     """Whether `load` takes a name for a path."""
     if is_generated(name):
@@ -189,7 +205,12 @@ def is_path(name: str) -> bool:
     return bool(name) and name.lower() not in known and Path(name).exists()
 
 
-def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float] | None) -> Graph:
+def _load_path(
+    path: Path,
+    columns: ColumnNames | None,
+    rating_scale: tuple[float, float] | None,
+    na_values: NaValues | None,
+) -> Graph:
     if not path.exists():
         raise DataError(f"expected a file or folder, got {path}: no such file")
     if is_silo(path) or is_silos(path):
@@ -202,8 +223,9 @@ def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float
         check_rating_scale(path, rating_scale)
         named: dict[str, Any] = {} if columns is None else parse_columns(columns)
         files: dict[str, Any] = {**tables, **named}
-        return from_csv(**files, name=path.resolve().name)
+        return from_csv(**files, na_values=na_values or (), name=path.resolve().name)
     if "ratings" in tables:
+        check_na_values(path, na_values)
         called: dict[str, Any] = {} if columns is None else parse_columns(columns, RATING_COLUMNS)
         table, name = tables["ratings"], path.resolve().name
         scale, trust = rating_scale or SCALE, tables.get("trust")
@@ -211,7 +233,10 @@ def _load_path(path: Path, columns: str | None, rating_scale: tuple[float, float
     _check_readable(path)
     check_columns(path, columns)
     check_rating_scale(path, rating_scale)
-    return load_ogb(path) if path.is_dir() else load_npz(path)
+    if path.is_dir():
+        check_na_values(path, na_values)
+        return load_ogb(path)
+    return load_npz(path, na_values=na_values or ())
 
 
 def _check_readable(path: Path) -> None:
@@ -220,6 +245,7 @@ def _check_readable(path: Path) -> None:
         raise DataError(
             "expected a folder with nodes.csv and edges.csv, with ratings.csv (or .npz or "
             f".parquet), or one of the Open Graph Benchmark with raw and split, got {path}"
+            f"{_tables_in(path)}"
         )
     if path.suffix.lower() == ".csv":
         raise DataError(
@@ -227,6 +253,22 @@ def _check_readable(path: Path) -> None:
             "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv, "
             f"or that of ratings.csv: {path.parent}"
         )
+    what = other_format(path)
+    if what is not None and path.is_file():
+        raise DataError(f"expected an .npz file or a folder, got {path}, {what}")
+
+
+def _tables_in(folder: Path) -> str:
+    """Return what else a folder has that may be meant, and how to use it, for an error."""
+    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    tables = [name for name in names if name.endswith(".csv")]
+    if tables:
+        return (
+            f", which has {', '.join(tables[:SHOWN])}: rename them, or use sg.from_csv(nodes=..., "
+            "edges=..., id=..., label=...) or sg.ratings(...)"
+        )
+    other = next((name for name in names if other_format(folder / name)), None)
+    return "" if other is None else f", which has {other}, {other_format(folder / other)}"
 
 
 def tables_of(path: Path) -> dict[str, Path]:

@@ -162,13 +162,13 @@ def labels_by(tmp_path: Path) -> dict[str, Labels]:
         cells = np.empty(len(labels), dtype=object)
         cells[:] = labels
         x = np.zeros((len(labels), 1))
-        return from_arrays(x=x, y=cells, edge_index=[[], []]).y.tolist()  # type: ignore[no-any-return]
+        return from_arrays(x=x, y=cells, edge_index=[[], []]).y.tolist()
 
     def through(reader: str) -> Labels:
         def read(labels: list[Any]) -> list[int]:
             table = NodeTable({"a": [0.5] * len(labels)}, labels, list(range(len(labels))))
             (folder := tmp_path / reader).mkdir()
-            return READERS[reader](folder, table).y.tolist()  # type: ignore[no-any-return]
+            return READERS[reader](folder, table).y.tolist()
 
         return read
 

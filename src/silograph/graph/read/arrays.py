@@ -249,20 +249,17 @@ def _without_row_numbers(
     x: Features, names: tuple[str, ...], source: str
 ) -> tuple[Features, tuple[str, ...]]:
     """Return features without columns that number the rows by their names."""
-    columns = x.num_cols if isinstance(x, CSR) else x.shape[1]
-    if len(names) == columns:
-        dense = x.scipy(np.float64).tocsc() if isinstance(x, CSR) else None
-        cells = {
-            name: (x[:, c].numpy() if dense is None else dense[:, [c]].toarray()[:, 0]).tolist()
-            for c, name in enumerate(names)
-            if name in INDEX_NAMES or UNNAMED.fullmatch(name)
-        }
-        dropped = row_number_columns(cells, ())
+    likely = [c for c, name in enumerate(names) if name in INDEX_NAMES or UNNAMED.fullmatch(name)]
+    if likely and len(names) == (x.num_cols if isinstance(x, CSR) else x.shape[1]):
+        table = x.scipy(np.float64).tocsc() if isinstance(x, CSR) else x.double().numpy()
+        part = table[:, likely]
+        cells = (part.toarray() if sp.issparse(part) else part).T.tolist()
+        dropped = row_number_columns({names[c]: cells[i] for i, c in enumerate(likely)}, ())
         keep = [c for c, name in enumerate(names) if name not in dropped]
         if dropped and keep:
             report_row_numbers(source, dropped)
             names = tuple(names[c] for c in keep)
-            x = x[:, keep] if dense is None else CSR.from_scipy(dense[:, keep].tocsr())
+            x = CSR.from_scipy(table[:, keep]) if isinstance(x, CSR) else x[:, keep]
     if isinstance(x, Tensor) and x.shape[1]:
         report_counting_features(source, x.numpy(), names)
     return x, names

@@ -13,7 +13,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.text import counted
 from silograph.graph.graph import MISSING, LabelForm, label_form
-from silograph.graph.read.columns import USUAL, MissingValues, read_column
+from silograph.graph.read.columns import LEAST_ROWS, USUAL, MissingValues, read_column
 
 LOG = logging.getLogger("silograph")
 
@@ -59,6 +59,12 @@ def numbered_labels(
         raise DataError(
             f"expected labels 0..{high}, or -1 where missing, got {numbers[tuple(bad[0])]} at node "
             f"{bad[0][0]} ({len(bad)} such labels): number classes from 0 or raise num_classes"
+        )
+    several = numbers.ndim == 2 and numbers.shape[1] > 1 and len(numbers) >= LEAST_ROWS
+    if several and bool((numbers >= 0).all()) and bool((numbers.sum(axis=1) == 1).all()):
+        LOG.warning(
+            "labels: y has one 1 in each row and is read as label bits: for classes pass "
+            "y.argmax(1)"
         )
     return torch.from_numpy(numbers), count, names
 

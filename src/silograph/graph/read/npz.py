@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
+from silograph.graph.read.columns import NaValues
 from silograph.graph.read.edge_values import NAMES, chosen_weight, report_unused
 from silograph.graph.read.ratings import of_archive
 from silograph.graph.read.tables import Arrays, read_arrays
@@ -37,7 +38,7 @@ MOST_BITS = 2**16  # labels are held dense: a wrong shape must not take all memo
 _TARGET = "gender"
 
 
-def load_npz(path: str | os.PathLike[str]) -> Graph:
+def load_npz(path: str | os.PathLike[str], *, na_values: NaValues = ()) -> Graph:
     """Return the graph of an archive such as `np.savez(path, x=x, edge_index=edges, y=y)`.
 
     These keys are read, each checked as by `from_arrays`; others are ignored:
@@ -59,6 +60,10 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
 
     Or ratings (R, 3) and trust (T, 2), perhaps rating_category and rating_time (R,): a rating
     graph, see `silograph.graph.read.ratings.of_archive`.
+
+    Args:
+        path: the file.
+        na_values: as in `from_arrays`.
 
     Raises:
         DataError: names the file, which is absent, damaged, not such an archive, or holds
@@ -82,6 +87,7 @@ def load_npz(path: str | os.PathLike[str]) -> Graph:
         "node_id": parts.get("node_id"),
         "silo": parts.get("silo"),
         "task": str(parts["task"]) if "task" in parts else None,
+        "na_values": na_values,
     }
     graph = checked(path, arrays | names | counts, path.stem)
     if num_nodes not in (None, graph.num_nodes):

@@ -3,6 +3,7 @@
 n: nodes.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,15 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features, Graph, LabelForm
 from silograph.graph.read.arrays import PARTS, ArrayInput, from_arrays
+from silograph.graph.read.columns import NaValues
 from silograph.graph.read.edge_values import FEATURES, NAMES, chosen_weight, report_unused
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
+
+LOG = logging.getLogger("silograph")
+# Fields of a Data that are read, or whose loss is reported elsewhere.
+USED = {"x", "y", "edge_index", "num_nodes", *(f"{part}_mask" for part in PARTS), *NAMES}
 
 
 def from_pyg(
@@ -28,14 +34,17 @@ def from_pyg(
     silo_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
     task: LabelForm | None = None,
+    na_values: NaValues = (),
     name: str = "graph",
 ) -> Graph:
     """Return the graph of a `torch_geometric.data.Data`, or of a list with one for each client.
 
-    A `Data` has `edge_index`, `y` and mostly `x`. `train_mask`, `val_mask` and `test_mask`, each
+    A `Data` has `edge_index`, `y` and mostly `x`. `num_nodes` has to be the number of rows of `x`,
+    or of `y` where there is no `x`. `train_mask`, `val_mask` and `test_mask`, each
     (n,) bool, become the split where all three are there. `edge_weight` (or an `edge_attr` of one
     floating point number >= 0 an edge) becomes the edges' weights. Other values of edges are not
-    used; that is reported where they differ from edge to edge.
+    used; that is reported where they differ from edge to edge. Any other field, such as `pos` or
+    `batch`, is not used either, which is reported.
 
     Of a list, each `Data` is the graph of one silo, and no edge joins two of them: `run` with
     `partition="silo"` trains one client on each. Their names are `silo_names`, by default
@@ -52,20 +61,31 @@ def from_pyg(
         members = [_checked(data)]
         arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
     report_unused(name, dict.fromkeys(key for each in members for key in _weight(each)[1]))
+    others = dict.fromkeys(key for each in members for key in each.to_dict() if key not in USED)
+    if others:
+        LOG.warning("%s: fields of the Data are not used: %s", name, ", ".join(others))
     return from_arrays(
         **arrays,
         num_classes=num_classes,
         node_id=node_id,
         class_names=class_names,
         task=task,
+        na_values=na_values,
         name=name,
     )
 
 
 def _checked(data: Any, where: str = "") -> "Data":
     """Return data that have what a graph needs."""
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
+    if isinstance(data, HeteroData):
+        kinds = ", ".join(map(str, data.node_types)) or "none"
+        raise DataError(
+            f"{where}expected a torch_geometric.data.Data, got HeteroData, which has several kinds "
+            f"of nodes ({kinds}): silograph reads one kind; make a Data of one of them with its "
+            "x, y and edge_index, or use data.to_homogeneous()"
+        )
     if not isinstance(data, Data):
         raise DataError(
             f"{where}expected a torch_geometric.data.Data, got {type(data).__name__}: "
@@ -73,7 +93,18 @@ def _checked(data: Any, where: str = "") -> "Data":
         )
     for key in ("edge_index", "y"):
         if data.get(key) is None:
-            raise DataError(f"{where}expected data.{key}, got None: set it, or use from_arrays")
+            mend = "set it, or use from_arrays"
+            if key == "edge_index" and data.get("adj_t") is not None:
+                mend = "leave the transform ToSparseTensor out, which makes adj_t of it"
+            raise DataError(f"{where}expected data.{key}, got None: {mend}")
+    x, y = data.get("x"), data.y
+    rows = len(y if x is None else x) if getattr(y if x is None else x, "ndim", 0) else None
+    count = data.get("num_nodes")
+    if count is not None and rows is not None and int(count) != rows:
+        raise DataError(
+            f"{where}expected data.num_nodes {rows}, the rows of {'y' if x is None else 'x'}, got "
+            f"{int(count)}: give each node a row, or correct num_nodes"
+        )
     found = [key for key in _masks(data) if data.get(key) is None]
     if 0 < len(found) < len(PARTS):
         raise DataError(

@@ -48,7 +48,7 @@ from silograph.graph.read.rating_columns import (
     how_named,
     only,
 )
-from silograph.graph.read.tables import FORMATS, Table, read_table
+from silograph.graph.read.tables import FORMATS, Table, other_format, read_table
 
 KINDS = (USER, ITEM)  # the features of a node: which of them it is; a rating is neither
 SCALE = (1.0, 5.0)
@@ -219,7 +219,11 @@ def _table(
             "reads the folder of ratings.csv and trust.csv"
         )
     if path.suffix not in FORMATS:
-        raise DataError(f"expected a table in one of {', '.join(FORMATS)}, got {path}")
+        what = other_format(path)
+        raise DataError(
+            f"expected a table in one of {', '.join(FORMATS)}, got {path}"
+            + (f", {what}" if what else "")
+        )
     table = read_table(path).without_row_numbers({*known, *columns.values()}).renamed(columns)
     if len(table.rows) < least:
         raise DataError(f"{path}: expected at least one row, got none")

@@ -31,6 +31,41 @@ from silograph.graph.read.columns import (
 Arrays = dict[str, np.ndarray]
 MOST_LISTED = 12  # names of columns in an error
 FORMATS = (".csv", ".npz", ".parquet")
+# What other files are, by their ending, and how to use them.
+OTHER_FORMATS = {
+    ".graphml": "a GraphML file: sg.from_networkx(networkx.read_graphml(PATH), x=[...], y=...)",
+    ".gexf": "a GEXF file: sg.from_networkx(networkx.read_gexf(PATH), x=[...], y=...)",
+    ".gml": "a GML file: sg.from_networkx(networkx.read_gml(PATH), x=[...], y=...)",
+    ".gz": "a compressed file: unpack it first (gunzip)",
+    ".zip": "a compressed file: unpack it first (unzip)",
+    ".pt": "a file of PyTorch, which may run code when it is read: if you trust it, "
+    "sg.from_pyg(torch.load(PATH, weights_only=False))",
+    ".dat": "a table such as MovieLens has, with :: between columns: write ratings.csv by "
+    "pandas.read_csv(PATH, sep='::', engine='python', names=['user', 'item', 'rating', "
+    "'time']).to_csv('ratings.csv', index=False) and give its folder",
+    ".tsv": "a table with tabs: write it with commas by pandas.read_csv(PATH, sep='\\t')"
+    ".to_csv('nodes.csv', index=False)",
+    ".txt": "a text file such as a SNAP list of edges, which has no labels: give the nodes of "
+    "networkx.read_edgelist(PATH) an attribute y and use sg.from_networkx(...)",
+    ".mtx": "a MatrixMarket file, which has no labels: sg.from_arrays(edge_index=numpy.stack("
+    "scipy.io.mmread(PATH).nonzero()), x=..., y=...)",
+    ".mat": "a MATLAB file: read it by scipy.io.loadmat(PATH), then sg.from_arrays(...)",
+    ".npy": "a single array: sg.from_arrays(edge_index=..., x=..., y=...)",
+    ".parquet": "a Parquet file: give the folder of ratings.parquet or of silos, or write "
+    "nodes.csv and edges.csv by pandas.read_parquet(PATH).to_csv(..., index=False)",
+    ".xlsx": "a workbook: save its sheets as nodes.csv and edges.csv",
+    ".json": "a JSON file: sg.from_networkx(networkx.node_link_graph(json.load(open(PATH))), ...)",
+    ".pkl": "a pickle, which may run code when it is read: if you trust it, load it and use "
+    "sg.from_networkx, sg.from_pyg or sg.from_arrays",
+}
+OTHER_FORMATS |= {
+    **dict.fromkeys((".pth", ".ckpt"), OTHER_FORMATS[".pt"]),
+    **dict.fromkeys((".pickle", ".gpickle"), OTHER_FORMATS[".pkl"]),
+    **dict.fromkeys((".edges", ".edgelist"), OTHER_FORMATS[".txt"]),
+    ".tab": OTHER_FORMATS[".tsv"],
+    ".xls": OTHER_FORMATS[".xlsx"],
+}
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", "::": "double colons"}
 # numpy parses headers with `ast`, which fails in threads before Python 3.11.8 (cpython#106905).
 ONE_AT_A_TIME = threading.Lock()
 
@@ -203,6 +238,12 @@ class Table:
         )
 
 
+def other_format(path: Path) -> str | None:
+    """Return what a file is that is no table or archive of ours, and how to use it; else None."""
+    known = OTHER_FORMATS.get(path.suffix.lower())
+    return None if known is None else known.replace("PATH", repr(str(path)))
+
+
 def read_table(path: Path, missing: MissingValues = USUAL) -> Table:
     """Return the table in a file of one of `FORMATS`, by its ending.
 
@@ -220,6 +261,7 @@ def read_csv(path: Path) -> Table:
         DataError: names the line.
     """
     text = _text(path)
+    _check_separator(path, text)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[tuple[str, ...]] = []
     lines: list[int] = []
@@ -247,11 +289,41 @@ def read_csv(path: Path) -> Table:
     return Table(path, header, rows[1:], lines[1:])
 
 
+def _check_separator(path: Path, text: str) -> None:
+    """Raise `DataError` where the first line is none of a table with commas."""
+    header = text.lstrip("\n").partition("\n")[0]
+    if "," in header:
+        return
+    if header.startswith("#"):
+        raise DataError(
+            f"{path}, line 1: expected a header of columns with commas, got a remark as SNAP lists "
+            "of edges have: write a table that begins with the line source,target, as by pandas."
+            f"read_csv({str(path)!r}, sep='\\t', comment='#', names=['source', 'target'])"
+            ".to_csv('edges.csv', index=False)"
+        )
+    found = next((mark for mark in SEPARATORS if mark in header), None)
+    if found is not None:
+        decimal = ", decimal=','" if found == ";" else ""
+        engine = ", engine='python'" if len(found) > 1 else ""
+        raise DataError(
+            f"{path}, line 1: expected commas between columns, got {SEPARATORS[found]}: write it "
+            f"with commas, as by pandas.read_csv({str(path)!r}, sep={found!r}{decimal}{engine})"
+            f".to_csv({path.name!r}, index=False)"
+        )
+
+
 def _text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: expected a CSV file, got {error.strerror}") from None
+    if raw[:2] == b"\x1f\x8b":
+        raise DataError(f"{path}: expected a CSV file, got a compressed one: unpack it (gunzip)")
+    if raw[:4] in (b"PAR1", b"PK\x03\x04"):
+        kind = (
+            "a Parquet file" if raw[:1] == b"P" and raw[1:2] == b"A" else "an archive or workbook"
+        )
+        raise DataError(f"{path}: expected a CSV file, got {kind}: save it as CSV")
     try:
         return raw.decode("utf-8-sig")  # spreadsheets write a byte order mark
     except UnicodeDecodeError as error:
@@ -383,6 +455,6 @@ def word_of(cell: object) -> str:
     """Return a cell as text: nothing for what is missing, no decimals for whole numbers."""
     if is_null(cell):
         return ""
-    if isinstance(cell, float | np.floating) and cell.is_integer() and abs(cell) < 2**53:
+    if isinstance(cell, float | np.floating) and cell.is_integer() and abs(float(cell)) < 2**53:
         return str(int(cell))  # a column of integers with holes is one of floats
     return str(cell)
