@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import training_key
-from silograph.core.torch_threads import torch_threads
 from silograph.experiment.run import loop as rounds
 from silograph.experiment.run.setup import Setup, versions
 from silograph.nn.conv import Params

@@ -5,11 +5,13 @@ import secrets
 from pathlib import Path
 
 from silograph.core.config import RunConfig
+from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.run.progress import best_mode, generating
 from silograph.graph.silos.export import check_target, write_silos
 
 
+@standard_numerics()
 def export_silos(
     config: RunConfig, out: str | os.PathLike[str], format: str = "csv"
 ) -> tuple[Path, ...]:

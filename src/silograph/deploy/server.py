@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.run_file import read_toml
 from silograph.core.text import counted
-from silograph.core.torch_threads import torch_threads
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -65,6 +65,7 @@ MOST_FAILURES = 3  # of a silo, after which it is left out for good
 EVALUATION_MIN_COUNT = 5  # of real silos, unless the config says another
 
 
+@standard_numerics()
 def serve(
     config: RunConfig,
     venue: Venue,
@@ -111,6 +112,7 @@ def serve(
             return go_on(setup, folder, watch, start, [], watched, watch.say)
 
 
+@standard_numerics()
 def serve_again(
     path: str | os.PathLike[str],
     venue: Venue,

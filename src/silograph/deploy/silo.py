@@ -14,6 +14,7 @@ import torch
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.memory import keep_freed_memory
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import counted
 from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import NO_POLICY, AskedRun, SiloPolicy, check_code, described, refusal
@@ -298,6 +299,7 @@ class Attendance:
     audit: Path | None = None
 
 
+@standard_numerics()
 def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
     """Take part in one run; return None, or why the run failed.
 

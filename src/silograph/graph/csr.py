@@ -1,7 +1,7 @@
 """Compressed sparse rows: the one form in which adjacency and sparse features are held."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,17 @@ class CSR:
     indices: Tensor
     values: Tensor | None
     num_cols: int
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "CSR":
+        """Return the matrix of the arrays that `change` makes of these; itself if it changes none.
+
+        What was worked out of an unchanged matrix stays with it.
+        """
+        indptr, indices = change(self.indptr), change(self.indices)
+        values = None if self.values is None else change(self.values)
+        if indptr is self.indptr and indices is self.indices and values is self.values:
+            return self
+        return CSR(indptr, indices, values, self.num_cols)
 
     @staticmethod
     def from_scipy(matrix: Any, *, ones: bool = False) -> "CSR":

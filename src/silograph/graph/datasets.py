@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.cache import VARIABLE, cache_folder, data_folders
 from silograph.graph.generated.generate import PREFIX, ProgressCallback, generate, parse
 from silograph.graph.graph import Graph
@@ -64,6 +65,7 @@ RATINGS = ("ratings", "trust")
 SHOWN = 5  # tables of a folder in an error
 
 
+@standard_numerics()
 def load(
     name: str | os.PathLike[str],
     *,

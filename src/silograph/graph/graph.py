@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.html import html_table
+from silograph.core.numeric_state import as_data, standard_numerics
 from silograph.graph.csr import CSR
 from silograph.graph.rating_pairs import rating_sizes
 
@@ -76,6 +77,15 @@ class Graph:
     edge_weight: Tensor | None = None
     scale: tuple[float, float] | None = None
 
+    def __post_init__(self) -> None:
+        """Copy tensors that autograd could not use as data, such as those of inference mode."""
+        for name in ("adj", "x", "y", "split", "silo", "edge_weight"):
+            value = getattr(self, name)
+            if value is not None:
+                same = value.map(as_data) if isinstance(value, CSR | Split) else as_data(value)
+                object.__setattr__(self, name, same)
+        object.__setattr__(self, "columns", {k: as_data(v) for k, v in self.columns.items()})
+
     def __repr__(self) -> str:
         """Return name and sizes."""
         what = "targets" if self.has_numbers else "classes"
@@ -131,17 +141,20 @@ class Graph:
         return rating_sizes(self.x)
 
     @property
+    @standard_numerics()
     def labeled(self) -> Tensor:
         """Nodes with at least one known label, (n,) bool."""
         known = known_labels(self.y)
         return known if known.dim() == 1 else known.any(dim=1)
 
     @property
+    @standard_numerics()
     def weighted_adj(self) -> CSR:
         """`adj` with the weights of edges as values, if they have any."""
         return self.adj if self.edge_weight is None else self.adj.with_values(self.edge_weight)
 
     @property
+    @standard_numerics()
     def edge_index(self) -> Tensor:
         """Both directions of every edge, (2, E) int64, sorted by first end point."""
         return torch.stack([self.adj.row, self.adj.indices.long()])

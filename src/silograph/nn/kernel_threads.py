@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
+from silograph.core.numeric_state import flushes_subnormal_numbers
 from silograph.graph.block.block import ClientBlock
 
 
@@ -44,19 +44,13 @@ def flushed() -> Iterator[None]:
     numbers. A processor takes a hundred times as long for each (note 076). Threads that are made
     inside do the same for good.
     """
-    if _is_flushed() or not torch.set_flush_denormal(True):
+    if flushes_subnormal_numbers() or not torch.set_flush_denormal(True):
         yield
         return
     try:
         yield
     finally:
         torch.set_flush_denormal(False)
-
-
-def _is_flushed() -> bool:
-    """Return whether the thread does so already, as a caller may want it for all it does."""
-    with np.errstate(under="ignore"):
-        return bool(np.float32(1e-40) * np.float32(1) == 0)
 
 
 def share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:

@@ -23,6 +23,7 @@ from silograph.control.ddpg import OF_THE_RUN, PROFILE, AgentOptions
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import below
 from silograph.experiment.result_files import CHECKPOINTS
 from silograph.experiment.run.run import run
@@ -54,6 +55,7 @@ class AgentTraining:
     seeds: int
 
 
+@standard_numerics()
 def train_agent(
     asked: AgentTraining, out: Path, graph: Graph | None = None, told: Told = lambda _: None
 ) -> Path:

@@ -8,8 +8,8 @@ from typing import Any
 from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import changed_values
 from silograph.core.errors import ConfigError
+from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import ResolvedConfig, asked_again
-from silograph.core.torch_threads import torch_threads
 from silograph.experiment.resolve.client_data import cut_already
 from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.in_memory_parts import check_names, name_of, own_of

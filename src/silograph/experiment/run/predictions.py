@@ -7,6 +7,7 @@ from pathlib import Path
 from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.checksums import check_written
 from silograph.experiment.result_files import (
     ABOUT,
@@ -30,6 +31,7 @@ from silograph.graph.source import find_source
 from silograph.nn.own_module import Make
 
 
+@standard_numerics()
 def predict_to(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str],

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.result_files import ABOUT, RECOMMENDER, REPORT
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds, pairs_of
@@ -55,6 +56,7 @@ class Recommender:
     rated: Tensor
     scale: tuple[float, float] | None = None
 
+    @standard_numerics()
     def predict(self, user: str, item: str) -> float:
         """Return the predicted rating of an item, on the scale of ratings.
 
@@ -65,6 +67,7 @@ class Recommender:
         column = self._place("item", item)
         return self._shown(self._ratings(row)[column])
 
+    @standard_numerics()
     def score(self, user: str, item: str) -> float:
         """Return what the model says of an item, which may be beyond the scale of ratings.
 
@@ -73,6 +76,7 @@ class Recommender:
         """
         return float(self._ratings(self._place("user", user))[self._place("item", item)])
 
+    @standard_numerics()
     def recommend(self, user: str, top: int = 10) -> list[tuple[str, float]]:
         """Return the items that a user would rate highest, best first, with predicted ratings.
 
@@ -88,6 +92,7 @@ class Recommender:
         order = ratings.argsort(descending=True, stable=True)[:top].tolist()
         return [(self.items[i], self._shown(ratings[i])) for i in order if ratings[i] > -torch.inf]
 
+    @standard_numerics()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a safetensors file, whole or not at all, that only its owner may read."""
         named = {name: getattr(self, name) for name in _TENSORS}
@@ -191,6 +196,7 @@ def recommender_file(run: Path) -> Path:
     raise DataError(f"expected the result folder of a silo with ratings, got {run}, {kind}")
 
 
+@standard_numerics()
 def load_recommender(path: str | os.PathLike[str]) -> Recommender:
     """Return the recommender of a file that `Recommender.save` wrote.
 

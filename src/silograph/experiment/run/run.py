@@ -11,9 +11,9 @@ from typing import Any, Protocol, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, StateError, TrainingError
+from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
-from silograph.core.torch_threads import torch_threads
 from silograph.experiment.report import add_report
 from silograph.experiment.resolve.asked_run import requested
 from silograph.experiment.resolve.model_options import own_module
@@ -52,6 +52,7 @@ MODES = ("live", "plain", "none")
 
 
 @with_keywords(RunOptions)
+@standard_numerics()
 def run(
     graph: Any = None,
     *,
@@ -128,6 +129,7 @@ def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     return Watched([*named, *trackers])
 
 
+@standard_numerics()
 def resume(
     path: str | os.PathLike[str],
     *,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.pickling import state_of_fields
 from silograph.experiment.checksums import check_model_file
 from silograph.experiment.resolve.user_code import absolute, imported, names_file
@@ -107,6 +108,7 @@ class TrainedModel:
                 "with the result folder that a silo keeps"
             )
 
+    @standard_numerics()
     def logits(self, graph: Graph | Silo) -> Tensor:
         """Return the logits of every node, (n, K), along all edges of the graph or inside the silo.
 
@@ -142,15 +144,18 @@ class TrainedModel:
         """Return the model as one client uses it, which was trained on its own statistics (F,)."""
         return replace(self, preprocessing=self.preprocessing.of_client(statistics))
 
+    @standard_numerics()
     def probabilities(self, graph: Graph | Silo) -> np.ndarray | None:
         """Return how likely each class or label bit is, (n, K) float64; None for numbers."""
         found = task_of(self.shape.task).probabilities(self.logits(graph).cpu())
         return None if found is None else found.numpy()
 
+    @standard_numerics()
     def predict(self, graph: Graph | Silo) -> np.ndarray:
         """Return the predicted labels: (n,) int64 classes, or (n, K) int64 bits for multi-label."""
         return task_of(self.shape.task).decide(self.logits(graph).cpu()).numpy()
 
+    @standard_numerics()
     def save(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
         """Write the model to a safetensors file, whole or not at all.
 
@@ -274,6 +279,7 @@ def _no_model(path: Path) -> DataError:
     )
 
 
+@standard_numerics()
 def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> TrainedModel:
     """Return the model of a file that `TrainedModel.save` wrote.
 

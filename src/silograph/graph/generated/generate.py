@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.cache import cache_folder
 from silograph.graph.csr import CSR
 from silograph.graph.generated.array_folder import (
@@ -200,6 +200,7 @@ class GenerateRequest:
         }
 
 
+@standard_numerics()
 def generate(
     name: str,
     *,
@@ -302,17 +303,6 @@ def read(recipe: GenerateRequest, folder: Path) -> Graph:
     )
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one torch thread: blocks are so small that two only wait, on a busy machine for long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def make(recipe: GenerateRequest, folder: Path, blocks: Blocks, report: ProgressCallback) -> None:
     """Make a graph and put it into a folder, all or nothing.
 
@@ -324,7 +314,7 @@ def make(recipe: GenerateRequest, folder: Path, blocks: Blocks, report: Progress
         f"{plan.edges:,} edges, to be kept in {folder}"
     )
     report(what, 0.0)
-    with _one_thread(), making(folder) as partial:
+    with making(folder) as partial:
         nodes = Nodes(plan)
         draws = _write_edges(nodes, partial, blocks, lambda share: report(what, 0.7 * share))
         _write_nodes(nodes, partial, blocks, lambda share: report(what, 0.7 + 0.2 * share))

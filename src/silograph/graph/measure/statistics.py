@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
 from silograph.graph.measure.heterogeneity import (
@@ -136,6 +137,7 @@ class CutStatistics:
         return {k: None if v is None or math.isnan(v) else v for k, v in figures.items()}
 
 
+@standard_numerics()
 def describe(
     graph: Graph,
     partition: Partition,

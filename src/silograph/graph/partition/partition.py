@@ -22,6 +22,7 @@ from torch import Tensor
 from silograph.core.config import MOST, checked
 from silograph.core.errors import ConfigError, PartitionError, lookup
 from silograph.core.key import Key, hash_texts
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import offsets, owners
 from silograph.core.text import shown
 from silograph.graph.graph import Graph
@@ -161,16 +162,19 @@ class Partition:
         return digest.hexdigest()
 
     @cached_property
+    @standard_numerics()
     def copies(self) -> Tensor:
         """Node of every row, client by client, (sum of n_c,) int64."""
         return torch.cat(self.nodes)
 
     @cached_property
+    @standard_numerics()
     def holder(self) -> Tensor:
         """Client of every row, (sum of n_c,) int64."""
         return owners(offsets(torch.tensor([len(part) for part in self.nodes])))
 
     @cached_property
+    @standard_numerics()
     def owner(self) -> Tensor:
         """The one client that answers for a node, (n,) int64; -1 where nobody holds it."""
         if self.chosen_owner is not None:
@@ -212,6 +216,7 @@ def client_ids(clients: int) -> tuple[str, ...]:
     return tuple(f"client_{number:0{width}d}" for number in range(clients))
 
 
+@standard_numerics()
 def make_partition(
     graph: Graph,
     method: str | Partitioner,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import counted
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split
@@ -39,6 +40,7 @@ Sparse = sp.spmatrix | sp.sparray
 PARTS = ("train", "val", "test")
 
 
+@standard_numerics()
 def from_arrays(
     *,
     edge_index: "ArrayInput",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
@@ -26,6 +27,7 @@ COLUMNS = ("id", "label", "silo", "source", "target", "weight")  # that a table 
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
 
+@standard_numerics()
 def from_csv(
     *,
     nodes: str | os.PathLike[str],

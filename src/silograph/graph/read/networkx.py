@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import array_of, from_arrays, split_of
 from silograph.graph.read.columns import (
@@ -27,6 +28,7 @@ SHOWN = 9  # attributes in a line
 ROW = (list, tuple, np.ndarray, Tensor)
 
 
+@standard_numerics()
 def from_networkx(
     graph: "nx.Graph[Any]",
     *,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from silograph.core.errors import DataError
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features, Graph, LabelForm
 from silograph.graph.read.arrays import PARTS, ArrayInput, from_arrays
@@ -25,6 +26,7 @@ LOG = logging.getLogger("silograph")
 USED = {"x", "y", "edge_index", "num_nodes", *(f"{part}_mask" for part in PARTS), *NAMES}
 
 
+@standard_numerics()
 def from_pyg(
     data: Any,
     *,

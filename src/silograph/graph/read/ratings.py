@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
@@ -85,6 +86,7 @@ class _Ratings:
         return _Ratings(self.user[rows], self.item[rows], self.value[rows], columns)
 
 
+@standard_numerics()
 def ratings(
     ratings: Any,
     *,

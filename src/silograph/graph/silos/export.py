@@ -18,6 +18,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import opens_private
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import toml_value
 from silograph.graph.block.halo import connect
 from silograph.graph.csr import CSR
@@ -44,6 +45,7 @@ Columns = Mapping[str, np.ndarray]
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
+@standard_numerics()
 def write_silos(
     path: str | os.PathLike[str],
     graph: Graph,

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError, unknown
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, split_of
@@ -75,6 +76,7 @@ def silos_files(path: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
+@standard_numerics()
 def read_silos(path: str | os.PathLike[str]) -> Silos:
     """Return all silos of a folder that holds a folder for each.
 
@@ -134,6 +136,7 @@ def _listed(order: Path, about: Mapping[str, Any]) -> list[Path]:
     return [order.parent / name for name in found]
 
 
+@standard_numerics()
 def read_silo(path: str | os.PathLike[str]) -> Silo:
     """Return the data of one silo from its folder; see the head of this module.
 

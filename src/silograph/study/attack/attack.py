@@ -7,6 +7,7 @@ from pathlib import Path
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
@@ -32,6 +33,7 @@ MOST_STEPS = 200
 ALL = 10**9  # clients in a block
 
 
+@standard_numerics()
 def attack(asked: RunConfig, graph: Graph | None = None) -> list[Finding]:
     """Simulate a run and return what attacks recover from it; none if none applies.
 

@@ -14,6 +14,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.ranges import Scalar
 from silograph.experiment.report import PAIRED
 from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
@@ -59,6 +60,7 @@ PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
 @with_keywords(StudyOptions)
+@standard_numerics()
 def compare(
     graph: Any = None,
     *,
@@ -324,6 +326,7 @@ def _code_in(plan: Mapping[str, Any], config: RunConfig) -> dict[str, str]:
     return found
 
 
+@standard_numerics()
 def resume_comparison(
     folder: str | os.PathLike[str],
     *,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.run import check_mode
 from silograph.study.cells import Cell, Line, digest_of, lasts
@@ -50,6 +51,7 @@ def paths_of(recipe: Recipe, out: Path) -> tuple[Path, Path]:
     return out / f"{recipe.name}.jsonl", out / f"{recipe.name}.md"
 
 
+@standard_numerics()
 def reproduce(
     recipe: Recipe,
     *,

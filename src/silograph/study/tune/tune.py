@@ -12,6 +12,7 @@ from typing import Any, Unpack
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import write_atomic
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
 from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
@@ -64,6 +65,7 @@ from silograph.task.metric_table import METRICS, added
 
 
 @with_keywords(TuneOptions)
+@standard_numerics()
 def tune(
     graph: Any = None,
     *,
@@ -309,6 +311,7 @@ def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> lis
     return [line for line in lines if line is not None]
 
 
+@standard_numerics()
 def resume_search(
     folder: str | os.PathLike[str],
     *,
