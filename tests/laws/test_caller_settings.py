@@ -248,14 +248,14 @@ def resume(data: Data) -> object:
 
 
 def compare(data: Data) -> object:
-    found = sg.compare(data.graph, methods=["fedavg", "local"], seeds=1, processes=1, **RUN)
+    found = sg.compare(data.graph, methods=["fedavg", "local"], seeds=1, processes=0, **RUN)
     assert not found.failed
     return [{k: v for k, v in row.items() if k not in MACHINE} for row in found.rows]
 
 
 def tune(data: Data) -> object:
     options = {k: v for k, v in RUN.items() if k != "lr"}
-    found = sg.tune(data.graph, keys=["lr"], trials=2, processes=1, **options)
+    found = sg.tune(data.graph, keys=["lr"], trials=2, processes=0, **options)
     return [vars(trial) for trial in found.trials]
 
 
@@ -272,7 +272,7 @@ def reproduce_one(data: Data) -> object:
         "one", "One.", lambda _: [cell({"a": 1}, **options)], lambda _: Page({}), "# One"
     )
     out = data.new()
-    reproduce(recipe, out=out, processes=1)
+    reproduce(recipe, out=out, processes=0)
     line = json.loads((out / "one.jsonl").read_text())
     return {k: v for k, v in line.items() if k not in (*MACHINE, "machine")}
 
@@ -314,6 +314,11 @@ def exported(data: Data) -> object:
     return [bits_of(sg.read_silo(path)) for path in data.export(data.new())]
 
 
+def generated(data: Data) -> Graph:
+    (folder := data.new()).mkdir()
+    return sg.generate("yelp", scale=0.0005, data_dir=folder)
+
+
 def described(data: Data) -> object:
     partition = sg.make_partition(data.graph, "random", clients=2, key=Key(0))
     return vars(describe(data.graph, partition))
@@ -341,7 +346,7 @@ CALLS: dict[str, Callable[[Data], object]] = {
         nodes=data.folder / "nodes.csv", edges=data.folder / "edges.csv"
     ),
     "ratings": lambda data: sg.ratings(**drawn()),
-    "generate": lambda data: sg.generate("yelp", scale=0.0005, data_dir=data.new()),
+    "generate": generated,
     "read_silo": lambda data: sg.read_silo(data.silos[0]),
     "read_silos": lambda data: sg.read_silos(data.folder / "silos"),
     "write_silos": exported,
