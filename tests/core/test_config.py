@@ -281,7 +281,7 @@ def test_an_unknown_key_that_is_near_to_none() -> None:
         ({"block_size": 2**63}, "block_size: input should be less than", f"got {2**63}"),
         (
             {"normalize": "Row"},
-            "normalize: input should be 'none', 'row' or 'standard'",
+            "normalize: input should be 'none', 'row', 'standard' or 'standard_client'",
             "got 'Row'",
         ),
         ({"dataset": 3}, "dataset: input should be a valid string", "got 3"),

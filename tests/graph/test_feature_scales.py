@@ -2,14 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from runs import MakeGraph, go
 from silograph.graph.column_statistics import standardize, sum_by_client
 from silograph.graph.csr import CSR
-from silograph.graph.features import made_features, row_problem, scale_problem
+from silograph.graph.features import (
+    made_features,
+    narrowing_problem,
+    row_problem,
+    scale_problem,
+)
 from silograph.graph.graph import Features, normalized_rows
 from silograph.graph.read.arrays import features_of
 
@@ -114,3 +121,49 @@ def test_a_run_says_so_once_and_only_where_it_helps(
     words = torch.rand(60, 9, generator=DRAWS)
     go(replace(graph, x=words), rounds=1, normalize="row")
     assert [m[:43] for m in caplog.messages[1:]] == ["sums of features by which --normalize row d"]
+
+
+def test_columns_that_lose_distinct_values_are_named() -> None:
+    n = torch.arange(300, dtype=torch.float64)
+    outlier = torch.where(n == 7, 1e15, n)
+    noise = torch.randn(300, generator=DRAWS, dtype=torch.float64)
+    x = torch.stack([1.7e9 + n, noise, outlier, n % 3], 1)
+    names = ("time", "noise", "sum", "kind")
+    line = narrowing_problem(x, x.float(), names, standardized=False)
+    assert line is not None
+    assert "(column 'time': 300 become 3), and models cannot tell them apart: add --nor" in line
+    fitted = sum_by_client(x, torch.zeros(300, dtype=torch.int64), 1).own_statistics()
+    scaled = standardize(x, fitted.of_client(0)).float()
+    line = narrowing_problem(x, scaled, (), standardized=True)
+    assert line is not None
+    assert (
+        "(column 2: 300 become 2), and models cannot tell them apart: use --dtype float64" in line
+    )
+    others = [0, 1, 3]  # standardized, Unix times keep all of their values
+    assert narrowing_problem(x[:, others], scaled[:, others], standardized=True) is None
+
+
+def test_what_is_in_float32_or_stays_in_float64_loses_nothing() -> None:
+    x = 1.7e9 + torch.arange(300, dtype=torch.float64)[:, None]
+    assert narrowing_problem(x, x, standardized=False) is None
+    assert narrowing_problem(x.float(), x.float(), standardized=False) is None
+    assert narrowing_problem(x[:0], x[:0].float(), standardized=False) is None
+    zero = torch.zeros(300, 1)  # constant on training nodes, so standardized to 0
+    assert narrowing_problem(x, zero, standardized=True) is None
+
+
+def test_a_few_equal_values_of_very_many_are_chance() -> None:
+    x = torch.randn(200_000, 1, generator=DRAWS, dtype=torch.float64)
+    assert len(x.float().unique()) < len(x.unique())
+    assert narrowing_problem(x, x.float(), standardized=False) is None
+
+
+def test_sparse_columns_are_looked_at_too() -> None:
+    values = np.arange(900, dtype=np.float64).reshape(300, 3)
+    values[:, 1] += 1.7e9
+    rows = CSR.from_scipy(sp.csr_matrix(np.where(values % 2 == 0, values, 0)))
+    assert rows.values is not None
+    narrow = rows.with_values(rows.values.float())
+    line = narrowing_problem(rows, narrow, standardized=False)
+    assert line is not None
+    assert "(column 1: " in line

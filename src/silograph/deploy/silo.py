@@ -26,7 +26,7 @@ from silograph.deploy.start_messages import check_deployable, check_start
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.cutting import scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights, silo_as_used
-from silograph.experiment.resolve.fitting import BlockInState, sum_specs
+from silograph.experiment.resolve.fitting import BlockInState, narrowing_line, sum_specs
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
@@ -140,7 +140,10 @@ class OwnData:
         specs = sum_specs(written, schema.num_features, method)
         to, silos = self.server, written.clients
         shown = [*lines_of(plan, written.rounds, audit.hello, to, silos, needs)]
-        shown += [line for line in (weighed, scale_line(written, silo.graph)) if line is not None]
+        # With standard, features are known once the sums of all silos are.
+        narrowing = None if specs else narrowing_line(silo, block, written.normalize)
+        notes = (weighed, scale_line(written, silo.graph), narrowing)
+        shown += [line for line in notes if line is not None]
         agreed = {
             "method": method.name,
             "rounds": written.rounds,
@@ -160,8 +163,12 @@ class OwnData:
             {**agreed, "nodes": nodes},
             written.method in needs,
             method.own_weights is not None,
-            BlockInState(block, silo) if specs else None,
+            BlockInState(block, silo, self.note) if specs else None,
         )
+
+    def note(self, line: str) -> None:
+        """Tell the silo's own people a line."""
+        self.report(Event(What.NOTE, self.silo.name, note=line))
 
     def on_device(self, config: RunConfig) -> RunConfig:
         """Return a server's config with this silo's device, if its people have named one.

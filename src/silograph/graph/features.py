@@ -3,7 +3,7 @@
 n: nodes. F: features.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -110,6 +110,66 @@ def row_problem(x: Features, names: Sequence[str] = ()) -> str | None:
         f"sums of features by which --normalize row divides {what}, and models may not learn from "
         f"the other columns: {how}"
     )
+
+
+MOST_SORTED = 2 * 10**7  # numbers that are sorted to find equal ones
+LOST = (
+    0.01  # of the distinct values of a column: of very many, a few are equal in float32 by chance
+)
+NAMED = 5  # columns in a message
+
+
+def narrowing_problem(
+    before: Features, after: Features, names: Sequence[str] = (), *, standardized: bool
+) -> str | None:
+    """Return which columns have fewer distinct values in the dtype of a run, or None.
+
+    Columns are named that lose more than `LOST` of their distinct values. If there are more than
+    `MOST_SORTED` numbers, evenly spaced rows are looked at.
+
+    Args:
+        before: (n, F) in float64; other dtypes lose nothing.
+        after: the same rows and columns as clients train on them.
+        names: (F,) of the columns, or none.
+        standardized: whether the run standardizes already.
+    """
+    values = before.values if isinstance(before, CSR) else before
+    if values is None or values.dtype != torch.float64 or not values.numel():
+        return None
+    lost: list[str] = []
+    for column, (wide, narrow) in enumerate(_pairs_of_columns(before, after)):
+        if not bool(narrow.any()):  # constant on training nodes, so that it was made 0
+            continue
+        order = wide.argsort()
+        is_new, differs = wide[order].diff() != 0, narrow[order].diff() != 0
+        had, has = int(is_new.sum()) + 1, int((is_new & differs).sum()) + 1
+        if had - has > LOST * had:
+            lost.append(f"column {_column(column, names)}: {had:,} become {has:,}")
+    if not lost:
+        return None
+    more = f"; and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    how = "use --dtype float64" if standardized else "add --normalize standard or --dtype float64"
+    return (
+        f"distinct values of features become equal in the dtype of the run "
+        f"({'; '.join(lost[:NAMED])}{more}), and models cannot tell them apart: {how}"
+    )
+
+
+def _pairs_of_columns(before: Features, after: Features) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the values of each column before and after; of sparse features the stored ones."""
+    if isinstance(before, CSR):
+        assert isinstance(after, CSR)  # of the same places
+        assert before.values is not None  # features always carry values
+        assert after.values is not None
+        column = before.indices.long()
+        order, sizes = column.argsort(), column.bincount(minlength=before.num_cols).tolist()
+        parts = before.values[order].split(sizes), after.values[order].split(sizes)
+        yield from zip(*parts, strict=True)
+        return
+    assert not isinstance(after, CSR)
+    step = -(-before.numel() // MOST_SORTED)
+    for number in range(before.shape[1]):
+        yield before[::step, number], after[::step, number]
 
 
 def _sample(x: Features) -> tuple[int, Features]:

@@ -20,13 +20,15 @@ from silograph.experiment.resolve.cutting import (
     trainable,
 )
 from silograph.experiment.resolve.edge_weights import silo_as_used
-from silograph.experiment.resolve.fitting import complete_block
+from silograph.experiment.resolve.fitting import complete_block, narrowing_line
 from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.column_statistics import FEATURES
+from silograph.graph.csr import CSR
+from silograph.graph.features import narrowing_problem
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import (
     Silo,
@@ -120,6 +122,11 @@ def clients_of(
     if standard:
         federated = config.normalize == "standard"
         cut, sums[FEATURES] = standardize_cut(cut, dtype, uncut=uncut, federated=federated)
+    elif isinstance(data, Graph | CutGraph):
+        x, names = cut.graph.x, cut.graph.feature_names
+        used = x.to("cpu", dtype) if isinstance(x, CSR) else x.to(dtype)
+        problem = narrowing_problem(x, used, names, standardized=False)
+        cut = replace(cut, narrowing=problem)
     if uncut:
         block, route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
     else:
@@ -153,8 +160,9 @@ def joined(
     if config.normalize == "standard":
         specs = {FEATURES: SumSpec(block.num_features)}
         fitted = fit_from_sums(block.sums, specs)
-        members_blocks = zip(blocks, silos.members, strict=True)
-        block = join_blocks([complete_block(b, silo, fitted) for b, silo in members_blocks])
+        pairs = zip(silos.members, blocks, strict=True)
+        blocks = [complete_block(own, silo, fitted) for silo, own in pairs]
+        block = join_blocks(blocks)
         statistics = fitted[FEATURES]
     elif config.normalize == "standard_client":
         statistics = block.sums[FEATURES].own_statistics()
@@ -163,7 +171,10 @@ def joined(
         digest.update(silo_fingerprint(silo).encode())
     rated = silos.members[0].graph.task == "rating"
     held = join_rating_silos(silos, block) if rated else join_silos(silos, block, route)
-    cut = Cut(*held, digest.hexdigest(), statistics=statistics)
+    pairs = zip(silos.members, blocks, strict=True)
+    lines = (narrowing_line(silo, own, config.normalize) for silo, own in pairs)
+    problem = next(filter(None, lines), None)
+    cut = Cut(*held, digest.hexdigest(), statistics=statistics, narrowing=problem)
     return trainable(config, cut), block, route
 
 

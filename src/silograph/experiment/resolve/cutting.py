@@ -30,7 +30,12 @@ from silograph.graph.column_statistics import (
     sum_by_client,
 )
 from silograph.graph.datasets import load
-from silograph.graph.features import row_problem, scale_problem, with_features
+from silograph.graph.features import (
+    narrowing_problem,
+    row_problem,
+    scale_problem,
+    with_features,
+)
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import (
     Graph,
@@ -62,6 +67,7 @@ class Cut:
         given: fingerprint of the graph before its features were standardized, else nothing.
         statistics: what standardized them: (F,) of all clients, or (C, F) of each client; else
             None.
+        narrowing: which features lose distinct values in the dtype of the run, as a line, or None.
     """
 
     graph: Graph
@@ -70,6 +76,7 @@ class Cut:
     silos: str = ""
     given: str = ""
     statistics: ColumnStatistics | None = None
+    narrowing: str | None = None
     copies: Split | None = None
 
     @property
@@ -226,7 +233,9 @@ def standardize_cut(
         used = sums.own_statistics()
         x = standardize(graph.x, used, owner)
     scaled = replace(graph, x=x.to(dtype))
-    return replace(cut, graph=scaled, given=fingerprint(graph), statistics=used), sums
+    problem = narrowing_problem(graph.x, scaled.x, graph.feature_names, standardized=True)
+    cut = replace(cut, graph=scaled, given=fingerprint(graph), statistics=used, narrowing=problem)
+    return cut, sums
 
 
 def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:

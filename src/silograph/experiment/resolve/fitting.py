@@ -4,7 +4,7 @@ Federated sums: `sum_specs` says which ones a run has, `complete_block` what bec
 at a client. How to add one is in `silograph.exchange.statistics`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -13,8 +13,10 @@ from silograph.core.config import RunConfig
 from silograph.core.payload import State
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.statistics import SumSpec, SumSpecs, statistics_in
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.column_statistics import FEATURES, ColumnStatistics, standardize
+from silograph.graph.features import narrowing_problem
+from silograph.graph.graph import normalized_rows
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import AnyMethod
 
@@ -53,17 +55,27 @@ def complete_block(
     return replace(block, x=x.to(block.off.device, block.adj.values.dtype))
 
 
+def narrowing_line(silo: Silo, block: ClientBlock, normalize: str) -> str | None:
+    """Return which features of a silo lose distinct values in its block, or None."""
+    before = normalized_rows(silo.x) if normalize == "row" else silo.x
+    x, names = block.x, silo.feature_names
+    after = x.csr.to("cpu", torch.float64) if isinstance(x, SparseRows) else x.cpu()
+    return narrowing_problem(before, after, names, standardized=normalize.startswith("standard"))
+
+
 class BlockInState:
     """Completes a silo's block by what its state holds, and keeps the latest one.
 
     Args:
         block: as `silo_block` made it, where it computes.
         silo: its data.
+        warn: told in a line where features lose values.
     """
 
-    def __init__(self, block: ClientBlock, silo: Silo) -> None:
+    def __init__(self, block: ClientBlock, silo: Silo, warn: Callable[[str], None]) -> None:
         self._block = block
         self._silo = silo
+        self._warn = warn
         self._completed: tuple[dict[str, ColumnStatistics], ClientBlock] = ({}, block)
 
     def __call__(self, state: State) -> ClientBlock:
@@ -74,6 +86,8 @@ class BlockInState:
             return block
         block = complete_block(self._block, self._silo, statistics)
         self._completed = statistics, block
+        if (line := narrowing_line(self._silo, block, "standard")) is not None:
+            self._warn(line)
         return block
 
 

@@ -63,6 +63,8 @@ def simulated(
         held = held_block(cut, share, key).to(found.device, dtype)
     block = block.to(found.device, dtype)
     unused = weights if config.edge_weights == "ignore" else None
-    warnings = tuple(line for line in (unused, scale_line(config, cut.graph)) if line)
+    warnings = tuple(
+        line for line in (unused, scale_line(config, cut.graph), cut.narrowing) if line
+    )
     found = replace(found, config=config)
     return SimulatedRun(asked, found, cut, block, route, held, weights, warnings)
