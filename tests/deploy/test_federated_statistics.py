@@ -34,11 +34,11 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def with_scales(graph: Graph) -> Graph:
-    """Return a graph whose features have other sizes and places."""
+def with_times(graph: Graph) -> Graph:
+    """Return a graph whose first feature is a Unix time, which differs beyond float32 only."""
     assert isinstance(graph.x, torch.Tensor)
-    x = graph.x * torch.logspace(-2, 2, graph.x.shape[1])
-    x[:, 0] += 1000
+    x = graph.x.double() * torch.logspace(-2, 2, graph.x.shape[1], dtype=torch.float64)
+    x[:, 0] = 1.7e9 + torch.arange(graph.num_nodes) % 40
     return replace(graph, x=x)
 
 
@@ -57,7 +57,7 @@ def trained(
 def test_a_session_has_the_bits_of_a_simulation(
     make_graph: MakeGraph, tmp_path: Path, normalize: str
 ) -> None:
-    graph, said = with_scales(make_graph(90)), list[str]()
+    graph, said = with_times(make_graph(90)), list[str]()
     ours, theirs, silos = trained(graph, tmp_path, said, normalize=normalize)
     assert ours.model is not None
     assert theirs.model is not None

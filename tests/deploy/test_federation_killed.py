@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
         "participation": 0.6,
     },
     "fedais": {"method": "fedais", "participation": 0.6},
+    "standardized": {"method": "fedavg", "normalize": "standard"},
 }
 MakeGraph = Callable[..., Graph]
 
@@ -145,6 +146,7 @@ def assert_as_if_nothing_had_been(place: Place, graph: Graph, before: set[str]) 
         ("own", 2, False),
         ("fedgrains", 3, False),
         ("fedais", 3, False),
+        ("standardized", 2, False),
         pytest.param("scaffold", 3, True, marks=pytest.mark.slow),
         pytest.param("label_guided", 3, True, marks=pytest.mark.slow),
     ],
@@ -216,6 +218,7 @@ def test_a_silo_that_is_told_to_stop(make_graph: MakeGraph, place: Callable[...,
         ("own", 1),
         ("fedgrains", 1),
         ("fedais", 1),
+        ("standardized", 1),
     ],
 )
 def test_everybody_is_killed_and_started_again(

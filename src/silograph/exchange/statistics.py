@@ -178,7 +178,7 @@ def _sums_problem(inbox: Payload, reply: Payload) -> str | None:
         if field.startswith("total/"):
             name = field.removeprefix("total/")
             count, total = reply[f"count/{name}"].t, reply[field].t
-            if bool((total.abs() > LARGEST * count[:, None]).any()):
+            if bool((total.abs() > LARGEST * count.double()[:, None]).any()):
                 return f"sums of {name} of at most {LARGEST:g} a row, got more"
     return None
 
