@@ -36,6 +36,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "dataset": (["cora"], 'dataset = "cora"', "cora"),
     "data_dir": (["--data-dir", "d"], 'data_dir = "d"', "d"),
     "columns": (["--columns", "id=key"], 'columns = "id=key"', "id=key"),
+    "na_values": (["--na-values", "-9,x"], 'na_values = "-9,x"', "-9,x"),
     "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
     "rating_scale": (["--rating-scale", "1,10"], 'rating_scale = "1,10"', "1.0,10.0"),
     "largest_component": (["--largest-component"], "largest_component = true", True),

@@ -34,6 +34,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "dataset": st.text(),
     "data_dir": st.none() | st.text(),
     "columns": st.none() | st.text(),
+    "na_values": st.none() | st.text(),
     "largest_component": st.booleans(),
     "features": st.sampled_from(["given", "degree", "constant", "onehot-degree"]),
     "normalize": st.sampled_from(["none", "row"]),

@@ -151,6 +151,9 @@ def predict_command(
     columns: Annotated[
         str | None, typer.Option("--columns", help="names of columns in tables, as for run")
     ] = None,
+    na_values: Annotated[
+        str | None, typer.Option("--na-values", help="missing values in tables, as for run")
+    ] = None,
     client: Annotated[
         str | None,
         typer.Option(
@@ -164,7 +167,14 @@ def predict_command(
 
     make = None if model is None else own_module(make_config({"model": model}))
     count = predict_to(
-        run, data, out, model=make, data_dir=data_dir, columns=columns, client=client
+        run,
+        data,
+        out,
+        model=make,
+        data_dir=data_dir,
+        columns=columns,
+        na_values=na_values,
+        client=client,
     )
     typer.echo(f"predictions of {counted(count, 'node')} written to {out}")
 

@@ -19,6 +19,7 @@ FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "datas
 CUT_FIELDS = (
     "data_dir",
     "columns",
+    "na_values",
     "scale",
     "rating_scale",
     "largest_component",

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
+from silograph.core.na_values import parse_na_values
 from silograph.core.ranges import Range, choice, lin, log
 from silograph.core.ranges import Scalar as Scalar
 from silograph.core.rating_scale import parse_rating_scale
@@ -72,6 +73,14 @@ class RunConfig:
             "names of columns in tables, such as id=key,label=kind (of id, label, silo, source, "
             "target, weight; of ratings user, item, rating, time, split, category, truster, "
             "trustee); several labels: label=red+blue",
+            "Data",
+        ),
+    )
+    na_values: Annotated[str | None, BeforeValidator(parse_na_values)] = field(
+        default=None,
+        metadata=option(
+            "words or numbers that count as missing in a graph's tables or .npz file besides the "
+            "usual ones, such as -999,unknown",
             "Data",
         ),
     )

@@ -25,6 +25,7 @@ class ResolvedConfig:
     dataset: str
     data_dir: str | None
     columns: str | None
+    na_values: str | None
     scale: float
     rating_scale: str | None
     largest_component: bool

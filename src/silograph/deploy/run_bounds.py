@@ -35,6 +35,7 @@ PRIVATE = (
     "data_dir",
     "dataset",
     "columns",
+    "na_values",
     "rating_scale",
 )  # of the server's config; silos need none
 

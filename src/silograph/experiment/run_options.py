@@ -28,6 +28,9 @@ class StudyOptions(TypedDict, total=False):
     """names of columns in tables, such as id=key,label=kind (of id, label, silo, source, target,
     weight; of ratings user, item, rating, time, split, category, truster, trustee); several
     labels: label=red+blue"""
+    na_values: str | None
+    """words or numbers that count as missing in a graph's tables or .npz file besides the usual
+    ones, such as -999,unknown"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
     rating_scale: str | None
@@ -37,8 +40,8 @@ class StudyOptions(TypedDict, total=False):
     features: Literal["given", "degree", "constant", "onehot-degree"]
     """features of nodes: those of the data, or made of what each silo knows"""
     normalize: Literal["none", "row", "standard", "standard_client"]
-    """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1 over
-    the training nodes of all clients; standard_client: over those of each client)"""
+    """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1
+    over the training nodes of all clients; standard_client: over those of each client)"""
     edge_weights: Literal["use", "ignore"]
     """what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every edge 1"""
     split: str

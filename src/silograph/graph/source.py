@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from silograph.core.config import RunConfig
+from silograph.core.na_values import na_words
 from silograph.core.rating_scale import ends_of
 from silograph.graph.datasets import (
     check_columns,
+    check_na_values,
     check_rating_scale,
     check_scale,
     is_generated,
@@ -35,6 +37,7 @@ class Source:
         data_dir: folder that was looked into.
         columns: what a folder of tables calls its columns, as `load` takes it.
         rating_scale: of a folder of tables of ratings, as `load` takes it.
+        na_values: of a folder of tables or an .npz file, as one text.
     """
 
     kind: Literal["memory", "name", "path", "silos"]
@@ -43,6 +46,7 @@ class Source:
     data_dir: str | None = None
     columns: str | None = None
     rating_scale: str | None = None
+    na_values: str | None = None
 
     def read(self, scale: float, report: ProgressCallback | None = None) -> Data:
         """Return the data.
@@ -55,6 +59,7 @@ class Source:
         if self.kind == "silos":
             check_columns(self.dataset, self.columns)
             check_rating_scale(self.dataset, self.rating_scale)
+            check_na_values(self.dataset, self.na_values)
             return read_silos(Path(self.dataset).expanduser())
         found = self.path if self.kind == "name" else None
         return load(
@@ -63,6 +68,7 @@ class Source:
             scale=scale,
             columns=self.columns,
             rating_scale=ends_of(self.rating_scale),
+            na_values=na_words(self.na_values),
             report=report,
         )
 
@@ -81,6 +87,7 @@ def find_source(
     data_dir: str | None = None,
     columns: str | None = None,
     rating_scale: str | None = None,
+    na_values: str | None = None,
     data: Data | None = None,
 ) -> Source:
     """Return where data are; nothing is read.
@@ -90,6 +97,7 @@ def find_source(
         data_dir: folder that is looked into first.
         columns: of a folder of tables.
         rating_scale: of a folder of tables of ratings.
+        na_values: of a folder of tables or an .npz file, as one text.
         data: what is in memory already.
 
     Raises:
@@ -101,11 +109,11 @@ def find_source(
     if path is None:
         folder = data_dir or os.environ.get("SILOGRAPH_DATA") or None
         folder = None if folder is None else absolute_path(folder)
-        return Source("name", dataset, None, folder, columns, rating_scale)
+        return Source("name", dataset, None, folder, columns, rating_scale, na_values)
     named = not is_path(dataset)
     kind: Literal["name", "path", "silos"] = "name" if named else "path"
     kind = "silos" if is_silos(path) and not named else kind
-    return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale)
+    return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale, na_values)
 
 
 def source_of(config: RunConfig, *, data: Data | None = None) -> Source:
@@ -115,6 +123,7 @@ def source_of(config: RunConfig, *, data: Data | None = None) -> Source:
         data_dir=config.data_dir,
         columns=config.columns,
         rating_scale=config.rating_scale,
+        na_values=config.na_values,
         data=data,
     )
 

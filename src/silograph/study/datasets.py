@@ -40,7 +40,7 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
     for cell in cells:
         if cell.graph is None:
             given = cell.config
-            told = given.data_dir, given.columns, given.rating_scale
+            told = given.data_dir, given.columns, given.na_values, given.rating_scale
             groups[given.dataset, given.scale, *told].append(cell)
     for (dataset, scale, *_), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]

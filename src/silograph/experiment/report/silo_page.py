@@ -17,6 +17,7 @@ LOADING = (
     "dataset",
     "data_dir",
     "columns",
+    "na_values",
     "scale",
     "rating_scale",
     "largest_component",

@@ -20,7 +20,13 @@ from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_metric import check_metric_of
 from silograph.experiment.resolve.simulated import SimulatedRun, simulated
 from silograph.experiment.resolve.user_code import absolute
-from silograph.graph.datasets import check_columns, check_rating_scale, check_scale, is_path
+from silograph.graph.datasets import (
+    check_columns,
+    check_na_values,
+    check_rating_scale,
+    check_scale,
+    is_path,
+)
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import is_partition_file
@@ -73,6 +79,7 @@ class RunRequest:
             check_scale("a graph in memory", asked.scale)
             check_columns("in memory", asked.columns)
             check_rating_scale("in memory", asked.rating_scale)
+            check_na_values("in memory", asked.na_values)
         data: Graph | CutGraph | Silos = found
         if self.partition is not None:
             data, asked = cut_by(found, self.partition, asked)

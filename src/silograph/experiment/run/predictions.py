@@ -22,7 +22,7 @@ from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.preprocessing import read_client_statistics
 from silograph.experiment.run.trained_model import TrainedModel, load_model
 from silograph.graph.column_statistics import ColumnStatistics
-from silograph.graph.datasets import check_columns
+from silograph.graph.datasets import check_columns, check_na_values
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import is_silo, read_silo
@@ -40,6 +40,7 @@ def predict_to(
     model: Make | None = None,
     data_dir: str | None = None,
     columns: str | None = None,
+    na_values: str | None = None,
     client: str | None = None,
 ) -> int:
     """Write a CSV with a row for each node and return their number.
@@ -51,6 +52,7 @@ def predict_to(
         model: the class of the model, if it was a torch.nn.Module of yours.
         data_dir: folder of data sets that `data` names.
         columns: of a folder of tables, as `load` takes it.
+        na_values: words or numbers with commas that count as missing in a graph's tables.
         client: whose statistics or own model are used, where clients differ in that; None: the
             silo's whose folder `data` is.
 
@@ -76,7 +78,7 @@ def predict_to(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
             "--client out"
         )
-    found = read_data(data, data_dir, columns)
+    found = read_data(data, data_dir, columns, na_values)
     if by_client and client is None and isinstance(found, Silo):
         _check_same_cut(folder if own or folder.is_dir() else folder.parent, Path(data))
         client = found.name
@@ -121,13 +123,17 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
 
 
 def read_data(
-    data: str | os.PathLike[str], data_dir: str | None = None, columns: str | None = None
+    data: str | os.PathLike[str],
+    data_dir: str | None = None,
+    columns: str | None = None,
+    na_values: str | None = None,
 ) -> Graph | Silo:
     """Return a silo from its folder, or a graph by name or path."""
     if is_silo(Path(data)):
         check_columns(data, columns)
+        check_na_values(data, na_values)
         return read_silo(data)
-    source = find_source(os.fspath(data), data_dir=data_dir, columns=columns)
+    source = find_source(os.fspath(data), data_dir=data_dir, columns=columns, na_values=na_values)
     found = source.read(scale=1.0)
     if isinstance(found, Silos):
         raise ConfigError(
