@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from silograph.experiment.run import round_scores
+from silograph.experiment.run import loop
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.federation.checkpoint import read_checkpoint
 from silograph.graph.graph import Graph
-from silograph.methods import METHODS
+from silograph.methods import METHODS, RoundReport
 from silograph.nn.conv import Params
 
 MakeGraph = Callable[..., Graph]
@@ -139,13 +139,14 @@ class DiedError(Exception):
 def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> Iterator[None]:
     """Let a run die in round `last`, after training and before its checkpoint."""
 
-    def judge(setup: Any, state: Any, t: int, key: Any) -> Any:
+    def die(report: RoundReport, clients: int, t: int) -> Any:
         if t == last:
             raise DiedError
-        return round_scores.judge(setup, state, t, key)
+        return checked(report, clients, t)
 
+    checked = loop.checked_facts
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.run.scored_rounds.judge", judge)
+        patch.setattr(loop, "checked_facts", die)
         with pytest.raises(DiedError):
             yield
 

@@ -107,7 +107,6 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
         "max_virtual_seconds = 9.5",
         9.5,
     ),
-    "eval_on_receipt": (["--eval-on-receipt"], "eval_on_receipt = true", True),
     "strict": (["--strict"], "strict = true", True),
     "checkpoint_every": (["--checkpoint-every", "0"], "checkpoint_every = 0", 0),
     "local_bias": (["--local-bias"], "local_bias = true", True),
@@ -164,7 +163,6 @@ def test_the_set_of_flags() -> None:
         "--all-components",
         "--no-keep-optimizer",
         "--no-residual",
-        "--no-eval-on-receipt",
         "--no-local-bias",
         "--no-strict",
     }

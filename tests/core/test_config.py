@@ -97,7 +97,6 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "links": st.none() | st.text(),
     "max_virtual_seconds": st.none() | POSITIVE,
     "eval_every": COUNTS,
-    "eval_on_receipt": st.booleans(),
     "seed": SEEDS,
     "partition_seed": st.none() | SEEDS,
     "split_seed": st.none() | SEEDS,
@@ -407,6 +406,18 @@ def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:
     message = one_line(lambda: read_toml(missing))
     assert message == f"expected a run file at {missing}, got: No such file or directory"
     assert one_line(lambda: read_toml(tmp_path)).startswith(f"expected a run file at {tmp_path}")
+
+
+@pytest.mark.parametrize("table", ["", "[defaults]\n"])
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_run_files_of_earlier_versions_name_an_option_that_is_the_default_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table: str, value: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f"rounds = 3\n{table}eval_on_receipt = {value}\n", encoding="utf-8")
+    assert make_config(read_toml(path)) == RunConfig(rounds=3)
+    warned = "eval_on_receipt is no option any more" in caplog.text
+    assert warned == (value == "true" and not table)
 
 
 def test_what_was_left_open_stands_apart_and_is_left_out_of_runs_that_differ(

@@ -18,12 +18,13 @@ from silograph.core.errors import CheckpointError, ConfigError, ProtocolError
 from silograph.deploy.server import serve, serve_again
 from silograph.deploy.venue import Venue
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.loop import checked_facts
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.round_scores import Judged, judge
 from silograph.experiment.run.snapshot import to_checkpoint
 from silograph.experiment.run.trackers import RunFacts
 from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import Graph
+from silograph.methods import RoundReport
 from silos import config_of, federate, folders
 from victims import Victim
 
@@ -236,15 +237,14 @@ def test_a_run_goes_on_after_its_server_died(
     silos = folders(graph, config, tmp_path / "silos")
     address: list[str] = []
 
-    def dying(setup: Any, state: Any, t: int, key: Any) -> Judged:
-        found = judge(setup, state, t, key)
+    def dying(report: RoundReport, clients: int, t: int) -> Any:
         if t == 3:
             raise DiedError
-        return found
+        return checked_facts(report, clients, t)
 
     def die(*given: Any, **named: Any) -> Result:
         with monkeypatch.context() as patch:
-            patch.setattr("silograph.experiment.run.scored_rounds.judge", dying)
+            patch.setattr("silograph.experiment.run.loop.checked_facts", dying)
             if alive:  # nobody says goodbye
                 patch.setattr("silograph.deploy.server.say_goodbye", lambda *_: None)
             with pytest.raises(DiedError):
@@ -282,17 +282,17 @@ def test_a_server_that_resumes_knows_the_usual_updates(
         told.append((found.round, found.facts["engine"]))
         return found
 
-    def dying(setup: Any, state: Any, t: int, key: Any) -> Judged:
+    def dying(report: RoundReport, clients: int, t: int) -> Any:
         if t == 2:
             raise DiedError
-        return judge(setup, state, t, key)
+        return checked_facts(report, clients, t)
 
     monkeypatch.setattr("silograph.experiment.run.loop.to_checkpoint", noting)
     federate(silos, replace(config, out=str(tmp_path / "whole")), PLAIN)
     whole, told = told, []
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.run.scored_rounds.judge", dying)
+        patch.setattr("silograph.experiment.run.loop.checked_facts", dying)
         with pytest.raises(DiedError):
             federate(silos, replace(config, out=str(out)), PLAIN)
     federate(silos, config, PLAIN, run=lambda *_, **named: serve_again(out, PLAIN, **named))

@@ -80,7 +80,7 @@ class Stopped:
         return stop
 
 
-IN_A_ROUND = "silograph.experiment.run.scored_rounds.judge"
+IN_A_ROUND = "silograph.experiment.run.loop.checked_facts"
 BEFORE_SILOS_ARE_THERE = "silograph.deploy.server.check_versions"
 BEFORE_THERE_IS_A_FOLDER = "silograph.deploy.server.first_snapshot"
 

@@ -20,6 +20,7 @@ from silograph.core.resolved_config import training_key
 from silograph.deploy.run_bounds import check_size
 from silograph.deploy.silo import OwnData, read_allowed
 from silograph.deploy.start_messages import start_facts
+from silograph.evaluation.evaluate import judge_own, judge_server
 from silograph.exchange.stages import absorb, begin, contribute, lose
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
@@ -48,6 +49,7 @@ from silograph.graph.graph import Graph, schema_of
 from silograph.graph.silos.data import Silo
 from silograph.graph.silos.read import read_silo
 from silograph.methods import METHODS, cagnet
+from silograph.methods.fedper import begin_private, train_private
 from silograph.methods.local_only import begin_own, train_own
 from silograph.methods.local_training import begin as begin_training
 from silograph.methods.local_training import train
@@ -400,7 +402,62 @@ def test_a_round_is_kept_once_it_is_over(silo: Silo) -> None:
     server.begin()
     server.train(server.weights())
     said = server.ask(Type.KEEP, facts_body({"round": 1, "committed": []}))
-    assert reason(said) == "expected evaluate.judge_server (evaluation) before round 1 is over"
+    assert reason(said) == "expected evaluate.judge_own (evaluation) before round 1 is over"
+
+
+def judge(server: Hostile, weights: dict[str, Field], t: int) -> Message:
+    """Ask for evaluation of weights after a round."""
+    key = training_key(server.config).fold("judge server", t)
+    return server.call(judge_server, weights, Kind.EVALUATION, key, t)
+
+
+def judge_own_models(server: Hostile, t: int) -> Message:
+    key = training_key(server.config).fold("judge own", t)
+    return server.call(judge_own, {}, Kind.EVALUATION, key, t)
+
+
+def test_weights_are_scored_that_were_sent_for_training_or_once_at_the_end(silo: Silo) -> None:
+    """Before training, beside it, twice, and in rounds after the last model was scored."""
+    server = Hostile(silo)
+    server.start(method="fedavg", rounds=9)
+    server.begin()
+    crafted = {name: Shared(f.t * 1e6) for name, f in server.weights().items()}
+    assert "in round 1, as agreed, got evaluate.judge_server" in reason(judge(server, crafted, 1))
+    assert server.train(server.weights()).type is Type.REPLY
+    assert "in round 1, as agreed, got evaluate.judge_server" in reason(judge(server, crafted, 1))
+    assert judge_own_models(server, 1).type is Type.REPLY
+    assert judge(server, crafted, 1).type is Type.REPLY  # the run may be over
+    assert "in round 1, as agreed, got evaluate.judge_server" in reason(judge(server, crafted, 1))
+    closed = (
+        "expected no call after the closing evaluation of round 1, got one of round 2: start the "
+        "silo again to go on"
+    )
+    assert reason(server.train(server.weights(), 2)) == closed
+    assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
+    assert reason(server.train(server.weights(), 2)) == closed
+
+
+def test_weights_that_were_scored_are_those_of_the_next_round(silo: Silo) -> None:
+    """Where a model is sent to be scored before the next round: else the silo leaves the run."""
+    audit = Audit()
+    server = Hostile(silo, audit=audit)
+    server.start(method="fedper", rounds=9, options={"private": 0})
+    key = training_key(server.config)
+    server.call(begin_private, {}, Kind.WEIGHTS, key.fold("init"), 0)
+
+    def trained(weights: dict[str, Field], t: int) -> Message:
+        return server.call(train_private, weights, Kind.WEIGHTS, key.fold("train", t), t)
+
+    assert trained(server.weights(), 1).type is Type.REPLY
+    crafted = {name: Shared(f.t * 1e6) for name, f in server.weights().items()}
+    assert judge(server, crafted, 1).type is Type.REPLY
+    assert judge_own_models(server, 1).type is Type.REPLY
+    assert reason(trained(server.weights(), 2)) == (
+        "expected round 2 to train from the weights that were scored after round 1, got other "
+        "weights: the silo leaves the run"
+    )
+    with pytest.raises(FrameError, match="expected nothing after the end of the run"):
+        trained(crafted, 2)
 
 
 def test_an_agreement_that_could_not_be_written_is_none(

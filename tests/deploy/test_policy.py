@@ -94,6 +94,15 @@ def test_no_policy_is_what_held_before() -> None:
     ("rules", "options", "facts", "says"),
     [
         (
+            {"evaluate_clients": "participants"},
+            {"participation": 0.5},
+            {},
+            "expected only models that the silo trains from to be scored by this silo's "
+            "policy.toml, got a run in which it scores those of rounds without it: let the server "
+            "run with --evaluate-clients participants or let all silos train, or write "
+            'evaluate_clients = "all" there, or leave the run',
+        ),
+        (
             {"methods": ("fedavg", "local")},
             {"method": "fedopt"},
             {},

@@ -27,7 +27,7 @@ def reply_to(call: Call) -> dict[str, Stacked]:
 @pytest.mark.parametrize("value", [-1, 1, 2**31 - 1])
 def test_a_histogram_is_that_of_the_counts_beside_it(part: str, value: int) -> None:
     rules = CountRules(val_histogram=True)
-    call = next(calls_of(server_steps(model_of("gcn", 7, 3), Key.of(0), rules)))
+    call = next(calls_of(server_steps(model_of("gcn", 7, 3), {}, Key.of(0), rules)))
     reply = reply_to(call)
     call.check_reply({}, reply, EXTENT)
     reply[f"{part}.histogram"].t[0, 1, 1, 7] = value

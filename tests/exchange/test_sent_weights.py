@@ -455,7 +455,6 @@ def test_rows_that_differ_between_clients_are_refused(make_graph: MakeGraph) -> 
         ({"keep_optimizer": True, "weight_rows": "used"}, "expected neither keep_optimizer"),
         ({"batch_size": 4, "weight_rows": "used"}, "batch_size nor collect with weight_rows=used"),
         ({"collect": 0.5, "weight_rows": "used"}, "batch_size nor collect with weight_rows=used"),
-        ({"eval_on_receipt": True, "weights_as": "int8"}, "expected weights_as=exact"),
         (
             {"method": "fedais", "weights_as": "int8", "options": {"share_features": True}},
             "with share_features, whose clients",

@@ -21,6 +21,7 @@ from silograph.graph.block.halo import Route
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
+from silograph.methods.local_training import shared
 from silograph.nn.backends import TORCH
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
@@ -61,7 +62,7 @@ def run(
         reports.append(report)
     left = dict(own_counts(fed, key))
     if state.weights is not None:
-        left |= server_counts(fed, state.weights, key) | state.weights
+        left |= server_counts(fed, shared("weights", state.weights), key) | state.weights
     for states in fed.states():
         left |= {f"{len(left)} {k}": f.t for k, f in states.items()}
     return fed, left, reports

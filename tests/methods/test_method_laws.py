@@ -23,6 +23,7 @@ from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import FEDAVG, FedOptOptions
+from silograph.methods.local_training import shared
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
@@ -91,7 +92,10 @@ def train(
     }
     counts = own_counts(fed, key)
     if state.weights is not None:
-        counts |= {f"server {k}": v for k, v in server_counts(fed, state.weights, key).items()}
+        counts |= {
+            f"server {k}": v
+            for k, v in server_counts(fed, shared("weights", state.weights), key).items()
+        }
     return Trace(state.weights or {}, own, counts, losses)
 
 

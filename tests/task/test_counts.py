@@ -18,6 +18,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, State, named
+from silograph.core.sent_weights import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import (
     counts_of,
     judge_own,
@@ -33,6 +34,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.graph import MISSING, Graph, LabelForm, Split, subgraph
 from silograph.graph.partition.partition import Partition
+from silograph.methods.local_training import shared
 from silograph.nn.backends import BACKENDS, TORCH
 from silograph.nn.model import Model
 from silograph.task.counts import (
@@ -106,7 +108,11 @@ def same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def config(model: Model) -> SimpleNamespace:
     return SimpleNamespace(
-        model=model, backend=TORCH, relevant=None, count_rules=CountRules(val_histogram=True)
+        model=model,
+        backend=TORCH,
+        relevant=None,
+        count_rules=CountRules(val_histogram=True),
+        sent=PLAIN_WEIGHTS,
     )
 
 
@@ -286,7 +292,7 @@ def test_what_clients_return_is_what_one_process_counts(
 
     fed.call(begin, {}, what=Kind.CONTROL, key=Key.of(0))
     same(
-        server_counts(fed, weights, Key.of(0)),
+        server_counts(fed, shared("weights", weights), Key.of(0)),
         counts_of(
             rows_here(TORCH, model, weights, block, block.client, CLIENTS), val_histogram=True
         ),

@@ -235,7 +235,6 @@ def test_a_session_ranks_as_the_simulation_does_and_a_run_resumes(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"relevant": 4.0, "eval_on_receipt": True}, "expected no rankings with eval_on_receipt"),
         ({"metric": "ndcg@10", "selector": "ucb"}, "expected another metric than ndcg@10 for sel"),
         ({"relevant": float("nan")}, "relevant"),
         (

@@ -8,6 +8,7 @@ aggregator) stand under `[options]` in TOML, in `options={...}` in Python, and i
 
 import dataclasses
 import inspect
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import field
@@ -31,6 +32,8 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
 Count = Annotated[int, Field(ge=1, lt=MOST)]
+LOG = logging.getLogger("silograph")
+SCORED_ON_RECEIPT = "eval_on_receipt"  # an option of earlier versions, which run files may have
 Behind = Annotated[int, Field(ge=1, le=10**6)]  # nodes or silos behind a row
 
 
@@ -393,11 +396,12 @@ class RunConfig:
         metadata=option("stop after this many seconds of the virtual clock", "Virtual time"),
     )
     eval_every: Count = field(default=1, metadata=option("rounds between evaluations", "Training"))
-    eval_on_receipt: bool = field(
-        default=False,
+    evaluate_clients: Literal["all", "participants"] | None = field(
+        default=None,
         metadata=option(
-            "score the server's model where it arrives to be trained, and send it to the other "
-            "clients only; scores of a round come one round later",
+            "who scores the server's model of a round: all clients, or those that train from it in "
+            "the next round; all score the last and the best one (default: all in a simulation, "
+            "participants with a server of silos if the method can)",
             "Training",
         ),
     )
@@ -473,6 +477,11 @@ def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunCon
     Raises:
         ConfigError: an unknown key (names the nearest), or a value out of range.
     """
+    if SCORED_ON_RECEIPT in values:
+        if values[SCORED_ON_RECEIPT]:
+            line = "%s is no option any more: models are scored so by default; leave it out"
+            LOG.warning(line, SCORED_ON_RECEIPT)
+        values = {name: value for name, value in values.items() if name != SCORED_ON_RECEIPT}
     hint = "; options of a method or another part stand under options"
     return checked(RunConfig, values, source, hint)
 

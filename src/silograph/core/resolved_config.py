@@ -71,7 +71,7 @@ class ResolvedConfig:
     links: str | None
     max_virtual_seconds: float | None
     eval_every: int
-    eval_on_receipt: bool
+    evaluate_clients: Literal["all", "participants"]
     evaluation_min_count: int
     local_bias: bool
     seed: int

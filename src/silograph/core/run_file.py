@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from silograph.core.config import RunConfig
+from silograph.core.config import SCORED_ON_RECEIPT, RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.ranges import Scalar
 
@@ -33,6 +33,8 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
     if DEFAULTS not in values:
         return values
     chosen, given = values.pop(DEFAULTS), values.pop("options", {})
+    if isinstance(chosen, dict):
+        chosen = {name: value for name, value in chosen.items() if name != SCORED_ON_RECEIPT}
     own = chosen.pop("options", {}) if isinstance(chosen, dict) else None
     if not isinstance(own, dict) or not isinstance(given, dict):
         raise ConfigError(

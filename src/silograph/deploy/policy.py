@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -69,6 +69,8 @@ class SiloPolicy:
         evaluation: what replies of evaluation hold: histograms and counts, counts only, or zeros.
         evaluation_min_count: least of a run's, see `silograph.task.least_count`.
         code: digests of users' code that may run here, by name.
+        evaluate_clients: `participants`: the silo scores no model of a round that it does not train
+            from, but for the last and the best one; `all` sets no limit.
         rows: what must be behind each row.
     """
 
@@ -83,6 +85,7 @@ class SiloPolicy:
     evaluation: EvaluationLevel = "histograms"
     evaluation_min_count: Repeats | None = None
     code: Mapping[str, str] | None = None
+    evaluate_clients: Literal["all", "participants"] | None = None
     rows: RowRules = field(default_factory=RowRules)
 
     @property
@@ -220,6 +223,17 @@ def _rows(policy: SiloPolicy, asked: AskedRun) -> str | None:
     return None
 
 
+def _evaluation(policy: SiloPolicy, asked: AskedRun) -> str | None:
+    if policy.evaluate_clients != "participants" or asked.program.scoring.bounded:
+        return None
+    return _line(
+        "only models that the silo trains from to be scored",
+        "a run in which it scores those of rounds without it",
+        "let the server run with --evaluate-clients participants or let all silos train, or write "
+        'evaluate_clients = "all" there',
+    )
+
+
 RULES: tuple[Callable[[SiloPolicy, AskedRun], str | None], ...] = (
     _methods,
     _kinds,
@@ -227,6 +241,7 @@ RULES: tuple[Callable[[SiloPolicy, AskedRun], str | None], ...] = (
     _silos,
     _rows,
     _min_count,
+    _evaluation,
     _runs,
     _runs_of_server,
     _bytes,
@@ -363,6 +378,10 @@ evaluation = "counts"
 
 # Least number of nodes behind each of these counts that a run must agree to keep.
 evaluation_min_count = 5
+
+# Whose models of rounds this silo scores: "participants" are those that train from a model; "all"
+# lets a server have it score every round's model, also of rounds in which it does not train.
+evaluate_clients = "participants"
 
 # Code of your own that --allow-code may bring, by name and digest (the silo shows the digest).
 [code]

@@ -31,7 +31,12 @@ from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.parts import own_code
-from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
+from silograph.experiment.resolve.resolve import (
+    DTYPES,
+    can_score_participants,
+    choose,
+    resolve,
+)
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import absolute, is_spec
@@ -90,7 +95,7 @@ def serve(
     """
     check_mode(progress)
     need_packages()
-    config = with_min_count(with_absolute_code(config))
+    config = with_evaluate_clients(with_min_count(with_absolute_code(config)))
     check_run(replace(config, clients=expected_silos(config, venue)[1]), venue)
     check_selected(choose(config))
     config = without_part(config, "partition")  # how a simulation of it cuts its graph
@@ -198,6 +203,14 @@ def with_absolute_code(config: RunConfig) -> RunConfig:
     """Return the config with files of users' code named from the root on."""
     method, model = (absolute(s) if is_spec(s) else s for s in (config.method, config.model))
     return replace(config, method=method, model=model)
+
+
+def with_evaluate_clients(config: RunConfig) -> RunConfig:
+    """Return the config that says who scores models: who trains from them, where that can be."""
+    if config.evaluate_clients is not None:
+        return config
+    some = can_score_participants(choose(config))
+    return replace(config, evaluate_clients="participants" if some else "all")
 
 
 def check_run(config: RunConfig, venue: Venue | None = None) -> None:

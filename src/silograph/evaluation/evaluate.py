@@ -12,7 +12,7 @@ of the server's model, `own/logits` those of the client's own model, which train
 C: clients. n: rows. j: judged rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -23,19 +23,18 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import (
     Payload,
     Ragged,
-    Shared,
     Stacked,
     State,
     below,
-    named,
     offsets,
     under,
 )
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.evaluation.ranking import left_rankings, ranked
+from silograph.evaluation.ranking import left_rankings, rank_server, ranked
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import divisible
 from silograph.exchange.passes import predict as predict_together
+from silograph.exchange.sent_weights import arrived
 from silograph.exchange.stages import end, logits_of
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
@@ -98,10 +97,13 @@ def rows_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedR
 def judge_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge the server's model on own nodes. In: `weights/*`. Out: see `Task.tally`."""
+    """Score the server's model on own nodes, as it arrives to be trained.
+
+    In: `weights/*`, as training calls have them. Out: see `Task.tally`.
+    """
     del key
-    graph = local_graph(block, state)
-    weights, tables = under("weights", inbox), below(TABLES, state)
+    graph, tables = local_graph(block, state), below(TABLES, state)
+    weights = under("weights", inbox if cfg.sent.plain else arrived(cfg, block, state, inbox))
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     new |= ranked(cfg, "server", weights, graph, tables)
@@ -171,35 +173,39 @@ def sum_histograms(counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return summed
 
 
-def server_counts(fed: Federation, weights: Mapping[str, Tensor], key: Key) -> dict[str, Tensor]:
-    """Return all clients' counts of the server's model, histograms (K, 2, B) summed."""
-    inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+def server_counts(fed: Federation, inbox: Payload, key: Key) -> dict[str, Tensor]:
+    """Return all clients' counts of the server's model, histograms (K, 2, B) summed.
+
+    `inbox`: its weights as they travel, see `silograph.exchange.sent_weights.outgoing`.
+    """
     return call_for_counts(fed, judge_server, inbox, key)
 
 
 def received_counts(
     fed: Federation,
-    weights: Mapping[str, Tensor],
     received: Mapping[str, Tensor],
-    answered: Tensor,
+    others: Sequence[str],
+    inbox: Payload,
     key: Key,
+    *,
+    ranks: bool,
 ) -> dict[str, Tensor]:
     """Return what `server_counts` does, where some clients have scored the model on receipt.
 
     Args:
         fed: the engine.
-        weights: the server's model, which the others are sent.
         received: counts (C, ...) of who has scored it, as they came with what they trained.
-        answered: (C,) bool, who has.
+        others: who has not, and is sent the model.
+        inbox: its weights as they travel to these.
         key: of the calls.
+        ranks: whether clients rank, too.
     """
-    there = zip(fed.ids, answered.tolist(), strict=True)
-    others = [name for name, has in there if not has and name not in fed.away]
     counts = dict(received)
     if others:
-        inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
-        reply = fed.call(judge_server, inbox, what=Kind.EVALUATION, key=key, to=others)
-        places = positions_of(fed.ids, others)
+        what, places = Kind.EVALUATION, positions_of(fed.ids, others)
+        reply = fed.call(judge_server, inbox, what=what, key=key, to=others)
+        if ranks:
+            reply |= fed.call(rank_server, {}, what=what, key=key, to=others)
         for name, field in reply.items():
             at = places.to(field.t.device)
             counts[name] = counts[name].to(field.t.device).index_copy(0, at, field.t)

@@ -8,10 +8,11 @@ import torch
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked
+from silograph.core.payload import Payload, Stacked
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.evaluate import judge_exchanged, judge_own, judge_server
-from silograph.exchange.passes import divisible, predict_steps, weight_specs
+from silograph.evaluation.ranking import ranking_steps
+from silograph.exchange.passes import divisible, predict_steps
 from silograph.federation.base import Op
 from silograph.federation.field_specs import TEST, VAL, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Maybe, Steps
@@ -24,14 +25,25 @@ from silograph.task.plausible import count_problem
 from silograph.task.registry import task_of
 
 
-def server_steps(model: AnyModel, key: Key, rules: CountRules) -> Steps:
-    """Return the calls of `server_counts`."""
-    return judged_steps(judge_server, weight_specs(model, Shared), model, key, rules)
+def server_steps(model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    """Return the calls of `server_counts`; `takes`: specs of the weights as they travel."""
+    return judged_steps(judge_server, takes, model, key, rules)
 
 
-def received_steps(model: AnyModel, key: Key, rules: CountRules, *, everyone: bool) -> Steps:
-    """Return the calls of `received_counts`; `everyone`: whether all clients score on receipt."""
-    return () if everyone else Maybe(server_steps(model, key, rules))
+def received_steps(
+    model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules, *, ranks: bool
+) -> Steps:
+    """Return the calls of `received_counts`, which may be left out.
+
+    Args:
+        model: of the run.
+        takes: specs of the weights as they travel.
+        key: of the calls.
+        rules: what the replies hold.
+        ranks: whether clients rank, too.
+    """
+    ranking = ranking_steps("server", key) if ranks else ()
+    return Maybe((server_steps(model, takes, key, rules), ranking))
 
 
 def exchanged_steps(

@@ -6,7 +6,6 @@ first layer is not shared.
 C: clients. n: rows. k: halo slots. O: width of a stage's sum.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, State, named
+from silograph.core.payload import Payload, Ragged, Shared, State, under
 from silograph.evaluation.evaluate import call_for_counts, judge_left
 from silograph.evaluation.evaluation_steps import judged_steps
 from silograph.evaluation.views import HALO, SILOS
@@ -26,6 +25,7 @@ from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.exchange.stages import begin, begin_inside, finish, inputs_of, stage_of
 from silograph.federation.base import Federation
+from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
@@ -63,23 +63,23 @@ class HaloFrom:
         return self.by == "rows"
 
     def counts(
-        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
     ) -> dict[str, Tensor]:
         """Score with rows or sums of all halo slots."""
         staged = divisible(model)
         if self.by == "sums":
-            predict_together(fed, staged, weights, key, finish_alone)
+            predict_together(fed, staged, under("weights", inbox), key, finish_alone)
             return call_for_counts(fed, judge_left, {}, key)
-        inbox: dict[str, Any] = {n: Shared(w) for n, w in named("weights", weights).items()}
-        inbox["train"] = Shared(torch.tensor(False))
+        inbox = {**inbox, "train": Shared(torch.tensor(False))}
         what = Kind.EVALUATION
         fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
         for told in with_sums(staged)[self.layer :]:
             pull(fed, None, serve_all, store_all, what=what, key=key, inbox=told)
         return call_for_counts(fed, judge_left, {}, key)
 
-    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; `rules`: what the replies hold."""
+        del takes
         staged, what = divisible(model), Kind.EVALUATION
         judged = judged_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":

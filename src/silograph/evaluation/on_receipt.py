@@ -17,6 +17,7 @@ from silograph.core.payload import NO_STATE, Ragged, State
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import counts_of_logits, judged_logits
 from silograph.evaluation.evaluation_steps import tally_specs
+from silograph.evaluation.ranking import left_rankings, ranked, ranking_reply_specs
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.start import Start, start_fields, whole
@@ -31,19 +32,30 @@ def score_received(
     """Return what stays in the state, and the counts (C, ...) that travel; nothing if not asked.
 
     Args:
-        cfg: of the method; it has `received`, `model`, `backend` and `count_rules`.
+        cfg: of the method; it has `received`, `is_unscored`, `model`, `backend`, `relevant` and
+            `count_rules`.
         block: the graphs on which the clients train.
         start: from which they train, see `silograph.nn.start`.
         tables: the clients', where the model has any.
     """
     if not cfg.received:
         return {}, {}
+    if cfg.is_unscored:  # zeros, so that a round costs the same bytes whether it scores or not
+        assert block.adj.values is not None  # blocks carry values of the run's dtype
+        like, clients = block.adj.values, block.num_clients
+        return {}, {
+            name: like.new_zeros(clients, *(n or 0 for n in spec.shape), dtype=spec.dtype)
+            for name, spec in _count_specs(cfg).items()
+        }
     with work_for(Kind.EVALUATION):
-        logits = cfg.backend.predict(cfg.model, weights_of(cfg, block, start), block, tables)
+        weights = weights_of(cfg, block, start)
+        logits = cfg.backend.predict(cfg.model, weights, block, tables)
+        ranking = ranked(cfg, "server", weights, block, tables) if cfg.received == "all" else {}
     rows = judged_logits(logits, block)
     counts = counts_of_logits(cfg, block, rows)
     if cfg.received == "all":
-        return {"server/logits": rows}, counts
+        counts |= left_rankings(ranking, block, "server")
+        return {"server/logits": rows, **ranking}, counts
     return {}, {name: t for name, t in counts.items() if name.startswith(VALIDATION)}
 
 
@@ -61,6 +73,12 @@ def received_specs(cfg: Any) -> FieldSpecs:
     """Return what a reply has of these counts, `received/*`."""
     if not cfg.received:
         return {}
+    return {f"{RECEIVED}/{n}": spec for n, spec in _count_specs(cfg).items()}
+
+
+def _count_specs(cfg: Any) -> FieldSpecs:
+    """Return what clients count of the model that they receive, rankings included."""
     specs = tally_specs(cfg.model.task, cfg.model.outputs, cfg.count_rules)
-    wanted = "" if cfg.received == "all" else VALIDATION
-    return {f"{RECEIVED}/{n}": spec for n, spec in specs.items() if n.startswith(wanted)}
+    if cfg.received != "all":
+        return {name: spec for name, spec in specs.items() if name.startswith(VALIDATION)}
+    return specs if cfg.relevant is None else {**specs, **ranking_reply_specs()}

@@ -100,12 +100,16 @@ def with_rankings(
 
 def ranking_steps(whose: Whose, key: Key) -> tuple[Call, ...]:
     """Return the call of `with_rankings`."""
-    told = {
+    op = rank_server if whose == "server" else rank_own
+    return (Call(op, Kind.EVALUATION, key, {}, ranking_reply_specs()),)
+
+
+def ranking_reply_specs() -> FieldSpecs:
+    """Return what clients report of rankings."""
+    return {
         name: FieldSpec(Stacked, spec.shape, spec.dtype, low=spec.low, high=spec.high)
         for name, spec in ranking_specs().items()
     }
-    op = rank_server if whose == "server" else rank_own
-    return (Call(op, Kind.EVALUATION, key, {}, told),)
 
 
 def unranked(clients: int) -> dict[str, Tensor]:

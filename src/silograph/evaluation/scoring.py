@@ -4,18 +4,19 @@ Scores are counts that clients report (`silograph.evaluation.evaluate`). Of ever
 clients' own models are scored; how the server's model is scored is what the values here differ in.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.payload import Payload, under
 from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
 from silograph.evaluation.evaluate import exchanged_counts, server_counts
 from silograph.evaluation.evaluation_steps import exchanged_steps, server_steps
 from silograph.evaluation.views import FETCHED, OWN, SILOS
 from silograph.federation.base import Federation
+from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Steps
 from silograph.nn.any_model import AnyModel
 from silograph.task.counts import CountRules
@@ -41,12 +42,26 @@ class Evaluation(Protocol):
         """Whether scores need sums that cross silos."""
 
     def counts(
-        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
     ) -> dict[str, Tensor]:
-        """Return all clients' counts of the server's model; see `evaluate.server_counts`."""
+        """Return all clients' counts of the server's model.
 
-    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
-        """Return the calls of `counts`; `rules`: what the replies hold."""
+        Args:
+            fed: the engine.
+            model: the shape.
+            inbox: `weights/*` of the server; where nothing crosses, as they travel to be trained.
+            key: of the calls.
+        """
+
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`.
+
+        Args:
+            model: the shape.
+            takes: specs of the inbox.
+            key: of the calls.
+            rules: what the replies hold.
+        """
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen where clients have fetched a share `collect` of their halo."""
@@ -68,15 +83,15 @@ class OwnGraph:
     crosses = False
 
     def counts(
-        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
     ) -> dict[str, Tensor]:
         """Score through the clients' graphs."""
         del model
-        return server_counts(fed, weights, key)
+        return server_counts(fed, inbox, key)
 
-    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
-        """Return the calls of `counts`; `rules`: what the replies hold."""
-        return server_steps(model, key, rules)
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; see `Evaluation`."""
+        return server_steps(model, takes, key, rules)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
@@ -104,13 +119,14 @@ class AllSilos:
     crosses = True
 
     def counts(
-        self, fed: Federation, model: AnyModel, weights: Mapping[str, Tensor], key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
     ) -> dict[str, Tensor]:
         """Score with sums over all silos."""
-        return exchanged_counts(fed, model, weights, key, self.behind)
+        return exchanged_counts(fed, model, under("weights", inbox), key, self.behind)
 
-    def steps(self, model: AnyModel, key: Key, rules: CountRules) -> Steps:
-        """Return the calls of `counts`; `rules`: what the replies hold."""
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; see `Evaluation`."""
+        del takes
         return exchanged_steps(model, key, rules, self.behind)
 
     def seen(self, collect: float) -> str:

@@ -179,8 +179,8 @@ class StudyOptions(TypedDict, total=False):
     max_virtual_seconds: float | None
     """stop after this many seconds of the virtual clock"""
     eval_every: int
+    evaluate_clients: Literal["all", "participants"] | None
     """rounds between evaluations"""
-    eval_on_receipt: bool
     """score the server's model where it arrives to be trained, and send it to the other clients
     only; scores of a round come one round later"""
     evaluation_min_count: int | None

@@ -11,7 +11,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, check_against
-from silograph.federation.program import BLANK, Call, Program, Steps, can_end, possible
+from silograph.federation.program import BLANK, Call, Program, Steps, can_end, is_over, possible
 
 MOST_PASSED = 1000  # rounds in a row without a call to a client: each is looked at
 MOST_TIMES = 8  # that a round is begun: the first, and those in which it is done again
@@ -31,6 +31,7 @@ class Course:
         self._back = False  # brought back to a state: the others may have gone on meanwhile
         self._broken = False  # a call of the round has failed
         self._begun: Counter[int] = Counter()
+        self._closed: int | None = None  # the round after which the last model was scored
 
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where the run has no such round."""
@@ -129,6 +130,11 @@ class Course:
     def _entered(self, number: int) -> Steps:
         """Return the steps of a later round, once those before it may be over."""
         steps = self.program.steps(number)
+        if self._closed is not None and number > self._closed:
+            raise ProtocolError(
+                f"expected no call after the closing evaluation of round {self._closed}, got one "
+                f"of round {number}: start the silo again to go on"
+            )
         if number < self._round:
             raise ProtocolError(f"expected round {self._round} or a later one, got {number}")
         self.check_whole()
@@ -158,6 +164,8 @@ class Course:
                 )
             self._begun[number] += 1
         self._round, self._rest, self._back = number, after, False
+        if is_over(after):
+            self._closed = number
         return begins
 
 

@@ -12,7 +12,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Ragged
 from silograph.federation.field_specs import Extent, FieldSpec, FieldSpecs
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
-from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
+from silograph.federation.program import Call, Closing, Either, Maybe, Over, Repeat, Steps
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 NOTHING: Mapping[str, Mapping[str, Field | FieldSpec]] = MappingProxyType({})
@@ -114,8 +114,10 @@ def _sizes(steps: Steps, of_call: Callable[[Call], SizeBound]) -> SizesByKind:
     match steps:
         case Call():
             return {steps.what: of_call(steps)}
-        case Maybe(inner):
+        case Maybe(inner) | Closing(inner):
             return {kind: size.times(1) for kind, size in _sizes(inner, of_call).items()}
+        case Over():
+            return {}
         case Repeat(inner, most):
             return {kind: size.times(most) for kind, size in _sizes(inner, of_call).items()}
         case Either():

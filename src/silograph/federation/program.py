@@ -17,6 +17,7 @@ from silograph.core.payload import Payload, Ragged, State
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, FieldSpecs, check_against
 
+RECEIVED = "received/"  # begins the names of counts of the weights that an inbox has brought
 BLANK = -1  # the round before set-up, which is round 0: the state is empty
 
 
@@ -40,6 +41,11 @@ class Call:
     takes: FieldSpecs = field(default_factory=dict)
     gives: FieldSpecs = field(default_factory=dict)
     problem: Callable[[Payload, Payload], str | None] | None = None
+
+    @property
+    def scores_inbox(self) -> bool:
+        """Whether the weights of the inbox are scored before clients train from them."""
+        return any(name.startswith(RECEIVED) for name in self.gives)
 
     @property
     def rows(self) -> bool:
@@ -88,6 +94,21 @@ class Maybe:
     steps: "Steps"
 
 
+@dataclass(frozen=True, eq=False)
+class Closing:
+    """Steps that end the run: they may be left out, and nothing follows them.
+
+    The last model is scored by them, which no later round trains from.
+    """
+
+    steps: "Steps"
+
+
+@dataclass(frozen=True)
+class Over:
+    """What remains of the steps once those of a `Closing` were begun: the run has no later call."""
+
+
 @dataclass(frozen=True, eq=False, init=False)
 class Either:
     """One of several ways to go on: that of clients that ask, say, or that of who only answers.
@@ -109,7 +130,7 @@ class Repeat:
     most: int
 
 
-Steps = Call | Maybe | Either | Repeat | tuple["Steps", ...]
+Steps = Call | Maybe | Closing | Over | Either | Repeat | tuple["Steps", ...]
 
 
 def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
@@ -182,6 +203,22 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class ScoringRules:
+    """Which rules a client can hold its server to, on the weights that it scores.
+
+    Attributes:
+        next_trains: whether the weights that are sent to be scored are those that the next round
+            trains from.
+        bounded: whether a client scores no model but those that it trains from, and the last ones.
+        closing: how many models it scores at most that it does not train from.
+    """
+
+    next_trains: bool = False
+    bounded: bool = False
+    closing: int = 1
+
+
+@dataclass(frozen=True)
 class Program:
     """What a whole run calls.
 
@@ -191,6 +228,7 @@ class Program:
         rounds: how many there are.
         state: what a client's state holds between rounds.
         result: what clients get when the run is over; it is no call, and not in the ledger.
+        scoring: what clients check of the weights that they score.
     """
 
     setup: Steps
@@ -198,6 +236,7 @@ class Program:
     rounds: int
     state: FieldSpecs
     result: FieldSpecs = field(default_factory=dict)
+    scoring: ScoringRules = ScoringRules()
 
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where there is no such round."""
@@ -221,8 +260,10 @@ def calls_of(steps: Steps) -> Iterator[Call]:
     match steps:
         case Call():
             yield steps
-        case Maybe(inner):
+        case Maybe(inner) | Closing(inner):
             yield from calls_of(inner)
+        case Over():
+            return
         case Either():
             yield from calls_of(steps.ways)
         case Repeat(inner, most):
@@ -237,12 +278,17 @@ def can_end(steps: Steps) -> bool:
     match steps:
         case Call():
             return False
-        case Maybe() | Repeat():
+        case Maybe() | Repeat() | Closing() | Over():
             return True
         case Either():
             return any(map(can_end, steps.ways))
         case _:
             return all(map(can_end, steps))
+
+
+def is_over(steps: Steps) -> bool:
+    """Whether a `Closing` was begun before these steps, which remain of a round."""
+    return isinstance(steps, Over) or (isinstance(steps, tuple) and any(map(is_over, steps)))
 
 
 def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
@@ -252,6 +298,11 @@ def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
             yield steps, ()
         case Maybe(inner):
             yield from possible(inner)
+        case Closing(inner):
+            for call, rest in possible(inner):
+                yield call, (rest, Over())
+        case Over():
+            return
         case Either():
             for way in steps.ways:
                 yield from possible(way)

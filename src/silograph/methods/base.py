@@ -65,6 +65,9 @@ class MethodConfig(Generic[Options]):
             round, and send the counts with what they train: none, validation nodes, or all.
         count_rules: what replies of evaluation hold.
         behind: the least numbers of nodes and silos behind each exchanged row.
+        scored_every: every how many rounds counts of all nodes are wanted; 0: in every one. In the
+            others, and in round 1, they are zeros where `received` is `all`.
+        is_unscored: whether they are zeros in this round; `in_round` says so.
         relevant: least rating of items that rankings should have first; None: nothing is ranked.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
@@ -89,6 +92,8 @@ class MethodConfig(Generic[Options]):
     limited: bool = False
     received: Literal["", "val", "all"] = ""
     count_rules: CountRules = ALL_COUNTS
+    scored_every: int = 0
+    is_unscored: bool = False
     behind: RowMinimum = NO_MINIMUM
     relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -98,13 +103,22 @@ class MethodConfig(Generic[Options]):
     sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
-        """Return what ops and the server program read in a round: the clients' learning rate."""
+        """Return what ops and the server program read in a round.
+
+        The learning rate of the clients depends on the round, and whether they score the weights
+        with which they begin it: the weights of round `number` - 1.
+        """
+        cfg = self
+        if self.received == "all" and self.scored_every:
+            is_scored = number > 1 and (number - 1) % self.scored_every == 0
+            if is_scored == self.is_unscored:
+                cfg = replace(self, is_unscored=not is_scored)
         if self.rates.at(number) == 1:
-            return self
+            return cfg
         optimizer = self.optimizer
         assert isinstance(optimizer, SGD | Adam)  # all that a run can name
         rate = optimizer.lr * self.rates.at(number)
-        return replace(self, optimizer=replace(optimizer, lr=rate), rates=CONSTANT)
+        return replace(cfg, optimizer=replace(optimizer, lr=rate), rates=CONSTANT)
 
     @property
     def everyone_trains(self) -> bool:
@@ -293,6 +307,10 @@ class Method(Generic[Options]):
             comparisons say them.
         aggregates: whether the run's aggregator may be another than the mean: the round goes
             through `local_round`, and clients send weights and what is told of training alone.
+        scores_on_receipt: whether clients train from the server's model and their training op can
+            score it before: it goes through `train_from` and sends what `told` returns. Then the
+            server's model of a round is scored by who trains from it in the next one; of other
+            methods it is sent to be scored, and the next round must start from it.
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
@@ -317,6 +335,7 @@ class Method(Generic[Options]):
     small_weights: bool = False
     cautions: tuple[Caution, ...] = ()
     aggregates: bool = False
+    scores_on_receipt: bool = False
     makes_edges: bool = False
     ratings: bool = True
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None

@@ -175,7 +175,12 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
     return dataclasses.replace(
-        FEDAVG, round=round_of, calls=calls, small_weights=False, cautions=()
+        FEDAVG,
+        round=round_of,
+        calls=calls,
+        small_weights=False,
+        cautions=(),
+        scores_on_receipt=False,  # nobody knows whether the op does
     )
 
 
@@ -198,6 +203,7 @@ FEDAVG: AnyMethod = Method(
         ),
     ),
     aggregates=True,
+    scores_on_receipt=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(

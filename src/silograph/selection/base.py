@@ -103,6 +103,9 @@ class Selector:
         observe: from options, state, number and facts of a round that is over: the next state,
             with tensors of its own. None: the selector learns nothing.
         on_receipt: whether selected clients score the model that they receive, before they train.
+        uses_scores: whether `observe` reads `val_loss` or `val_accuracy` of the round that is over.
+            The server's model is then scored before the next round, at the cost of sending it once
+            more. Of no meaning without `observe`.
     """
 
     name: str
@@ -112,3 +115,4 @@ class Selector:
     init: Begin = nothing_kept
     observe: Observe | None = None
     on_receipt: bool = False
+    uses_scores: bool = True

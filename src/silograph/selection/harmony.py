@@ -212,5 +212,6 @@ HARMONY = Selector(
     draw,
     init=init,
     observe=observe,
+    uses_scores=False,
     on_receipt=True,
 )

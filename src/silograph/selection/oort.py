@@ -154,4 +154,5 @@ OORT = Selector(
     draw,
     init=init,
     observe=observe,
+    uses_scores=False,
 )

@@ -106,4 +106,5 @@ POWER_OF_CHOICE = Selector(
     draw,
     init=init,
     observe=observe,
+    uses_scores=False,
 )

@@ -58,5 +58,11 @@ def observe(
 
 
 ROUND_ROBIN = Selector(
-    "round_robin", "clients in turn", RoundRobinOptions, draw, init=init, observe=observe
+    "round_robin",
+    "clients in turn",
+    RoundRobinOptions,
+    draw,
+    init=init,
+    observe=observe,
+    uses_scores=False,
 )

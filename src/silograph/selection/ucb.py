@@ -183,5 +183,6 @@ UCB = Selector(
     draw,
     init=init,
     observe=observe,
+    uses_scores=False,
     on_receipt=True,
 )

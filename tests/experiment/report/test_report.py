@@ -189,7 +189,7 @@ def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
     silent |= {"min_nodes_per_row", "min_silos_per_row"}  # FedAvg sends no rows
     silent |= {"weights_as", "weight_rows"}  # which travel whole
     silent |= {"edge_weights"}  # of a graph that has none
-    silent |= {"scale", "eval_on_receipt"} | ({"momentum"} - {*FAST} if adam_of(done) else set())
+    silent |= {"scale"} | ({"momentum"} - {*FAST} if adam_of(done) else set())
     options = {name for name, value in done.config.options.items() if value is not None}
     assert set(table) == (plain - silent) | options
     assert (table["method"], table["lr"], table["init_seed"]) == ("fedavg", "0.05", "0")

@@ -31,7 +31,6 @@ def test_what_goes_with_some_data_is_not_refused(method: str) -> None:
         ({"method": "bns", "batch_size": 3}, "^expected participation=1 and neither batch_size "),
         ({"method": "fedper", "options": {"private": 2}}, "^option private: expected less than"),
         ({"method": "fedper", "weights_as": "int4"}, "^expected weights_as=exact and weight_rows="),
-        ({"method": "fedpub", "eval_on_receipt": True}, "^expected a method whose clients train "),
         ({"method": "fedais", "model": "rating_gcn"}, "^expected a method that trains on ratings"),
         (  # the labels are those that have the metric
             {"method": "fedais", "model": "gat", "metric": "rmse"},

@@ -247,7 +247,6 @@ def test_clients_have_the_metric_where_it_is_one_of_theirs(
     [
         ({"metric": "acuracy"}, "unknown metric 'acuracy': did you mean 'accuracy'"),
         ({"metric": "acc"}, "unknown metric 'acc': did you mean 'accuracy'?"),
-        ({"metric": "auc", "eval_on_receipt": "1"}, "another metric than auc with eval_on_receipt"),
         ({"metric": "rmse"}, "unknown metric of node_class 'rmse'; choices: accuracy, "),
         ({"target": "rmse=0.5"}, "target: unknown metric 'rmse'; choices: accuracy, "),
         ({"target": "f1_marco=0.5"}, "target: unknown metric 'f1_marco': did you mean 'f1_m"),

@@ -99,7 +99,6 @@ def applies(run: RunRecord, name: str, value: Any) -> bool:
         "momentum": used.get("optimizer") == "sgd",
         "scale": value != 1.0,
         "edge_weights": "edge_weights" in run.about["dataset"],
-        "eval_on_receipt": bool(value),
         "evaluation_min_count": bool(value),
         "min_nodes_per_row": value != 1,
         "min_silos_per_row": value != 1,

@@ -9,7 +9,6 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.rate_schedule import parse_rate_schedule
 from silograph.core.sent_weights import SentWeights
-from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.cutting import (
     check_features,
 )
@@ -24,16 +23,6 @@ from silograph.nn.neighbors import Neighbors
 from silograph.selection.options import LIMITS
 from silograph.selection.round_robin import ROUND_ROBIN
 from silograph.selection.uniform import UNIFORM
-
-
-def check_received(method: Method) -> None:
-    """Raise `ConfigError` unless clients train from the model that rounds are scored by."""
-    scored_alone = isinstance(method.evaluate, OwnGraph) and method.evaluate.view == "server"
-    if not scored_alone or method.setting.uncut or method.own_weights is not None:
-        raise ConfigError(
-            f"expected a method whose clients train from the server's model, on their own graphs, "
-            f"for eval_on_receipt, got {method.name}: leave eval_on_receipt out"
-        )
 
 
 def check_clock(asked: RunConfig) -> None:
@@ -85,8 +74,6 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
         )
     check_minimum(config, method)
     check_sent(config, parts)
-    if config.eval_on_receipt:
-        check_received(method)
     check_features(config)
     check_clock(config)
     parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
@@ -148,7 +135,7 @@ def check_sent(config: RunConfig, parts: Parts) -> None:
             f"expected weights_as=exact and weight_rows=all for method {method.name}, got {asked}: "
             f"{', '.join(able)} can send them otherwise"
         )
-    if config.eval_on_receipt or parts.selector.part.on_receipt:
+    if parts.selector.part.on_receipt:
         raise ConfigError(
             f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
             f"got {asked}: those that do not train would score other weights"

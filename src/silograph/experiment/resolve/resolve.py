@@ -14,6 +14,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.row_minimum import RowMinimum
 from silograph.core.sent_weights import SentWeights
 from silograph.core.widths import num_layers, shortest
+from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.client_data import check_uncut
 from silograph.experiment.resolve.cutting import (
     DEFAULT_CLIENTS,
@@ -148,7 +149,8 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
         limited=is_limited(selector.options),
-        received=received_in(asked, parts),
+        received=received_in(parts),
+        scored_every=0 if selector.part.on_receipt else asked.eval_every,
         count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
@@ -162,6 +164,7 @@ def resolve(
         rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
     )
     check_method(parts.method.part, method_config)
+    check_evaluate_clients(asked, parts, method_config)
     return Resolved(config, parts, method_config, schema, where)
 
 
@@ -211,6 +214,7 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
     return {f.name: getattr(asked, f.name) for f in fields(ResolvedConfig)} | {
         "options": parts.options,
         "clients": clients,
+        "evaluate_clients": asked.evaluate_clients or "all",
         "hidden": shortest(asked.hidden),
         "layers": num_layers(asked.hidden, asked.layers),
         "neighbors": asked.neighbors or parts.neighbors.part.name,
@@ -226,11 +230,47 @@ def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
     }
 
 
-def received_in(asked: RunConfig, parts: Parts) -> Literal["", "val", "all"]:
+def received_in(parts: Parts) -> Literal["", "val", "all"]:
     """Return which nodes clients score the model on that they receive; see `MethodConfig`."""
-    if asked.eval_on_receipt:
+    if scores_on_receipt(parts):
         return "all"
     return "val" if parts.selector.part.on_receipt else ""
+
+
+def scores_on_receipt(parts: Parts) -> bool:
+    """Whether the server's model of a round is scored by who receives it to train in the next.
+
+    Not where something needs the scores before that: a controller, or a selector that reads them.
+    """
+    method, selector = parts.method.part, parts.selector.part
+    needs_scores = selector.observe is not None and selector.uses_scores
+    return (
+        method.scores_on_receipt
+        and isinstance(method.evaluate, OwnGraph)
+        and method.evaluate.view == "server"
+        and method.own_weights is None
+        and not method.setting.uncut
+        and not method.needs.score_first
+        and not needs_scores
+    )
+
+
+def can_score_participants(parts: Parts) -> bool:
+    """Whether a round's model can be scored by those alone who train from it in the next round."""
+    calls = parts.method.part.calls
+    return scores_on_receipt(parts) or (calls is not None and calls.server_model is False)
+
+
+def check_evaluate_clients(asked: RunConfig, parts: Parts, method_config: MethodConfig) -> None:
+    """Raise `ConfigError` where participants cannot score a model that only some train from."""
+    if asked.evaluate_clients != "participants" or method_config.everyone_trains:
+        return
+    if not can_score_participants(parts):
+        raise ConfigError(
+            f"expected evaluate_clients=all for {parts.method.part.name} where only some clients "
+            "train in a round, got participants: its models are scored before it is known who "
+            "trains next; leave evaluate_clients out, or let all clients train"
+        )
 
 
 def ranked_in(asked: RunConfig, parts: Parts, schema: Schema, model: AnyModel) -> float | None:

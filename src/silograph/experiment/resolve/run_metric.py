@@ -77,7 +77,6 @@ def check_metric(config: RunConfig) -> None:
     if config.metric is not None:
         metric_of(config.metric)
     parse_target(config.target, config.metric)
-    check_on_receipt(config)
 
 
 def check_metric_of(config: RunConfig, task: LabelForm) -> None:
@@ -95,12 +94,16 @@ def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
     return any(not METRICS[name].validation for name in names if name)
 
 
+def scores_some(config: ResolvedConfig) -> bool:
+    """Whether a round's model is scored by those alone who train from it in the next round."""
+    return config.evaluate_clients == "participants"
+
+
 def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float | None:
     """Return the least rating of items that rankings should have first; None: nothing is ranked.
 
     Raises:
-        ConfigError: rankings of data without ratings, of a model that has none, or scored on
-            receipt.
+        ConfigError: rankings of data without ratings, or of a model that has none.
     """
     target = parse_target(config.target, config.metric)
     asked = [config.metric, target and target.metric]
@@ -114,11 +117,6 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
             f"relevant: expected a model of ratings of users and items, got {model.noun} of "
             f"{schema.task}: leave relevant out"
         )
-    if config.eval_on_receipt:
-        raise ConfigError(
-            "expected no rankings with eval_on_receipt, by which none is scored, got relevant="
-            f"{least:g}: leave out eval_on_receipt, or relevant, {' and '.join(RANKINGS)}"
-        )
     return least
 
 
@@ -128,15 +126,6 @@ def check_relevant(least: float | None, scale: tuple[float, float] | None) -> No
         raise ConfigError(
             f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
             f"{least:g}: no item would be relevant; lower it"
-        )
-
-
-def check_on_receipt(config: RunConfig) -> None:
-    """Raise `ConfigError` for scores on receipt, by which no AUC of validation nodes comes."""
-    if config.eval_on_receipt and scores_extra(config):
-        raise ConfigError(
-            "expected another metric than auc with eval_on_receipt, got auc: validation nodes are "
-            "then not scored by it; leave eval_on_receipt out"
         )
 
 

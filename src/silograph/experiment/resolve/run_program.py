@@ -10,9 +10,11 @@ from silograph.evaluation.evaluation_steps import own_steps, received_steps
 from silograph.evaluation.ranking import ranking_steps
 from silograph.exchange.collect import collect_steps, collected_specs
 from silograph.exchange.passes import weight_specs
+from silograph.exchange.sent_weights import takes
 from silograph.exchange.statistics import statistics_state, statistics_steps
 from silograph.experiment.resolve.fitting import sum_specs
-from silograph.federation.program import Maybe, Program, Steps, calls_of
+from silograph.experiment.resolve.run_metric import scores_some
+from silograph.federation.program import Closing, Maybe, Program, ScoringRules, Steps, calls_of
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
 from silograph.nn.shared_items import ITEMS
@@ -69,53 +71,83 @@ def program_of(
 
     given = hand_over and calls.scores_server(method_config)
     result = weight_specs(method_config.model, Shared) if given else {}
-    return Program(setup, round_steps, config.rounds, state, result)
+    rules = _scoring_rules(config, method, method_config)
+    return Program(setup, round_steps, config.rounds, state, result, rules)
+
+
+def _scoring_rules(
+    config: ResolvedConfig, method: Method, method_config: MethodConfig
+) -> ScoringRules:
+    """Return what clients can check of the weights that they score."""
+    # Passes over all silos send exact weights, which cannot be compared with rounded ones.
+    is_alike = method_config.sent.plain or not method.evaluate.crosses
+    everyone, some = method_config.everyone_trains, scores_some(config)
+    sends_none = method.calls is None or not method.calls.scores_server(method_config)
+    return ScoringRules(
+        next_trains=method_config.received != "all" and is_alike,
+        bounded=everyone or some or sends_none,
+        closing=1 if everyone else 2,
+    )
 
 
 def _evaluation_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round, if it is to be scored."""
-    if config.eval_on_receipt:
+    if method_config.received == "all":
         return _delayed_steps(config, method, method_config, t, key)
     scored = _scoring_steps(config, method, method_config, t, key)
     if t % config.eval_every == 0 or t == config.rounds:
         return scored
     # A limit that ends the run before its first evaluation has that round scored.
-    return Maybe(scored) if t < config.eval_every else ()
+    return Closing(scored) if t < config.eval_every else ()
 
 
 def _delayed_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
-    """Return the calls that score the round before on receipt, and this one where the run ends."""
-    model, every, rules = method_config.model, config.eval_every, method_config.count_rules
+    """Return the calls that score the round before on receipt, and this one where the run ends.
+
+    Every round may be the last one, as limits of the run end it.
+    """
+    every, everyone, some = config.eval_every, method_config.everyone_trains, scores_some(config)
     before: Steps = ()
-    if t > 1 and (t - 1) % every == 0:
-        judging = key.fold("judge server", t - 1)
-        before = received_steps(model, judging, rules, everyone=method_config.everyone_trains)
-    server = method.evaluate.steps(model, key.fold("judge server", t), rules)
-    own = own_steps(model, key.fold("judge own", t), rules)
+    if t > 1 and (t - 1) % every == 0 and not (everyone or some):
+        before = received_steps(
+            method_config.model,
+            takes(method_config),
+            key.fold("judge server", t - 1),
+            method_config.count_rules,
+            ranks=config.relevant is not None,
+        )
+    server, own = _scoring_steps(config, method, method_config, t, key)
+    if some and not everyone:  # the best model is scored by all in the end
+        best = Maybe(_scoring_steps(config, method, method_config, t, key.fold("best"))[0])
+        if t == config.rounds:
+            return before, own, best, server
+        if t % every == 0:
+            return before, own, Closing((best, server))
+        return before, Closing(best if t > every else (server, own))
     if t == config.rounds:
         return before, own, server
     if t % every == 0:
-        return before, own, Maybe(server)
-    return before, Maybe((server, own)) if t < every else ()
+        return before, own, Closing(server)
+    return before, Closing((server, own)) if t < every else ()
 
 
 def _scoring_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
-) -> Steps:
-    """Return the calls that score a round."""
+) -> tuple[Steps, Steps]:
+    """Return the calls that score the server's model of a round, and the clients' own ones."""
     model, rules = method_config.model, method_config.count_rules
     judging, own = key.fold("judge server", t), key.fold("judge own", t)
-    server: Steps = ()
+    ranks, server = config.relevant is not None, tuple[Steps, ...]()
     if method.calls is not None and method.calls.scores_server(method_config):
-        server = method.evaluate.steps(model, judging, rules)
-    if config.relevant is None:
-        return server, own_steps(model, own, rules)
-    server = (server, ranking_steps("server", judging)) if server else server
-    return server, own_steps(model, own, rules), ranking_steps("own", own)
+        server = (
+            method.evaluate.steps(model, takes(method_config), judging, rules),
+            ranking_steps("server", judging) if ranks else (),
+        )
+    return server, (own_steps(model, own, rules), ranking_steps("own", own) if ranks else ())
 
 
 def beyond_weights(

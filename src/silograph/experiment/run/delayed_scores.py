@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from silograph.core.errors import TrainingError
 from silograph.core.payload import Stacked, under
 from silograph.core.resolved_config import training_key
-from silograph.evaluation.evaluate import own_counts, received_counts
+from silograph.evaluation.evaluate import received_counts
 from silograph.evaluation.on_receipt import RECEIVED
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.divergence import check_loss
@@ -18,11 +18,14 @@ from silograph.experiment.run.round_scores import (
     Counts,
     Judged,
     judged,
+    own_counts_of,
     row_of,
+    scored_by_participants,
     server_columns,
+    weights_message,
 )
 from silograph.experiment.run.setup import Setup
-from silograph.methods.base import RoundReport
+from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 
 
@@ -43,20 +46,19 @@ def begin(
     setup: Setup, t: int, report: RoundReport, seconds: float, virtual: float | None
 ) -> Pending:
     """Score the clients' own models of a round."""
-    fed, key = setup.federation, training_key(setup.config)
-    own = own_counts(fed, key.fold("judge own", t))
-    now = judged(setup, t, None, own, None, fed.away)
+    own = own_counts_of(setup, t, training_key(setup.config))
+    now = judged(setup, t, None, own, None, setup.federation.away)
     _check(now)
     return Pending(now, row_of(setup, now, report, seconds, virtual))
 
 
-def counts_on_receipt(setup: Setup, t: int, weights: Params, report: RoundReport) -> Counts:
+def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundReport) -> Counts:
     """Return all clients' counts of the server's model of round t.
 
     Args:
         setup: the run.
         t: the round.
-        weights: the server's model after it.
+        state: the server's after it.
         report: of the next round, in which some clients have scored it.
 
     Raises:
@@ -66,12 +68,18 @@ def counts_on_receipt(setup: Setup, t: int, weights: Params, report: RoundReport
     received = under(RECEIVED, fields)
     if not received:
         raise TrainingError(
-            f"expected a method whose clients score what they receive for eval_on_receipt, got "
-            f"{setup.method.name}: its round must go through local_round, and its op send what "
-            "`told` returns"
+            f"expected clients of {setup.method.name} to score the model that they receive, got a "
+            "round without such counts: call by local_round and keep its report, or set "
+            "Method.scores_on_receipt to False"
         )
-    key = training_key(setup.config).fold("judge server", t)
-    return received_counts(setup.federation, weights, received, report.trained["answered"], key)
+    fed, config = setup.federation, setup.config
+    answered = zip(fed.ids, report.trained["answered"].tolist(), strict=True)
+    others = [name for name, has in answered if not has and name not in fed.away]
+    if scored_by_participants(setup):
+        others = []
+    inbox = weights_message(setup, state, others) if others else {}
+    key, ranks = training_key(config).fold("judge server", t), config.relevant is not None
+    return received_counts(fed, received, others, inbox, key, ranks=ranks)
 
 
 def complete(setup: Setup, pending: Pending, server: Counts, weights: Params) -> tuple[Judged, Row]:

@@ -258,14 +258,15 @@ def _round(
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
     took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
-    done = TrainedRound(t, state, report, began, virtual)
-    scored = (scored_late if config.eval_on_receipt else scored_now)(setup, before, done)
+    done, received = TrainedRound(t, state, report, began, virtual), cfg.received
+    scored = (scored_late if received == "all" else scored_now)(setup, before, done)
     now = scored.latest
     last = before.scores
     if last is not None and now is not None:
         last = replace(now, weights=None)
     if selection is not None:
-        counts = None if now is None else _counts_that_decide(setup, now)
+        late = received == "all"  # scores of the round before, which the selector does not read
+        counts = None if now is None or late else _counts_that_decide(setup, now)
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
         state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)

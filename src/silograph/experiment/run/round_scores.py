@@ -1,17 +1,22 @@
 """Judging a round: the counts that clients report, the scores, and which round is best."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.payload import Payload
+from silograph.core.sent_weights import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM, counts_of, own_counts, rows_here
 from silograph.evaluation.ranking import unranked, with_rankings
+from silograph.exchange.sent_weights import outgoing, remembered_form
+from silograph.experiment.resolve.run_metric import scores_some
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
+from silograph.federation.base import positions_of
 from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.task.base import ClientValues, Task
@@ -21,6 +26,7 @@ from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, ClassScores, Scores, Views, constant_scores
 
 Counts = Mapping[str, Tensor]
+SCORED_CLIENTS = f"{FACT}scored_clients"
 ViewScores = Mapping[str, Scores | None]
 
 
@@ -98,29 +104,55 @@ def judged(
 
 def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     """Ask all clients what the server's and their own models get right."""
-    fed = setup.federation
     server = None
     if state.weights is not None:
-        judging = key.fold("judge server", t)
-        model = setup.method_config.model
-        server = setup.method.evaluate.counts(fed, model, state.weights, judging)
-        if setup.config.relevant is not None:
-            server = with_rankings(fed, server, "server", judging)
-    judging = key.fold("judge own", t)
+        server = server_counts_of(setup, state, key.fold("judge server", t))
+    own = own_counts_of(setup, t, key)
+    return judged(setup, t, server, own, state.weights, setup.federation.away)
+
+
+def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
+    """Return all clients' counts of the server's model, which is sent to them."""
+    fed, evaluate = setup.federation, setup.method.evaluate
+    inbox = weights_message(setup, state, fed.ids)
+    counts = evaluate.counts(fed, setup.method_config.model, inbox, key)
+    return counts if setup.config.relevant is None else with_rankings(fed, counts, "server", key)
+
+
+def own_counts_of(setup: Setup, t: int, key: Key) -> Counts:
+    """Return all clients' counts of their own models, as round t has left them."""
+    fed, judging = setup.federation, key.fold("judge own", t)
     own = own_counts(fed, judging)
-    if setup.config.relevant is not None:
-        own = with_rankings(fed, own, "own", judging)
-    return judged(setup, t, server, own, state.weights, fed.away)
+    return own if setup.config.relevant is None else with_rankings(fed, own, "own", judging)
+
+
+def weights_message(setup: Setup, state: ServerState, to: Sequence[str]) -> Payload:
+    """Return the message that brings the server's model to clients to be scored.
+
+    The weights travel as they do to be trained, so a score is that of what clients receive. Passes
+    over all silos send them exactly.
+    """
+    assert state.weights is not None  # only then is there something to score
+    cfg = setup.method_config
+    if setup.method.evaluate.crosses:
+        cfg = replace(cfg, sent=PLAIN_WEIGHTS)
+    positions = positions_of(setup.federation.ids, to)
+    return outgoing(cfg, state.weights, remembered_form(state.memory), positions)
 
 
 def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
     """Whether `new` is chosen over `old`: by the run's metric, then loss; the later if none.
 
-    Rounds that were judged without some clients compare on the nodes that both have counted.
+    Rounds that were judged without some clients compare on the nodes that both have counted. Rounds
+    that were scored by their participants compare by the scores as they are: two draws may have no
+    client in common. Of the best and the last one all clients decide in the end.
     """
     view = setup.method.evaluate.view
     ours, theirs = new.val[view], None if old is None else old.val[view]
-    if old is not None and new.away != old.away:
+    if scored_by_participants(setup):
+        if ours is None:  # nobody who scored it has a validation node
+            return theirs is None
+    elif old is not None and new.away != old.away:
         ours, theirs = (_val_of_both(setup, one, other) for one, other in ((new, old), (old, new)))
     if ours is None or theirs is None:
         return True
@@ -146,6 +178,11 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
     return task_in(setup).scores(kept, "val")
 
 
+def scored_by_participants(setup: Setup) -> bool:
+    """Whether models of rounds are scored by some clients only."""
+    return scores_some(setup.config) and not setup.method_config.everyone_trains
+
+
 def row_of(
     setup: Setup,
     judged: Judged,
@@ -160,7 +197,7 @@ def row_of(
         "participants": sum(name not in away for name in report.participants),
         "train_loss": report.train_loss,
     }
-    row |= _score_columns(setup, judged, tuple(judged.val))
+    row |= _score_columns(setup, judged, tuple(judged.val)) | _scored_clients(setup, judged)
     facts: Row = {
         f"{FACT}{name}": float(value) if math.isfinite(value) else None
         for name, value in report.facts.items()
@@ -177,7 +214,17 @@ def row_of(
 
 def server_columns(setup: Setup, judged: Judged) -> Row:
     """Return the scores of the server's model in a row of the table."""
-    return _score_columns(setup, judged, ("server",))
+    return _score_columns(setup, judged, ("server",)) | _scored_clients(setup, judged)
+
+
+def _scored_clients(setup: Setup, judged: Judged) -> Row:
+    """Return how many clients have nodes in the scores of the server's model, if not all."""
+    if not scored_by_participants(setup):
+        return {}
+    counts = judged.server
+    if counts is None:
+        return {SCORED_CLIENTS: None}
+    return {SCORED_CLIENTS: float(((counts["val.nodes"] + counts["test.nodes"]) > 0).sum())}
 
 
 def _score_columns(setup: Setup, judged: Judged, kept: tuple[str, ...]) -> Row:

@@ -12,7 +12,15 @@ from silograph.experiment.run.delayed_scores import (
     counts_on_receipt,
 )
 from silograph.experiment.run.divergence import check_loss
-from silograph.experiment.run.round_scores import Judged, is_better, judge, row_of
+from silograph.experiment.run.round_scores import (
+    Judged,
+    is_better,
+    judge,
+    judged,
+    row_of,
+    scored_by_participants,
+    server_counts_of,
+)
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.methods.base import RoundReport, ServerState, own_weights
@@ -74,8 +82,8 @@ def scored_late(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
     best, latest, rows = before.best, None, []
     if before.pending is not None:
         weights, t = before.state.weights, before.round
-        assert weights is not None  # see `check_received`
-        counts = counts_on_receipt(setup, t, weights, done.report)
+        assert weights is not None  # clients train from them
+        counts = counts_on_receipt(setup, t, before.state, done.report)
         latest, row = complete(setup, before.pending, counts, weights)
         best = latest if is_better(setup, latest, best) else best
         rows.append(row)
@@ -87,21 +95,33 @@ def scored_late(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
 
 
 def scored_at_last(setup: Setup, done: TrainedRound, scored: Scored) -> Scored:
-    """Score the last round, where that is still to be done."""
-    weights, best = done.state.weights, scored.best
+    """Score the last round, where that is still to be done.
+
+    Where rounds were scored by their participants, all clients score the best one, too: then the
+    better of these two is the best one.
+    """
+    weights, best, key = done.state.weights, scored.best, training_key(setup.config)
+    if best is not None and scored_by_participants(setup):
+        best = _scored_by_all(setup, done, best)
     if scored.pending is not None:
-        assert weights is not None  # see `check_received`
-        key = training_key(setup.config).fold("judge server", done.t)
-        counts = setup.method.evaluate.counts(
-            setup.federation, setup.method_config.model, weights, key
-        )
+        assert weights is not None  # clients train from them
+        counts = server_counts_of(setup, done.state, key.fold("judge server", done.t))
         now, row = complete(setup, scored.pending, counts, weights)
         best = now if is_better(setup, now, best) else best
         return Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, now))
     if best is None:  # a limit before the first evaluation
         best = _with_own(setup, judge_finite(setup, done.state, done.t))
         return Scored(best, scored.latest, [done.row(setup, best)], (best,))
-    return scored
+    return replace(scored, best=best)
+
+
+def _scored_by_all(setup: Setup, done: TrainedRound, best: Judged) -> Judged:
+    """Return the best round with all clients' counts of the server's model, sent to them again."""
+    key = training_key(setup.config).fold("best", "judge server", done.t)
+    state = replace(done.state, weights=best.weights)
+    counts, away = server_counts_of(setup, state, key), setup.federation.away
+    gone = tuple(name for name in setup.federation.ids if name in {*best.away, *away})
+    return judged(setup, best.round, counts, best.personalized, best.weights, gone)
 
 
 def _is_judged(setup: Setup, t: int) -> bool:

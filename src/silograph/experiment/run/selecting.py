@@ -18,7 +18,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import training_key
 from silograph.core.text import counted
-from silograph.evaluation.on_receipt import RECEIVED
+from silograph.evaluation.on_receipt import RECEIVED, VALIDATION
 from silograph.experiment.report.figures import size_text
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.clock import clock_of
@@ -310,10 +310,12 @@ class Selection:
         Raises:
             TrainingError: the selector needs them, and the method's clients do not send them.
         """
-        begins = f"{RECEIVED}/"
-        told = {n: t for n, t in report.trained.items() if n.startswith(begins)}
-        received = {name.removeprefix(begins): t.cpu() for name, t in told.items()}
-        if self.selector.on_receipt and not received:
+        if not self.selector.on_receipt:
+            return {}
+        begins, of_validation = f"{RECEIVED}/", f"{RECEIVED}/{VALIDATION}"
+        counts = {n: t for n, t in report.trained.items() if n.startswith(of_validation)}
+        received = {name.removeprefix(begins): t.cpu() for name, t in counts.items()}
+        if not received:
             raise TrainingError(
                 f"expected a method whose clients score what they receive for selector "
                 f"{self.selector.name}, got {self.setup.method.name}: its round must go through "

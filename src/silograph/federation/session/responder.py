@@ -27,7 +27,8 @@ from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.joining.hello_payload import to_payload
 from silograph.federation.joining.matching import Disagreement
-from silograph.federation.program import BLANK, Call, Steps
+from silograph.federation.program import BLANK, Call, ScoringRules, Steps
+from silograph.federation.scored_weights import ScoredWeights
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.holder import (
@@ -107,6 +108,7 @@ class Responder:
         self._refusals = 0
         self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
         self._longest: LongestCall | None = None
+        self._scored = ScoredWeights(ScoringRules())
         self._explained = 0  # edges explained, in all streams: each is a line of the log
         self._started = False  # in this stream
         self._state: State = {}
@@ -282,6 +284,7 @@ class Responder:
             self._store.agree(facts)  # before anything here knows of the agreement
             self.audit.agreed({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
+            self._scored = ScoredWeights(prepared.course.program.scoring)
             self._longest = LongestCall(prepared.course.program, prepared.extent)
             self._report(Event(What.AGREED, self._name, note=prepared.note))
             for line in prepared.plan:
@@ -349,6 +352,7 @@ class Responder:
             self._state = self._state_of(at, number)
             self._round = number
         at.course.go_to(number)
+        self._scored.forget_last()
         self._store.forget_after(number)
 
     def _state_of(self, at: Prepared, number: int) -> State:
@@ -366,14 +370,17 @@ class Responder:
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
         agreed, after, op, envelope, arrived = self._agreed(at, call)
+        self._scored.check(agreed, envelope.round, arrived)
         begins = at.course.go_on(envelope.round, after)
         try:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
-            return self._run(at, call, agreed, op, envelope, arrived, begins=begins)
+            body = self._run(at, call, agreed, op, envelope, arrived, begins=begins)
         except Exception:
             at.course.break_off()  # the server may not pass over what has failed
             raise
+        self._scored.record(agreed, envelope.round, arrived)
+        return body
 
     def _agreed(
         self, at: Prepared, call: CallBody

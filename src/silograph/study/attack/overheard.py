@@ -9,6 +9,7 @@ from silograph.core.payload import Payload, Shared, State
 from silograph.core.resolved_config import training_key
 from silograph.evaluation.evaluate import own_counts
 from silograph.exchange.collect import collect
+from silograph.experiment.run.round_scores import weights_message
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.base import Federation, Op
 from silograph.federation.ledger import Ledger
@@ -105,6 +106,7 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
         state, _ = method.round(fed, cfg.in_round(t), state, t, key)
     if state.weights is not None:
         judging = key.fold("judge server", rounds)
-        method.evaluate.counts(fed, cfg.model, state.weights, judging)
+        inbox = weights_message(setup, state, fed.ids)
+        method.evaluate.counts(fed, cfg.model, inbox, judging)
     own_counts(fed, key.fold("judge own", rounds))
     return fed

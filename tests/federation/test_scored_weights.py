@@ -1,0 +1,105 @@
+"""A silo scores the weights that it trains from, each once, and the last model: nothing else."""
+
+import itertools
+
+import pytest
+import torch
+
+from silograph.core.errors import PolicyError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Field, Ragged, Shared, Stacked
+from silograph.federation.field_specs import FieldSpec
+from silograph.federation.program import Call, ScoringRules
+from silograph.federation.scored_weights import ScoredWeights, digest_of_weights
+
+SPEC = {"weights/w": FieldSpec(Shared, (2,))}
+
+
+def op(*_: object) -> None: ...
+
+
+TRAIN = Call(op, Kind.WEIGHTS, Key.of(0), SPEC)  # type: ignore[arg-type]
+SCORE = Call(op, Kind.EVALUATION, Key.of(0), SPEC)  # type: ignore[arg-type]
+COUNTS = {"received/val.nodes": FieldSpec(Stacked)}
+BOTH = Call(op, Kind.WEIGHTS, Key.of(0), SPEC, COUNTS)  # type: ignore[arg-type]
+
+
+def model(value: float) -> dict[str, Field]:
+    return {"weights/w": Shared(torch.tensor([value, 1.0])), "train": Shared(torch.tensor(True))}
+
+
+def make(at: ScoredWeights, call: Call, number: int, value: float) -> None:
+    at.check(call, number, model(value))
+    at.record(call, number, model(value))
+
+
+def test_a_round_trains_from_what_was_scored() -> None:
+    at = ScoredWeights(ScoringRules(next_trains=True, bounded=True))
+    make(at, SCORE, 0, 1.0)
+    make(at, TRAIN, 1, 1.0)
+    make(at, SCORE, 1, 2.0)
+    message = (
+        "^expected round 2 to train from the weights that were scored after round 1, got other "
+        "weights: the silo leaves the run$"
+    )
+    with pytest.raises(PolicyError, match=message):
+        make(at, TRAIN, 2, 3.0)
+
+
+def test_a_silo_that_was_away_trains_from_later_weights() -> None:
+    at = ScoredWeights(ScoringRules(next_trains=True, bounded=True))
+    make(at, TRAIN, 1, 1.0)
+    make(at, SCORE, 1, 2.0)
+    at.forget_last()
+    make(at, TRAIN, 5, 3.0)
+    make(at, SCORE, 5, 4.0)
+    make(at, TRAIN, 6, 4.0)
+
+
+@pytest.mark.parametrize("train", [TRAIN, BOTH])
+def test_models_are_scored_as_often_as_it_trains_and_once_more(train: Call) -> None:
+    """Whatever the order, and however often a server sends LOAD in between."""
+    for order in itertools.product([train, SCORE], repeat=5):
+        at = ScoredWeights(ScoringRules(bounded=True))
+        trained, scored = 0, set[float]()
+        for number, call in enumerate(order):
+            at.forget_last()
+            mine = {float(number)} if call is not TRAIN else set()
+            if call is SCORE and len(scored | mine) > trained + 1:
+                with pytest.raises(PolicyError, match="got one more in round"):
+                    make(at, call, number, number)
+                continue
+            make(at, call, number, number)
+            trained += call is not SCORE
+            scored |= mine
+
+
+def test_the_same_weights_are_scored_again_in_a_round_that_is_repeated() -> None:
+    at = ScoredWeights(ScoringRules(bounded=True))
+    for _ in range(8):
+        make(at, SCORE, 3, 1.0)
+
+
+def test_without_rules_anything_goes() -> None:
+    at = ScoredWeights(ScoringRules())
+    for number in range(5):
+        make(at, SCORE, number, number)
+        make(at, TRAIN, number, -number - 1)
+
+
+def test_every_bit_of_the_weights_counts_and_nothing_else() -> None:
+    base = digest_of_weights(model(1.0))
+    assert base == digest_of_weights({"weights/w": Shared(torch.tensor([1.0, 1.0]))})
+    off = torch.tensor([0, 2])
+    others: list[dict[str, Field]] = [
+        model(1.0 + 2**-20),
+        {"weights/v": Shared(torch.tensor([1.0, 1.0]))},
+        {"weights/w": Shared(torch.tensor([1.0, 1.0], dtype=torch.float64))},
+        {"weights/w": Shared(torch.tensor([[1.0], [1.0]]))},
+        {"weights/w": Ragged(torch.tensor([1.0, 1.0]), off)},
+        model(1.0) | {"scale/weights/w": Shared(torch.tensor([1.0]))},
+    ]
+    found = {base, *map(digest_of_weights, others)}
+    assert len(found) == 1 + len(others)
+    assert digest_of_weights({"train": Shared(torch.tensor(True))}) is None
