@@ -180,7 +180,8 @@ def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
 
 def scored_by_participants(setup: Setup) -> bool:
     """Whether models of rounds are scored by some clients only."""
-    return scores_some(setup.config) and not setup.method_config.everyone_trains
+    cfg = setup.method_config
+    return scores_some(setup.config) and cfg.received == "all" and not cfg.everyone_trains
 
 
 def row_of(
