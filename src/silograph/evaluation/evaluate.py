@@ -203,7 +203,7 @@ def received_counts(
     counts = dict(received)
     if others:
         what, places = Kind.EVALUATION, positions_of(fed.ids, others)
-        reply = fed.call(judge_server, inbox, what=what, key=key, to=others)
+        reply = {**fed.call(judge_server, inbox, what=what, key=key, to=others)}
         if ranks:
             reply |= fed.call(rank_server, {}, what=what, key=key, to=others)
         for name, field in reply.items():

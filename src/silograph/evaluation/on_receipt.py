@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from silograph.core.kinds import Kind
-from silograph.core.payload import NO_STATE, Ragged, State
+from silograph.core.payload import NO_STATE, Ragged, Stacked, State
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import counts_of_logits, judged_logits
 from silograph.evaluation.evaluation_steps import tally_specs
@@ -28,7 +28,7 @@ VALIDATION = "val."
 
 def score_received(
     cfg: Any, block: ClientBlock, start: Start, tables: State = NO_STATE
-) -> tuple[dict[str, Ragged], dict[str, Tensor]]:
+) -> tuple[dict[str, Ragged | Stacked], dict[str, Tensor]]:
     """Return what stays in the state, and the counts (C, ...) that travel; nothing if not asked.
 
     Args:
