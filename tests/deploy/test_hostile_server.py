@@ -421,7 +421,7 @@ def test_weights_are_scored_that_were_sent_for_training_or_once_at_the_end(silo:
     server = Hostile(silo)
     server.start(method="fedavg", rounds=9)
     server.begin()
-    crafted = {name: Shared(f.t * 1e6) for name, f in server.weights().items()}
+    crafted: dict[str, Field] = {name: Shared(f.t * 1e6) for name, f in server.weights().items()}
     assert "in round 1, as agreed, got evaluate.judge_server" in reason(judge(server, crafted, 1))
     assert server.train(server.weights()).type is Type.REPLY
     assert "in round 1, as agreed, got evaluate.judge_server" in reason(judge(server, crafted, 1))
@@ -449,7 +449,7 @@ def test_weights_that_were_scored_are_those_of_the_next_round(silo: Silo) -> Non
         return server.call(train_private, weights, Kind.WEIGHTS, key.fold("train", t), t)
 
     assert trained(server.weights(), 1).type is Type.REPLY
-    crafted = {name: Shared(f.t * 1e6) for name, f in server.weights().items()}
+    crafted: dict[str, Field] = {name: Shared(f.t * 1e6) for name, f in server.weights().items()}
     assert judge(server, crafted, 1).type is Type.REPLY
     assert judge_own_models(server, 1).type is Type.REPLY
     assert reason(trained(server.weights(), 2)) == (

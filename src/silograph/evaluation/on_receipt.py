@@ -17,7 +17,7 @@ from silograph.core.payload import NO_STATE, Ragged, Stacked, State
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import counts_of_logits, judged_logits
 from silograph.evaluation.evaluation_steps import tally_specs
-from silograph.evaluation.ranking import left_rankings, ranked, ranking_reply_specs
+from silograph.evaluation.ranking import ranked, ranking_reply, ranking_reply_specs
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.start import Start, start_fields, whole
@@ -54,7 +54,8 @@ def score_received(
     rows = judged_logits(logits, block)
     counts = counts_of_logits(cfg, block, rows)
     if cfg.received == "all":
-        counts |= left_rankings(ranking, block, "server")
+        if ranking:
+            counts |= {n: f.t for n, f in ranking_reply(cfg, ranking, block, "server").items()}
         return {"server/logits": rows, **ranking}, counts
     return {}, {name: t for name, t in counts.items() if name.startswith(VALIDATION)}
 

@@ -55,7 +55,7 @@ def rank_server(
 ) -> tuple[State, Payload]:
     """Report rankings by the server's model, just judged. In: nothing. Out: `FIELDS`, (C,)."""
     del inbox, key
-    return state, _ranking_reply(cfg, state, block, "server")
+    return state, ranking_reply(cfg, state, block, "server")
 
 
 def rank_own(
@@ -63,10 +63,10 @@ def rank_own(
 ) -> tuple[State, Payload]:
     """Report rankings by the clients' own models. In: nothing. Out: `FIELDS`, (C,)."""
     del inbox, key
-    return state, _ranking_reply(cfg, state, block, "own")
+    return state, ranking_reply(cfg, state, block, "own")
 
 
-def _ranking_reply(cfg: Any, state: State, block: ClientBlock, whose: Whose) -> dict[str, Stacked]:
+def ranking_reply(cfg: Any, state: State, block: ClientBlock, whose: Whose) -> dict[str, Stacked]:
     """Return what a client reports of the rankings that a state holds; see `counts_to_send`."""
     counts = counts_to_send(_rankings(state, block, whose), "rating", cfg.count_rules)
     return {name: Stacked(t) for name, t in counts.items()}
