@@ -337,7 +337,6 @@ NAMED = {
     "scale": "2",
     "rating-scale": "1,10",
     "columns": "label=kind",
-    "na-values": "x",
     "relevant": "3",
     "clients": "99",
     "hops": "3",

@@ -14,6 +14,8 @@ from silograph.core.errors import DataError
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import from_csv
 from silograph.graph.read.ratings import ratings
+from silograph.graph.silos.read import read_silo
+from silograph.graph.source import source_of
 
 every_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 SECONDS = [1_700_000_000.25 + 0.5 * row for row in range(12)]  # one value in float32
@@ -222,3 +224,28 @@ def test_a_word_that_is_named_as_a_class_is_one() -> None:
 def test_a_word_that_may_be_a_class_is_named(caplog: pytest.LogCaptureFixture) -> None:
     from_arrays(x=np.eye(3), edge_index=[[], []], y=["EU", "NA", "ASIA"])
     assert "'NA' counts as missing (1 node)" in caplog.text
+
+
+def test_runs_silos_and_datasets_declare_missing_values(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text("id,label,a\n0,gone,1\n1,1,2\n2,1,3\n3,0,4\n")
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
+    assert load(tmp_path, na_values=["gone"]).y.tolist() == [-1, 1, 1, 0]
+    config = make_config({"dataset": str(tmp_path), "na_values": ["gone", -9]})
+    assert config.na_values == "gone,-9"
+    graph = source_of(config).read(1.0)
+    assert isinstance(graph, Graph)
+    assert graph.y.tolist() == [-1, 1, 1, 0]
+    with pytest.raises(ConfigError, match="na_values: expected a folder of nodes.csv and edges"):
+        sg.run(graph, na_values="gone")
+    with pytest.raises(ConfigError, match="na_values: expected a folder of nodes.csv and edges"):
+        load("digits", na_values=["gone"])
+
+
+@pytest.mark.parametrize("format", ["csv", "npz", "parquet"])
+def test_silos_have_the_same_missing_labels(format: str, tmp_path: Path) -> None:
+    table = NodeTable(FEATURES, ["cat", "NA", "gone", "cat"], list("abcd"))
+    write_silo(tmp_path, table, format)
+    toml = (tmp_path / "silo.toml").read_text()
+    toml = toml.replace("['NA', 'cat', 'gone']", '["cat"]') + 'na_values = ["gone", -9]\n'
+    (tmp_path / "silo.toml").write_text(toml)
+    assert read_silo(tmp_path).y.tolist() == [0, -1, -1, 0]
