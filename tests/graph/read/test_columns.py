@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from every_reader import NAMED_READERS, READERS, NodeTable, Reader, dense, numeric_table
-from silograph.core.errors import DataError
+import silograph as sg
+from every_reader import (
+    NAMED_READERS,
+    READERS,
+    NodeTable,
+    Reader,
+    dense,
+    numeric_table,
+    write_silo,
+)
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError, DataError
+from silograph.graph.datasets import load
+from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import from_csv
 from silograph.graph.read.ratings import ratings
@@ -235,9 +247,9 @@ def test_runs_silos_and_datasets_declare_missing_values(tmp_path: Path) -> None:
     graph = source_of(config).read(1.0)
     assert isinstance(graph, Graph)
     assert graph.y.tolist() == [-1, 1, 1, 0]
-    with pytest.raises(ConfigError, match="na_values: expected a folder of nodes.csv and edges"):
+    with pytest.raises(ConfigError, match="na_values: expected a folder of nodes"):
         sg.run(graph, na_values="gone")
-    with pytest.raises(ConfigError, match="na_values: expected a folder of nodes.csv and edges"):
+    with pytest.raises(ConfigError, match="na_values: expected a folder of nodes"):
         load("digits", na_values=["gone"])
 
 
