@@ -32,6 +32,7 @@ def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") ->
     found = cut_graph(config, graph, choose_parts(config).partition)
     made = write_silos(path, found.graph, found.partition, found.split, format=format)
     (path / "secret").write_bytes(bytes(range(32)))
+    (path / "secret").chmod(0o600)
     return made
 
 

@@ -92,7 +92,7 @@ class Federation:
     def server(self, *words: object) -> Command:
         """Start the server; return when it listens."""
         before = (self.folder / "server.log").exists() and len(self._log())
-        certs = ("--certs", self.folder / "certs")
+        certs = ("--certs", self.folder / "certs", "--accept-first-keys")
         server = Command(
             self.folder / "server.log",
             *("server", "--listen", self.address, *certs, "--quiet", *words),

@@ -27,9 +27,11 @@ from silograph.cli import run_app
 from silograph.core.errors import SilographError
 from silograph.deploy.demo import _own_same
 from silograph.deploy.start_messages import read_versions
+from silograph.federation.session.identity import SiloKey, read_keys
 from silograph.federation.session.own_folder import held
 from silos import running
 
+CERTIFIED = ["--listen", "localhost:0", "--certs", "certs"]
 TRAINED = ["--rounds", "2", "--hidden", "4", "--method", "fedavg"]
 SMALL = [*TRAINED, "--partition", "random"]
 
@@ -176,8 +178,11 @@ def test_three_commands_make_a_federation(
         codes[name] = run_app(["silo", "--data", f"silos/{name}", "--name", name, *common])
 
     names = ("client_00", "client_01")
+    lines_of_keys = [printed(capsys, "silo", "--make-key", "--data", f"silos/{n}") for n in names]
+    Path("keys.txt").write_text("".join(lines_of_keys))
     with running([lambda name=name: silo(name) for name in names]):  # type: ignore[misc]
         listen = ["--listen", "localhost:0", "--certs", "certs", "--silos", ",".join(names)]
+        listen += ["--keys", "keys.txt"]
         capsys.readouterr()
         watched = ["--quiet", "--json", "--log-file", "server.jsonl", "--metrics", "0"]
         assert run_app(["server", *listen, *TRAINED, "--out", "out", *watched]) == 0
@@ -227,6 +232,40 @@ def test_three_commands_make_a_federation(
         (
             ["server", "--listen", "localhost:0", "--silos", "a,b", "--certs", "nowhere"],
             "error: --certs: expected a file at nowhere/server.pem, got: No such file or directory",
+        ),
+        (
+            ["server", "--listen", "localhost:0", "--clients", "2", "--certs", "certs"],
+            "error: expected the public keys of the silos, got none: give --keys with a file of ",
+        ),
+        (
+            ["server", *CERTIFIED, "--clients", "2", "--keys", "keys.txt", "--accept-first-keys"],
+            "error: expected --keys or --accept-first-keys, got both: leave one out",
+        ),
+        (
+            ["server", *CERTIFIED, "--clients", "2", "--keys", "nowhere"],
+            "error: --keys: expected a file or folder at nowhere, got: No such file or directory",
+        ),
+        (
+            ["server", *CERTIFIED, "--silos", "a,b", "--keys", "keys.txt"],
+            "error: expected a public key of each silo in keys.txt, got none of b: add what ",
+        ),
+        (
+            ["server", *CERTIFIED, "--clients", "2", "--keys", "keys.txt"],
+            "error: expected public keys of 2 silos in keys.txt, got 1: add what silograph silo ",
+        ),
+        (
+            ["server", *CERTIFIED, "--clients", "2", "--insecure"],
+            "error: expected --certs or --insecure, which is without TLS, got both: leave one out",
+        ),
+        (
+            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--insecure"]
+            + ["--ca", "certs/ca.pem"],
+            "error: expected --ca or --insecure, which is without TLS, got both: leave --insecure "
+            "out to use certs/ca.pem",
+        ),
+        (
+            ["silo", "--make-key", "--data", "certs"],
+            "error: certs/silo.toml: expected what the tables mean, got No such file or directory",
         ),
         (
             ["silo", "--data", "untold", "--server", "localhost:1"],
@@ -292,12 +331,74 @@ def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], 
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
     shutil.copytree("silos/client_00", "untold")
     Path("untold", "secret").unlink()
+    run_app(["certs", "--out", "certs"])
+    Path("keys.txt").write_text(f"a {'0' * 64}\n")
     Path("run.toml").write_text("rounds = 5\n")
     capsys.readouterr()
     assert run_app(command) == 2
     error = capsys.readouterr().err
     assert error.startswith(line), error
     assert error.count("\n") == 1
+
+
+def test_make_key_prints_the_line_for_the_servers_file(work: Path, capsys: Capture) -> None:
+    run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    make = ["silo", "--make-key", "--data", "silos/client_00"]
+    capsys.readouterr()
+    assert run_app(make) == 0
+    made = capsys.readouterr()
+    key = Path("silos", "client_00", "key.pem")
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert made.err.startswith(f"the private key was written to {key}: keep it here. Send the line")
+    assert made.err.count("\n") == 1
+    Path("keys.txt").write_text(f"# our silos\n\n{made.out}")
+    assert read_keys(Path("keys.txt")) == {"client_00": SiloKey.load(key).public}
+    before = key.read_bytes()
+    key.chmod(0o640)
+    assert run_app(make) == 0
+    again = capsys.readouterr()
+    assert (again.out, key.read_bytes()) == (made.out, before)
+    assert again.err.splitlines() == [
+        made.err.strip().replace("was written to", "is already in"),
+        f"warning: other users can read {key} (mode 640): chmod 600 {key}",
+    ]
+
+
+def test_a_silo_warns_of_secrets_that_others_can_read(work: Path, capsys: Capture) -> None:
+    run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
+    data = Path("silos", "client_00")
+    command = ["silo", "--data", str(data), "--server", "localhost:1", "--insecure", "--wait", "0"]
+    assert run_app(command) == 2
+    assert "can read" not in capsys.readouterr().err
+    (data / "secret").chmod(0o644)
+    (data / "key.pem").chmod(0o604)
+    (data / "state").chmod(0o750)
+    assert run_app(command) == 2
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "can read" in line]
+    assert [line.partition("other")[2] for line in warnings] == [
+        f" users can read {data}/key.pem (mode 604): chmod 600 {data}/key.pem",
+        f" users can read {data}/secret (mode 644): chmod 600 {data}/secret",
+        f" users can read {data}/state (mode 750): chmod 700 {data}/state",
+    ]
+
+
+def test_a_server_says_what_it_accepts_and_who_can_read_its_key(
+    work: Path, capsys: Capture
+) -> None:
+    run_app(["certs", "--out", "certs"])
+    listen = ["server", *CERTIFIED, "--clients", "2", "--wait", "0", *TRAINED, "--quiet"]
+    Path("certs", "server.key").chmod(0o640)
+    capsys.readouterr()
+    assert run_app([*listen, "--accept-first-keys", "--out", "first"]) == 2
+    lines = capsys.readouterr().err
+    assert "other users can read certs/server.key (mode 640): chmod 600 certs/server.key" in lines
+    assert "the first key that takes a silo's name is accepted (--accept-first-keys)" in lines
+    Path("certs", "server.key").chmod(0o600)
+    Path("keys.txt").write_text(f"a {'0' * 64}\nb {'1' * 64}\n")
+    assert run_app([*listen, "--keys", "keys.txt", "--out", "known"]) == 2
+    lines = capsys.readouterr().err
+    assert "can read" not in lines
+    assert "first key" not in lines
 
 
 def test_what_a_server_has_no_use_for_is_said(

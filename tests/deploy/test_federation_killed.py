@@ -69,7 +69,8 @@ class Place:
         self.address = ""
 
     def server(self, *words: object) -> Command:
-        how = ("--certs", self.path / "certs") if self.tls else ("--insecure",)
+        certs = ("--certs", self.path / "certs", "--accept-first-keys")
+        how = certs if self.tls else ("--insecure",)
         listen = ("--listen", self.address or "127.0.0.1:0")
         server = self._start("server", "server", *listen, *how, "--quiet", *words)
         while not self.address:

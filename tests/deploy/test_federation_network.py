@@ -239,7 +239,7 @@ def test_the_ledger_has_the_bytes_of_the_wire_but_for_a_few_a_message(
     if tls:
         make_certificates(tmp_path / "certs", ["127.0.0.1"])
         pair = (tmp_path / "certs" / "server.pem", tmp_path / "certs" / "server.key")
-        venue = replace(venue, insecure=False, certificate=pair)
+        venue = replace(venue, insecure=False, certificate=pair, accept_first_keys=True)
         how = {"ca": tmp_path / "certs" / "ca.pem"}
     graph = make_graph(60, features=400)
     result = through(

@@ -235,6 +235,7 @@ def test_no_secret_is_in_a_log_or_a_figure(
     silos = [folder(tmp_path / n, files) for n, files in (("north", NORTH), ("south", SOUTH))]
     shared = os.urandom(32)
     (tmp_path / "secret").write_bytes(shared)
+    (tmp_path / "secret").chmod(0o600)
     recorder, address, texts = Recorder(monkeypatch), dict[What, str](), list[str]()
 
     def report(event: Event) -> None:
@@ -281,6 +282,7 @@ def test_a_server_hears_nothing_of_the_edge_that_a_silo_explains(tmp_path: Path)
     untold = {"cross_edges.csv": "own,silo,remote\na-7f3c1a,south,k-90bd42\n"}
     silos = [folder(tmp_path / "north", NORTH | untold), folder(tmp_path / "south", SOUTH)]
     (tmp_path / "secret").write_bytes(os.urandom(32))
+    (tmp_path / "secret").chmod(0o600)
     said: list[str] = []
     told: list[Event] = []
 

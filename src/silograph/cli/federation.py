@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from silograph.cli.flags import FIELDS, Given, app, command
+from silograph.core.files import describe_exposure
 
 FAILED = 1  # exit code where the two ends differ
 
@@ -23,7 +24,7 @@ def certs_command(
     from silograph.federation.session.wire import need_packages
 
     need_packages()
-    from silograph.federation.session.certificates import make_certificates
+    from silograph.federation.session.certificates import CA_KEY, SERVER_KEY, make_certificates
 
     hosts = host or ["localhost", "127.0.0.1"]
     make_certificates(out, hosts, days)
@@ -31,6 +32,9 @@ def certs_command(
         f"written to {out}: server.pem and server.key for the server ({', '.join(hosts)}), ca.pem "
         "for the silos; keep ca.key to yourself"
     )
+    for name in (CA_KEY, SERVER_KEY):  # on some file systems modes of files have no effect
+        if (line := describe_exposure(out / name)) is not None:
+            typer.echo(f"warning: {line}", err=True)
 
 
 @command(

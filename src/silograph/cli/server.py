@@ -49,8 +49,20 @@ class ServerFlags:
     insecure: Annotated[bool, _option("--insecure", "without TLS, on this machine only")] = False
     keys: Annotated[
         Path | None,
-        _option("--keys", "folder of NAME.pub; default: the first key keeps a name"),
+        _option(
+            "--keys",
+            "file of the lines that silograph silo --make-key prints, or folder of NAME.pub: only "
+            "these silos can attach",
+        ),
     ] = None
+    accept_first_keys: Annotated[
+        bool,
+        _option(
+            "--accept-first-keys",
+            "in place of --keys: the first key that takes a name keeps it (default with "
+            "--insecure only)",
+        ),
+    ] = False
     least: Annotated[
         int | None, _option("--least", "silos without which a round fails (default: all)")
     ] = None
@@ -155,6 +167,7 @@ def _venue(flags: ServerFlags) -> "Venue":
         certificate=None if certs is None else (certs / "server.pem", certs / "server.key"),
         insecure=flags.insecure,
         keys=flags.keys,
+        accept_first_keys=flags.accept_first_keys,
         least=flags.least,
         seconds=flags.round_seconds,
         patience=flags.wait,

@@ -9,6 +9,7 @@ import typer
 from silograph.cli.flags import flags_command
 from silograph.cli.server import LOG_FILE, LOG_LEVEL
 from silograph.core.errors import ConfigError
+from silograph.core.files import describe_exposure
 
 if TYPE_CHECKING:
     from silograph.deploy.silo import Attendance
@@ -27,6 +28,14 @@ class SiloFlags:
         typer.Option(
             "--init-policy",
             help="write a strict DATA/policy.toml with comments, and stop (docs/federation.md)",
+        ),
+    ] = False
+    make_key: Annotated[
+        bool,
+        typer.Option(
+            "--make-key",
+            help="make the silo's own key if there is none, print its name and public key for the "
+            "server's --keys, and stop",
         ),
     ] = False
     name: Annotated[
@@ -113,6 +122,9 @@ def silo_command(flags: SiloFlags) -> int:
 
         typer.echo(f"written to {write_policy(flags.data)}: read it, and change what does not fit")
         return 0
+    if flags.make_key:
+        _make_key(flags)
+        return 0
     from silograph.deploy.logs import logging_to
     from silograph.deploy.silo import attend
     from silograph.deploy.silo_display import show_silo
@@ -120,10 +132,7 @@ def silo_command(flags: SiloFlags) -> int:
     from silograph.graph.silos.read import read_silo
 
     silo = read_silo(flags.data)
-    if flags.name is not None and flags.name != silo.name:
-        raise ConfigError(
-            f"expected the silo {flags.name} in {flags.data}, got {silo.name}: see its silo.toml"
-        )
+    _check_name(flags, silo.name)
     how = _attendance(flags)
     with logging_to(flags.log_file, flags.log_level), show_silo(best_mode(), silo.name) as report:
         reason = attend(silo, how, report)
@@ -133,6 +142,40 @@ def silo_command(flags: SiloFlags) -> int:
     if best_mode() == "plain":
         typer.echo("the run is over", err=True)
     return 0
+
+
+def _check_name(flags: SiloFlags, name: str) -> None:
+    """Raise `ConfigError` where the silo of the folder is not the one that was named."""
+    if flags.name is not None and flags.name != name:
+        raise ConfigError(
+            f"expected the silo {flags.name} in {flags.data}, got {name}: see its silo.toml"
+        )
+
+
+def _make_key(flags: SiloFlags) -> None:
+    """Make the silo's key if there is none, and print the line for the server's `--keys`.
+
+    The line alone is on standard output, so that it can be appended to a file.
+    """
+    from silograph.federation.session.wire import need_packages
+    from silograph.graph.silos.spec import SPEC, read_spec
+
+    need_packages()
+    from silograph.federation.session.identity import SiloKey, check_name, key_line
+
+    name = check_name(read_spec(flags.data / SPEC).name)
+    _check_name(flags, name)
+    path = flags.data / "key.pem" if flags.key is None else flags.key
+    verb = "is already in" if path.exists() else "was written to"
+    key = SiloKey.load(path)
+    typer.echo(key_line(name, key.public))
+    typer.echo(
+        f"the private key {verb} {path}: keep it here. Send the line above to the server's people, "
+        "who add it to the file that they give as --keys",
+        err=True,
+    )
+    if (line := describe_exposure(path)) is not None:
+        typer.echo(f"warning: {line}", err=True)
 
 
 def _attendance(flags: SiloFlags) -> "Attendance":

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import shlex
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,24 @@ from typing import IO
 def opens_private(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file as `open` does; where it is made only its owner may read it."""
     return os.open(path, flags, 0o600)
+
+
+def describe_exposure(path: Path) -> str | None:
+    """Return one line on a secret file or folder that other users can read; None if none can.
+
+    A file that does not exist is not exposed.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not status.st_mode & 0o077:
+        return None
+    mode = "700" if stat.S_ISDIR(status.st_mode) else "600"
+    return (
+        f"other users can read {path} (mode {stat.S_IMODE(status.st_mode):03o}): "
+        f"chmod {mode} {shlex.quote(str(path))}"
+    )
 
 
 def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> None:

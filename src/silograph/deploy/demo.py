@@ -34,6 +34,7 @@ from silograph.federation.session.wire import need_packages
 from silograph.task.metric_table import METRICS
 
 LISTENING = "listening on "
+KEYS = "keys.txt"  # public keys of the silos
 SECONDS_TO_STOP = 10
 DEFAULT_SILOS = 3
 SameThing = Literal["model", "silos' models", "scores"]
@@ -100,6 +101,7 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
     """
     need_packages()
     from silograph.federation.session.certificates import make_certificates
+    from silograph.federation.session.identity import SiloKey, key_line
 
     if config.clients is None and not names_clients(config.partition):
         config = dataclasses.replace(config, clients=DEFAULT_SILOS)
@@ -112,6 +114,8 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
         tell(f"{counted(len(silos), 'silo')} written")
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
         make_certificates(folder / "certs", ["127.0.0.1"], days=1)
+        keys = [key_line(silo.name, SiloKey.load(silo / "key.pem").public) for silo in silos]
+        (folder / KEYS).write_text("".join(f"{line}\n" for line in keys), encoding="utf-8")
         (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")
         _federate(folder, silos, config, tell)
         tell("the same once more, in one process")
@@ -129,7 +133,8 @@ def _federate(
             subprocess.PIPE,
             *("server", "--config", folder / "run.toml", "--trust", "--json"),
             *("--listen", "127.0.0.1:0"),
-            *("--certs", certs, "--out", folder / "federated", "--quiet"),
+            *("--certs", certs, "--keys", folder / KEYS),
+            *("--out", folder / "federated", "--quiet"),
             *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
         )
         address = _address(server, tell)

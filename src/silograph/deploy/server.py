@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.run_file import read_toml
 from silograph.core.text import counted
@@ -26,7 +27,13 @@ from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
 from silograph.deploy.start_messages import check_deployable, start_facts
-from silograph.deploy.venue import Venue, check_update_norm, credentials, expected_silos
+from silograph.deploy.venue import (
+    Venue,
+    check_update_norm,
+    credentials,
+    expected_silos,
+    known_keys,
+)
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.most_work import most_work
@@ -53,7 +60,14 @@ from silograph.experiment.run.snapshot import check_identity, identity
 from silograph.experiment.run.trackers import Tracker
 from silograph.federation.course import Course
 from silograph.federation.session.engine import Session
-from silograph.federation.session.events import Event, EventCallback, What, both, log_event
+from silograph.federation.session.events import (
+    Event,
+    EventCallback,
+    StrangerLimit,
+    What,
+    both,
+    log_event,
+)
 from silograph.federation.session.limits import Limits
 from silograph.federation.session.meeting import agree
 from silograph.federation.session.message import Type, facts_body
@@ -68,6 +82,10 @@ if TYPE_CHECKING:
 
 MOST_FAILURES = 3  # of a silo, after which it is left out for good
 EVALUATION_MIN_COUNT = 5  # of real silos, unless the config says another
+UNKNOWN_KEYS = (
+    "the first key that takes a silo's name is accepted (--accept-first-keys): who reaches this "
+    "server first can be that silo"
+)
 
 
 @standard_numerics()
@@ -179,9 +197,10 @@ def _met(
 ) -> Iterator[tuple["Meeting", Watch]]:
     """Open the place where silos attach; when it closes, silos hear how the run ended."""
     names, room = expected_silos(config, venue)
-    board = Board(names or tuple(known.keys), room, both(figures.take, report))
+    limit = StrangerLimit(report)  # figures count all of them
+    board = Board(names or tuple(known.keys), room, both(figures.take, limit))
     shown = watching(config.rounds, board, progress, figures, venue.metrics)
-    with torch_threads(config.threads), shown as watch:
+    with torch_threads(config.threads), closing(limit), shown as watch:
         config = replace(config, clients=room, partition=CUT)
         meeting = Meeting(config, venue, known, names, watch)
         try:
@@ -253,11 +272,12 @@ class Meeting:
         watch: Watch,
     ) -> None:
         from silograph.federation.session.hub import Hub
-        from silograph.federation.session.identity import Register, read_keys
+        from silograph.federation.session.identity import Register
 
         room = config.clients
         assert room is not None  # see `expected_silos`
-        keys = known.keys or (None if venue.keys is None else read_keys(venue.keys))
+        certificate_and_key = credentials(venue)
+        keys = known.keys or known_keys(venue, names, room)
         self._config = config
         self._venue = venue
         self._token = known.token
@@ -272,8 +292,12 @@ class Meeting:
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, room, keys)
         self._hub: Hub = Hub(
-            venue.listen, self._register, self._token, credentials(venue), room, self._report
+            venue.listen, self._register, self._token, certificate_and_key, room, self._report
         )
+        if venue.certificate is not None and (line := describe_exposure(venue.certificate[1])):
+            self._report(Event(What.EXPOSED, note=line))
+        if keys is None and not venue.insecure:
+            self._report(Event(What.UNKNOWN_KEYS, note=UNKNOWN_KEYS))
         self._report(Event(What.LISTENING, address=self._hub.address))
 
     def set_up(self) -> Setup:

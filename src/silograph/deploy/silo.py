@@ -13,6 +13,7 @@ import torch
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
+from silograph.core.files import describe_exposure
 from silograph.core.memory import keep_freed_memory
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import counted
@@ -343,6 +344,8 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
             for line in (*_rules(data, how), *([found] if found else [])):
                 report(Event(What.NOTE, data.name, note=line))
             silo = _attaching(own, how, roots, audit)
+            for line in _exposures(how):
+                report(Event(What.EXPOSED, data.name, note=line))
             reason = audit.to_end(lambda: take_part(silo) or None)
             if how.audit is not None:
                 report(Event(What.NOTE, data.name, note=f"{how.audit} ends with {audit.head}"))
@@ -359,6 +362,17 @@ def _rules(data: Silo, how: Attendance) -> Iterator[str]:
     yield from how.code.lines(schema_of(shown.graph))
     has_file = how.policy is not None
     yield from described(how.policy or NO_POLICY, has_file=has_file, allow=how.allow)
+
+
+def _exposures(how: Attendance) -> Iterator[str]:
+    """Yield lines on secret files and folders of a silo that other users can read."""
+    secrets = [] if how.secret is None else [how.secret]
+    if how.secret is not None and how.secret.is_dir():
+        # Whether others can list the names does not matter, only what the files hold.
+        secrets = sorted(path for path in how.secret.iterdir() if path.is_file())
+    for path in (how.key, *secrets, *([] if how.state is None else [how.state])):
+        if (line := describe_exposure(path)) is not None:
+            yield line
 
 
 def _attaching(own: OwnData, how: Attendance, roots: bytes | None, audit: Audit) -> "Attaching":

@@ -10,9 +10,14 @@ def read_roots(ca: Path | None, *, insecure: bool) -> bytes | None:
     """Return the certificates that a server's must come from; None is without TLS.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or `insecure` besides.
     """
     if insecure:
+        if ca is not None:
+            raise ConfigError(
+                "expected --ca or --insecure, which is without TLS, got both: leave --insecure "
+                f"out to use {ca}"
+            )
         return None
     if ca is None:
         raise ConfigError(

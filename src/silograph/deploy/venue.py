@@ -21,8 +21,10 @@ class Venue:
             in the order of their names.
         certificate: files of the server's certificate chain and key; None with `insecure`.
         insecure: without TLS, on this machine only.
-        keys: folder of the silos' public keys, NAME.pub; None: the first key that takes a name
-            keeps it for the run.
+        keys: folder or file of the silos' public keys, see `read_keys`; only they may attach.
+        accept_first_keys: whether the first key that takes a silo's name keeps it for the run,
+            where `keys` is None. With `insecure`, which is for this machine only, it does so
+            anyway.
         least: silos without which a round fails; None: all of them.
         seconds: how long a silo may take over its answers of a round, and over each before the
             first; None: as long as its stream is there.
@@ -39,6 +41,7 @@ class Venue:
     certificate: tuple[Path, Path] | None = None
     insecure: bool = False
     keys: Path | None = None
+    accept_first_keys: bool = False
     least: int | None = None
     seconds: float | None = None
     patience: float = 600.0
@@ -75,6 +78,43 @@ def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | N
     return names, room
 
 
+def known_keys(venue: Venue, names: tuple[str, ...] | None, count: int) -> dict[str, bytes] | None:
+    """Return the public keys (32 bytes) of the silos that may attach, by name; None: first keys.
+
+    Args:
+        venue: where silos attach.
+        names: of the silos, if they are known.
+        count: number of silos.
+
+    Raises:
+        ConfigError: there are no keys although they are needed, or too few.
+    """
+    from silograph.federation.session.identity import read_keys
+
+    if venue.keys is None:
+        if venue.insecure or venue.accept_first_keys:
+            return None
+        raise ConfigError(
+            "expected the public keys of the silos, got none: give --keys with a file of the lines "
+            "that silograph silo --make-key prints at each silo, or --accept-first-keys to give "
+            "each name to the first key that takes it"
+        )
+    if venue.accept_first_keys:
+        raise ConfigError("expected --keys or --accept-first-keys, got both: leave one out")
+    keys = read_keys(venue.keys)
+    if missing := [name for name in names or () if name not in keys]:
+        raise ConfigError(
+            f"expected a public key of each silo in {venue.keys}, got none of "
+            f"{', '.join(missing)}: add what silograph silo --make-key prints there"
+        )
+    if len(keys) < count:
+        raise ConfigError(
+            f"expected public keys of {counted(count, 'silo')} in {venue.keys}, got {len(keys)}: "
+            "add what silograph silo --make-key prints at the others"
+        )
+    return keys
+
+
 def _check_seconds(venue: Venue) -> None:
     """Raise `ConfigError` for times that nobody can wait for."""
     if not venue.patience >= 0:
@@ -108,9 +148,13 @@ def credentials(venue: Venue) -> tuple[bytes, bytes] | None:
     """Return the server's certificate chain and key; None without TLS.
 
     Raises:
-        ConfigError: there is neither a certificate nor `insecure`.
+        ConfigError: there is neither a certificate nor `insecure`, or both.
     """
     if venue.insecure:
+        if venue.certificate is not None:
+            raise ConfigError(
+                "expected --certs or --insecure, which is without TLS, got both: leave one out"
+            )
         return None
     if venue.certificate is None:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Strangers, and silos that speak unasked: none holds the server up or fills its memory."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ from cryptography.hazmat.primitives.serialization import (
 from sessions import TOKEN
 from silograph.core.errors import ConfigError
 from silograph.federation.session.certificates import make_certificates
+from silograph.federation.session.events import (
+    MOST_OF_ADDRESS,
+    MOST_STRANGERS,
+    Event,
+    StrangerLimit,
+    What,
+)
 from silograph.federation.session.hub import (
     LONGEST_GREETING,
     PROTOCOL,
@@ -206,3 +214,51 @@ def test_what_is_no_certificate(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             Hub("127.0.0.1:0", Register(None, 2), TOKEN, pair, room=2)
+
+
+def test_what_strangers_send_is_short_and_printable_in_the_log(
+    hubs: Any, raws: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = hubs(Register(None, 2))
+    for name in ("x" * 50_000, "\x1b[2J\nINFO forged line" * 100):
+        raws(hub).greet(name, SiloKey.new())
+    lines = [message for message in caplog.messages if message.startswith("refused ")]
+    assert len(lines) == 2
+    assert all(len(line) < 500 and line.isprintable() for line in lines)
+
+
+def stranger(address: str) -> Event:
+    return Event(What.STRANGER, address=address, reason="no")
+
+
+def test_strangers_cause_a_bounded_number_of_lines() -> None:
+    heard: list[Event] = []
+    limit = StrangerLimit(heard.append, window=3600)
+    silo = Event(What.ATTACHED, "north")
+    for port in range(100):
+        limit(stranger(f"ipv4:10.0.0.1:{port}"))
+        limit(silo)
+    assert heard.count(silo) == 100
+    assert sum(event.what is What.STRANGER for event in heard) == MOST_OF_ADDRESS
+    for host in range(1000):
+        limit(Event(What.REFUSED, "x", address=f"ipv4:10.0.{host}.1:1", reason="no"))
+    listed = [event for event in heard if event.what in (What.STRANGER, What.REFUSED)]
+    assert len(listed) == MOST_STRANGERS
+    limit.close()
+    assert str(heard[-1]) == (
+        f"{1100 - MOST_STRANGERS:,} more streams of strangers in 3600 s: not listed one by one"
+    )
+    assert heard[-1].level == logging.WARNING
+    limit.close()
+    assert sum(event.what is What.UNLISTED for event in heard) == 1
+
+
+def test_the_number_of_unlisted_strangers_is_reported_when_the_window_ends() -> None:
+    """Also where no other event follows; then a new window begins."""
+    heard: SimpleQueue[Event] = SimpleQueue()
+    limit = StrangerLimit(heard.put, window=0.01)
+    for _ in range(2):
+        while True:
+            limit(stranger("ipv4:10.0.0.1:1"))
+            if heard.get(timeout=60).what is What.UNLISTED:
+                break

@@ -105,7 +105,8 @@ def test_only_registered_keys_attach_where_there_is_a_folder_of_them(
     (tmp_path / "keys" / "north.pub").write_bytes(own.public_pem)
     hub = hubs(Register(None, 2, read_keys(tmp_path / "keys")))
     assert refusal(raws(hub).greet("south", SiloKey.new())) == (
-        "expected a registered silo, got south: put south.pub into the keys' folder"
+        "expected a silo whose public key is known, got south: add the line that silograph silo "
+        "--make-key prints there to the server's --keys"
     )
     assert refusal(raws(hub).greet("north", SiloKey.new())).startswith(
         "expected the key that north"
@@ -315,6 +316,25 @@ def test_keys_are_for_their_owner_only(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "north.pub").write_bytes((tmp_path / "a" / "key.pub").read_bytes())
     assert read_keys(tmp_path / "keys") == {"north": made.public}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"expected lines NAME KEY in .*keys.txt, got none"),
+        ("north", r"keys.txt, line 1: expected NAME KEY as silograph silo --make-key prints it, "),
+        ("\nnorth abc", r"keys.txt, line 2: expected NAME KEY .*, got 'north abc'"),
+        (f"../x {'0' * 64}", "expected a silo's name of up to 64 letters"),
+        (f"a {'0' * 64}\na {'1' * 64}", "line 2: expected each silo once, got a again"),
+        (f"a {'0' * 64}\nb {'0' * 64}", "expected a key of its own for each silo .* for a and b"),
+        (b"\xff", r"keys: expected a file or folder at .*keys.txt, got: no text"),
+    ],
+)
+def test_what_is_no_file_of_keys(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ConfigError, match=message):
+        read_keys(path)
 
 
 def test_what_is_no_key(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ asked, printable and short.
 """
 
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from silograph.core.text import printable
+from silograph.core.text import counted, printable
 
 LOG = logging.getLogger("silograph")
 
@@ -44,6 +46,9 @@ class What(StrEnum):
     FAILED = "failed"  # an op failed at a silo
     DISAGREED = "disagreed"  # an edge of a silo that the other one does not list
     KEPT = "kept"  # a silo has written down what the run has come to
+    EXPOSED = "exposed"  # a secret file that other users can read
+    UNKNOWN_KEYS = "unknown_keys"  # a server accepts silos whose keys it does not know
+    UNLISTED = "unlisted"  # streams of strangers without an event each in the log
     NOTE = "note"  # anything else that a person should read
 
 
@@ -105,6 +110,8 @@ class Event:
 
 
 EventCallback = Callable[[Event], None]
+# Lines of the log that strangers can cause in a window of time, in all and from one address.
+MOST_STRANGERS, MOST_OF_ADDRESS = 20, 5
 FIELDS = tuple(f.name for f in fields(Event) if f.name != "what")
 LEVELS = {
     **dict.fromkeys((What.ASKED, What.ANSWERED), logging.DEBUG),
@@ -124,6 +131,9 @@ LEVELS = {
             What.LOST,
             What.DECLINED,
             What.DISAGREED,
+            What.EXPOSED,
+            What.UNKNOWN_KEYS,
+            What.UNLISTED,
         ),
         logging.WARNING,
     ),
@@ -145,6 +155,58 @@ def both(first: EventCallback, second: EventCallback) -> EventCallback:
         second(event)
 
     return report
+
+
+class StrangerLimit:
+    """Report events, but only some of those that strangers cause.
+
+    Whoever reaches the port causes an event with each stream, and each would be a line of the log.
+    In each window of time the first few are reported, of each address and in all. The number of the
+    others is reported when the window is over.
+
+    Args:
+        report: gets the events; called from several threads.
+        window: length of a window in seconds. It begins with the first event of a stranger.
+    """
+
+    def __init__(self, report: EventCallback, window: float = 60.0) -> None:
+        self._report = report
+        self._window = window
+        self._lock = threading.Lock()
+        self._reported: Counter[str] = Counter()  # by address, in this window
+        self._unlisted = 0
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Report an event, or count it."""
+        if event.what not in (What.REFUSED, What.STRANGER) or self._has_room(event.address or ""):
+            self._report(event)
+
+    def _has_room(self, address: str) -> bool:
+        host = address.rpartition(":")[0]  # each stream has another port
+        with self._lock:
+            if self._timer is None:
+                self._timer = threading.Timer(self._window, self.close)
+                self._timer.daemon = True
+                self._timer.start()
+            full = self._reported.total() >= MOST_STRANGERS
+            if full or self._reported[host] >= MOST_OF_ADDRESS:
+                self._unlisted += 1
+                return False
+            self._reported[host] += 1
+            return True
+
+    def close(self) -> None:
+        """End the window and report how many events were left out, if any."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+            unlisted, self._unlisted = self._unlisted, 0
+            self._reported.clear()
+        if timer is not None:
+            timer.cancel()
+        if unlisted:
+            note = f"{counted(unlisted, 'more stream')} of strangers in {self._window:g} s"
+            self._report(Event(What.UNLISTED, note=f"{note}: not listed one by one"))
 
 
 def told_of(event: Event) -> dict[str, str | int | float]:

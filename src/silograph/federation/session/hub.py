@@ -274,7 +274,7 @@ class Hub:
             reason = self._second(hello)
         if reason is None:
             return hello
-        who, why = _text(hello.get("name")), one_line(reason)
+        who, why = _text(hello.get("name"))[:80], one_line(reason)
         self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
         return why
 

@@ -2,7 +2,8 @@
 
 Bernstein, Duif, Lange, Schwabe and Yang, "High-speed high-security signatures", CHES 2011.
 
-The first key that takes a name keeps it; with a folder of public keys, only those may attach.
+With known public keys only silos that have them may attach. Without, the first key that takes a
+name keeps it.
 """
 
 import re
@@ -128,13 +129,33 @@ def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
     return True
 
 
-def read_keys(folder: Path) -> dict[str, bytes]:
-    """Return the public keys of a folder's NAME.pub files, by name.
+def key_line(name: str, public: bytes) -> str:
+    """Return a silo's name and public key (32 bytes) as a line of a file of keys."""
+    return f"{name} {public.hex()}"
+
+
+def read_keys(path: Path) -> dict[str, bytes]:
+    """Return the public keys (32 bytes each) of silos, by name.
+
+    Args:
+        path: folder with a file NAME.pub (PEM) for each silo, or file with a line "NAME KEY" for
+            each, KEY in hexadecimal; empty lines and lines that begin with # are left out.
 
     Raises:
-        ConfigError: there are none, or a file is no such key.
+        ConfigError: there are none, one of them is no Ed25519 key, or a name or a key occurs twice.
     """
-    found = {}
+    keys = _read_key_folder(path) if path.is_dir() else _read_key_file(path)
+    if len(set(keys.values())) < len(keys):
+        names = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
+        raise ConfigError(
+            f"expected a key of its own for each silo in {path}, got the same for "
+            f"{' and '.join(names)}: run silograph silo --make-key at each silo"
+        )
+    return keys
+
+
+def _read_key_folder(folder: Path) -> dict[str, bytes]:
+    keys = {}
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_pem_public_key(path.read_bytes())
@@ -142,10 +163,34 @@ def read_keys(folder: Path) -> dict[str, bytes]:
             key = None
         if not isinstance(key, Ed25519PublicKey):
             raise ConfigError(f"expected an Ed25519 public key (PEM) in {path}, got something else")
-        found[check_name(path.stem)] = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
-    if not found:
+        keys[check_name(path.stem)] = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
+    if not keys:
         raise ConfigError(f"expected NAME.pub files in {folder}, got none")
-    return found
+    return keys
+
+
+def _read_key_file(path: Path) -> dict[str, bytes]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no text"
+        raise ConfigError(f"keys: expected a file or folder at {path}, got: {why}") from None
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, text = line.strip().partition(" ")
+        if re.fullmatch(r"[0-9a-fA-F]{64}", text.strip()) is None:
+            raise ConfigError(
+                f"{path}, line {number}: expected NAME KEY as silograph silo --make-key prints it, "
+                f"got {line[:80]!r}"
+            )
+        if name in keys:
+            raise ConfigError(f"{path}, line {number}: expected each silo once, got {name} again")
+        keys[check_name(name)] = bytes.fromhex(text.strip())
+    if not keys:
+        raise ConfigError(f"expected lines NAME KEY in {path}, got none")
+    return keys
 
 
 class Register:
@@ -182,7 +227,10 @@ class Register:
         if name in self.keys and self.keys[name] != public:
             return f"expected the key that {name} is registered with, got another: use its own"
         if self._closed and name not in self.keys:
-            return f"expected a registered silo, got {name}: put {name}.pub into the keys' folder"
+            return (
+                f"expected a silo whose public key is known, got {name}: add the line that "
+                "silograph silo --make-key prints there to the server's --keys"
+            )
         if name in self._left_out:
             return self._left_out[name]
         if name not in self._taken and len(self._taken) >= self._room:
