@@ -70,6 +70,7 @@ class Forked:
             theirs.append(Connection(other))
             ours.append(end)
         self.stdin, self.stdout, self.stderr = ours
+        self._output: dict[str, Any] = {}
         given = theirs, os.getcwd(), dict(os.environ if env is None else env), list(command[1:])
         self._process = FORKS.Process(target=_main, args=given)
         self._process.start()
@@ -96,13 +97,12 @@ class Forked:
 
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
         """Wait for the end; returns what is said in pipes, which is little where there are two."""
-        said = []
-        for pipe in (self.stdout, self.stderr):
-            said.append(None if pipe is None else pipe.read())
-            if pipe is not None:
+        for name, pipe in (("stdout", self.stdout), ("stderr", self.stderr)):
+            if pipe is not None and not pipe.closed:  # it may be called again after a timeout
+                self._output[name] = pipe.read()
                 pipe.close()
         self.wait(timeout)
-        return said[0], said[1]
+        return self._output.get("stdout"), self._output.get("stderr")
 
     def terminate(self) -> None:
         self._process.terminate()

@@ -258,8 +258,10 @@ def test_three_commands_make_a_federation(
             "error: expected --certs or --insecure, which is without TLS, got both: leave one out",
         ),
         (
-            ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--insecure"]
-            + ["--ca", "certs/ca.pem"],
+            [
+                *("silo", "--data", "silos/client_00", "--server", "localhost:1"),
+                *("--insecure", "--ca", "certs/ca.pem"),
+            ],
             "error: expected --ca or --insecure, which is without TLS, got both: leave --insecure "
             "out to use certs/ca.pem",
         ),

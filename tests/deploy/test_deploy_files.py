@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FILES = ROOT / "examples" / "deploy"
 UNITS = ["silograph-server.service", "silograph-silo.service"]
 PAGES = [ROOT / "docs" / name for name in ("deployment.md", "federation.md")]
-COMMAND = re.compile(r"\bsilograph ((?:server|silo|certs|export-silos|predict)\b[^`\n#]*)")
+COMMAND = re.compile(r"\bsilograph ((?:server|silo|certs|export-silos|predict)\b[^`\n#>]*)")
 INSTRUCTIONS = ["ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "STOPSIGNAL", "ENTRYPOINT", "CMD"]
 
 

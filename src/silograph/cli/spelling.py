@@ -25,6 +25,7 @@ OTHERS = (
         "log_level",
         "ca",
         "certs",
+        "keys",
         "secret",
         "server",
         "seeds",

@@ -36,6 +36,7 @@ from silograph.task.metric_table import METRICS
 LISTENING = "listening on "
 KEYS = "keys.txt"  # public keys of the silos
 SECONDS_TO_STOP = 10
+SECONDS_TO_START = 600  # a busy machine needs minutes to start all processes
 DEFAULT_SILOS = 3
 SameThing = Literal["model", "silos' models", "scores"]
 
@@ -135,25 +136,44 @@ def _federate(
             *("--listen", "127.0.0.1:0"),
             *("--certs", certs, "--keys", folder / KEYS),
             *("--out", folder / "federated", "--quiet"),
-            *("--rejoin-seconds", 0, "--wait", 60),  # nobody starts a silo again
+            *("--rejoin-seconds", 0, "--wait", SECONDS_TO_START),  # nobody starts a silo again
         )
         address = _address(server, tell)
         allow = ",".join((portable(config.method), *BESIDES))
         common: list[object] = ["--server", address, "--ca", certs / "ca.pem", "--allow", allow]
+        common += ["--wait", SECONDS_TO_START]
         for spec in dict.fromkeys((config.method, config.model)):
             common += ["--allow-code", spec.rpartition(":")[0]] if is_spec(spec) else []
         logs = [folder / f"{silo.name}.log" for silo in silos]
         members = []
         for silo, log in zip(silos, logs, strict=True):
             with log.open("w") as file:
-                members.append(start(file, "silo", "--data", silo, *common, "--wait", "60"))
+                members.append(
+                    start(file, "silo", "--data", silo, *common, "--wait", SECONDS_TO_START)
+                )
         tell(f"{counted(len(members), 'silo')} started; they wait for each other and train")
-        said = server.communicate()[1]
-        if server.returncode != 0:
+        said = _wait_for_end(server, members)
+        if said is not None and server.returncode != 0:
             raise SilographError(f"the server failed: {_last_line(said)}")
         for member, log in zip(members, logs, strict=True):
-            if member.wait() != 0:
+            if member.poll() if said is None else member.wait():
                 raise SilographError(f"a silo failed: {_last_line(log.read_text())}")
+
+
+def _wait_for_end(
+    server: "subprocess.Popen[str]", silos: Sequence["subprocess.Popen[str]"]
+) -> str | None:
+    """Return what the server wrote to standard error; None where it waits for a silo that failed.
+
+    A silo that fails because of the server ends before it, so the server gets time to say why.
+    """
+    seconds_left = SECONDS_TO_STOP
+    while seconds_left:
+        try:
+            return server.communicate(timeout=1)[1]
+        except subprocess.TimeoutExpired:
+            seconds_left -= any(silo.poll() for silo in silos)
+    return None
 
 
 def _address(server: "subprocess.Popen[str]", tell: Callable[[str], None]) -> str:
