@@ -367,11 +367,15 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hubs() -> Iterator[Any]:
-    """Makes hubs of this machine, which close with the test."""
+def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes hubs of this machine, which close with the test.
+
+    They wait longer than others for who says who it is, for this machine may be busy.
+    """
     from sessions import TOKEN
     from silograph.federation.session.hub import Hub
 
+    monkeypatch.setattr("silograph.federation.session.hub.GREETING_SECONDS", 600.0)
     made = []
 
     def make(register: Any, **other: Any) -> Hub:

@@ -53,7 +53,7 @@ def running(targets: Sequence[Callable[[], object]]) -> Iterator[None]:
         yield
     finally:
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=600)
             assert not thread.is_alive()
 
 
@@ -101,7 +101,7 @@ def federate(
         heard.append(str(event))
 
     def silo(folder: Path) -> None:
-        if not listening.wait(60) or not address:
+        if not listening.wait(600) or not address:
             return
         plain = Attendance(
             reached(folder, address[0]),

@@ -16,7 +16,7 @@ from silograph.federation.session.wire import OPTIONS, PATH
 
 def until(is_so: Callable[[], bool]) -> None:
     """Wait for what comes for sure."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 600
     while not is_so():
         assert time.monotonic() < limit
         time.sleep(0.02)
@@ -55,7 +55,7 @@ class Raw:
 
 
 def joined(hub: Hub) -> Joined:
-    found = hub.next(30)
+    found = hub.next(600)
     assert found is not None
     return found
 

@@ -38,6 +38,6 @@ def on_terminal(script: str, columns: int, **environment: str) -> tuple[str, str
             break
         shown += part
     os.close(main)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, shown.decode()
     return shown.decode(), printed.decode()

@@ -289,7 +289,7 @@ def test_version(capsys: Capture) -> None:
 def test_the_program_and_its_pipe(work: Path) -> None:
     warm_up()
     command = [sys.executable, "-m", "silograph", "run", "g.npz", *QUICK, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert list(json.loads(done.stdout)) == RESULT_KEYS
     assert done.stdout.count("\n") == 1
@@ -333,7 +333,7 @@ def test_the_program_is_stopped_while_python_ends() -> None:
         "atexit.register(os.kill, os.getpid(), signal.SIGTERM); main()"
     )
     command = [sys.executable, "-c", script, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0
     assert done.stdout.endswith("ended\n")
     assert done.stderr == ""
@@ -345,7 +345,7 @@ def test_help_loads_nothing_slow() -> None:
         "sys.exit(bool({'torch', 'scipy', 'sklearn', 'pandas'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
 
 

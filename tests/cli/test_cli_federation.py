@@ -141,7 +141,7 @@ def test_a_demonstration_that_is_killed_leaves_no_process(alone: Path) -> None:
     demo.kill()
     demo.wait()
     demo.stderr.close()
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 600
     while any(is_running(pid) for pid in started):
         assert time.monotonic() < limit
         time.sleep(0.05)
@@ -173,7 +173,7 @@ def test_three_commands_make_a_federation(
     codes: dict[str, int] = {}
 
     def silo(name: str) -> None:
-        assert listening.wait(60)
+        assert listening.wait(600)
         common = ["--server", address[0], "--ca", "certs/ca.pem"]
         codes[name] = run_app(["silo", "--data", f"silos/{name}", "--name", name, *common])
 

@@ -10,6 +10,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.unread_options import unread
 from silograph.experiment.resolve.parts import TABLES, choose_parts, options_of
 from silograph.methods import METHODS
+from silograph.nn.backends import CompiledBackend
 
 EXCHANGES = {"interval", "tau", "owners", "sent", "moved"}
 WEIGHS = {"warmup", "floor"}
@@ -83,6 +84,13 @@ def test_every_condition_names_an_option_and_values_that_it_takes() -> None:
     assert found > 10
 
 
+@pytest.fixture
+def torch_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run without compiled kernels: compiling those of flow networks takes minutes."""
+    monkeypatch.setattr(CompiledBackend, "why_not", lambda *_: "this test needs none")
+
+
+@pytest.mark.usefixtures("torch_only")
 def test_tuning_leaves_them_out(make_graph: Any) -> None:
     """A controlled sampler has no flow network to tune; a trained one has."""
     given: dict[str, Any] = {"trials": 1, "rounds": 1, "clients": 2, "batch_size": 8}
@@ -97,6 +105,7 @@ def test_tuning_leaves_them_out(make_graph: Any) -> None:
     }
 
 
+@pytest.mark.usefixtures("torch_only")
 def test_trials_leave_out_what_their_other_values_make_unread(make_graph: Any) -> None:
     given: dict[str, Any] = {"rounds": 1, "clients": 2, "batch_size": 8, "partition": "random"}
     given |= {"neighbors": "fedgrains", "method": "local", "processes": 0}
@@ -111,6 +120,7 @@ def test_trials_leave_out_what_their_other_values_make_unread(make_graph: Any) -
         sg.tune(make_graph(), **given, trials=1, keys=["neighbors.k"])
 
 
+@pytest.mark.usefixtures("torch_only")
 def test_comparisons_leave_out_what_is_unread_at_a_point(make_graph: Any) -> None:
     given: dict[str, Any] = {"rounds": 1, "clients": 2, "batch_size": 8, "partition": "random"}
     given |= {"neighbors": "fedgrains", "methods": ["local"], "processes": 0, "seeds": 1}

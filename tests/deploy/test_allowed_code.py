@@ -33,7 +33,7 @@ from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 MakeGraph = Callable[..., Graph]
 

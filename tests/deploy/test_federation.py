@@ -33,7 +33,7 @@ from silos import config_of, federate, folders
 
 MOST = 5
 OPTIONS = {"label_guided": {"sample": 30}}
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 
 
@@ -50,7 +50,7 @@ def processes() -> Iterator[list[Forked]]:
         for process in found:
             process.stdin.close()
         for process in found:
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=600) == 0
             process.stdout.close()
 
 

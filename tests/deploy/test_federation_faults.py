@@ -28,7 +28,7 @@ from silograph.methods import RoundReport
 from silos import config_of, federate, folders
 from victims import Victim
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8, "method": "scaffold"}
 MakeGraph = Callable[..., Graph]
 

@@ -21,7 +21,7 @@ from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silos import ALLOW, config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8}
 ABLE = [name for name, method in METHODS.items() if method.setting.at_server is None]
 QUICK = ("scaffold", "label_guided")

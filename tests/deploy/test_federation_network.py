@@ -27,7 +27,7 @@ from silograph.graph.graph import Graph
 from silos import config_of, federate, folders, running
 from streams import until
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8}
 LONG = 20.0  # seconds; longer than keepalive takes to notice
 MakeGraph = Callable[..., Graph]

@@ -23,7 +23,7 @@ from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 3, "hidden": 8, "method": "scaffold"}
 WAITS = "was stopped: client_00 waits for it for up to 30 s (until 2"
 MakeGraph = Callable[..., Graph]

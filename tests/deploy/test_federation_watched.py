@@ -39,7 +39,7 @@ from silograph.graph.graph import Graph  # noqa: E402
 from silograph.graph.silos.read import read_silo  # noqa: E402
 from silos import ALLOW, config_of, federate, folders  # noqa: E402
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=120)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 OWN = ("7f3c1a", "90bd42", "sarcoma-1d", "melanoma-2e", "tumor-width")  # of the silos' own data
 CLASSES = 'classes = ["sarcoma-1d", "melanoma-2e"]'
 NORTH = {
@@ -75,7 +75,7 @@ class EveryRound:
 
 
 def scraped(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=600) as answer:
         found: bytes = answer.read()
     return found.decode()
 
@@ -255,7 +255,7 @@ def test_no_secret_is_in_a_log_or_a_figure(
     venue = replace(PLAIN, metrics="0", silos=("north", "south"))
     with logging_to(tmp_path / "log", "debug"):
         serve(config, venue, trackers=[EveryRound(intruded)], report=report)
-    assert [process.wait(60) for process in started] == [0, 0]
+    assert [process.wait(600) for process in started] == [0, 0]
 
     token = json.loads((tmp_path / "out" / "session.json").read_text())["token"]
     hidden = [shared, *recorder.hidden, *(k for p in silos for k in private_of(p / "key.pem"))]

@@ -153,7 +153,7 @@ def test_figures_before_anything() -> None:
 @contextmanager
 def answered(method: str, path: str, text: str = "# EOF\n") -> Iterator[Any]:
     with serving(lambda: text, "0") as address:
-        connection = http.client.HTTPConnection(address, timeout=30)
+        connection = http.client.HTTPConnection(address, timeout=600)
         connection.request(method, path)
         yield connection.getresponse()
         connection.close()
@@ -183,7 +183,7 @@ def test_who_hangs_up_or_says_nonsense_is_no_concern(capsys: pytest.CaptureFixtu
         for said in (b"", b"\x00\xff\r\n\r\n", b"GET " + b"x" * 70_000):
             with socket.create_connection((host, int(port))) as stream:
                 stream.sendall(said)
-        connection = http.client.HTTPConnection(address, timeout=30)
+        connection = http.client.HTTPConnection(address, timeout=600)
         connection.request("GET", "/metrics")
         assert connection.getresponse().status == 200
         connection.close()

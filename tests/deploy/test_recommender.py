@@ -25,7 +25,7 @@ from silograph.graph.block.pairs import pairs_of
 from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 OPTIONS: dict[str, Any] = {
     "partition": "category",
     "rounds": 2,

@@ -34,7 +34,7 @@ from silograph.graph.silos.read import read_silo
 from silograph.methods import METHODS
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=60)
+PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {
     "partition": "random",
     "rounds": 5,

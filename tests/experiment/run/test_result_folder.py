@@ -440,7 +440,7 @@ def test_two_runs_that_chose_one_name_at_once(make_graph: MakeGraph, work: Path)
         Forked([*command, seed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for seed in ("1", "2")
     ]
-    outputs = [process.communicate(timeout=120) for process in both]
+    outputs = [process.communicate(timeout=600) for process in both]
     codes = [process.returncode for process in both]
     assert set(codes) == {0, 2}, outputs
     (out, err), (lost_out, lost_err) = outputs[codes.index(0)], outputs[codes.index(2)]

@@ -203,7 +203,7 @@ def test_a_silo_that_sends_garbage_is_left_out_and_the_run_goes_on(
         say_goodbye(fed.peers, "")
         fuzzer.over = True
         hub.close()
-    silo.join(60)
+    silo.join(600)
     assert not silo.is_alive()
     events = [vars(record) for record in caplog.records]
     lost = [e for e in events if e.get("event") == "dropped" and e["cause"] != "gone"]

@@ -179,7 +179,7 @@ def test_one_makes_and_the_other_waits(data: Path, monkeypatch: pytest.MonkeyPat
     def slow(*arguments: Any) -> None:
         made.append(arguments)
         begun.set()
-        assert go.wait(60)
+        assert go.wait(600)
         make(*arguments)
 
     def report(what: str, share: float) -> None:
@@ -193,10 +193,10 @@ def test_one_makes_and_the_other_waits(data: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "make", slow)
     threads = [threading.Thread(target=one) for _ in range(2)]
     threads[0].start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     threads[1].start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert (len(made), len(graphs)) == (1, 2)
     assert f"waiting for another process in {data / 'generated'}" in told
     assert names(data) == [FOLDER]

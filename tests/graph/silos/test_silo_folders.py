@@ -398,7 +398,7 @@ def test_threads_read_arrays_one_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("numpy.load", lambda *_, **__: slow)
 
     def read(_: int) -> set[str]:
-        together.wait(30)
+        together.wait(600)
         return set(read_arrays(path, "arrays", lambda keys: keys))
 
     with ThreadPoolExecutor(3) as threads:
