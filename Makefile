@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/bench.py --data-dir $(DATA)
 
-.PHONY: demo test test-slow bench check options format lock hashes clean
+.PHONY: demo test test-slow test-bounds bench check options format lock hashes clean
 
 demo: $(READY)
 	$(BIN)/silograph run digits --clients 10 --partition metis
@@ -22,6 +22,14 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --timeout 5400
+
+# Tries each command with the lowest and the newest allowed versions, in environments of their own.
+# uv finds wheels where pip does. BOUNDS=--cuda also tries Pythons whose torch brings CUDA packages.
+PYTHONS ?= 3.11 3.13
+test-bounds: export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+test-bounds:
+	test -x .venv-bounds/bin/uv || { $(PYTHON) -m venv .venv-bounds && .venv-bounds/bin/python -m pip install --quiet uv; }
+	$(PYTHON) tests/bounds.py --uv .venv-bounds/bin/uv --python $(PYTHONS) $(BOUNDS)
 
 check: $(READY)
 	$(BIN)/ruff check
@@ -65,4 +73,4 @@ hashes:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-bounds .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
