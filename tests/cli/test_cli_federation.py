@@ -25,7 +25,7 @@ from forked import Forked
 from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
-from silograph.deploy.demo import _own_same
+from silograph.deploy.demo import SECONDS_TO_STOP, _own_same, _wait_for_end
 from silograph.deploy.start_messages import read_versions
 from silograph.federation.session.identity import SiloKey, read_keys
 from silograph.federation.session.own_folder import held
@@ -114,6 +114,39 @@ def test_a_demonstration_that_fails_leaves_nothing(
     assert capsys.readouterr().err.endswith("error: expected a server, got none\n")
     assert everything(alone) == {}
     assert children() == before
+
+
+class Process:
+    """What a demonstration sees of a process."""
+
+    def __init__(self, code: int | None, seconds: int) -> None:
+        self.code, self.seconds = code, seconds
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def communicate(self, timeout: float) -> tuple[None, str]:
+        self.seconds -= 1
+        if self.seconds > 0:
+            raise subprocess.TimeoutExpired("server", timeout)
+        return None, "said"
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "said"),
+    [
+        pytest.param(None, 1000, "said", id="silos run"),
+        pytest.param(0, 1000, "said", id="a silo has ended well"),
+        pytest.param(1, SECONDS_TO_STOP, "said", id="the server says why a silo failed"),
+        pytest.param(1, 1000, None, id="the server waits for a silo that failed"),
+    ],
+)
+def test_a_demonstration_ends_with_the_first_silo_that_fails(
+    code: int | None, seconds: int, said: str | None
+) -> None:
+    silos: Any = [Process(None, 0), Process(code, 0)]
+    server: Any = Process(None, seconds)
+    assert _wait_for_end(server, silos) == said
 
 
 def test_a_demonstration_that_can_never_run_starts_nothing(alone: Path, capsys: Capture) -> None:
