@@ -84,13 +84,27 @@ def install(uv: str, python: str, resolution: str, torch: str, *, cuda: bool) ->
     with tempfile.TemporaryDirectory(prefix="silograph-bounds-") as name:
         folder = Path(name)
         (folder / "torch.txt").write_text(torch)
-        how = ["--python", folder / "env" / "bin" / "python", "--constraints", folder / "torch.txt"]
+        how: list[str | Path] = [
+            "--python",
+            folder / "env" / "bin" / "python",
+            "--constraints",
+            folder / "torch.txt",
+        ]
         made = run([uv, "venv", "--quiet", "--python", python, folder / "env"], folder)
         if made.returncode:
             return f"left out: {made.stderr.strip()}"
         package = f"{ROOT}[{EXTRAS}]"
         binary = ["--only-binary", ":all:", "--no-binary", "silograph"]
-        words = [uv, "pip", "install", "--resolution", resolution, *binary, *how, package]
+        words: list[str | Path] = [
+            uv,
+            "pip",
+            "install",
+            "--resolution",
+            resolution,
+            *binary,
+            *how,
+            package,
+        ]
         planned = run([*words, "--dry-run"], folder)
         if planned.returncode:
             return f"FAILED to resolve: {planned.stderr.strip()}"
