@@ -9,7 +9,7 @@ import torch
 
 import silograph as sg
 from runs import MakeGraph, files_of, of, run_until, same_bits
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import CheckpointError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Shared, Stacked
 from silograph.exchange.statistics import (
@@ -21,6 +21,7 @@ from silograph.exchange.statistics import (
     statistics_steps,
 )
 from silograph.experiment.resolve.fitting import BlockInState
+from silograph.federation.checkpoint import CheckpointFolder, read_checkpoint
 from silograph.federation.field_specs import EDGES, TRAIN, Extent, check_against
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Call, calls_of
@@ -164,6 +165,25 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(
     assert whole.model is not None
     assert resumed.model is not None
     assert torch.equal(resumed.model.logits(graph), whole.model.logits(graph))
+
+
+def test_checkpoints_without_usable_statistics_are_refused(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, out = make_graph(), tmp_path / "cut"
+    run_until(monkeypatch, graph, 2, out, **OPTIONS)
+    path = next(out.glob("checkpoints/round-*"))
+    good = read_checkpoint(path, 1)
+    name = "server/memory/statistics/features/mean"
+    for change, line in (
+        ({}, "statistics/features/mean"),
+        ({name: good.tensors[name] * torch.nan}, "of another form"),
+        ({name: good.tensors[name][:2]}, "of another form"),
+    ):
+        others = {n: t for n, t in good.tensors.items() if n != name}
+        CheckpointFolder(path.parent).write(replace(good, tensors={**others, **change}))
+        with pytest.raises(CheckpointError, match=line):
+            sg.resume(out, graph=graph)
 
 
 def test_a_silo_completes_its_block_by_its_state(make_graph: MakeGraph, tmp_path: Path) -> None:

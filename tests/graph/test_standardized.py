@@ -9,6 +9,7 @@ import scipy.sparse as sp
 import torch
 
 import silograph as sg
+from rating_graphs import rating_graph
 from runs import MakeGraph, go
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.payload import owners
@@ -199,5 +200,7 @@ def test_what_cannot_be_standardized_is_refused(make_graph: MakeGraph) -> None:
             go(sparse, normalize=how)
         with pytest.raises(ConfigError, match=f"got {how}: a constant feature is then 0"):
             go(graph, normalize=how, features="constant")
+        with pytest.raises(ConfigError, match=f"normalize none with ratings, got {how}"):
+            sg.run(rating_graph(), model="rating_mf", method="fedmf", normalize=how)
     with pytest.raises(PartitionError, match="every node at one client with normalize standard_cl"):
         go(graph, normalize="standard_client", partition="shares")

@@ -40,6 +40,7 @@ from silograph.graph.features import (
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import (
     Graph,
+    LabelForm,
     Split,
     fingerprint,
     largest_component,
@@ -266,6 +267,15 @@ def check_features(config: RunConfig) -> None:
         raise ConfigError(
             f"expected no drop_edges with features {config.features}, got {config.drop_edges}: a "
             "silo cannot count edges that it has lost; use constant, or leave drop_edges out"
+        )
+
+
+def check_standard(config: RunConfig, task: LabelForm) -> None:
+    """Raise `ConfigError` where there are no features to standardize."""
+    if task == "rating" and config.normalize in STANDARD:
+        raise ConfigError(
+            f"expected normalize none with ratings, got {config.normalize}: users, items and "
+            "ratings have no features to standardize; leave normalize out"
         )
 
 

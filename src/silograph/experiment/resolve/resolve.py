@@ -18,6 +18,7 @@ from silograph.evaluation.scoring import OwnGraph
 from silograph.experiment.resolve.client_data import check_uncut
 from silograph.experiment.resolve.cutting import (
     DEFAULT_CLIENTS,
+    check_standard,
     clients_of_graph,
     seed_of,
 )
@@ -183,6 +184,7 @@ def usable_schema(
     overlapping |= isinstance(data, CutGraph) and data.overlapping
     check_metric_of(asked, schema.task)
     check_ratings(parts.method.part, schema.task)
+    check_standard(asked, schema.task)
     check_together(asked, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_uncut(asked, data)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from silograph.core.errors import CheckpointError
 from silograph.core.resolved_config import training_key
 from silograph.core.text import counted
 from silograph.experiment.advice import advice_of
@@ -16,7 +15,7 @@ from silograph.experiment.run import each_best
 from silograph.experiment.run.controlling import controlling
 from silograph.experiment.run.divergence import check_loss
 from silograph.experiment.run.local_bias import local_bias
-from silograph.experiment.run.preprocessing import Preprocessing, checked_statistics
+from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import (
     Counts,
@@ -168,22 +167,10 @@ def _model(setup: Setup, weights: Params, statistics: ColumnStatistics | None) -
 
 
 def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
-    """Return the (F,) statistics of features that all clients have in common, None without.
-
-    Raises:
-        CheckpointError: the checkpoint that the run went on from had impossible ones.
-    """
+    """Return the (F,) statistics of features that all clients have in common, None without."""
     fitted = part_of(snapshot.state, STATISTICS)
     if fitted:
-        try:
-            shape = (setup.schema.num_features,)
-            mean, deviation = fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"]
-            return checked_statistics(mean, deviation, shape)
-        except ValueError as error:
-            raise CheckpointError(
-                f"expected means and deviations of features in the checkpoint, got {error}: begin "
-                "a new run"
-            ) from None
+        return ColumnStatistics(fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"])
     cut = setup.simulated
     if cut is None or cut.statistics is None or cut.statistics.mean.dim() > 1:
         return None

@@ -20,10 +20,12 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.sent_weights import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
+from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
+from silograph.experiment.run.preprocessing import checked_statistics
 from silograph.experiment.run.round_scores import Counts, Judged, judged, task_in
-from silograph.experiment.run.server_parts import parts_on_cpu
+from silograph.experiment.run.server_parts import STATISTICS, parts_on_cpu
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
@@ -325,6 +327,10 @@ def from_checkpoint(
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         memory = parts_on_cpu(below("server/memory", parts))
+        specs = sum_specs(setup.config, setup.schema.num_features, setup.method)
+        for name, spec in specs.items():
+            fitted = [memory[f"{STATISTICS}{name}/{what}"] for what in ("mean", "deviation")]
+            checked_statistics(*fitted, (spec.width,))
         state = ServerState(group("server/weights"), memory)
         best, scores, pending = None, None, None
         if facts["best_round"] is not None:
