@@ -329,8 +329,8 @@ def from_checkpoint(
         memory = parts_on_cpu(below("server/memory", parts))
         specs = sum_specs(setup.config, setup.schema.num_features, setup.method)
         for name, spec in specs.items():
-            fitted = [memory[f"{STATISTICS}{name}/{what}"] for what in ("mean", "deviation")]
-            checked_statistics(*fitted, (spec.width,))
+            mean, deviation = (memory[f"{STATISTICS}{name}/{k}"] for k in ("mean", "deviation"))
+            checked_statistics(mean, deviation, (spec.width,))
         state = ServerState(group("server/weights"), memory)
         best, scores, pending = None, None, None
         if facts["best_round"] is not None:
