@@ -3,6 +3,7 @@
 Everything slow (torch, loaders) is imported inside the commands, so that help is instant.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from silograph.cli.spelling import logged_as_flags
 from silograph.cli.typed import as_typed
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.interruptible import is_compiling
 from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
@@ -355,6 +357,10 @@ def main() -> None:
     code = run_app(sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if is_compiling():  # LLVM cannot be stopped, and takes up to half a minute
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -3,8 +3,11 @@
 import numpy as np
 from numba import njit
 
+from silograph.core.interruptible import interruptible
+
 
 # No contraction: a product is rounded before it is added, as torch does it.
+@interruptible
 @njit(error_model="numpy", cache=True, nogil=True)
 def add_rows(
     total: np.ndarray, index: np.ndarray, rows: np.ndarray, around: np.ndarray, factors: np.ndarray
@@ -24,6 +27,7 @@ def add_rows(
     return True
 
 
+@interruptible
 @njit(error_model="numpy", cache=True, nogil=True)
 def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
     """Fill `alike` (G,): which bases (G, n) equal another (n,)."""
@@ -34,6 +38,7 @@ def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
         alike[g] = differ == 0
 
 
+@interruptible
 @njit(error_model="numpy", cache=True, nogil=True)
 def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarray) -> None:
     """mean[h] = around[h] + total[h] / weight."""
@@ -41,6 +46,7 @@ def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarr
         mean[h] = around[h] + total[h] / weight
 
 
+@interruptible
 @njit(error_model="numpy", cache=True, nogil=True)
 def add_slices(
     total: np.ndarray,

@@ -68,5 +68,10 @@ def share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
         goals = torch.linspace(0, float(block.off[-1]), threads + 1, dtype=torch.float64)
         ends = torch.searchsorted(block.off.double(), goals).tolist()
         ends[0], ends[-1] = 0, block.num_clients
-        with ThreadPoolExecutor(threads) as pool:
+        pool = ThreadPoolExecutor(threads)
+        try:
             list(pool.map(run_flushed, ends[:-1], ends[1:]))
+        except KeyboardInterrupt:  # a thread may wait for a kernel that is being compiled
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()

@@ -3,6 +3,8 @@
 import numpy as np
 from numba import njit
 
+from silograph.core.interruptible import interruptible
+
 BLOCK = 64  # clients whose smallest value is kept, so that a search looks into one block only
 
 
@@ -49,6 +51,7 @@ def move(both: np.ndarray, far: np.ndarray, change: float, further: float, size:
         far[i] = (square[i] * inverse - to_aim[i]) * inverse
 
 
+@interruptible
 @njit(error_model="numpy", cache=True, nogil=True)
 def compiled_loop(
     labels: np.ndarray,

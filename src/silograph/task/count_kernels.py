@@ -6,6 +6,8 @@ j: judged rows. C: clients. K: classes or label bits. B: bins.
 import numpy as np
 from numba import njit
 
+from silograph.core.interruptible import interruptible
+
 NDArray = np.ndarray
 
 
@@ -110,6 +112,7 @@ def count_scores(
         bins[c, int(true), min(max(int(place), 0), last)] += 1
 
 
+@interruptible
 @njit(error_model="numpy", cache=True, nogil=True)
 def tally(
     logits: NDArray,

@@ -1,4 +1,4 @@
-"""Telling the user what the first run on a machine waits for, and how long it has taken."""
+"""Progress of compilation: which kernel the first run on a machine waits for, and how long."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,24 +10,26 @@ LINE = "compiling kernels that this run needs, once for this machine: up to a mi
 
 
 class CompileWatch(event.Listener):
-    """Says once that something is compiled; what comes from the cache on disk is not.
+    """Reports each kernel that is compiled; what comes from the cache on disk is not.
 
     Attributes:
         seconds: that compiling has taken so far.
+        kernels: number of kernels compiled so far, the current one included.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.seconds = 0.0
-        self._tell, self._told = tell, False
+        self.kernels = 0
+        self._tell = tell
         self._inside, self._began = 0, 0.0  # a kernel's compilation has those that it calls inside
 
     def on_start(self, event: event.Event) -> None:
-        """Note that a function starts to be compiled."""
-        del event
-        if not self._told:
-            self._told = True
-            self._tell(LINE)
+        """Report a kernel that starts to be compiled."""
         if not self._inside:
+            if not self.kernels:
+                self._tell(LINE)
+            self.kernels += 1
+            self._tell(f"compiling kernel {self.kernels}: {name_of(event)} ...")
             self._began = time.monotonic()
         self._inside += 1
 
@@ -37,6 +39,11 @@ class CompileWatch(event.Listener):
         self._inside -= 1
         if not self._inside:
             self.seconds += time.monotonic() - self._began
+
+
+def name_of(event: event.Event) -> str:
+    """Return the name of the function that an event is about."""
+    return str((event.data or {})["dispatcher"].py_func.__name__)
 
 
 @contextmanager

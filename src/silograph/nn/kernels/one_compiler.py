@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from silograph.core.interruptible import run_interruptible
+
 
 def one_at_a_time(compiles: Callable[[Any], Any], cache: Path, name: str) -> Callable[[Any], Any]:
     """Return a function that compiles as `compiles` does, in one process at a time.
@@ -21,7 +23,8 @@ def one_at_a_time(compiles: Callable[[Any], Any], cache: Path, name: str) -> Cal
 
     def alone(signature: Any) -> Any:
         types = hashlib.sha256(str(signature).encode()).hexdigest()[:16]
-        return _locked(cache / f"{name}.{types}.lock", lambda: compiles(signature))
+        lock = cache / f"{name}.{types}.lock"
+        return run_interruptible(lambda: _locked(lock, lambda: compiles(signature)))
 
     return alone
 
