@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F")
 NAME = "silograph-compiler"
 
 
@@ -38,8 +39,9 @@ def run_interruptible(work: Callable[[], T]) -> T:
     return outcome.result()
 
 
-def interruptible(dispatcher: Any) -> Any:
+def interruptible(function: F) -> F:
     """Return a function that numba has made, after letting it compile in a thread of its own."""
+    dispatcher: Any = function
     compiles = dispatcher.compile
     dispatcher.compile = lambda signature: run_interruptible(lambda: compiles(signature))
-    return dispatcher
+    return function
