@@ -11,8 +11,8 @@ silos alike. With a least count m of 2 or more, for validation and test apart:
   place. If the merged cell itself has such a number, the next smallest class is merged, too. So
   sums over all classes stay exact, and with them accuracy, micro F1 and the loss. If even all
   classes together have such a number, the client sends zeros.
-- **Histograms.** Occupied bins are merged with the next ones until m scores are together, at the
-  bin of the middle one. A merged class has none.
+- **Histograms.** Occupied bins are merged with the next ones until m scores are together. They are
+  counted at one of 51 places, the one in which the middle score is. A merged class has none.
 - **Ratings.** The seen and the unseen ones are told apart where there are 0, or m or more, of both.
 - **Rankings.** A client with fewer than m ranked users sends zeros.
 
@@ -36,6 +36,7 @@ from silograph.task.counts import HITS, CountRules
 from silograph.task.scores import PARTS
 
 MERGED = "merged"
+PLACE = 5  # bins: a group of merged bins is at one of 51 places of 255
 NUMBERS = ("known", "square", "absolute")  # by target
 KINDS = ("seen", "unseen")  # of ratings
 RANKED = "ranked"  # users whose items are ranked, a number of users
@@ -167,7 +168,8 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     """Return a histogram (B,) whose occupied bins hold `least` or more; of fewer in all, zeros.
 
     Bins join the next occupied ones until there are enough, and what is left over at the end joins
-    the last group. A group is at the bin of its middle score.
+    the last group. A group of several bins is at the middle one of the `PLACE` bins in which its
+    middle score is: a score alone at an end does not move it, and none tells its bin.
     """
     new, left = np.zeros_like(bins), int(bins.sum())
     group: list[int] = []
@@ -178,7 +180,9 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
         total = int(bins[group].sum())
         if total >= least and (left - total == 0 or left - total >= least):
             middle = group[int(np.searchsorted(bins[group].cumsum(), (total + 1) // 2))]
-            new[middle] = total
+            if len(group) > 1:
+                middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
+            new[middle] += total
             left -= total
             group = []
     return new

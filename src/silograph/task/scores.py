@@ -200,6 +200,9 @@ def class_scores(counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores,
 def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores | None:
     """Return the scores of classes or label sets; None without any node.
 
+    Macro F1 and AUC are None where they would be those of less than half of the labels, because
+    clients have merged classes of few nodes or have sent no histogram.
+
     Args:
         counts: fields of `silograph.task.counts.tally`, each (C, ...), and
             `test.histogram` (K, 2, B) of all clients together; perhaps `val.histogram`.
@@ -216,6 +219,9 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
     if not one:
         every, misses, false = (_all_classes(counts, part, name) for name in ("tp", "fn", "fp"))
         wrong = misses + false
+    labels = int(judged.sum()) * (tp.shape[1] if one else 1)  # of one class of several, K a node
+    merged = counts.get(f"{part}.merged.known")
+    by_class = merged is None or 2 * int(merged.sum()) <= labels
     hits, errors = _by_class(tp), _by_class(fp + fn)
     present = hits + errors > 0
     f1 = 2 * hits[present] / (2 * hits[present] + errors[present])
@@ -223,12 +229,19 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
         {
             "accuracy": int(right.sum()) / int(judged.sum()),
             "accuracy_client_mean": _mean(right[busy] / judged[busy]),
-            "f1_macro": _mean(f1) if len(f1) else None,
+            "f1_macro": _mean(f1) if len(f1) and by_class else None,
             "f1_micro": _f1(int(every.sum()), int(wrong.sum()) * (2 if one else 1)),
-            "auc": auc_of(bins) if (bins := counts.get(f"{part}.histogram")) is not None else None,
+            "auc": _auc_of_most(counts, part, labels),
             **own_scores(task, counts, part),
         }
     )
+
+
+def _auc_of_most(counts: Mapping[str, Tensor], part: Part, labels: int) -> float | None:
+    """Return the AUC; None where histograms hold less than half of the labels."""
+    bins = counts.get(f"{part}.histogram")
+    # Spread bins add up to whole numbers but for rounding.
+    return None if bins is None or 2 * float(bins.sum()) < labels - 0.5 else auc_of(bins)
 
 
 def constant_scores(counts: Mapping[str, Tensor], task: LabelForm) -> Scores | None:

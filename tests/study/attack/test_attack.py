@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,11 +14,13 @@ from leaks import OPTIONS
 from runs import MakeGraph
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
+from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS
 from silograph.nn.optim import SGD, Adam
 from silograph.study.attack.attack import NOTHING, UNMEASURED, attack, unmeasured, write_findings
 from silograph.study.attack.finding import Finding
 from silograph.study.attack.from_counts import single_labels
+from silograph.study.attack.from_evaluations import evaluation_findings
 from silograph.study.attack.from_rows import (
     labels_behind,
     same_up_to_scale,
@@ -31,6 +34,7 @@ from silograph.study.attack.from_weights import (
     untouched,
 )
 from silograph.study.attack.measured_weights import CRAFTED
+from silograph.study.attack.overheard import overhear
 
 RUN: dict[str, Any] = {"clients": 4, "partition": "random", "hidden": 4, "dtype": "float64"}
 
@@ -200,3 +204,28 @@ def test_an_attack_that_was_not_tried_is_named() -> None:
     other = Finding("read", "words", 0.5, 10, None, "honest but curious")
     assert unmeasured([other]) == [UNMEASURED]
     assert unmeasured([other, one]) == []
+
+
+def binary_graph(nodes: int = 400, width: int = 40) -> sg.Graph:
+    """A graph whose features are bits at random, half of them set, and its labels as well."""
+    draw = np.random.default_rng(0)
+    edges = draw.integers(0, nodes, (2, 2 * nodes))
+    x = (draw.random((nodes, width)) < 0.5).astype(np.float32)
+    return sg.from_arrays(edge_index=edges, x=x, y=draw.integers(0, 3, nodes), name="bits")
+
+
+def test_evaluations_of_crafted_weights_tell_labels_and_features_without_a_least_count() -> None:
+    graph = binary_graph()
+    plain: dict[str, Any] = {"clients": 2, "partition": "random", "hidden": 8, "model": "mlp"}
+    for least in (0, 5):
+        config = make_config({**plain, "evaluation_min_count": least})
+        setup = prepare(config, graph)
+        labels, features = evaluation_findings(setup, overhear(setup, 1).blocks[0])
+        if least == 0:
+            assert labels.share > 0.95
+            assert (labels.right or 0) > 0.99
+            assert features.share > 0.95
+            assert (features.right or 0) > 0.9
+        else:
+            assert labels.share < 0.05
+            assert (features.right or 0) < 0.75  # half of the bits are set

@@ -13,6 +13,7 @@ from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
 from silograph.graph.source import source_of
 from silograph.study.attack.finding import Finding, first_map
+from silograph.study.attack.from_evaluations import evaluation_findings
 from silograph.study.attack.measured_rows import features_of, labels_of, separable_of
 from silograph.study.attack.measured_weights import (
     CRAFTED,
@@ -60,6 +61,7 @@ def attack(asked: RunConfig, graph: Graph | None = None) -> list[Finding]:
         *words_of(seen, setup, block),
         *crafted_rows(setup, block),
         *tested_labels(seen),
+        *evaluation_findings(setup, block),
     ]
 
 
