@@ -35,6 +35,9 @@ from silograph.study.attack.from_weights import (
 )
 from silograph.study.attack.measured_weights import CRAFTED
 from silograph.study.attack.overheard import overhear
+from silograph.task.counts import CountRules, JudgedRows
+from silograph.task.least_count import counts_to_send
+from silograph.task.node_labels import NODE_CLASS
 
 RUN: dict[str, Any] = {"clients": 4, "partition": "random", "hidden": 4, "dtype": "float64"}
 
@@ -229,3 +232,15 @@ def test_evaluations_of_crafted_weights_tell_labels_and_features_without_a_least
         else:
             assert labels.share < 0.05
             assert (features.right or 0) < 0.75  # half of the bits are set
+
+
+def test_a_sum_of_losses_tells_forty_labels_whatever_the_least_count() -> None:
+    """What a least count does not stop: each node's margin is its own power of two."""
+    y = torch.from_numpy(np.random.default_rng(0).integers(0, 2, 40))
+    margins = 50.0 * 2.0 ** torch.arange(40)
+    logits = torch.stack([margins, torch.zeros(40)], dim=1)  # exact in float32
+    nobody, alone = torch.zeros(40, dtype=torch.bool), torch.zeros(40, dtype=torch.int64)
+    counts = NODE_CLASS.tally(JudgedRows(logits, y, nobody, alone, 1, "multiclass"))
+    sent = counts_to_send(counts, "multiclass", CountRules(5, level="counts"))
+    wrong = int(float(sent["test.loss"]) / 50)
+    assert [wrong >> place & 1 for place in range(40)] == y.tolist()
