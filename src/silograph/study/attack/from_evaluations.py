@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.payload import Shared, named
 from silograph.evaluation.evaluate import server_counts
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.graph.block.block import ClientBlock
@@ -70,7 +71,8 @@ class Scored:
 
     def reply(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the counts of each silo, (C, ...)."""
-        server_counts(self._fed, weights, self._key)
+        inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+        server_counts(self._fed, inbox, self._key)
         return {name: field.t for name, field in self._fed.calls[-1].reply.items()}
 
 
