@@ -37,8 +37,8 @@ def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") ->
 
 
 def config_of(clients: int, **options: Any) -> RunConfig:
-    # Simulations that runs are compared with have 0 by default, real silos 5.
-    exact = {"evaluation_min_count": 0}
+    # What simulations have by default; real silos have 5, and participants.
+    exact = {"evaluation_min_count": 0, "evaluate_clients": "all"}
     given = {"clients": clients, "dataset": "planted", "checkpoint_every": 1, **exact}
     return make_config({**given, **options})
 

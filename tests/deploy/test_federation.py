@@ -140,6 +140,7 @@ def test_larger_blocks_differ_by_rounding(
     "options",
     [
         {"participation": 0.5},
+        {"participation": 0.5, "evaluate_clients": "participants"},
         {"aggregator": "median", "participation": 0.7},
         {"model": "gat", "heads": 2},
         {"batch_size": 3, "fanout": "2,2", "keep_optimizer": True},

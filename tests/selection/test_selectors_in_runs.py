@@ -115,6 +115,7 @@ def test_clients_score_what_they_receive(
         return state
 
     scoring = replace(SELECTORS["all"], name="scoring", observe=observe, on_receipt=True)
+    scoring = replace(scoring, uses_scores=False)
     monkeypatch.setitem(SELECTORS, "scoring", scoring)
     if METHODS[method].evaluate.crosses or method == "local":
         return  # refused, see above
@@ -184,9 +185,10 @@ def test_a_silo_that_is_away_gets_no_count(make_graph: MakeGraph) -> None:
 
 
 def test_who_is_not_asked_sends_no_counts(make_graph: MakeGraph) -> None:
-    setup = setup_of(make_graph(), METHODS["fedavg"])
+    setup = setup_of(make_graph(), METHODS["fedper"])
     assert setup.method_config.received == ""
-    assert setup_of(make_graph(), METHODS["fedavg"], selector="ucb").method_config.received == "val"
+    assert setup_of(make_graph(), METHODS["fedper"], selector="ucb").method_config.received == "val"
+    assert setup_of(make_graph(), METHODS["fedavg"], selector="ucb").method_config.received == "all"
 
 
 def test_a_method_without_scores_on_receipt_is_named(

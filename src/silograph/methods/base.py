@@ -308,9 +308,10 @@ class Method(Generic[Options]):
         aggregates: whether the run's aggregator may be another than the mean: the round goes
             through `local_round`, and clients send weights and what is told of training alone.
         scores_on_receipt: whether clients train from the server's model and their training op can
-            score it before: it goes through `train_from` and sends what `told` returns. Then the
-            server's model of a round is scored by who trains from it in the next one; of other
-            methods it is sent to be scored, and the next round must start from it.
+            score it before: it goes through `train_from` and sends what `told` returns. None:
+            where its round is that of FedAvg or SCAFFOLD, as it was when they were declared. The
+            server's model of a round is then scored by who trains from it in the next one; of
+            other methods it is sent to be scored, and the next round must start from it.
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
@@ -335,7 +336,7 @@ class Method(Generic[Options]):
     small_weights: bool = False
     cautions: tuple[Caution, ...] = ()
     aggregates: bool = False
-    scores_on_receipt: bool = False
+    scores_on_receipt: bool | None = None
     makes_edges: bool = False
     ratings: bool = True
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None

@@ -203,7 +203,6 @@ FEDAVG: AnyMethod = Method(
         ),
     ),
     aggregates=True,
-    scores_on_receipt=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(

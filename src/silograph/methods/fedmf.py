@@ -104,7 +104,12 @@ def row_averaging(op: Op) -> AnyMethod:
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps)
     return dataclasses.replace(
-        FEDAVG, round=round_of, calls=calls, small_weights=False, aggregates=False
+        FEDAVG,
+        round=round_of,
+        calls=calls,
+        small_weights=False,
+        aggregates=False,
+        scores_on_receipt=True,
     )
 
 

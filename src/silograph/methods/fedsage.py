@@ -309,7 +309,6 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     check=check,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
-    scores_on_receipt=True,
     ratings=False,
     calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, other_network=network_of),
     cautions=(

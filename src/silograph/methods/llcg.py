@@ -118,7 +118,6 @@ LLCG = Method(
     round=fit_round,
     check=check,
     setting=ServerHolds(held_share, correct),
-    scores_on_receipt=True,
     cautions=(
         Caution(
             "clients train with adam, as for fedavg; where nodes have many neighbors (Amazon "

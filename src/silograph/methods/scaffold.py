@@ -207,7 +207,6 @@ SCAFFOLD = Method(
         corrections=lambda _: (Shift({}),),  # filled in at the clients
     ),
     calls=CALLS,
-    scores_on_receipt=True,
     cautions=(
         Caution(
             "plain sgd learns slowly where features are small, and is far behind local on PubMed "

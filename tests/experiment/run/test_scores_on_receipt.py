@@ -158,7 +158,7 @@ def test_a_round_without_scores_on_receipt_is_named(make_graph: MakeGraph) -> No
         state, report = METHODS["fedavg"].round(*args)
         return state, RoundReport(report.participants, report.train_loss)
 
-    quiet = replace(METHODS["fedavg"], name="quiet", round=silent)
+    quiet = replace(METHODS["fedavg"], name="quiet", round=silent, scores_on_receipt=True)
     with pytest.raises(TrainingError, match="clients of quiet to score the model that they"):
         sg.run(make_graph(), method=quiet, clients=4, partition="random")
 

@@ -52,6 +52,8 @@ from silograph.graph.features import with_width
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
+from silograph.methods.fedavg import fit_round
+from silograph.methods.scaffold import fit_round as corrected_round
 from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Schedule, Training
 from silograph.nn.neighbors import Neighbors
@@ -246,8 +248,11 @@ def scores_on_receipt(parts: Parts) -> bool:
     """
     method, selector = parts.method.part, parts.selector.part
     needs_scores = selector.observe is not None and selector.uses_scores
+    declared = method.scores_on_receipt
+    if declared is None:  # a method of a user may have FedAvg's values, and another round
+        declared = method.round in (fit_round, corrected_round)
     return (
-        method.scores_on_receipt
+        declared
         and isinstance(method.evaluate, OwnGraph)
         and method.evaluate.view == "server"
         and method.own_weights is None
