@@ -12,6 +12,7 @@ import typer
 
 from silograph.cli.flags import app
 from silograph.core.errors import ConfigError
+from silograph.core.files import check_regular
 from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def audit_command(
     """Check the audit file of a silo, and show what has left it by run and kind."""
     from silograph.federation.session.audit_chain import read_audit
 
+    if not file.is_dir():
+        check_regular(file)
     try:
         with file.open("rb") as reader:
             found = read_audit(reader, head)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from silograph.core.errors import ConfigError
-from silograph.core.files import write_atomic
+from silograph.core.files import check_regular, write_atomic
 from silograph.core.text import counted
 
 FORMAT = {"silograph_agent": "1"}
@@ -42,6 +42,7 @@ def read_agent(
     """
     if Path(path).is_dir():
         raise ConfigError(f"expected an agent in {path}, got a folder: {MEND}")
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}) != FORMAT:

@@ -9,6 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from silograph.core.errors import DataError
+
+SPECIAL_FILES = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
 
 def opens_private(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file as `open` does; where it is made only its owner may read it."""
@@ -31,6 +41,23 @@ def describe_exposure(path: Path) -> str | None:
         f"other users can read {path} (mode {stat.S_IMODE(status.st_mode):03o}): "
         f"chmod {mode} {shlex.quote(str(path))}"
     )
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise `DataError` for something at a path that is no regular file; nothing may be there.
+
+    To open a FIFO would wait for its writer, and a device may never end. Links are followed.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:  # whoever opens it says why it cannot be read
+        return
+    if not stat.S_ISREG(mode):
+        kind = SPECIAL_FILES.get(stat.S_IFMT(mode), "something else")
+        raise DataError(
+            f"expected a regular file at {os.fspath(path)}, got {kind}: remove it, or put the file "
+            "itself there"
+        )
 
 
 def write_atomic(path: Path, data: str | bytes, *, private: bool = False) -> None:

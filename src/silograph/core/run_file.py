@@ -8,6 +8,7 @@ from typing import Any
 
 from silograph.core.config import SCORED_ON_RECEIPT, RunConfig
 from silograph.core.errors import ConfigError
+from silograph.core.files import check_regular
 from silograph.core.ranges import Scalar
 
 DEFAULTS = "defaults"  # table of a run file
@@ -25,6 +26,7 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML, or has no tables where they should be.
     """
     try:
+        check_regular(path)
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"expected a run file at {path}, got: {error.strerror}") from None

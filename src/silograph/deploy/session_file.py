@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from silograph.core.errors import CheckpointError
-from silograph.core.files import write_atomic
+from silograph.core.files import check_regular, write_atomic
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL
 
 SESSION = "session.json"
@@ -38,6 +38,7 @@ def write_known(folder: Path, known: Known) -> bytes:
 
 def read_known(folder: Path) -> Known:
     """Return what `write_known` wrote; raise `CheckpointError` where it is missing or damaged."""
+    check_regular(folder / SESSION)
     try:
         told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
         keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}

@@ -19,12 +19,13 @@ from typing import Any, Literal
 import torch
 
 from silograph.core.errors import ConfigError
-from silograph.core.files import sync_folder, write_atomic
+from silograph.core.files import check_regular, sync_folder, write_atomic
 from silograph.core.payload import State, below, under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, rows_left
 from silograph.exchange.statistics import statistics_in
+from silograph.experiment.checksums import digest_of, digest_of_bytes, write_sums
 from silograph.experiment.report.silo_page import write_silo_report
 from silograph.experiment.result_files import MODEL, RECOMMENDER, REPORT, RESULT
 from silograph.experiment.run.preprocessing import Preprocessing
@@ -122,6 +123,7 @@ def _check_holds_own(folder: Path, run: SiloRun, outcome: Outcome) -> None:
 
 def _result_in(folder: Path) -> dict[str, Any]:
     """Return what the result in a folder says; nothing where there is none that can be read."""
+    check_regular(folder / RESULT)
     try:
         found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -145,8 +147,12 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
         _write_recommender(folder, run, outcome, weights)
     about = about_run(run, outcome, whose)
     write_silo_report(folder, about)
-    text = json.dumps(about, indent=2, allow_nan=False)
-    write_atomic(folder / RESULT, text + "\n", private=True)
+    text = json.dumps(about, indent=2, allow_nan=False) + "\n"
+    models = [name for name in (MODEL, RECOMMENDER) if (folder / name).exists()]
+    sums = {name: [digest_of(folder / name)] for name in models}
+    sums[RESULT] = [digest_of_bytes(text.encode(errors="backslashreplace"))]
+    write_sums(folder, sums, private=True)
+    write_atomic(folder / RESULT, text, private=True)
 
 
 def _write_recommender(folder: Path, run: SiloRun, outcome: Outcome, weights: Params) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from silograph.core.csv_text import from_cell, to_text
 from silograph.core.errors import CheckpointError, DataError
+from silograph.core.files import check_regular
 
 Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
@@ -44,6 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: the file is damaged.
         OSError: it cannot be read.
     """
+    check_regular(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -70,9 +72,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file as they stand.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or is no regular file.
         OSError: it cannot be read.
     """
+    check_regular(path)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = filter(None, csv.reader(file))

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from silograph.core.errors import CheckpointError
-from silograph.core.files import replacing, sync_folder
+from silograph.core.files import check_regular, replacing, sync_folder
 from silograph.core.payload import Ragged, Stacked, State
 from silograph.federation.alike_rows import packed, unpacked
 
@@ -96,6 +96,7 @@ def read_checkpoint(path: Path, number: int) -> Checkpoint:
     Raises:
         CheckpointError: names the file, which is missing, damaged or of another round.
     """
+    check_regular(path)
     try:
         found = from_bytes(path.read_bytes())
     except OSError as error:

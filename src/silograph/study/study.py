@@ -5,6 +5,7 @@ a last line that was cut off is dropped.
 """
 
 import json
+import logging
 import os
 import re
 import time
@@ -14,10 +15,13 @@ from pathlib import Path
 from types import TracebackType
 
 from silograph.core.errors import ConfigError
-from silograph.core.files import hold_folder
+from silograph.core.files import check_regular, hold_folder
+from silograph.experiment.checksums import UNCHECKED, with_digest, without_digest
 from silograph.study.cells import Cell, Line, digest_of, lasts
 from silograph.study.progress import show_study
 from silograph.study.workers import Job, run_here, run_in_processes
+
+LOG = logging.getLogger("silograph")
 
 
 class StudyFile:
@@ -36,13 +40,15 @@ class StudyFile:
         self.path = path
         self.lines: list[Line] = []
         self._by_digest: dict[str, Line] = {}
+        self._unchecked = 0  # lines without a digest
         self._file = -1
         self._lock: int | None = None
         if path is not None:
             self._file, self._lock = _open(path, held=held)
             try:
-                for line in _mended(path, self._file):
+                for line, has_digest in _mended(path, self._file):
                     self._take(line)
+                    self._unchecked += not has_digest
             except BaseException:
                 self.close()
                 raise
@@ -68,6 +74,12 @@ class StudyFile:
                 os.close(self._lock)
             self._file, self._lock = -1, None
 
+    def warn_of_unchecked(self) -> None:
+        """Log a line where an older version has written some lines, which have no digests."""
+        if self._unchecked:
+            of = f"{self._unchecked} of {len(self.lines)} lines of {self.path}"
+            LOG.warning("%s", UNCHECKED.format(of))
+
     def found(self, digest: str) -> Line | None:
         """Return the latest line of a cell, None if it has none."""
         return self._by_digest.get(digest)
@@ -75,7 +87,7 @@ class StudyFile:
     def add(self, line: Line) -> None:
         """Append a line; it is on the disk whole, or not at all."""
         if self._file >= 0:
-            text = (json.dumps(line, allow_nan=False) + "\n").encode()
+            text = (json.dumps(with_digest(line), allow_nan=False) + "\n").encode()
             size = os.fstat(self._file).st_size
             try:
                 if os.write(self._file, text) != len(text):
@@ -94,6 +106,7 @@ class StudyFile:
 def _open(path: Path, *, held: bool) -> tuple[int, int | None]:
     """Return the file, made if absent, and what holds its folder."""
     lock = None
+    check_regular(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = None if held else hold_folder(path.parent)
@@ -109,7 +122,7 @@ def _open(path: Path, *, held: bool) -> tuple[int, int | None]:
     )
 
 
-def _mended(path: Path, file: int) -> list[Line]:
+def _mended(path: Path, file: int) -> list[tuple[Line, bool]]:
     """Return the lines of a file, and drop a last one that was cut off."""
     text = path.read_bytes()
     whole, _, tail = text.rpartition(b"\n")
@@ -128,14 +141,17 @@ def read_lines(path: Path) -> list[Line]:
     Raises:
         ConfigError: a line is unreadable.
     """
+    check_regular(path)
     if not path.exists():
         return []
     text = path.read_bytes()
     whole, _, tail = text.rpartition(b"\n")
-    return _parsed_lines(path, whole if _parsed(tail) is None else text)
+    lines = _parsed_lines(path, whole if _parsed(tail) is None else text)
+    return [line for line, _ in lines]
 
 
-def _parsed_lines(path: Path, text: bytes) -> list[Line]:
+def _parsed_lines(path: Path, text: bytes) -> list[tuple[Line, bool]]:
+    """Return lines and whether each has a digest; raise `DataError` for one that was altered."""
     lines = []
     for number, part in enumerate(text.split(b"\n"), start=1):
         if part.strip():
@@ -145,7 +161,7 @@ def _parsed_lines(path: Path, text: bytes) -> list[Line]:
                     f"expected the JSON of a cell in line {number} of {path}, got "
                     f"{part[:40].decode(errors='replace')!r}: mend or remove that line"
                 )
-            lines.append(line)
+            lines.append(without_digest(line, f"line {number} of {path}"))
     return lines
 
 

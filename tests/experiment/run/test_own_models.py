@@ -149,7 +149,10 @@ def test_a_run_that_was_stopped_before_its_end_writes_its_models_anew(
     damage(out / "models" / "1-client_01.safetensors")
     sg.resume(out, graph=graph)
     assert files_of(out) == before
-    assert read_sums(out) == sums
+    written_anew = ("result.json", "rounds.csv")  # they hold seconds and memory
+    for name in written_anew:
+        del sums[name]
+    assert {n: known for n, known in read_sums(out).items() if n not in written_anew} == sums
 
 
 def test_of_many_clients_a_few_are_named(make_graph: MakeGraph, tmp_path: Path) -> None:

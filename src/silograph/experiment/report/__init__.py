@@ -1,6 +1,5 @@
 """Reports: one run, or several side by side, as a page that needs nothing but a browser."""
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -9,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.errors import ConfigError, DataError, SilographError
-from silograph.core.files import write_atomic
+from silograph.core.files import check_regular, write_atomic
+from silograph.experiment.checksums import UNCHECKED, check_folder, without_digest
 from silograph.experiment.report.reading import RunRecord, read_run
-from silograph.experiment.result_files import ABOUT, REPORT, RESULT
+from silograph.experiment.result_files import ABOUT, REPORT, RESULT, read_json
 
 LOG = logging.getLogger("silograph")
 COMPARISON = "compare.json"  # says that a folder is that of a comparison
@@ -35,7 +35,9 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     path = Path(folder) / REPORT if out is None else Path(out)
     check_out(path)
     with _as_runs_write_them([folder]):
-        page = run_page(read_run(folder))
+        run = read_run(folder)
+        page = run_page(run)
+    _warn([run])
     return _written(path, page)
 
 
@@ -65,8 +67,16 @@ def write_comparison(
     with _as_runs_write_them(folders):
         runs = [read_run(folder) for folder in folders]
         check_metrics(runs)
-        page = comparison_page(runs, None if comparison is None else _paired(Path(comparison)))
+        paired, lines = (None, []) if comparison is None else _paired(Path(comparison))
+        page = comparison_page(runs, paired, lines)
+    _warn(runs, lines)
     return _written(Path(out), page)
+
+
+def _warn(runs: Sequence[RunRecord], lines: Sequence[str] = ()) -> None:
+    """Log which files of a page do not fit their digests; the page says it, too."""
+    for line in (*lines, *(line for run in runs for line in run.warnings)):
+        LOG.warning("%s", line)
 
 
 @contextmanager
@@ -77,7 +87,9 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
     except SilographError:
         raise
     except Exception as error:
-        named = ", ".join(str(folder) for folder in folders)
+        checks = [check_folder(Path(f), is_over=(Path(f) / RESULT).exists()) for f in folders]
+        altered = [f"{check.folder}/{name}" for check in checks for name in check.altered]
+        named = ", ".join(altered or [str(folder) for folder in folders])
         raise DataError(
             f"expected files as runs write them in {named}, got others "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
@@ -93,6 +105,7 @@ def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
     Raises:
         DataError: a comparison without any run.
     """
+    check_regular(Path(folder) / COMPARISON)
     if not (Path(folder) / COMPARISON).is_file():
         return []
     found = sorted(path.parent for path in (Path(folder) / "runs").glob(f"[!.]*/{ABOUT}"))
@@ -104,13 +117,18 @@ def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _paired(folder: Path) -> dict[str, Any] | None:
-    """Return the paired tests of a comparison, None before it has ended."""
+def _paired(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the tables of a comparison, None before it has ended, and what a reader must know.
+
+    Raises:
+        DataError: they have been altered.
+    """
     path = folder / PAIRED
+    check_regular(path)
     if not path.is_file():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+        return None, []
+    tables, has_digest = without_digest(read_json(path), str(path))
+    return tables, [] if has_digest else [UNCHECKED.format(path)]
 
 
 def check_metrics(runs: Sequence[RunRecord]) -> None:
@@ -136,9 +154,10 @@ def check_out(path: Path) -> None:
     if not os.path.lexists(path):
         return
     try:
+        check_regular(path)
         with path.open(encoding="utf-8", errors="replace") as file:
             ours = MARK in file.read(200)
-    except OSError:  # a folder, or not to be read
+    except (OSError, DataError):  # a folder or a FIFO, or not to be read
         ours = False
     if not ours:
         raise ConfigError(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.errors import DataError, SilographError
+from silograph.core.files import check_regular
 from silograph.core.text import shown
-from silograph.experiment.checksums import check_written
+from silograph.experiment.checksums import check_folder, check_written
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -21,6 +22,7 @@ from silograph.experiment.result_files import (
     RESULT,
     ROUNDS,
     SIMULATION,
+    SUMS,
     Row,
     check_format,
     damaged,
@@ -50,6 +52,7 @@ class RunRecord:
         result: what result.json says; None while the run is not over.
         models: number of clients' own models in the folder; 0 while the run is not over.
         diverged: why training ended early, where it diverged; None elsewhere.
+        warnings: which files do not fit their digests, or could not be checked, a line each.
     """
 
     path: str
@@ -62,6 +65,7 @@ class RunRecord:
     result: Mapping[str, Any] | None
     models: int = 0
     diverged: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def judge(self) -> str:
@@ -167,7 +171,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     Raises:
         DataError: there is no run, or a file of it is missing or damaged.
     """
-    folder = Path(path)
+    folder, check = Path(path), None
     try:
         about = read_json(folder / ABOUT)
         check_format(about, folder / ABOUT)
@@ -176,6 +180,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             raise ValueError(f"run.json without {missing[0]!r}")
         check_written(folder, (ABOUT, SIMULATION, CLIENTS))
         over = (folder / RESULT).exists()
+        check = check_folder(folder, is_over=over)
         result = read_json(folder / RESULT) if over else None
         rows = read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else []
         traffic, last = read_ledger(folder / LEDGER)
@@ -192,6 +197,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             result=result,
             models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if over else 0,
             diverged=None if over else _text_of(folder / DIVERGED),
+            warnings=tuple(check.lines()),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, SilographError):
@@ -201,6 +207,9 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             if isinstance(error, OSError)
             else error
         )
+        altered = () if check is None else check.altered
+        if altered:
+            reason = f"{reason}, and {', '.join(altered)} with other digests than in {SUMS}"
         hint = f"; there are runs in {folder / 'runs'}" if (folder / "runs").is_dir() else ""
         raise DataError(
             f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
@@ -240,6 +249,7 @@ def _cut_short(path: Path, expected: str, got: str) -> DataError:
 
 def _text_of(path: Path) -> str | None:
     """Return the text of a file, None where there is none."""
+    check_regular(path)
     return path.read_text(encoding="utf-8").strip() if path.exists() else None
 
 
@@ -251,6 +261,7 @@ def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
     """
     total: dict[tuple[str, str], int] = defaultdict(int)
     last = 0
+    check_regular(path)
     if not path.exists():
         return {}, last
     with path.open(encoding="utf-8", errors="replace") as file:

@@ -24,8 +24,18 @@ SPEAKING = ("dataset", "method", "partition", "model")  # settings whose values 
 MOST_OF_ALL = 6000  # points of a figure
 
 
-def comparison_page(runs: Sequence[RunRecord], paired: Mapping[str, Any] | None = None) -> str:
-    """Return the HTML page that compares runs; `paired` are the tests of their comparison."""
+def comparison_page(
+    runs: Sequence[RunRecord],
+    paired: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> str:
+    """Return the HTML page that compares runs.
+
+    Args:
+        runs: the runs.
+        paired: tables of their comparison, as `paired_tables` makes them; None: there is none.
+        warnings: what a reader of these tables must know; those of runs are added.
+    """
     different = differences([used_values(run) for run in runs])
     # What a method fills in goes without saying, and so does a default that is written out.
     given = [name for name in differences([given_of(run) for run in runs]) if name in different]
@@ -53,6 +63,7 @@ def comparison_page(runs: Sequence[RunRecord], paired: Mapping[str, Any] | None 
             cuts=len({run.about["partition_hash"] for run in runs}),
             each_its_own=cuts_follow_seeds(runs),
             paired=paired,
+            warnings=[*warnings, *(line for run in runs for line in run.warnings)],
             graphs=len({run.about["same"]["graph"] for run in runs}),
             judges=sorted({run.judge for run in runs}),
             multilabel=any(run.about["model"]["task"] == "multilabel" for run in runs),

@@ -108,7 +108,7 @@ def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | N
         rows, known = figures.client_rows(), _simulated(figures, cut.graph)
         write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
-    files = [name for name in (ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
+    files = [name for name in (CONFIG, ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
     sums = {name: [digest_of(folder / name)] for name in files}
     write_sums(folder, sums)
 

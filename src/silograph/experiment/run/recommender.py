@@ -22,8 +22,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.core.files import write_atomic
+from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
+from silograph.experiment.checksums import check_model_file
 from silograph.experiment.result_files import ABOUT, RECOMMENDER, REPORT
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds, pairs_of
@@ -204,6 +205,8 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
         DataError: the file is missing, damaged, or holds something else.
     """
     where = os.fspath(path)
+    check_regular(path)
+    check_model_file(Path(path))
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}

@@ -6,8 +6,8 @@ config.toml         the run with every default written out, ready for `silograph
 run.json            what was given and what was resolved, versions, source, hashes of graph and cut
 simulation.json     what only a simulation knows of the cut: label counts, edges between clients;
                     absent where silos hold the graph
-checksums.json      digests of the files that stand before the first round, but for config.toml,
-                    which run.json has in other words; when the run is over also of its models
+checksums.json      digests of the files that stand before the first round; when the run is over
+                    also of its tables, its result and its models
 session.json        of a run whose graph silos hold: its token, and their public keys
 clients.csv         one row a client: nodes, edges, halo; with bytes, flops and test scores when
                     the run is over
@@ -38,14 +38,17 @@ from pydantic import TypeAdapter
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
-from silograph.core.files import hold_folder, sync_folder, write_atomic
+from silograph.core.files import check_regular, hold_folder, sync_folder, write_atomic
 from silograph.experiment.checksums import (
+    LATER,
     add_sums,
+    check_written,
     differing,
     digest_of,
     digest_of_bytes,
     is_of_model,
     read_sums,
+    replace_sums,
 )
 from silograph.experiment.result_files import (
     ABOUT,
@@ -60,6 +63,7 @@ from silograph.experiment.result_files import (
     MODELS,
     RESULT,
     ROUNDS,
+    SUMS,
     Row,
     check_format,
     read_csv,
@@ -77,6 +81,7 @@ from silograph.federation.ledger import Ledger, Record
 from silograph.graph.source import Source
 
 GROWING = (ROUNDS, LEDGER)
+FILE_ENDINGS = (".csv", ".html", ".json", ".jsonl", ".safetensors", ".toml")  # of what runs write
 _KNOWN: Mapping[str, TypeAdapter[Any]] = {  # of run.json
     "same": TypeAdapter(dict[str, str]),
     "source": TypeAdapter(dict[str, str | None] | None),
@@ -102,7 +107,12 @@ class Prefix:
 
 
 def check_no_links(folder: Path) -> None:
-    """Raise `ConfigError` for links in a folder that is written to: they lead to others' files."""
+    """Raise `ConfigError` for links in a folder that is written to: they lead to others' files.
+
+    Raises:
+        DataError: something in it is no regular file, such as a FIFO, or a folder with the name
+            of a file.
+    """
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             entry = os.path.join(where, name)
@@ -111,6 +121,8 @@ def check_no_links(folder: Path) -> None:
                     f"expected a result folder without links, got one at {entry}, and what it "
                     "leads to would be changed: put the file itself there"
                 )
+            if name in files or name.endswith(FILE_ENDINGS):
+                check_regular(entry)
 
 
 class ResultFolder:
@@ -128,6 +140,8 @@ class ResultFolder:
         self._written = 0  # records of the ledger that are in its file
         self._grown = {name: Prefix() for name in GROWING}
         check_no_links(path)
+        for name in (CONFIG, ABOUT, SUMS, *GROWING):
+            check_regular(path / name)
         try:
             (path / CONFIG).open("rb").close()
             lock = hold_folder(path)
@@ -206,11 +220,14 @@ class ResultFolder:
     def _check_sums(self) -> None:
         """Raise `CheckpointError` for a file that is not as the run has written it.
 
-        Models are left out: they are written when the run is over, and it was stopped before.
+        Models are left out: they are written when the run is over, and it was stopped before. So
+        are files of `LATER`: the config and the tables are compared with the run's checkpoints.
         """
         for name, known in read_sums(self.path).items():
             file = self.path / Path(name).name
-            if not is_of_model(name) and (line := differing(file, digest_of(file), known)):
+            if is_of_model(name) or name in LATER:
+                continue
+            if line := differing(file, digest_of(file), known):
                 raise CheckpointError(line)
 
     def expect(self, name: str, data: bytes) -> None:
@@ -245,7 +262,9 @@ class ResultFolder:
 
     def end_early(self, reason: str) -> None:
         """Say why training ended, for the page."""
-        write_atomic(self.path / DIVERGED, reason + "\n")
+        text = reason + "\n"
+        replace_sums(self.path, {DIVERGED: digest_of_bytes(text.encode(errors="backslashreplace"))})
+        write_atomic(self.path / DIVERGED, text)
 
     @property
     def has_rounds(self) -> bool:
@@ -351,6 +370,7 @@ class ResultFolder:
 
         Raises:
             CheckpointError: result.json is damaged.
+            DataError: it is not as the run has written it.
         """
         path = self.path / RESULT
         try:
@@ -361,6 +381,7 @@ class ResultFolder:
                 f"expected the result of a run in {path}, got something else: remove the file, and "
                 "resume writes it anew"
             ) from error
+        check_written(self.path, [RESULT], "remove the file, and resume writes it anew")
         return replace(result, peak_memory_bytes=memory, compile_seconds=seconds)
 
     def finish(self, result: Result, setup: Setup) -> None:
@@ -385,8 +406,11 @@ class ResultFolder:
         self.expect(CLIENTS, text.encode())  # before, for the next line may be the last
         write_atomic(self.path / CLIENTS, text)
         self._save_models(result)
-        text = json.dumps(result.to_dict(), indent=2, allow_nan=False)
-        write_atomic(self.path / RESULT, text + "\n")
+        text = json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n"
+        digests = {name: grown.digest for name, grown in self._grown.items()}
+        digests[RESULT] = digest_of_bytes(text.encode(errors="backslashreplace"))
+        replace_sums(self.path, digests)
+        write_atomic(self.path / RESULT, text)
 
     def _save_models(self, result: Result) -> None:
         """Write the models that there are, and then their digests, which `load_model` compares."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from silograph.core.errors import DataError
-from silograph.core.files import write_atomic
+from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.pickling import state_of_fields
 from silograph.experiment.checksums import check_model_file
@@ -291,6 +291,8 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         DataError: the file is missing, damaged, or holds something else; in a result folder also
             where it is not as the run has written it.
     """
+    if not Path(path).is_dir():
+        check_regular(path)
     try:
         check_model_file(Path(path))
         with safe_open(path, framework="pt") as file:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,11 @@ from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import in_full, not_said_again
-from silograph.core.errors import ConfigError
-from silograph.core.files import write_atomic
+from silograph.core.errors import ConfigError, SilographError
+from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.ranges import Scalar
+from silograph.experiment.checksums import UNCHECKED, with_digest, without_digest
 from silograph.experiment.report import PAIRED
 from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
@@ -56,6 +58,7 @@ from silograph.study.datasets import fetch
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
 from silograph.task.metric_table import added
 
+LOG = logging.getLogger("silograph")
 PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
@@ -293,13 +296,14 @@ def _compared(
     check_known_again(plan.own)
     fetch(cells, _checked_lines(out, cells), out / LINES)
     with StudyFile(out / LINES) as file:
+        file.warn_of_unchecked()
         for left in (out / "runs").glob(".*"):  # folders that were being made at a kill
             shutil.rmtree(left, ignore_errors=True)
-        write_atomic(out / PLAN, json.dumps(plan.to_dict(), indent=2) + "\n")
+        write_atomic(out / PLAN, json.dumps(with_digest(plan.to_dict()), indent=2) + "\n")
         run_missing(cells, file, replace(how, runs=out / "runs"), len(cells))
         found = _comparison(plan, cells, file, str(out))
         write_atomic(out / PAGE, found.to_markdown())
-        write_atomic(out / PAIRED, json.dumps(paired_tables(found), indent=2) + "\n")
+        write_atomic(out / PAIRED, json.dumps(with_digest(paired_tables(found)), indent=2) + "\n")
     return found
 
 
@@ -341,15 +345,18 @@ def resume_comparison(
             memory.
     """
     path = Path(folder) / PLAN
+    check_regular(path)
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
         in_memory, config = plan.pop("in_memory"), plan.pop("config")
         values = plan.pop("values", [])
         check_trusted(_code_in(plan, make_config(config, source=str(path))), trust, folder)
-    except ConfigError:
+    except SilographError:
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"expected the plan of a comparison in {path}, got: {error}") from None
+    if not has_digest:
+        LOG.warning("%s", UNCHECKED.format(path))
     if in_memory:
         raise ConfigError(
             f"expected the graph of the comparison in {folder}, got none: it was made in memory; "

@@ -1,19 +1,22 @@
 """A search's folder: its plan, and the settings that it tries, in their order."""
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError
-from silograph.core.files import write_atomic
+from silograph.core.errors import ConfigError, DataError
+from silograph.core.files import check_regular, write_atomic
+from silograph.experiment.checksums import UNCHECKED, with_digest, without_digest
 from silograph.study.tune.proposals import TrialParams
 from silograph.study.tune.space import (
     Space,
 )
 
+LOG = logging.getLogger("silograph")
 PLAN, LINES, WINNER, PAGE, BEST = (
     *("tune.json", "tune.jsonl", "winner.jsonl", "tune.md"),
     "best.toml",
@@ -60,7 +63,8 @@ def write_plan(space: Space, asked: Sequence[TrialParams], trials: int, out: Pat
     """Write what was proposed before it is tried."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(space.plan() | {"trials": trials, "asked": list(asked)}, indent=2)
+        plan = space.plan() | {"trials": trials, "asked": list(asked)}
+        text = json.dumps(with_digest(plan), indent=2)
         write_atomic(out / PLAN, text + "\n")
 
 
@@ -71,12 +75,18 @@ def read_plan(folder: Path) -> dict[str, Any]:
         ConfigError: it is unreadable.
     """
     path = folder / PLAN
+    check_regular(path)
     try:
-        plan: dict[str, Any] = {"values": []} | json.loads(path.read_text(encoding="utf-8"))
+        told, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
+        plan: dict[str, Any] = {"values": []} | told
         plan["asked"] = [dict(params) for params in plan["asked"]]
         plan |= {key: plan[key] for key in ("in_memory", "config", "ranges", "seeds", "trials")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"expected the plan of a search in {path}, got: {error}") from None
+    if not has_digest:
+        LOG.warning("%s", UNCHECKED.format(path))
     return plan
 
 

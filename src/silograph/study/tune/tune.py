@@ -199,6 +199,7 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
     path = None if out is None else out / LINES
     _fetch(space, asked[:trials], trials, path)
     with StudyFile(path) as file:
+        file.warn_of_unchecked()
         tried = _try(space, asked, trials, how, file, out)
         best = best_of(tried)
         found = Tuned(
@@ -288,8 +289,8 @@ def value_of(line: Line, view: str) -> float | None:
     value: float | None = (line["val"][view] or {}).get(metric.name)
     if value is None:
         raise ConfigError(
-            f"expected a validation score ({metric.name}) in the {view} view, got none: choose "
-            "another --view, another --metric or a split with more validation nodes"
+            f"expected validation scores in the {view} view, got none of {metric.name}: choose "
+            "another --view or --metric, or a split with more validation nodes"
         )
     return value
 
