@@ -133,7 +133,10 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
         ),
         "baseline": _option(str | None, "--baseline", "test against it (default: the best)"),
         "view": _option(
-            str, "--view", "of the test: server, uncut, personalized or own (the method's)", "own"
+            str,
+            "--view",
+            "of the test: server, uncut, personalized or own (one that all methods have)",
+            "own",
         ),
         "test": _option(
             str,

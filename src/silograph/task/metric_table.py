@@ -27,7 +27,7 @@ class Metric:
         title: as in tables for people.
         says: what it is, as a sentence.
         higher: whether higher values are better; otherwise lower ones are.
-        share: whether it lies in 0..1; comparisons show shares in percent.
+        share: whether it lies in 0..1.
         labels: forms of labels whose task has it; see `Task.labels`.
         validation: whether validation nodes have it in every run; otherwise only where the run
             picks its round or stops by it, as it takes messages of its own.

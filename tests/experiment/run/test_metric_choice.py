@@ -164,7 +164,7 @@ def test_compare_picks_and_marks_by_the_metric(make_graph: MakeGraph, name: str)
             assert row["server_mean"] == METRICS[name].best(means.values())
     best = {row["personalized_mean"] for row in table.rows if "personalized" in row["best"]}
     assert best == {METRICS[name].best(row["personalized_mean"] for row in table.rows)}
-    told = f"{name} on test nodes{' in percent' if name == 'f1_macro' else ', lower is better'}"
+    told = f"{name} on test nodes, {'higher' if METRICS[name].higher else 'lower'} is better"
     assert told in table.notes[0]
 
 

@@ -152,7 +152,6 @@ def test_every_cell_has_its_result_folder(compared: Comparison) -> None:
 
 
 def test_rows_are_the_figures_of_numpy(compared: Comparison) -> None:
-    own = {"local": "personalized", "fedavg": "server", "fedopt": "server"}
     assert [(row["clients"], row["method"]) for row in compared.rows] == [
         (clients, method) for clients in (3, 5) for method in METHODS
     ]
@@ -176,7 +175,8 @@ def test_rows_are_the_figures_of_numpy(compared: Comparison) -> None:
         assert row["seconds"] == pytest.approx(np.mean([line["seconds"] for line in lines]))
     for clients in (3, 5):
         rows = [row for row in compared.rows if row["clients"] == clients]
-        means = {row["method"]: row[f"{own[row['method']]}_mean"] for row in rows}
+        means = {row["method"]: row["personalized_mean"] for row in rows}  # the view that all have
+        assert {row["view"] for row in rows} == {"personalized"}
         assert {row["reference"] for row in rows} == {max(means, key=lambda m: means[m])}
         for view in ("server", "uncut", "personalized"):
             marked = [row[f"{view}_mean"] for row in rows if view in row["best"]]
@@ -262,7 +262,9 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     )
     (tested,) = [note for note in several.notes if note.startswith("difference")]
     each = "server (fedavg, fedprox, label_guided, centralized); personalized (local)"
-    assert tested.endswith(f"in each method's own view: {each}")
+    assert tested == "difference: in the server view"
+    assert f"views that pick the rounds: {each}" in several.notes
+    assert "not tested, for want of a view that the compared methods share: local" in several.notes
     assert not any(word in note for note in several.notes for word in ("paired test", "p-value"))
     alike = sg.compare(make_graph(), methods=["fedavg", "local"], **common)
     assert not any("server view" in note for note in alike.notes)
@@ -389,7 +391,7 @@ def test_the_largest_class_ends_the_tables_of_scores(compared: Comparison) -> No
         assert found["name"] == "largest class"
         assert found["mean"] == pytest.approx(statistics.mean(shares))
         assert found["std"] == pytest.approx(statistics.stdev(shares))
-        text = f"{100 * statistics.mean(shares):.2f} ± {100 * statistics.stdev(shares):.2f}"
+        text = f"{statistics.mean(shares):.4f} ± {statistics.stdev(shares):.4f}"
         (line,) = re.findall(f"^largest class .*{text}.*", compared.summary(), re.MULTILINE)
         assert line.count(text) == 3  # in every view
         assert text in compared.to_markdown()
@@ -500,7 +502,7 @@ def test_json_and_markdown_hold_the_rows(compared: Comparison) -> None:
     assert compared.folder is not None
     page = Path(compared.folder, "compare.md").read_text(encoding="utf-8")
     assert page == compared.to_markdown()
-    mean = f"{100 * compared.rows[0]['personalized_mean']:.2f} ± "
+    mean = f"{compared.rows[0]['personalized_mean']:.4f} ± "
     assert mean in page
 
 

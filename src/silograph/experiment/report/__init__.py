@@ -59,7 +59,7 @@ def write_comparison(
         ConfigError: no folder is given, runs differ in their metric, or `out` is there already and
             is no report.
     """
-    from silograph.experiment.report.several_runs import comparison_page
+    from silograph.experiment.report.several_runs import comparison_page, in_order_of
 
     if not folders:
         raise ConfigError("expected at least one result folder, got none")
@@ -67,7 +67,12 @@ def write_comparison(
     with _as_runs_write_them(folders):
         runs = [read_run(folder) for folder in folders]
         check_metrics(runs)
-        paired, lines = (None, []) if comparison is None else _paired(Path(comparison))
+        paired, lines = None, list[str]()
+        if comparison is not None:
+            (plan, of_plan), (paired, of_tables) = (
+                _read_table(Path(comparison) / name) for name in (COMPARISON, PAIRED)
+            )
+            runs, lines = in_order_of(plan or {}, runs), of_plan + of_tables
         page = comparison_page(runs, paired, lines)
     _warn(runs, lines)
     return _written(Path(out), page)
@@ -117,18 +122,17 @@ def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def _paired(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the tables of a comparison, None before it has ended, and what a reader must know.
+def _read_table(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return a file of a comparison, None where there is none yet, and what a reader must know.
 
     Raises:
-        DataError: they have been altered.
+        DataError: it has been altered.
     """
-    path = folder / PAIRED
     check_regular(path)
     if not path.is_file():
         return None, []
-    tables, has_digest = without_digest(read_json(path), str(path))
-    return tables, [] if has_digest else [UNCHECKED.format(path)]
+    found, has_digest = without_digest(read_json(path), str(path))
+    return found, [] if has_digest else [UNCHECKED.format(path)]
 
 
 def check_metrics(runs: Sequence[RunRecord]) -> None:

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from silograph.experiment.report.config_table import (
 from silograph.experiment.report.figures import MOST_POINTS, Curve, curves, thinned
 from silograph.experiment.report.page import axis_of, environment, headed, named_units
 from silograph.experiment.report.reading import VIEWS, RunRecord
+from silograph.task.metric_table import Metric
 
 COLORS = 8  # of the style sheet
 DASHES = 3
@@ -44,13 +46,17 @@ def comparison_page(
     looks = [look_of(groups.index(kind)) for kind in kinds]
     names = unique([label_of(run, given) for run in runs], runs)
     figures = learning(runs, names, looks)
+    scored = (paired or {}).get("scores", [])  # comparisons of old have none
+    means = group_rows(runs, kinds) if len(groups) < len(runs) else []
     return (
         environment()
         .get_template("comparison.html")
         .render(
             runs=[row_of(*row) for row in zip(runs, names, looks, strict=True)],
             groups=[{"name": group, "look": look_of(n)} for n, group in enumerate(groups)],
-            means_of_groups=group_rows(runs, kinds) if len(groups) < len(runs) else [],
+            means_of_groups=[] if scored else means,
+            best_runs=[] if scored or means else best_cells(runs),
+            scores=scored,
             different=different,
             help={name: help_in(runs, name) for name in different},
             same={
@@ -78,6 +84,29 @@ def comparison_page(
     )
 
 
+def in_order_of(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs of a comparison in the order of its tables; others are the last.
+
+    Args:
+        plan: what compare.json says: `over`, `methods` and `seeds`.
+        runs: the runs.
+    """
+    over = plan.get("over", {})
+
+    def place(run: RunRecord) -> list[int]:
+        values = used_values(run)
+        pairs = [(values.get(key, _option_value(values, key)), over[key]) for key in over]
+        pairs += [(values.get(key), plan.get(f"{key}s", ())) for key in ("method", "seed")]
+        return [list(known).index(v) if v in known else len(known) for v, known in pairs]
+
+    return sorted(runs, key=place)
+
+
+def _option_value(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of an option by its name without its part, None if there is none."""
+    return next((value for key, value in values.items() if key.endswith(f".{name}")), None)
+
+
 def cuts_follow_seeds(runs: Sequence[RunRecord]) -> bool:
     """Return whether runs with the same seeds have one partition, and others another one."""
     pairs = {(seeds_of(run), run.about["partition_hash"]) for run in runs}
@@ -90,29 +119,61 @@ def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str
     Runs without a result are in no mean; their number is said. Of runs with the same seeds, which
     are no sample, the first counts.
     """
-    table = []
+    table, values, graphs = [], [], []
     for number, kind in enumerate(dict.fromkeys(kinds)):
         group = [run for run, own in zip(runs, kinds, strict=True) if own == kind]
         ended = [run for run in group if run.result is not None]
         states = [open_state(run) for run in group if run.result is None]
         done = list({seeds_of(run): run for run in reversed(ended)}.values())
         states += ["of the same seeds"] * (len(ended) - len(done))
+        scores = {
+            view: [r.scores("test").get(view, {}).get(r.metric.name) for r in done]
+            for view in VIEWS
+        }
+        values.append({view: _mean_of(of_view) for view, of_view in scores.items()})
+        graphs.append(tuple(sorted({run.about["same"]["graph"] for run in group})))
         table.append(
             {
                 "name": kind or group[0].method,
                 "look": look_of(number),
-                "judges": {run.judge for run in group},
+                "judges": sorted({run.judge for run in group}),
                 "runs": len(group),
                 "done": len(done),
                 "without": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
-                "scores": {
-                    view: _spread(r.scores("test").get(view, {}).get(r.metric.name) for r in done)
-                    for view in VIEWS
-                },
+                "scores": {view: _spread(of_view) for view, of_view in scores.items()},
                 "constant": _spread(map(constant_of, done)),
             }
         )
-    return table
+    marked = mark_best(values, graphs, runs[0].metric)
+    return [row | {"best": best} for row, best in zip(table, marked, strict=True)]
+
+
+def best_cells(runs: Sequence[RunRecord]) -> list[set[str]]:
+    """Return the views in which each run has the best test score of all runs on its graph."""
+    values = [
+        {view: s.get(run.metric.name) for view, s in run.scores("test").items()} for run in runs
+    ]
+    graphs = [run.about["same"]["graph"] for run in runs]
+    return mark_best(values, graphs, runs[0].metric)
+
+
+def mark_best(
+    values: Sequence[Mapping[str, float | None]], graphs: Sequence[object], metric: Metric
+) -> list[set[str]]:
+    """Return the views in which each row has the best value of all rows with the same graph.
+
+    Args:
+        values: of each row, by view.
+        graphs: what each row is of: scores on different graphs say nothing about each other.
+        metric: of the values; it says whether higher or lower ones are better.
+    """
+    found: list[set[str]] = [set() for _ in values]
+    for view, graph in product(VIEWS, dict.fromkeys(graphs)):
+        rows = [n for n, own in enumerate(graphs) if own == graph]
+        best = metric.best(values[n].get(view) for n in rows)
+        for n in rows if best is not None and len(rows) > 1 else ():
+            found[n] |= {view} if values[n].get(view) == best else set()
+    return found
 
 
 def seeds_of(run: RunRecord) -> tuple[Any, ...]:
@@ -124,6 +185,12 @@ def constant_of(run: RunRecord) -> float | None:
     """Return the test score of the best constant prediction, None where nobody knows it."""
     score: float | None = (run.baseline or {"scores": {}})["scores"].get(run.metric.name)
     return score
+
+
+def _mean_of(found: Iterable[float | None]) -> float | None:
+    """Return the mean of the scores that there are, None without any."""
+    values = [value for value in found if value is not None]
+    return statistics.mean(values) if values else None
 
 
 def _spread(found: Iterable[float | None]) -> str:

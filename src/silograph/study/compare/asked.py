@@ -21,7 +21,8 @@ class Asked:
         options: options of methods, by method.
         baseline: the method that others are tested against; None for the best one.
         metric: the score; None for the one that picks the rounds of the runs.
-        view: view of the paired test; `own` for the one that each method is about.
+        view: view of the paired test; `own` for one that all methods have, of several the one that
+            most methods are about.
         test: `t`, `resampled`, `wilcoxon`, or `auto`: resampled where every seed splits one graph
             anew, else t.
     """

@@ -99,8 +99,8 @@ def compare(
         baseline: the method that others are tested against; None for the best in the tables.
         metric: the score that is compared, and that picks each run's best round; None is that of
             the task.
-        view: of the paired test: server, uncut, personalized, or own: the view that each method
-            is about.
+        view: of the paired test: server, uncut, personalized, or own: one that all methods have,
+            of several the one that most methods are about.
         test: `t` (Student), `resampled` (corrected for splits of one graph that overlap),
             `wilcoxon`, or `auto`: resampled where every seed splits the graph anew, else t.
         processes: runs at the same time, each in a process of its own; None for as many as there

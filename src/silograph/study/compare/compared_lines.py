@@ -40,12 +40,12 @@ def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
 
 
 def own_views(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return the view of each method, given pairs of both; which have which where they differ."""
+    """Return which view picks the rounds of each method, given pairs of both."""
     methods: dict[str, dict[str, None]] = {}
     for view, name in pairs:
         methods.setdefault(view, {})[name] = None
     several = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
-    return f"each method's own view: {'; '.join(several if several[1:] else methods)}"
+    return f"views that pick the rounds: {'; '.join(several if several[1:] else methods)}"
 
 
 def ends_best(line: Line) -> bool:
@@ -62,8 +62,6 @@ def outcome_of(line: Line) -> list[Any]:
 
 def metric_in_words(metric: Metric) -> str:
     """Return what is shown of a metric."""
-    if metric.share:
-        return f"{metric.name} on test nodes in percent"
     return f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
 
 

@@ -86,7 +86,8 @@ class Comparison:
         `VIEW_mean` and `VIEW_std` (sample standard deviation, None for one seed) are of the metric
         on test nodes, over the `seeds` that have scores; `diverged` and `failed` count the others.
         Costs are means. `difference`, `low`, `high` (95 % interval) and `p`,
-        `p_holm` compare with the `reference` of the same values.
+        `p_holm` compare with the `reference` of the same values, in the `view` of the tests: one
+        for all methods, None for a method that has no scores in it and is not tested.
         """
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
         return [row for point in points for row in self._rows_at(point)]
@@ -118,22 +119,53 @@ class Comparison:
             best = metric.best(means)
             for row in rows:
                 row["best"] += [view] if best is not None and row[f"{view}_mean"] == best else []
-        scores = {
-            m: self._scores(without_errors(ran[m]), self._view(point, m), metric)
-            for m in asked.methods
-        }
+        view = self._test_view(point)
+        scores = {m: self._scores(without_errors(ran[m]), view, metric) for m in asked.methods}
         reference = asked.baseline or best_mean(scores, metric)
         tests: dict[str, Paired] = {}
         test, overlap = self._test(point)
         for method in asked.methods:
-            if reference is not None and method != reference:
+            if reference is None or method == reference:
+                continue
+            # A method whose runs all failed has a test of no pairs; one without the view has none.
+            if all(scores[m] or not without_errors(ran[m]) for m in (method, reference)):
                 shared = sorted(scores[method].keys() & scores[reference].keys())
                 ours, theirs = ([scores[m][s] for s in shared] for m in (method, reference))
                 tests[method] = paired(ours, theirs, test, overlap)
         adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
         for row in rows:
-            row |= tested_columns(reference, tests.get(row["method"]), adjusted.get(row["method"]))
+            method = row["method"]
+            row["view"] = view if scores[method] else None
+            row |= tested_columns(reference, tests.get(method), adjusted.get(method))
         return rows
+
+    def _test_view(self, point: Point) -> str | None:
+        """Return the view whose scores are tested at values of what is varied.
+
+        Scores of two views are never compared: they are of different models, or of nodes that see
+        different neighbors. Unless a view was asked for, it is one that all methods have, and of
+        several the one that most methods are about. If there is none, it is the view that most
+        methods have, the baseline among them; methods without it are not tested.
+        """
+        asked = self.asked
+        if asked.view != "own":
+            return asked.view
+        metric = self._metric(self._lines_at(point))
+        own = [self._own_view(point, method) for method in asked.methods]
+        having = {
+            view: [m for m in asked.methods if self._has_view(point, m, view, metric)]
+            for view in VIEWS
+        }
+        ranks = {
+            view: (len(methods), own.count(view))
+            for view, methods in having.items()
+            if methods and (asked.baseline is None or asked.baseline in methods)
+        }
+        return max(ranks, key=lambda view: ranks[view]) if ranks else None  # the first of equals
+
+    def _has_view(self, point: Point, method: str, view: str, metric: Metric) -> bool:
+        """Return whether a method has scores in a view."""
+        return bool(self._scores(without_errors(self._ran(point, method)), view, metric))
 
     def _test(self, point: Point) -> tuple[Test, float]:
         """Return the test at values of what is varied, and how far its seeds' splits overlap."""
@@ -149,17 +181,17 @@ class Comparison:
         if not asked.tests:
             return []
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        view = f"the {asked.view} view"
-        if asked.view == "own":
-            methods = product(points, asked.methods)
-            view = own_views((self._view(point, m), self.names[m]) for point, m in methods)
+        views = dict.fromkeys(self._test_view(point) for point in points)
+        view = f"the {' or '.join(view or 'missing' for view in views)} view"
         tests = dict.fromkeys(self._test(point) for point in points)
         if len(asked.seeds) == 1:
-            return [f"difference: in {view}", *dict.fromkeys(power_of(1, *test) for test in tests)]
+            powers = dict.fromkeys(power_of(1, *test) for test in tests)
+            return [f"difference: in {view}", *self._view_notes(), *powers]
         notes = [
             f"paired test: {TEST_NAMES[test]}, two-sided, seed by seed, in {view}"
             for test in dict.fromkeys(test for test, _ in tests)
         ]
+        notes += self._view_notes()
         redrawn = any(overlap for _, overlap in tests)
         if redrawn and asked.test in ("t", "wilcoxon"):
             notes.append(
@@ -167,6 +199,23 @@ class Comparison:
                 "small; --test resampled corrects this"
             )
         return notes + [power_of(len(asked.seeds), *test) for test in tests]
+
+    def _view_notes(self) -> list[str]:
+        """Return in which view each method is judged, and which methods are not tested."""
+        points = dict.fromkeys(self._point(cell) for cell in self.cells)
+        pairs = [
+            (self._own_view(p, m), self.names[m]) for p, m in product(points, self.asked.methods)
+        ]
+        notes = [own_views(pairs)] if len({view for view, _ in pairs}) > 1 else []
+        untested = dict.fromkeys(
+            self.names[row["method"]] for row in self.rows if row["view"] is None and row["seeds"]
+        )
+        if untested:
+            notes.append(
+                f"not tested, for want of a view that the compared methods share: "
+                f"{', '.join(untested)}"
+            )
+        return notes
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -211,10 +260,8 @@ class Comparison:
                 scores[line["config"]["seed"]] = judged[metric.name]
         return scores
 
-    def _view(self, point: Point, method: str) -> str:
-        """Return the view in which a method is tested."""
-        if self.asked.view != "own":
-            return self.asked.view
+    def _own_view(self, point: Point, method: str) -> str:
+        """Return the view that picks the rounds of a method."""
         cells = (c for c in self.cells if self._point(c) == point)
         cell = next(cell for cell in cells if cell.labels["method"] == method)
         return find_method(cell.config, cell.method).evaluate.view

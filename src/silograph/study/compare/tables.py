@@ -59,17 +59,11 @@ class Compared(Protocol):
 
 
 def shown(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
-    """Return a score of a row, or a difference of two: shares in percent, others as they are."""
+    """Return a score of a row, or a difference of two, in the unit of all tables and files."""
     if value is None:
         return "-"
-    sign = "+" if signed else ""
-    return f"{100 * value:{sign}.2f}" if METRICS[row["metric"]].share else f"{value:{sign}.4f}"
-
-
-def plain(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
-    """Return the same as pages of runs have scores: shares from 0 to 1."""
-    del row
-    return "-" if value is None else f"{value:{'+' if signed else ''}.4f}"
+    text = METRICS[row["metric"]].text(value)
+    return f"+{text}" if signed and value >= 0 else text
 
 
 def small(p: float | None) -> str:
@@ -102,8 +96,8 @@ def _seeds(row: ComparisonRow) -> str:
     return "; ".join([_of_all(row), *without]) if without else str(row["seeds"])
 
 
-def _tested(shown: Callable[..., str]) -> list[Column]:
-    """Return the columns of paired tests, with differences as `shown` shows them."""
+def _tested() -> list[Column]:
+    """Return the columns of paired tests."""
 
     def interval(row: ComparisonRow) -> str:
         if row["low"] is None:
@@ -113,6 +107,8 @@ def _tested(shown: Callable[..., str]) -> list[Column]:
     def difference(row: ComparisonRow) -> str:
         if row["method"] == row["reference"]:
             return "reference"
+        if row["view"] is None and row["seeds"]:
+            return "no common view"
         return shown(row, row["difference"], signed=True)
 
     return [
@@ -120,12 +116,13 @@ def _tested(shown: Callable[..., str]) -> list[Column]:
         ("95 % interval", interval),
         ("p", lambda row: small(row["p"])),
         ("p, Holm", lambda row: small(row["p_holm"])),
+        ("view", lambda row: row["view"] or "-"),
         ("pairs", lambda row: "-" if row["pairs"] is None else str(row["pairs"])),
     ]
 
 
 SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
-TESTED = _tested(shown)
+TESTED = _tested()
 COSTS: list[Column] = [
     ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
     ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
@@ -159,22 +156,27 @@ def tables_of(comparison: Compared, width: float) -> list[Titled]:
 
 
 def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
-    """Return the paired tests as texts, and the notes on them, for the page of a folder.
+    """Return scores and paired tests as texts, and the notes on them, for the page of a folder.
 
-    That page has scores as those of single runs have them, so differences are of these.
+    They are those of the terminal, so that both have one unit, one order and one mark of the best.
     """
-    names, tested = comparison.names, _tested(plain)
-    tables = [
-        {
-            "title": point,
-            "columns": ["method", *(name for name, _ in tested)],
-            "rows": [[names[row["method"]], *(text(row) for _, text in tested)] for row in rows],
-        }
-        for point, rows, _ in groups(comparison)
-        if comparison.asked.tests
-    ]
-    notes = [note for note in comparison.notes if note != comparison.legend]
-    return {"tables": tables, "notes": notes}
+    method: Column = ("method", lambda row: comparison.names[row["method"]])
+
+    def made(columns: Sequence[Column]) -> list[dict[str, Any]]:
+        return [
+            {
+                "title": point,
+                "columns": [name for name, _ in columns],
+                "rows": _texts(columns, rows, constant),
+            }
+            for point, rows, constant in groups(comparison)
+        ]
+
+    return {
+        "scores": made([method, *SCORES]),
+        "tables": made([method, *TESTED]) if comparison.asked.tests else [],
+        "notes": list(comparison.notes),
+    }
 
 
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:

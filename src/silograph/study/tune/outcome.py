@@ -98,8 +98,7 @@ class Tuned:
             return [*notes, "no trial went well"]
         tests = [f"{v} {self._text(a)}" for v, a in self.test.items() if a is not None]
         tests += self._constant()
-        unit = ", %" if self.metric.share else ""
-        notes.append(f"best: trial {self.best.number}; on test nodes{unit}: {', '.join(tests)}")
+        notes.append(f"best: trial {self.best.number}; on test nodes: {', '.join(tests)}")
         notes.append(
             f"its validation score is the best of {len(self.trials)} and so too good; seeds that "
             "were searched with favor it against methods that were not"
@@ -114,8 +113,8 @@ class Tuned:
         return [f"{found[0]['name']} {self._text(statistics.mean(values))}"] if values else []
 
     def _text(self, value: float) -> str:
-        """Return a score as tables have it: shares in percent."""
-        return f"{100 * value:.2f}" if self.metric.share else self.metric.text(value)
+        """Return a score in the unit of all tables and files."""
+        return self.metric.text(value)
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
         rows = []
@@ -127,7 +126,7 @@ class Tuned:
             params = [_short(row[key]) for key in self.ranges]
             rows.append([f"{row['trial']}{'*' if row['best'] else ''}", mean, *params])
         keys = [key.replace("_", " ") for key in self.ranges]  # so that they wrap
-        return ["trial", "val %" if self.metric.share else "val", *keys], rows
+        return ["trial", "val", *keys], rows
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
