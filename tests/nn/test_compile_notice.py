@@ -2,11 +2,21 @@
 
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from numba.core import event
 
+from remote_runs import setup_of
+from runs import MakeGraph
+from silograph.experiment.run.clock import TrainingClock
+from silograph.experiment.run.loop import first_snapshot, train
+from silograph.experiment.run.progress import Silent
 from silograph.experiment.run.result import Result
+from silograph.experiment.run.trackers import Watched
+from silograph.methods import METHODS
 from silograph.nn.kernels.compile_notice import LINE, told_of_compiling
 
 
@@ -42,4 +52,64 @@ def test_a_result_says_what_went_into_compiling() -> None:
     told = Result._compiled
     assert told(type("R", (), {"compile_seconds": 0.0})()) == ""
     found = told(type("R", (), {"compile_seconds": 2.34})())
-    assert found == " (2.3 s of them to compile kernels, once)"
+    assert found == " (and 2.3 s to compile kernels, once)"
+
+
+class FakeTime:
+    """A monotonic clock that only stands where it is put."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    for module in ("nn.kernels.compile_notice", "experiment.run.clock", "experiment.run.loop"):
+        monkeypatch.setattr(f"silograph.{module}.time", fake)
+    return fake
+
+
+def compile_something(fake_time: FakeTime) -> None:
+    """Spend 20 seconds on loading a kernel and 80 on compiling another that it needs."""
+    with event.trigger_event("numba:compiler_lock"), event.trigger_event("numba:compiler_lock"):
+        fake_time.now += 20
+        with compiles("train"):
+            fake_time.now += 80
+
+
+def test_seconds_of_training_have_no_first_use_of_kernels(fake_time: FakeTime) -> None:
+    with told_of_compiling(lambda _: None) as watch:
+        clock = TrainingClock(fake_time.now - 3, watch)
+        fake_time.now += 2
+        assert clock.seconds() == 5
+        compile_something(fake_time)
+        assert (clock.seconds(), watch.seconds, watch.warm_up_seconds) == (5, 80, 100)
+        fake_time.now += 1
+        assert clock.seconds() == 6
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_run_that_comes_first_takes_no_longer(
+    make_graph: MakeGraph, fake_time: FakeTime, is_first: bool
+) -> None:
+    """Each round takes a second of training; the first one of a process compiles besides."""
+    fedavg = METHODS["fedavg"]
+
+    def train_a_second(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
+        if is_first and t == 1:
+            compile_something(fake_time)
+        fake_time.now += 1
+        return fedavg.round(fed, cfg, state, t, key)
+
+    method = replace(fedavg, name="a_second", round=train_a_second)
+    setup = setup_of(make_graph(40), method, rounds=3, kernels="torch")
+    with told_of_compiling(lambda _: None) as watch:
+        start = first_snapshot(setup)
+        result = train(setup, None, Silent(), start, [], Watched(()), watch)
+    assert [row["seconds"] for row in result.rounds] == [1, 2, 3]
+    assert result.seconds == 3
+    assert result.compile_seconds == (80 if is_first else 0)

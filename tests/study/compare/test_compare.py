@@ -22,6 +22,7 @@ from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.experiment.report import runs_of, write_comparison
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.methods.caution import Caution
 from silograph.study.compare.compare import resume_comparison
@@ -262,9 +263,8 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     )
     (tested,) = [note for note in several.notes if note.startswith("difference")]
     each = "server (fedavg, fedprox, label_guided, centralized); personalized (local)"
-    assert tested == "difference: in the server view"
+    assert tested == "difference: in the personalized view"  # all have it
     assert f"views that pick the rounds: {each}" in several.notes
-    assert "not tested, for want of a view that the compared methods share: local" in several.notes
     assert not any(word in note for note in several.notes for word in ("paired test", "p-value"))
     alike = sg.compare(make_graph(), methods=["fedavg", "local"], **common)
     assert not any("server view" in note for note in alike.notes)
@@ -475,6 +475,86 @@ def test_a_chosen_view_metric_and_test() -> None:
     assert table.rows[1]["p"] == pytest.approx(0.25)  # signed ranks of one sign, n = 3
     assert any("is 0.25" in note for note in table.notes)
     assert with_scores(scores, metric="auc").rows[0]["server_mean"] is None
+
+
+def with_views(scores: dict[str, dict[str, list[float]]], **asked: Any) -> Comparison:
+    """A comparison whose test accuracies are given, by method and view, of two seeds."""
+    small: dict[str, Any] = {"clients": 2, "partition": "random", "rounds": 1, "hidden": 2}
+    graph = planted_graph(30)
+    table = sg.compare(graph, methods=list(scores), seeds=2, processes=0, kernels="torch", **small)
+    lines = []
+    for cell, line in zip(table.cells, table.lines, strict=True):
+        given = scores[str(cell.labels["method"])]
+        test = {
+            view: {"accuracy": given[view][int(cell.labels["seed"])]} if view in given else None
+            for view in ("server", "uncut", "personalized")
+        }
+        assert line is not None
+        lines.append(line | {"test": test})
+    return replace(table, lines=tuple(lines), asked=replace(table.asked, **asked))
+
+
+def test_methods_are_tested_in_a_view_that_all_have() -> None:
+    """In its own view FedAvg is behind, and in the view that both have it is ahead."""
+    scores = {
+        "local": {"personalized": [0.5, 0.6]},
+        "fedavg": {"server": [0.2, 0.25], "uncut": [0.2, 0.2], "personalized": [0.9, 0.8]},
+    }
+    table = with_views(scores)
+    local, fedavg = table.rows
+    assert local["reference"] == "fedavg"
+    assert local["difference"] == pytest.approx(-0.3)
+    assert (local["view"], fedavg["view"]) == ("personalized", "personalized")
+    assert any(note.endswith("in the personalized view") for note in table.notes)
+    assert "views that pick the rounds: personalized (local); server (fedavg)" in table.notes
+    server = replace(
+        table, asked=replace(table.asked, view="server")
+    )  # asked for: local has no scores in it
+    assert [row["view"] for row in server.rows] == [None, "server"]
+    assert server.rows[0]["difference"] is server.rows[0]["p"] is server.rows[0]["pairs"] is None
+
+
+def test_methods_without_a_common_view_are_not_tested() -> None:
+    scores = {
+        "local": {"personalized": [0.5, 0.6]},
+        "fedavg": {"server": [0.2, 0.25], "personalized": [0.3, 0.3]},
+        "centralized": {"server": [0.9, 0.8], "uncut": [0.9, 0.8]},
+    }
+    told = "not tested, for want of a view that the compared methods share: "
+    table = with_views(scores, baseline="local")
+    assert [row["view"] for row in table.rows] == ["personalized", "personalized", None]
+    assert f"{told}centralized" in table.notes
+    assert table.summary(200).count("no common view") == 1
+    table = replace(table, asked=replace(table.asked, baseline="centralized"))
+    assert [row["view"] for row in table.rows] == [None, "server", "server"]
+    assert f"{told}local" in table.notes
+    assert [row["difference"] is None for row in table.rows] == [True, False, True]
+    two = with_views({name: scores[name] for name in ("local", "centralized")})
+    assert [row["difference"] for row in two.rows] == [None, None]
+    assert any(note.startswith(told) for note in two.notes)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_the_best_is_marked_alike_in_every_form(metric: str, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"clients": 2, "partition": "random", "rounds": 1, "hidden": 2}
+    small |= {"kernels": "torch", "processes": 0, "metric": metric}
+    methods = ["local", "fedavg"]
+    table = sg.compare(planted_graph(30), methods=methods, seeds=2, out=tmp_path / "c", **small)
+    page = write_comparison(runs_of(tmp_path / "c"), tmp_path / "p.html", comparison=tmp_path / "c")
+    html, text, markdown = page.read_text(encoding="utf-8"), table.summary(200), table.to_markdown()
+    marked = 0
+    for row in json.loads(table.to_json())["rows"]:
+        for view in ("server", "uncut", "personalized"):
+            if row[f"{view}_mean"] is None:
+                continue
+            cell = f"{row[f'{view}_mean']:.4f} ± {row[f'{view}_std']:.4f}"
+            star = "*" if view in row["best"] else ""
+            marked += bool(star)
+            assert all(f"{cell}{star}" in form for form in (html, text, markdown))
+            assert (f"<b>{cell}*</b>" in html) == bool(star)
+    assert marked >= 3
+    places = [html.index(f'<tr><th scope="row">{method}</th>') for method in methods]
+    assert places == sorted(places)
 
 
 # --- forms ----------------------------------------------------------------------------------------

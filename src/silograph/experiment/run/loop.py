@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,13 @@ from silograph.experiment.report import add_report
 from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.result_files import Row
 from silograph.experiment.run import each_best
-from silograph.experiment.run.clock import clock_of
+from silograph.experiment.run.clock import (
+    FirstUse,
+    NoFirstUse,
+    TrainingClock,
+    clock_of,
+    watch_first_use,
+)
 from silograph.experiment.run.controlling import Controlling, controlling, with_knobs
 from silograph.experiment.run.divergence import diverged
 from silograph.experiment.run.make_result import make_result
@@ -58,7 +64,8 @@ def first_snapshot(setup: Setup) -> Snapshot:
     """Set up the clients and return the run before its first round; they write that down."""
     while True:
         try:
-            start = _set_up(setup)
+            with watch_first_use(setup.config.kernels) as watch:
+                start = _set_up(setup, TrainingClock(time.monotonic(), watch))
             setup.federation.keep(start.round, ())
         except AwayError as away:
             setup.federation.rejoin(away)
@@ -66,8 +73,8 @@ def first_snapshot(setup: Setup) -> Snapshot:
             return start
 
 
-def _set_up(setup: Setup) -> Snapshot:
-    config, key, since = setup.config, training_key(setup.config), time.monotonic()
+def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
+    config, key = setup.config, training_key(setup.config)
     specs = sum_specs(config, setup.schema.num_features, setup.method)
     fitted: dict[str, Tensor] = {}
     if specs:  # before any features leave a client
@@ -94,7 +101,7 @@ def _set_up(setup: Setup) -> Snapshot:
         round=0,
         state=state,
         best=None,
-        seconds=time.monotonic() - since,  # some methods train before the first round
+        seconds=clock.seconds(),  # some methods train before the first round
         stopped=None,
         scores=scores,
         virtual_seconds=virtual,
@@ -119,7 +126,7 @@ def train(
     snapshot: Snapshot,
     rows: list[Row],
     trackers: Watched,
-    compiling: Callable[[], float] = float,
+    first_use: FirstUse | None = None,
 ) -> Result:
     """Go on from a snapshot to the end of the run.
 
@@ -130,10 +137,10 @@ def train(
         snapshot: where the run is; its federation has the states that belong to it.
         rows: the table of rounds so far; grows.
         trackers: told of every judged round, unless the run is complete already.
-        compiling: returns the seconds that this process has spent on compiling kernels.
+        first_use: knows what this process has spent on new kernels since the call; None is nothing.
     """
-    config = setup.config
-    began = time.monotonic() - snapshot.seconds
+    config, first_use = setup.config, first_use or NoFirstUse()
+    clock = TrainingClock(time.monotonic() - snapshot.seconds, first_use)
     metric = progress_of(setup, rows[-1]) if rows else ""
     complete, selection = folder is not None and folder.is_complete, _selection(setup)
     path = None if folder is None else str(folder.path)
@@ -143,7 +150,7 @@ def train(
     took, written = 0.0, time.monotonic()  # seconds of the last checkpoint, and when it was there
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
-        snapshot, found = _whole_round(setup, selection, snapshot, began, committed)
+        snapshot, found = _whole_round(setup, selection, snapshot, clock, committed)
         for row in found:
             rows.append(row)
             metric = progress_of(setup, row)
@@ -164,7 +171,7 @@ def train(
         path,
         handed,
         lambda line: display.update(snapshot.round, line),
-        compiling(),
+        first_use.seconds,
     )
     if folder is not None:
         result = folder.as_told(result) if complete else result
@@ -213,7 +220,7 @@ def _whole_round(
     setup: Setup,
     selection: Selection | None,
     before: Snapshot,
-    began: float,
+    clock: TrainingClock,
     committed: Sequence[int],
 ) -> tuple[Snapshot, list[Row]]:
     """Run one round, and again where clients were away that came back; see `_round`.
@@ -222,12 +229,12 @@ def _whole_round(
         setup: the run.
         selection: what selects its clients.
         before: where it is.
-        began: when it began.
+        clock: of the run.
         committed: rounds that there are checkpoints of.
     """
     while True:
         try:
-            after, rows = _round(setup, selection, before, began)
+            after, rows = _round(setup, selection, before, clock)
             best = () if after.best is None else (after.best.round,)  # silos get it in the end
             setup.federation.keep(after.round, sorted({*committed, *best}))
         except AwayError as away:
@@ -237,7 +244,7 @@ def _whole_round(
 
 
 def _round(
-    setup: Setup, selection: Selection | None, before: Snapshot, began: float
+    setup: Setup, selection: Selection | None, before: Snapshot, clock: TrainingClock
 ) -> tuple[Snapshot, list[Row]]:
     """Run one round; return the run after it, and the rows of rounds that were scored in it."""
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
@@ -245,7 +252,7 @@ def _round(
     fed.start_round(t)
     control = controlling(setup)
     cfg = _config_of(setup, selection, control, before)
-    since = time.monotonic()
+    since = clock.seconds()
     with at_server(setup.method.round, f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     check_report(setup, cfg, report, t, key)
@@ -257,8 +264,8 @@ def _round(
     own, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise diverged("training", report.train_loss, t)
-    took, virtual = time.monotonic() - since, virtual_seconds(setup, before, t)
-    done, received = TrainedRound(t, state, report, began, virtual), cfg.received
+    took, virtual = clock.seconds() - since, virtual_seconds(setup, before, t)
+    done, received = TrainedRound(t, state, report, clock, virtual), cfg.received
     scored = (scored_late if received == "all" else scored_now)(setup, before, done)
     now = scored.latest
     last = before.scores
@@ -270,7 +277,7 @@ def _round(
         state = selection.observe(before.state, state, t, report, counts)
     if control is not None:
         state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)
-    seconds, exchanged = time.monotonic() - began, fed.ledger.bytes
+    seconds, exchanged = clock.seconds(), fed.ledger.bytes
     stop = _reason_to_stop(setup, selection, done, scored, state, seconds)
     if stop is not None or t == config.rounds:
         scored = scored_at_last(setup, done, scored)

@@ -91,9 +91,9 @@ class Result:
         cut: the graph as it was used, with the client and the part of every node; None where
             silos held it.
         seconds: wall-clock seconds of the rounds and of what clients do before the first,
-            evaluation included.
-        compile_seconds: of these, what went into compiling kernels in the process that ended the
-            run; 0 where they were compiled before.
+            evaluation included, without compiling kernels or loading them from the cache.
+        compile_seconds: besides these, what went into compiling kernels in the process that ended
+            the run; 0 where they were compiled before.
         virtual_seconds: of the virtual clock; None without one.
         peak_memory_bytes: the process's peak resident memory in bytes.
         result_dir: the result folder, or None.
@@ -402,9 +402,9 @@ class Result:
         return f"{line}; executed here: {decimals(self.executed / 1e9, 2)}"
 
     def _compiled(self) -> str:
-        """Return how much of the time went into compiling, nothing where none did."""
+        """Return how much time went into compiling besides, nothing where none did."""
         spent = self.compile_seconds
-        return f" ({spent:.1f} s of them to compile kernels, once)" if spent >= 0.05 else ""
+        return f" (and {spent:.1f} s to compile kernels, once)" if spent >= 0.05 else ""
 
 
 def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:

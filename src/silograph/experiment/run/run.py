@@ -4,10 +4,10 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, StateError, TrainingError
@@ -28,6 +28,7 @@ from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
+from silograph.experiment.run.clock import watch_first_use
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.new_folder import check_free
 from silograph.experiment.run.progress import Progress, generating, planned, show_progress
@@ -309,21 +310,6 @@ def _gone_back(
     return snapshot, folder.cut_back(sizes)
 
 
-class CompileTime(Protocol):
-    """Knows how long kernels have been compiled."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds so far."""
-
-
-@dataclass(frozen=True)
-class NoCompileTime:
-    """Of runs that compile nothing."""
-
-    seconds: float = 0.0
-
-
 def go_on(
     setup: Setup,
     folder: ResultFolder | None,
@@ -352,15 +338,9 @@ def go_on(
             tell(_from_where(snapshot.round + 1, setup.config.rounds))
         if setup.edge_weights is not None and setup.config.edge_weights == "use":
             tell(setup.edge_weights)
-    watch: AbstractContextManager[CompileTime] = nullcontext(NoCompileTime())
-    if setup.config.kernels == "compiled":
-        from silograph.nn.kernels.compile_notice import (
-            told_of_compiling,  # numba takes a while to import
-        )
-
-        watch = told_of_compiling(tell)
+    watch = watch_first_use(setup.config.kernels, tell)
     with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch as w:
-        return train(setup, folder, display, snapshot, rows, trackers, lambda: w.seconds)
+        return train(setup, folder, display, snapshot, rows, trackers, w)
 
 
 def _from_where(first: int, rounds: int) -> str:

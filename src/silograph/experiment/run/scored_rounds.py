@@ -1,10 +1,10 @@
 """Scoring a round once it has trained: at once, on receipt in the next one, or at the end."""
 
-import time
 from dataclasses import dataclass, replace
 
 from silograph.core.resolved_config import training_key
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.delayed_scores import (
     Pending,
     begin,
@@ -34,19 +34,19 @@ class TrainedRound:
         t: its number.
         state: the server's after it.
         report: what the method reports of it.
-        began: seconds of the monotonic clock at which the run would have begun without breaks.
+        clock: of the run.
         virtual: seconds of the virtual clock so far, None without one.
     """
 
     t: int
     state: ServerState
     report: RoundReport
-    began: float
+    clock: TrainingClock
     virtual: float | None
 
     def row(self, setup: Setup, now: Judged) -> Row:
         """Return its row, once it is scored."""
-        return row_of(setup, now, self.report, time.monotonic() - self.began, self.virtual)
+        return row_of(setup, now, self.report, self.clock.seconds(), self.virtual)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ def scored_late(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
         rows.append(row)
     pending = None
     if _is_judged(setup, done.t):
-        seconds = time.monotonic() - done.began
+        seconds = done.clock.seconds()
         pending = begin(setup, done.t, done.report, seconds, done.virtual)
     return Scored(best, latest, rows, () if latest is None else (latest,), pending)
 

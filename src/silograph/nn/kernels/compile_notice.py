@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from numba.core import event
 
 LINE = "compiling kernels that this run needs, once for this machine: up to a minute ..."
+# The second event spans a compilation, or the loading of one from the cache, for each signature.
+COMPILE, COMPILER_LOCK = "numba:compile", "numba:compiler_lock"
 
 
 class CompileWatch(event.Listener):
@@ -14,31 +16,40 @@ class CompileWatch(event.Listener):
 
     Attributes:
         seconds: that compiling has taken so far.
+        warm_up_seconds: that compiling, or loading from the cache on disk, has taken so far.
         kernels: number of kernels compiled so far, the current one included.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.seconds = 0.0
+        self.warm_up_seconds = 0.0
         self.kernels = 0
         self._tell = tell
-        self._inside, self._began = 0, 0.0  # a kernel's compilation has those that it calls inside
+        # A kernel's compilation has those that it calls inside.
+        self._inside = {COMPILE: 0, COMPILER_LOCK: 0}
+        self._began = {COMPILE: 0.0, COMPILER_LOCK: 0.0}
 
     def on_start(self, event: event.Event) -> None:
-        """Report a kernel that starts to be compiled."""
-        if not self._inside:
-            if not self.kernels:
-                self._tell(LINE)
-            self.kernels += 1
-            self._tell(f"compiling kernel {self.kernels}: {name_of(event)} ...")
-            self._began = time.monotonic()
-        self._inside += 1
+        """Report a kernel that starts to be compiled, and note when it is compiled or loaded."""
+        if not self._inside[event.kind]:
+            if event.kind == COMPILE:
+                if not self.kernels:
+                    self._tell(LINE)
+                self.kernels += 1
+                self._tell(f"compiling kernel {self.kernels}: {name_of(event)} ...")
+            self._began[event.kind] = time.monotonic()
+        self._inside[event.kind] += 1
 
     def on_end(self, event: event.Event) -> None:
         """Add the time of a function that no other one needed."""
-        del event
-        self._inside -= 1
-        if not self._inside:
-            self.seconds += time.monotonic() - self._began
+        self._inside[event.kind] -= 1
+        if self._inside[event.kind]:
+            return
+        passed = time.monotonic() - self._began[event.kind]
+        if event.kind == COMPILE:
+            self.seconds += passed
+        else:
+            self.warm_up_seconds += passed
 
 
 def name_of(event: event.Event) -> str:
@@ -50,5 +61,5 @@ def name_of(event: event.Event) -> str:
 def told_of_compiling(tell: Callable[[str], None]) -> Iterator[CompileWatch]:
     """Inside, `tell` hears when kernels have to be compiled; yields how long that has taken."""
     watch = CompileWatch(tell)
-    with event.install_listener("numba:compile", watch):
+    with event.install_listener(COMPILE, watch), event.install_listener(COMPILER_LOCK, watch):
         yield watch
