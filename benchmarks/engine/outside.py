@@ -22,6 +22,7 @@ import torch
 
 from silograph.core.config import make_config
 from silograph.experiment.run import loop
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.graph.datasets import load
@@ -88,7 +89,7 @@ def measure(setups: dict[str, Setup], rounds: int) -> dict[str, list[tuple[float
         for _ in range(rounds + WARM_UP):
             for name, setup in setups.items():
                 inside, begin = clock.seconds, time.process_time()
-                at[name], _ = loop._round(setup, None, at[name], 0.0)
+                at[name], _ = loop._round(setup, None, at[name], TrainingClock(0.0))
                 took = time.process_time() - begin
                 found[name].append((took, clock.seconds - inside))
     return {name: values[WARM_UP:] for name, values in found.items()}

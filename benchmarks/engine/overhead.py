@@ -23,6 +23,7 @@ import torch
 from silograph.core.config import make_config
 from silograph.core.work import Meter
 from silograph.experiment.run import loop
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import best_apart, to_checkpoint
@@ -64,7 +65,7 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
     def one(variant: str) -> None:
         nonlocal snapshot
         begin = time.process_time()
-        snapshot, rows = loop._round(setup, None, snapshot, 0.0)
+        snapshot, rows = loop._round(setup, None, snapshot, TrainingClock(0.0))
         if variant == "ledger + checkpoint":
             (row,) = rows
             folder.add_round(row)

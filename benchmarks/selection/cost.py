@@ -24,6 +24,7 @@ import torch
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.experiment.run import loop, selecting
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.selecting import Selection
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph
@@ -91,7 +92,7 @@ def shares(graph: Graph, name: str, options: Mapping[str, Any]) -> tuple[float, 
         snapshot, selection = loop.first_snapshot(setup), loop._selection(setup)
         for _ in range(ROUNDS + WARM_UP):
             spent.seconds, began = 0.0, time.process_time()
-            snapshot, _ = loop._round(setup, selection, snapshot, 0.0)
+            snapshot, _ = loop._round(setup, selection, snapshot, TrainingClock(0.0))
             rounds.append(time.process_time() - began)
             parts.append(spent.seconds)
     rounds, parts = rounds[WARM_UP:], parts[WARM_UP:]

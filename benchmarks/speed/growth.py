@@ -20,6 +20,7 @@ import torch
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.experiment.run import loop
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import prepare
 
 HERE = Path(__file__).parent
@@ -49,9 +50,9 @@ def measure(scale: float, clients: int, folder: str) -> Row:
     setup = prepare(make_config(values), graph)
     ready = time.perf_counter()
     snapshot = loop.first_snapshot(setup)
-    snapshot, _ = loop._round(setup, None, snapshot, 0.0)
+    snapshot, _ = loop._round(setup, None, snapshot, TrainingClock(0.0))
     first = time.perf_counter()
-    snapshot, _ = loop._round(setup, None, snapshot, 0.0)
+    snapshot, _ = loop._round(setup, None, snapshot, TrainingClock(0.0))
     return {
         "scale": scale,
         "clients": clients,

@@ -13,6 +13,7 @@ from typing import Any
 from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run import loop as rounds
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import Setup, versions
 from silograph.nn.conv import Params
 
@@ -37,7 +38,7 @@ class Ours:
     def round(self) -> object:
         """Run one round and judge it, as `silograph run` does."""
         with torch_threads(self.setup.config.threads):
-            self.snapshot, rows = rounds._round(self.setup, None, self.snapshot, 0.0)
+            self.snapshot, rows = rounds._round(self.setup, None, self.snapshot, TrainingClock(0.0))
         return rows[0]
 
     def train(self) -> object:

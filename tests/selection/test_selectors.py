@@ -18,6 +18,7 @@ from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.resolved_config import training_key
 from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.loop import _round, _selection, first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
@@ -268,7 +269,7 @@ def test_a_choice_that_breaks_the_rules_is_named(
 def test_nothing_is_kept_of_a_run_without_a_selector(make_graph: MakeGraph) -> None:
     config = make_config({"method": "fedavg", "clients": 4, "partition": "random", "hidden": 4})
     setup = prepare(config, make_graph())
-    after, _ = _round(setup, _selection(setup), first_snapshot(setup), 0.0)
+    after, _ = _round(setup, _selection(setup), first_snapshot(setup), TrainingClock(0.0))
     assert not after.state.memory
 
 
@@ -288,9 +289,9 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
     _, whole, route = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     fed, links = session(whole, route, setup.method_config, own_ops(), least=1)
     run = replace(setup, federation=fed)
-    snapshot, _ = _round(run, _selection(run), first_snapshot(run), 0.0)
+    snapshot, _ = _round(run, _selection(run), first_snapshot(run), TrainingClock(0.0))
     links[fed.ids[2]].change = lambda data: None
-    snapshot, (row,) = _round(run, _selection(run), snapshot, 0.0)
+    snapshot, (row,) = _round(run, _selection(run), snapshot, TrainingClock(0.0))
     assert row["participants"] == 1  # of the third and the fourth client
     saved = from_bytes(b"".join(to_bytes(to_checkpoint(run, snapshot, "", {}))))
     again, _ = from_checkpoint(run, saved, None)

@@ -14,6 +14,7 @@ from remote_runs import finish, lines, remote, setup_of
 from runs import go, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.loop import _round, _selection, first_snapshot
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.checkpoint import from_bytes, to_bytes
@@ -167,11 +168,11 @@ def test_a_silo_that_is_away_gets_no_count(make_graph: MakeGraph) -> None:
     """And the state that a checkpoint holds goes on with the same choices."""
     setup = setup_of(make_graph(), METHODS["fedavg"], **asked("ucb", rounds=8))
     run, links = remote(setup, least=1)
-    snapshot, _ = _round(run, _selection(run), first_snapshot(run), 0.0)
+    snapshot, _ = _round(run, _selection(run), first_snapshot(run), TrainingClock(0.0))
     gone = run.federation.ids[2]
     links[gone].change = lambda data: None
     for _ in range(5):
-        snapshot, _ = _round(run, _selection(run), snapshot, 0.0)
+        snapshot, _ = _round(run, _selection(run), snapshot, TrainingClock(0.0))
     counts = snapshot.state.memory["selector/count"]
     assert counts.tolist()[2] == 1  # of round 1
     assert int(counts.max()) > 1

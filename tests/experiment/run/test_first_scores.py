@@ -31,9 +31,9 @@ def before(monkeypatch: pytest.MonkeyPatch) -> list[Judged | None]:
     found: list[Judged | None] = []
     real = loop._round
 
-    def spy(setup: Any, selection: Any, snapshot: Any, began: float) -> Any:
+    def spy(setup: Any, selection: Any, snapshot: Any, clock: Any) -> Any:
         found.append(snapshot.scores)
-        return real(setup, selection, snapshot, began)
+        return real(setup, selection, snapshot, clock)
 
     monkeypatch.setattr(loop, "_round", spy)
     return found

@@ -71,7 +71,7 @@ class TrainingClock:
     """
 
     began: float
-    first_use: FirstUse
+    first_use: FirstUse = NoFirstUse()
 
     def seconds(self) -> float:
         """Return the seconds of training so far."""

@@ -114,11 +114,11 @@ class Comparison:
         asked, metric = self.asked, self._metric(self._lines_at(point))
         ran = {m: self._ran(point, m) for m in asked.methods}
         rows = [self._means(point, m, ran[m], metric) for m in asked.methods]
-        for view in VIEWS:
-            means = [row[f"{view}_mean"] for row in rows]
+        for shown in VIEWS:
+            means = [row[f"{shown}_mean"] for row in rows]
             best = metric.best(means)
             for row in rows:
-                row["best"] += [view] if best is not None and row[f"{view}_mean"] == best else []
+                row["best"] += [shown] if best is not None and row[f"{shown}_mean"] == best else []
         view = self._test_view(point)
         scores = {m: self._scores(without_errors(ran[m]), view, metric) for m in asked.methods}
         reference = asked.baseline or best_mean(scores, metric)
