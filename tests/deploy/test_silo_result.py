@@ -118,6 +118,7 @@ def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> 
         assert about["model_of"] == ("own" if method in OWN else "server")
     for folder in found.folders:
         assert sorted(path.name for path in folder.iterdir()) == [
+            "checksums.json",
             "model.safetensors",
             "report.html",
             "result.json",
@@ -198,7 +199,9 @@ def test_a_server_that_keeps_its_model(make_graph: MakeGraph, tmp_path: Path) ->
     assert found.result.handed_over_bytes < 100  # frames without weights
     assert sum(line.endswith("; the server keeps its model") for line in found.said) == 2
     for folder in found.folders:
-        assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            *("checksums.json", "report.html", "result.json")
+        ]
         assert about_of(folder)["model_of"] is None
         assert "The server keeps its model." in (folder / "report.html").read_text()
     with pytest.raises(
@@ -308,5 +311,5 @@ def test_a_folder_that_was_there_is_for_its_owner_only(
     federate(silos, config, PLAIN, out=out)
     assert out.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o600}
-    assert synced.count(out) == len(list(out.iterdir())) == 3
+    assert synced.count(out) == len(list(out.iterdir())) == 4
     assert out.parent in synced
