@@ -36,6 +36,7 @@ from silograph.deploy.venue import (
 )
 from silograph.experiment.resolve.client_data import CUT
 from silograph.experiment.resolve.exclusions import check_selected
+from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import (
@@ -355,7 +356,14 @@ class Meeting:
         self._watch.follow(lambda: session.ledger)
         names = known.feature_names if config.features == "given" else ()
         return Setup(
-            config, found.parts, schema, method_config, session, found.device, feature_names=names
+            config,
+            found.parts,
+            schema,
+            method_config,
+            session,
+            found.device,
+            feature_names=names,
+            sums=sum_specs(config, schema.num_features, method),
         )
 
     @property

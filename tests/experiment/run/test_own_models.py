@@ -90,8 +90,8 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
     with pytest.raises(
         DataError,
         match="has a model of its own, got a graph: write clients' folders by silograph "
-        "export-silos, and give that of one of client_00, client_01, client_02, or give a model's "
-        r"file, such as .*/out/models/0-client_00\.safetensors, in place of ",
+        "export-silos, and give that of one of client_00, client_01, client_02, or add --client "
+        r"NAME, or give a model's file, such as .*/out/models/0-client_00\.safetensors, in pla",
     ):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
     with pytest.raises(
@@ -159,7 +159,7 @@ def test_of_many_clients_a_few_are_named(make_graph: MakeGraph, tmp_path: Path) 
     graph, config = make_graph(90), config_of(5, partition="random")
     folders(graph, config, tmp_path / "silos")
     go(graph, **OPTIONS | {"clients": 5}, out=str(tmp_path / "out"))
-    with pytest.raises(DataError, match=r"one of client_00, .*_02, \.\.\. \(5\), or give"):
+    with pytest.raises(DataError, match=r"one of client_00, .*_02, \.\.\. \(5\), or add --client"):
         predict_to(tmp_path / "out", "digits", tmp_path / "new.csv")
     with pytest.raises(ConfigError, match=r"holds client_00, .*_02, \.\.\. \(5\): name"):
         predict_to(tmp_path / "out", tmp_path / "silos", tmp_path / "new.csv")

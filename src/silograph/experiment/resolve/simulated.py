@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
+from silograph.exchange.statistics import SumSpecs
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.cutting import Cut, held_block, scale_line
 from silograph.experiment.resolve.edge_weights import check_edge_weights
+from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.plan import with_block_size
@@ -30,6 +32,7 @@ class SimulatedRun:
         route: who answers for each halo slot.
         held: nodes that the server holds itself; None is no node.
         edge_weights: what becomes of the weights of edges; None where there are none.
+        sums: federated sums of the run, by name.
         warnings: lines on what of the data is not used, or may keep the model from learning.
     """
 
@@ -41,6 +44,7 @@ class SimulatedRun:
     held: ClientBlock | None
     edge_weights: str | None
     warnings: tuple[str, ...]
+    sums: SumSpecs
 
 
 def simulated(
@@ -67,4 +71,5 @@ def simulated(
         line for line in (unused, scale_line(config, cut.graph), cut.narrowing) if line
     )
     found = replace(found, config=config)
-    return SimulatedRun(asked, found, cut, block, route, held, weights, warnings)
+    sums = sum_specs(config, cut.graph.num_features, method.part)
+    return SimulatedRun(asked, found, cut, block, route, held, weights, warnings, sums)

@@ -14,7 +14,6 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.exchange.collect import collect
 from silograph.exchange.statistics import fit_statistics
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.result_files import Row
 from silograph.experiment.run import each_best
 from silograph.experiment.run.clock import (
@@ -75,7 +74,7 @@ def first_snapshot(setup: Setup) -> Snapshot:
 
 def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     config, key = setup.config, training_key(setup.config)
-    specs = sum_specs(config, setup.schema.num_features, setup.method)
+    specs = setup.sums
     fitted: dict[str, Tensor] = {}
     if specs:  # before any features leave a client
         results = fit_statistics(setup.federation, specs, key.fold("statistics"))

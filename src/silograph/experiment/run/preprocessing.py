@@ -27,7 +27,7 @@ from silograph.graph.graph import Graph, row_normalize
 from silograph.graph.silos.data import Silo
 
 VERSION = 1
-Normalize = Literal["none", "row", "standard", "standard_client"]
+FeatureScaling = Literal["none", "row", "standard", "standard_client"]
 KEYS = {"version", "features", "normalize", "feature_names", "edge_weights", "mean", "deviation"}
 FORMAT = "silograph client statistics"  # the key of a file of them
 SHOWN = 3  # names in a message
@@ -48,7 +48,7 @@ class Preprocessing:
     """
 
     features: FeatureSource = "given"
-    normalize: Normalize = "none"
+    normalize: FeatureScaling = "none"
     feature_names: tuple[str, ...] = ()
     edge_weights: Use = "ignore"
     statistics: ColumnStatistics | None = None
@@ -133,7 +133,7 @@ def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> P
     names = TypeAdapter(tuple[str, ...]).validate_python(values["feature_names"])
     return Preprocessing(
         TypeAdapter(FeatureSource).validate_python(values["features"]),
-        TypeAdapter(Normalize).validate_python(values["normalize"]),
+        TypeAdapter(FeatureScaling).validate_python(values["normalize"]),
         names,
         TypeAdapter(Use).validate_python(values["edge_weights"]),
         _read_statistics(values, features),

@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.exchange.statistics import SumSpecs
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
@@ -65,6 +66,7 @@ class Setup:
         edge_weights: what becomes of the weights of edges; None where there are none, or where
             silos of their own say so.
         feature_names: names of the given features in their order; empty where nobody knows them.
+        sums: federated sums that come first, by name.
     """
 
     config: ResolvedConfig
@@ -77,6 +79,7 @@ class Setup:
     held: ClientBlock | None = None
     edge_weights: str | None = None
     feature_names: tuple[str, ...] = ()
+    sums: SumSpecs = field(default_factory=dict)
 
     @property
     def method(self) -> Method:
@@ -157,6 +160,7 @@ def set_up(run: SimulatedRun) -> Setup:
         run.held,
         run.edge_weights,
         run.cut.graph.feature_names,
+        run.sums,
     )
 
 

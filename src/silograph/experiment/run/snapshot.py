@@ -20,7 +20,6 @@ from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.sent_weights import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
-from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.preprocessing import checked_statistics
@@ -327,8 +326,7 @@ def from_checkpoint(
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         memory = parts_on_cpu(below("server/memory", parts))
-        specs = sum_specs(setup.config, setup.schema.num_features, setup.method)
-        for name, spec in specs.items():
+        for name, spec in setup.sums.items():
             mean, deviation = (memory[f"{STATISTICS}{name}/{k}"] for k in ("mean", "deviation"))
             checked_statistics(mean, deviation, (spec.width,))
         state = ServerState(group("server/weights"), memory)
