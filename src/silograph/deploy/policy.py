@@ -84,8 +84,8 @@ class SiloPolicy:
     least_silos: Exact | None = None
     evaluation: EvaluationLevel = "histograms"
     evaluation_min_count: Repeats | None = None
-    code: Mapping[str, str] | None = None
     evaluate_clients: Literal["all", "participants"] | None = None
+    code: Mapping[str, str] | None = None
     rows: RowRules = field(default_factory=RowRules)
 
     @property
