@@ -99,6 +99,35 @@ def test_a_session_has_the_bits_of_a_simulation(
         ours.model.predict(graph)
 
 
+@pytest.mark.parametrize("use", ["scale", "log"])
+def test_weights_of_edges_are_the_same_over_a_session(
+    make_graph: MakeGraph, tmp_path: Path, use: str
+) -> None:
+    """The mean weight comes from sums over silos, also where the weights of one silo are all 1."""
+    graph = make_graph(90)
+    low, high = graph.edge_index.min(dim=0).values, graph.edge_index.max(dim=0).values
+    weight = torch.where(low < 20, 1.0, ((low * 7 + high * 13) % 10).double() * 37 + 0.1)
+    graph = replace(graph, edge_weight=weight.double())
+    said = list[str]()
+    given = {"model": "gcn", "edge_weights": use, "normalize": "standard"}
+    ours, theirs, silos = trained(graph, tmp_path, said, **given)
+    assert ours.model is not None
+    assert theirs.model is not None
+    assert ours.test.server == theirs.test.server
+    assert all(torch.equal(w, theirs.model.weights[name]) for name, w in ours.model.weights.items())
+    lines = [[r.to_line() for r in result.ledger.since(0)] for result in (ours, theirs)]
+    assert lines[0] == lines[1]
+    means = [m.preprocessing.mean_edge_weight for m in (ours.model, theirs.model)]
+    assert means[0] == means[1]
+    assert (means[0] is not None) is (use == "scale")
+    kept = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
+    assert len(kept) == len(silos)
+    for folder in kept:
+        own = sg.load_model(folder / "model.safetensors")
+        assert own.preprocessing.mean_edge_weight == means[0]
+        assert torch.equal(own.logits(graph), theirs.model.logits(graph))
+
+
 def test_a_policy_decides_whether_sums_may_leave(make_graph: MakeGraph, tmp_path: Path) -> None:
     graph = make_graph(60)
     config = config_of(2, **OPTIONS, normalize="standard")

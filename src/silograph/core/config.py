@@ -120,11 +120,11 @@ class RunConfig:
             "Data",
         ),
     )
-    edge_weights: Literal["use", "ignore"] = field(
+    edge_weights: Literal["log", "scale", "use", "ignore"] = field(
         default="use",
         metadata=option(
-            "what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every "
-            "edge 1",
+            "what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights "
+            "scaled to mean 1 over all clients, weights used as they are, or every edge counts 1",
             "Data",
         ),
     )
@@ -171,12 +171,13 @@ class RunConfig:
             "Clients",
         ),
     )
-    model: str = field(
-        default="gcn",
+    model: str | None = field(
+        default=None,
         metadata=option(
             "layers: gcn, sage, graphconv, gin, gat, appnp or mlp; for ratings rating_profiles, "
             "rating_gcn, rating_gat, rating_biases, rating_mf, sorec, soreg or consisrec; or a "
-            "torch.nn.Module of your own: FILE.py:NAME or package.module:NAME",
+            "torch.nn.Module of your own: FILE.py:NAME or package.module:NAME (default: gcn; for "
+            "ratings rating_profiles, for fedacs rating_gcn)",
             "Model",
         ),
     )
@@ -184,10 +185,11 @@ class RunConfig:
         default=None,
         metadata=option("layers with weights (default: 2, or as hidden says)", "Model"),
     )
-    hidden: Annotated[int | str, BeforeValidator(parse_widths)] = field(
-        default=128,
+    hidden: Annotated[int | str | None, BeforeValidator(parse_widths)] = field(
+        default=None,
         metadata=option(
-            "width of the hidden layers, or one for each: 256,128",
+            "width of the hidden layers, or one for each: 256,128 (default: 128; for fedacs on "
+            "ratings, 32 with 5 layers)",
             "Model",
             tune=choice(32, 64, 128, 256),
         ),

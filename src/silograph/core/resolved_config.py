@@ -31,7 +31,7 @@ class ResolvedConfig:
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row", "standard", "standard_client"]
-    edge_weights: Literal["use", "ignore"]
+    edge_weights: Literal["log", "scale", "use", "ignore"]
     split: str
     partition: str
     clients: int

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from silograph.core.errors import ConfigError
 
 LAYERS = 2  # with weights, where nothing says how many
+HIDDEN = 128  # width of the hidden layers, likewise
 MOST_LAYERS = 1000  # of a list of widths
 MOST_DIGITS = 18
 
@@ -18,6 +19,8 @@ def parse_widths(value: Any) -> Any:
     >>> parse_widths("64"), parse_widths([256, 128]), parse_widths("256, 128"), parse_widths([64])
     (64, '256,128', '256,128', '64,')
     """
+    if value is None:
+        return None
     if isinstance(value, list | tuple):
         value = ",".join(str(width) for width in value[: MOST_LAYERS + 1]) + "," * (len(value) == 1)
     if isinstance(value, int) and 1 <= value < 10**MOST_DIGITS:
@@ -38,23 +41,25 @@ def parse_widths(value: Any) -> Any:
     return ",".join(str(width) for width in found) + "," * (len(found) == 1)
 
 
-def shortest(hidden: int | str) -> int | str:
+def shortest(hidden: int | str | None) -> int | str:
     """Return hidden widths, written as one width where all are equal: that is the same model.
 
-    >>> shortest("64,64"), shortest("64,"), shortest("64,32")
-    (64, 64, '64,32')
+    >>> shortest("64,64"), shortest("64,"), shortest("64,32"), shortest(None)
+    (64, 64, '64,32', 128)
     """
+    if hidden is None:
+        return HIDDEN
     widths = {hidden} if isinstance(hidden, int) else set(_listed(hidden))
     return widths.pop() if len(widths) == 1 else hidden
 
 
-def num_layers(hidden: int | str, layers: int | None) -> int:
+def num_layers(hidden: int | str | None, layers: int | None) -> int:
     """Return the number of layers with weights; a list of hidden widths has one less.
 
     Raises:
         ConfigError: both say it, and differ.
     """
-    if isinstance(hidden, int):
+    if hidden is None or isinstance(hidden, int):
         return LAYERS if layers is None else layers
     found = len(_listed(hidden)) + 1
     if layers is not None and layers != found:
@@ -65,13 +70,13 @@ def num_layers(hidden: int | str, layers: int | None) -> int:
     return found
 
 
-def hidden_widths(hidden: int | str, layers: int | None) -> tuple[int, ...]:
+def hidden_widths(hidden: int | str | None, layers: int | None) -> tuple[int, ...]:
     """Return the width of every hidden layer.
 
     Raises:
         ConfigError: not as many as the layers need.
     """
-    count = num_layers(hidden, layers)
+    count, hidden = num_layers(hidden, layers), HIDDEN if hidden is None else hidden
     return (hidden,) * (count - 1) if isinstance(hidden, int) else _listed(hidden)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.resolve.parts import with_default_model
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
 from silograph.experiment.resolve.user_code import (
@@ -256,6 +257,8 @@ def _ability(spec: str, method: Method, schema: Schema) -> str:
         return f"cannot run at silos: {NO_CALLS}"
     try:
         asked = make_config({"method": spec})
+        ratings = schema.task == "rating"
+        asked = with_default_model(asked, ratings=ratings, method=method)
         found = resolve(asked, schema, choose(asked, method))
         program = program_of(found.config, schema, method, found.method_config)
         needs = beyond_weights(found.config, method, found.method_config)
@@ -317,7 +320,7 @@ def check_declared(config: RunConfig, method: Method) -> None:
 
 def check_model(config: RunConfig) -> None:
     """Raise `ConfigError` for a model of users that silos cannot find by its name."""
-    if not is_spec(config.model):
+    if config.model is None or not is_spec(config.model):
         return
     make = imported(config.model, object)
     if not (isinstance(make, type) and issubclass(make, nn.Module)):

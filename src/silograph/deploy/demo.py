@@ -142,7 +142,7 @@ def _federate(
         allow = ",".join((portable(config.method), *BESIDES))
         common: list[object] = ["--server", address, "--ca", certs / "ca.pem", "--allow", allow]
         common += ["--wait", SECONDS_TO_START]
-        for spec in dict.fromkeys((config.method, config.model)):
+        for spec in dict.fromkeys((config.method, config.model or "")):
             common += ["--allow-code", spec.rpartition(":")[0]] if is_spec(spec) else []
         logs = [folder / f"{silo.name}.log" for silo in silos]
         members = []

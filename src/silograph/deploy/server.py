@@ -221,8 +221,12 @@ def with_min_count(config: RunConfig) -> RunConfig:
 
 def with_absolute_code(config: RunConfig) -> RunConfig:
     """Return the config with files of users' code named from the root on."""
-    method, model = (absolute(s) if is_spec(s) else s for s in (config.method, config.model))
-    return replace(config, method=method, model=model)
+    method, model = config.method, config.model
+    return replace(
+        config,
+        method=absolute(method) if is_spec(method) else method,
+        model=absolute(model) if model is not None and is_spec(model) else model,
+    )
 
 
 def with_evaluate_clients(config: RunConfig) -> RunConfig:
@@ -364,6 +368,7 @@ class Meeting:
             found.device,
             feature_names=names,
             sums=sum_specs(config, schema.num_features, method),
+            why_torch=found.why_torch,
         )
 
     @property

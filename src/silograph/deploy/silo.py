@@ -26,9 +26,13 @@ from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_re
 from silograph.deploy.start_messages import check_deployable, check_start
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.cutting import scale_line
-from silograph.experiment.resolve.edge_weights import check_edge_weights, silo_as_used
+from silograph.experiment.resolve.edge_weights import (
+    check_edge_weights,
+    describe_weight_scale,
+    silo_as_used,
+)
 from silograph.experiment.resolve.fitting import BlockInState, narrowing_line, sum_specs
-from silograph.experiment.resolve.parts import choose_parts
+from silograph.experiment.resolve.parts import choose_parts, with_default_model
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
@@ -45,6 +49,7 @@ from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore, runs_left
 from silograph.federation.session.wire import need_packages
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
@@ -112,7 +117,9 @@ class OwnData:
         config = make_config({k: v for k, v in told.items() if k not in PRIVATE}, source="server")
         self.code.check(facts.get("code"))
         method = self.code.method(config.method, facts.get("code"))
-        make = self.code.model(config.model, facts.get("code"))
+        ratings = self.silo.graph.task == "rating"
+        config = with_default_model(config, ratings=ratings, method=method)  # see `check_whole`
+        make = self.code.model(config.model or "", facts.get("code"))
         check_deployable(config, method)
         silo = silo_as_used(self.silo, config.features, config.edge_weights)
         check_size(config, choose_parts(config, method), silo)
@@ -142,8 +149,9 @@ class OwnData:
         to, silos = self.server, written.clients
         shown = [*lines_of(plan, written.rounds, audit.hello, to, silos, needs)]
         # With standard, features are known once the sums of all silos are.
-        narrowing = None if specs else narrowing_line(silo, block, written.normalize)
-        notes = (weighed, scale_line(written, silo.graph), narrowing)
+        narrowing = None if FEATURES in specs else narrowing_line(silo, block, written.normalize)
+        scale = describe_weight_scale(written.edge_weights, silo.edge_weight)
+        notes = (weighed, scale, scale_line(written, silo.graph), narrowing)
         shown += [line for line in notes if line is not None]
         agreed = {
             "method": method.name,

@@ -35,7 +35,7 @@ from silograph.federation.session.holder import Outcome
 from silograph.federation.session.own_folder import make_private
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.block.pairs import kinds
-from silograph.graph.column_statistics import FEATURES
+from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES
 from silograph.graph.rating_pairs import rating_sizes
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
@@ -171,19 +171,24 @@ def preprocessing_of(run: SiloRun, outcome: Outcome) -> Preprocessing:
     Raises:
         ConfigError: the silo has no state of the run, which holds the statistics of all.
     """
-    statistics, config = None, run.config
+    statistics, mean, config = None, None, run.config
     if config.normalize == "standard_client":
         statistics = run.block.sums[FEATURES].own_statistics().of_client(0)
-    elif config.normalize == "standard":
-        fitted = statistics_in(outcome.state or outcome.latest)
-        if FEATURES not in fitted:
-            raise ConfigError(
-                "expected the means and deviations of the run in this silo's state, got no state: "
-                "the result is not written, because the model cannot be used without them"
-            )
+    needed = [FEATURES] if config.normalize == "standard" else []
+    needed += [EDGE_WEIGHTS] if config.edge_weights == "scale" else []
+    fitted = statistics_in(outcome.state or outcome.latest) if needed else {}
+    if not fitted.keys() >= {*needed}:
+        raise ConfigError(
+            "expected the means and deviations of the run in this silo's state, got no state: "
+            "the result is not written, because the model cannot be used without them"
+        )
+    if config.normalize == "standard":
         statistics = fitted[FEATURES]
+    if config.edge_weights == "scale":
+        mean = float(fitted[EDGE_WEIGHTS].mean)
+    names = run.silo.feature_names
     return Preprocessing(
-        config.features, config.normalize, run.silo.feature_names, config.edge_weights, statistics
+        config.features, config.normalize, names, config.edge_weights, statistics, mean
     )
 
 

@@ -42,8 +42,9 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row", "standard", "standard_client"]
     """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1
     over the training nodes of all clients; standard_client: over those of each client)"""
-    edge_weights: Literal["use", "ignore"]
-    """what becomes of weights of edges: use them (gcn, graphconv, appnp), or count every edge 1"""
+    edge_weights: Literal["log", "scale", "use", "ignore"]
+    """what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights scaled
+    to mean 1 over all clients, weights used as they are, or every edge counts 1"""
     split: str
     """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each
     client splits its own copies); fold=I/K of cross validation; public; full (public, all others
@@ -89,11 +90,13 @@ class StudyOptions(TypedDict, total=False):
     model: Make | str
     """layers: gcn, sage, graphconv, gin, gat, appnp or mlp; for ratings rating_profiles,
     rating_gcn, rating_gat, rating_biases, rating_mf, sorec, soreg or consisrec; or a
-    torch.nn.Module of your own: FILE.py:NAME or package.module:NAME"""
+    torch.nn.Module of your own: FILE.py:NAME or package.module:NAME (default: gcn; for ratings
+    rating_profiles, for fedacs rating_gcn)"""
     layers: int | None
     """layers with weights (default: 2, or as hidden says)"""
-    hidden: int | str
-    """width of the hidden layers, or one for each: 256,128"""
+    hidden: int | str | None
+    """width of the hidden layers, or one for each: 256,128 (default: 128; for fedacs on ratings,
+    32 with 5 layers)"""
     head: str | None
     """gcn, sage, graphconv, gin, gat: the last layer: conv as the others, or linear, a
     classifier on top of them (default: conv)"""

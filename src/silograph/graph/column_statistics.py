@@ -17,6 +17,7 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Features
 
 FEATURES = "features"  # name of the sums and statistics of features
+EDGE_WEIGHTS = "edge_weights"  # likewise of weights of edges
 # What rounding leaves of the deviation of a constant column, beside its mean.
 FLAT = 1e-12
 LARGEST = 1e100  # magnitude of a value, so that sums of squares of all rows stay finite
@@ -112,6 +113,27 @@ def sum_by_client(values: Tensor, client: Tensor, clients: int) -> ClientSums:
     own = mean_of(count[:, None], total)
     squares = zero.index_add(0, client, (wide - own[client]) ** 2)
     return ClientSums(count, total, squares)
+
+
+def sum_edge_weights(edges: CSR, halo: CSR, client: Tensor, clients: int) -> ClientSums:
+    """Return the sums of the weights (W = 1) of the edges that each client holds.
+
+    An edge inside a client is stored in both directions, one between two clients once at each of
+    them. So each edge counts twice, and the mean over all clients is that of all edges.
+
+    Args:
+        edges: (n, n) edges inside clients, values are float64 weights; without values each is 1.
+        halo: (n, S) edges to other clients, likewise.
+        client: (n,) int64 whose row it is.
+        clients: C.
+    """
+    parts = [
+        torch.ones(part.nnz, dtype=torch.float64) if part.values is None else part.values.double()
+        for part in (edges, halo)
+    ]
+    weight, row = torch.cat(parts), torch.cat([edges.row, halo.row])
+    order = weight.argsort(stable=True)  # no order of nodes or edges changes the bits of the sums
+    return sum_by_client(weight[order, None], client[row[order]], clients)
 
 
 def mean_of(count: Tensor, total: Tensor) -> Tensor:

@@ -17,11 +17,13 @@ from silograph.graph.datasets import (
     is_path,
     load,
     locate,
+    tables_of,
 )
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
+from silograph.graph.read.npz import archive_has_ratings
 from silograph.graph.silos.data import Silos
-from silograph.graph.silos.read import is_silos, read_silos
+from silograph.graph.silos.read import is_silos, read_silos, silos_have_ratings
 
 Data = Graph | Silos
 
@@ -72,6 +74,20 @@ class Source:
             report=report,
         )
 
+    def has_ratings(self) -> bool:
+        """Whether the data are ratings of users and items; no table or array is read for it.
+
+        False for what cannot be read: to read it says why.
+        """
+        if self.path is None:
+            return False
+        path = Path(self.path)
+        if self.kind == "silos":
+            return silos_have_ratings(path)
+        if path.is_dir():
+            return "ratings" in tables_of(path)
+        return archive_has_ratings(path)
+
     def told(self) -> dict[str, str | None] | None:
         """Return what finds the data again from any folder; None where they were in memory."""
         if self.kind == "memory":
@@ -114,6 +130,12 @@ def find_source(
     kind: Literal["name", "path", "silos"] = "name" if named else "path"
     kind = "silos" if is_silos(path) and not named else kind
     return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale, na_values)
+
+
+def has_ratings(data: Data) -> bool:
+    """Whether data in memory are ratings of users and items."""
+    graph = data.members[0].graph if isinstance(data, Silos) else data
+    return graph.task == "rating"
 
 
 def source_of(config: RunConfig, *, data: Data | None = None) -> Source:

@@ -168,7 +168,12 @@ def init(
 
 def check(cfg: MethodConfig[FedGraphOptions]) -> None:
     """Raise `ConfigError` where sums cannot be shared, or the config asks for other steps."""
-    divisible(cfg.model)
+    if not any(stage.conv.sums for stage in divisible(cfg.model).stages):
+        raise ConfigError(
+            "expected a model that sums over neighbors for fedgraph, which draws them, got "
+            f"{cfg.model.noun}: use model=gcn, graphconv, gin, sage or appnp, or another method, "
+            "such as fedopt"
+        )
     schedule = cfg.schedule
     if not cfg.everyone_trains or not schedule.whole or schedule.epochs != 1:
         raise ConfigError(

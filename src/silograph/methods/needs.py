@@ -30,6 +30,24 @@ def no_corrections(options: Any) -> tuple[Correction, ...]:
 
 
 @dataclass(frozen=True)
+class DefaultModel:
+    """A model that runs have where they name none.
+
+    Attributes:
+        name: of the model.
+        layers: default of the run's `layers` with it; None: that of all models.
+        hidden: default of the run's `hidden` with it; None: that of all models.
+    """
+
+    name: str
+    layers: int | None = None
+    hidden: int | None = None
+
+
+NODE_MODEL, RATING_MODEL = DefaultModel("gcn"), DefaultModel("rating_profiles")
+
+
+@dataclass(frozen=True)
 class Needs:
     """What a method needs of the clients' training, and its defaults.
 
@@ -49,6 +67,7 @@ class Needs:
         knobs: which of the options' knobs a run has, by those options.
         controller: what sets them, likewise.
         selector: default of the run's `selector`.
+        rating_model: default of the run's `model` on ratings of users and items.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -63,6 +82,7 @@ class Needs:
     knobs: Callable[[Any], tuple[Knob, ...]] = knobs_of
     controller: Callable[[Any], Controller] = fixed_knobs
     selector: str = "uniform"
+    rating_model: DefaultModel = RATING_MODEL
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the default of the run's `lr` with an optimizer."""

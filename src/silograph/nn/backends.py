@@ -126,7 +126,7 @@ class CompiledBackend:
 
     def why_not(self, training: Training, device: torch.device) -> str | None:
         """Return why the compiled kernels cannot be used, or None if they can."""
-        reason = _why_not_compiled(training, masks=_has_masks(training))
+        reason = why_not_compiled(training)
         if reason is not None:
             return reason
         if device.type != "cpu":
@@ -207,6 +207,11 @@ def _nothing_moves(training: Training, start: Tensor, steps: int) -> bool:
     if start.dim() != 2 or not start.is_floating_point():
         raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
     return False
+
+
+def why_not_compiled(training: Training) -> str | None:
+    """Return what of the training has no compiled form on any machine, or None."""
+    return _why_not_compiled(training, masks=_has_masks(training))
 
 
 def _why_not_compiled(training: Training, *, masks: bool) -> str | None:

@@ -3,6 +3,7 @@
 H = 6 hidden, K = 3 classes, F = 12 features throughout.
 """
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from silograph.experiment.resolve.plan import (
     choose_backend,
     choose_block_size,
     client_bytes,
+    explain_torch_kernels,
     with_block_size,
 )
 from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
@@ -93,6 +95,53 @@ def test_what_is_not_compiled_is_left_to_torch_unless_asked_for(
     message = f"^expected a run for compiled kernels, got: {reason}; use kernels=torch$"
     with pytest.raises(ConfigError, match=message):
         choose_backend(config(kernels="compiled"), *given)
+
+
+WHY = "torch kernels, which are slower than compiled ones: "
+
+
+def lines_on_kernels(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    said = capsys.readouterr()
+    assert WHY not in said.out
+    return [line.removeprefix(WHY) for line in said.err.splitlines() if line.startswith(WHY)]
+
+
+@pytest.mark.usefixtures("no_numba")
+def test_a_run_says_once_that_numba_is_missing(
+    make_graph: MakeGraph, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(make_graph(), rounds=1, progress="plain")
+    assert lines_on_kernels(capsys) == ["numba is not installed: pip install 'silograph[fast]'"]
+    go(make_graph(), rounds=1, progress="plain", kernels="torch")
+    assert not lines_on_kernels(capsys)
+
+
+def test_the_line_says_that_no_folder_for_kernels_is_writable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError(f"cannot cache function in {name}:\nno locator available")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    why = explain_torch_kernels(RunConfig(), training(), CPU)
+    assert why is not None
+    assert why.startswith(f"{WHY}kernels cannot be kept on disk: cannot cache function in ")
+    assert why.endswith("no locator available; set NUMBA_CACHE_DIR")
+
+
+def test_a_run_says_what_of_it_is_not_compiled(
+    make_graph: MakeGraph, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(make_graph(), rounds=1, progress="plain", model="gin")
+    (line,) = lines_on_kernels(capsys)
+    assert line.startswith("GIN is not compiled; docs/speed.md lists what is compiled")
+    go(make_graph(), rounds=1, progress="plain")
+    assert not lines_on_kernels(capsys)
+
+
+def test_on_other_devices_nothing_is_slower() -> None:
+    assert explain_torch_kernels(RunConfig(), training(), torch.device("cuda")) is None
+    assert explain_torch_kernels(RunConfig(), training(), CPU) is None
 
 
 @pytest.mark.usefixtures("no_numba")

@@ -16,6 +16,7 @@ import silograph as sg
 from runs import FAST, go, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
+from silograph.experiment.resolve.edge_weights import with_edges
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph
 from silograph.graph.silos.data import silo_fingerprint
 from silograph.methods import METHODS
@@ -79,11 +80,11 @@ def test_one_client_is_centralized(graph: Graph) -> None:
         assert torch.allclose(w, found[1][name], atol=1e-12)
 
 
-@pytest.mark.parametrize("collect", [0.0, 1.0])
+@pytest.mark.parametrize(("collect", "use"), [(0.0, "use"), (1.0, "log"), (0.0, "scale")])
 def test_a_run_on_exported_folders_is_the_run_on_the_cut(
-    graph: Graph, work: Path, collect: float
+    graph: Graph, work: Path, collect: float, use: str
 ) -> None:
-    options: dict[str, Any] = {"rounds": 2, "collect": collect}
+    options: dict[str, Any] = {"rounds": 2, "collect": collect, "edge_weights": use}
     theirs = go(graph, **options)
     assert theirs.cut is not None
     for form in ("csv", "npz"):
@@ -179,11 +180,11 @@ def test_the_first_lines_and_files_say_what_is_used(
 ) -> None:
     out = tmp_path / "run"
     found = go(graph, rounds=1, progress="plain", out=str(out))
-    assert "edge weights are used by gcn" in capsys.readouterr().err.splitlines()[:3]
+    line = "edge weights are used by gcn"
+    assert line in capsys.readouterr().err.splitlines()[:3]
     assert found.config.edge_weights == "use"
-    assert json.loads((out / "run.json").read_text())["dataset"]["edge_weights"] == (
-        "edge weights are used by gcn"
-    )
+    about = json.loads((out / "run.json").read_text())
+    assert about["dataset"]["edge_weights"] == line
     assert 'edge_weights = "use"' in (out / "config.toml").read_text()
     assert ">edge_weights<" in (out / "report.html").read_text()
     plain = go(replace(graph, edge_weight=None), rounds=1, out=str(tmp_path / "plain"))
@@ -200,7 +201,7 @@ def test_draws_that_know_no_weights_are_refused(graph: Graph) -> None:
 
 def test_a_saved_model_predicts_as_it_was_trained(graph: Graph, tmp_path: Path) -> None:
     bare = replace(graph, edge_weight=None)
-    for use, same in (("use", False), ("ignore", True)):
+    for use, same in (("use", False), ("log", False), ("scale", False), ("ignore", True)):
         model = go(graph, rounds=2, edge_weights=use).model
         assert model is not None
         model.save(tmp_path / use)
@@ -308,3 +309,77 @@ def test_weights_in_tables(
         "column 'weight': expected a weight from 0 to 3.4e38 (float32) or nothing, got 'much'"
         in (capsys.readouterr().err)
     )
+
+
+def test_scaled_weights_have_mean_one_over_the_edges_that_clients_hold(graph: Graph) -> None:
+    assert graph.edge_weight is not None
+    found = go(graph, rounds=2, edge_weights="scale")
+    assert found.cut is not None
+    held = found.cut.graph.edge_weight
+    assert held is not None
+    mean = float(graph.edge_weight.mean())
+    assert torch.allclose(held, graph.edge_weight / mean, rtol=1e-12)
+    assert found.cut.fingerprint == fingerprint(graph)
+    assert found.model is not None
+    assert found.model.preprocessing.mean_edge_weight == pytest.approx(mean, rel=1e-12)
+    # A factor of all weights, such as another currency, changes nothing.
+    other = replace(graph, edge_weight=graph.edge_weight * 1024)
+    assert rows_of(go(other, rounds=2, edge_weights="scale")) == rows_of(found)
+
+
+def test_the_mean_does_not_depend_on_blocks(graph: Graph) -> None:
+    runs = [go(graph, rounds=2, edge_weights="scale", block_size=size) for size in (1, 4)]
+    assert same_bits(weights_of(runs[0]), weights_of(runs[1]))
+    assert rows_of(runs[0]) == rows_of(runs[1])
+
+
+def test_a_mean_is_of_the_training_data_in_predictions(graph: Graph, tmp_path: Path) -> None:
+    """Edges of a file are divided by the mean of the run, not by their own."""
+    model = go(graph, rounds=2, edge_weights="scale").model
+    assert model is not None
+    model.save(tmp_path / "model")
+    back = sg.load_model(tmp_path / "model")
+    mean = back.preprocessing.mean_edge_weight
+    assert mean is not None
+    assert graph.edge_weight is not None
+    half = replace(graph, edge_weight=graph.edge_weight / 2)
+    raw = replace(back.preprocessing, edge_weights="use", mean_edge_weight=None)
+    by_hand = replace(back, preprocessing=raw)
+    scaled = replace(half, edge_weight=half.edge_weight.double() / mean)  # type: ignore[union-attr]
+    assert torch.equal(back.logits(half), by_hand.logits(scaled))
+    for bad in (None, -1.0, float("inf")):
+        other = replace(back.preprocessing, mean_edge_weight=bad)
+        replace(back, preprocessing=other).save(tmp_path / "bad")
+        with pytest.raises(DataError, match=r"^expected a model's shape in"):
+            sg.load_model(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("use", ["log", "scale"])
+def test_a_weight_of_one_stays_one(graph: Graph, use: Any) -> None:
+    bare = replace(graph, edge_weight=None)
+    assert rows_of(go(bare, rounds=1, edge_weights=use)) == rows_of(go(bare, rounds=1))
+    assert graph.edge_weight is not None
+    ones = replace(graph, edge_weight=torch.ones_like(graph.edge_weight))
+    used = with_edges(ones, use).edge_weight
+    assert used is not None
+    assert bool((used == 1).all())
+
+
+def test_a_negative_weight_has_no_logarithm(graph: Graph) -> None:
+    assert graph.edge_weight is not None
+    below = replace(graph, edge_weight=graph.edge_weight - 1)
+    line = r"^expected edge weights from 0 in .* with edge_weights=log, got -1: change these"
+    with pytest.raises(DataError, match=line):
+        go(below, rounds=1, edge_weights="log")
+
+
+@pytest.mark.parametrize(
+    ("factor", "use", "said"),
+    [(1.0, "use", 0), (1000.0, "use", 1), (0.001, "use", 1), (1000.0, "log", 0)],
+)
+def test_weights_on_another_scale_than_self_loops_are_named(
+    make_graph: MakeGraph, caplog: pytest.LogCaptureFixture, factor: float, use: str, said: int
+) -> None:
+    go(weighed(make_graph(60), factor), rounds=1, edge_weights=use)
+    assert len(caplog.messages) == said
+    assert all("set edge_weights=log or edge_weights=scale" in line for line in caplog.messages)

@@ -15,7 +15,7 @@ from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.in_memory_parts import check_names, name_of, own_of
 from silograph.experiment.resolve.model_options import own_module
 from silograph.experiment.resolve.own_partition import CutGraph, cut_by, taken
-from silograph.experiment.resolve.parts import Parts, own_code
+from silograph.experiment.resolve.parts import Parts, own_code, with_default_model
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_metric import check_metric_of
 from silograph.experiment.resolve.simulated import SimulatedRun, simulated
@@ -31,7 +31,7 @@ from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.data import Silos
-from silograph.graph.source import Source, absolute_path, source_of
+from silograph.graph.source import Source, absolute_path, has_ratings, source_of
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
@@ -108,10 +108,30 @@ def requested(
     data = call.graph if isinstance(call.graph, Graph | Silos) else None
     if isinstance(data, Graph):
         check_metric_of(asked, data.task)
-    parts = choose(asked, method if isinstance(method, Method) else None)
+    value = method if isinstance(method, Method) else None
+    parts = choose(with_model_for(asked, data, value), value)
     check_selected(parts)
-    make = own.models.get(asked.model) or own_module(asked)
+    make = own.models.get(asked.model or "") or own_module(asked)
     return RunRequest(asked, source, parts, make, data, call.partition)
+
+
+def with_model_for(
+    config: RunConfig, data: Graph | Silos | None = None, method: Method | None = None
+) -> RunConfig:
+    """Return a config that names its model: where it does not, the default for its data.
+
+    Args:
+        config: of a run.
+        data: the graph or silos, where they are in memory and not what `dataset` names.
+        method: the method, where it is a value.
+
+    Raises:
+        SilographError: unknown method (names the nearest), or no folder where one was named.
+    """
+    if config.model is not None:
+        return config
+    ratings = source_of(config).has_ratings() if data is None else has_ratings(data)
+    return with_default_model(config, ratings=ratings, method=method)
 
 
 def _named(method: Method | str | None) -> dict[str, Any]:

@@ -16,17 +16,18 @@ from silograph.experiment.resolve.cutting import (
     Cut,
     clients_block,
     cut_graph,
+    scale_edge_weights,
     standardize_cut,
     trainable,
 )
-from silograph.experiment.resolve.edge_weights import silo_as_used
+from silograph.experiment.resolve.edge_weights import silo_as_used, with_edges
 from silograph.experiment.resolve.fitting import complete_block, narrowing_line
 from silograph.experiment.resolve.own_partition import GIVEN, CutGraph, cut_by
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
-from silograph.graph.column_statistics import FEATURES
+from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES
 from silograph.graph.csr import CSR
 from silograph.graph.features import narrowing_problem
 from silograph.graph.graph import Graph
@@ -110,15 +111,21 @@ def clients_of(
         SilographError: the graph, the cut, the split or the silos cannot be used.
     """
     uncut, standard = parts.method.part.setting.uncut, config.normalize in STANDARD
+    weighs = config.edge_weights in ("log", "scale")
     if isinstance(data, Silos):
         if not uncut:
             return joined(config, data, dtype)
-        # Features are standardized below, in float64 until then.
+        # Features and weights of edges are transformed below, in float64 until then.
         raw = replace(config, normalize="none") if standard else config
-        cut, _, _ = joined(raw, data, torch.float64 if standard else dtype)
+        raw = replace(raw, edge_weights="use") if weighs else raw
+        cut, _, _ = joined(raw, data, torch.float64 if standard or weighs else dtype)
     else:
         cut = cut_graph(config, data, parts.partition)
     sums = {}
+    if config.edge_weights == "log" and cut.graph.edge_weight is not None:
+        cut = replace(cut, graph=with_edges(cut.graph, "log"), given=cut.fingerprint)
+    if config.edge_weights == "scale":
+        cut, sums[EDGE_WEIGHTS] = scale_edge_weights(cut, uncut=uncut)
     if standard:
         federated = config.normalize == "standard"
         cut, sums[FEATURES] = standardize_cut(cut, dtype, uncut=uncut, federated=federated)
@@ -156,15 +163,21 @@ def joined(
     members = [silo_as_used(silo, config.features, use) for silo in silos.members]
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
-    block, statistics = join_blocks(blocks), None
+    block, statistics, mean = join_blocks(blocks), None, None
+    specs: dict[str, SumSpec] = {}
     if config.normalize == "standard":
-        specs = {FEATURES: SumSpec(block.num_features)}
+        specs[FEATURES] = SumSpec(block.num_features)
+    if config.edge_weights == "scale":
+        specs[EDGE_WEIGHTS] = SumSpec(1, deviation=False)
+    if specs:
         fitted = fit_from_sums(block.sums, specs)
         pairs = zip(silos.members, blocks, strict=True)
         blocks = [complete_block(own, silo, fitted) for silo, own in pairs]
         block = join_blocks(blocks)
-        statistics = fitted[FEATURES]
-    elif config.normalize == "standard_client":
+        statistics = fitted.get(FEATURES)
+        if EDGE_WEIGHTS in fitted:
+            mean = float(fitted[EDGE_WEIGHTS].mean)
+    if config.normalize == "standard_client":
         statistics = block.sums[FEATURES].own_statistics()
     digest = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
@@ -175,6 +188,7 @@ def joined(
     lines = (narrowing_line(silo, own, config.normalize) for silo, own in pairs)
     problem = next(filter(None, lines), None)
     cut = Cut(*held, digest.hexdigest(), statistics=statistics, narrowing=problem)
+    cut = replace(cut, mean_edge_weight=mean)
     return trainable(config, cut), block, route
 
 
@@ -188,7 +202,8 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
         DataError: the silo lacks the split that is asked for.
     """
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
-    return silo_block(silo, split, dtype, normalize=config.normalize)
+    use = config.edge_weights
+    return silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=use)
 
 
 def check_uncut(config: RunConfig, silos: Silos) -> None:

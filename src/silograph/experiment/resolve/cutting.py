@@ -23,12 +23,14 @@ from silograph.experiment.resolve.parts import Chosen, choose_parts
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.block.halo import Route
 from silograph.graph.column_statistics import (
+    EDGE_WEIGHTS,
     FEATURES,
     ClientSums,
     ColumnStatistics,
     dense_columns,
     standardize,
     sum_by_client,
+    sum_edge_weights,
 )
 from silograph.graph.datasets import load
 from silograph.graph.features import (
@@ -66,10 +68,12 @@ class Cut:
         split: what for; where each client splits its own copies, what their owners say.
         copies: what each copy is for, masks over `partition.copies`, where that is told apart.
         silos: hash of the silos' own data where it came from silos, else nothing.
-        given: fingerprint of the graph before its features were standardized, else nothing.
+        given: fingerprint of the graph before its features were standardized or its weights of
+            edges scaled, else nothing.
         statistics: what standardized them: (F,) of all clients, or (C, F) of each client; else
             None.
         narrowing: which features lose distinct values in the dtype of the run, as a line, or None.
+        mean_edge_weight: what divided the weights of edges, else None.
     """
 
     graph: Graph
@@ -79,6 +83,7 @@ class Cut:
     given: str = ""
     statistics: ColumnStatistics | None = None
     narrowing: str | None = None
+    mean_edge_weight: float | None = None
     copies: Split | None = None
 
     @property
@@ -129,8 +134,11 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
 
 
 def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
-    """Return the part of a graph that a config keeps, features and weights as the config wants."""
-    graph = with_edges(graph, config.edge_weights)
+    """Return the part of a graph that a config keeps, features as the config wants.
+
+    Weights of edges stay as they are, or go: each client does with them what the config says.
+    """
+    graph = with_edges(graph, "ignore" if config.edge_weights == "ignore" else "use")
     if config.largest_component:
         graph = largest_component(graph)
     graph = with_features(graph, config.features)
@@ -237,8 +245,27 @@ def standardize_cut(
         x = standardize(graph.x, used, owner)
     scaled = replace(graph, x=x.to(dtype))
     problem = narrowing_problem(graph.x, scaled.x, graph.feature_names, standardized=True)
-    cut = replace(cut, graph=scaled, given=fingerprint(graph), statistics=used, narrowing=problem)
+    cut = replace(cut, graph=scaled, given=cut.fingerprint, statistics=used, narrowing=problem)
     return cut, sums
+
+
+def scale_edge_weights(cut: Cut, *, uncut: bool) -> tuple[Cut, ClientSums]:
+    """Return a cut whose weights of edges have mean 1 over all clients, and each client's sums.
+
+    Args:
+        cut: of the run.
+        uncut: whether one client holds the whole graph.
+    """
+    graph = cut.graph
+    bare = replace(graph, x=torch.zeros(graph.num_nodes, 0))
+    held = whole(graph) if uncut else cut.partition
+    block, _ = make_block(bare, held, cut.split, torch.float64)
+    client = owners(block.off)
+    sums = sum_edge_weights(block.adj, block.halo.adj, client, block.num_clients)
+    fitted = fit_from_sums({EDGE_WEIGHTS: sums}, {EDGE_WEIGHTS: SumSpec(1, deviation=False)})
+    mean = float(fitted[EDGE_WEIGHTS].mean)
+    scaled = with_edges(graph, "scale", mean)
+    return replace(cut, graph=scaled, given=cut.fingerprint, mean_edge_weight=mean), sums
 
 
 def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:

@@ -1,10 +1,17 @@
-"""Whether a run uses the weights of edges, and what is said of it."""
+"""What a run makes of the weights of edges, and what is said of it.
+
+A weight of 1 stays 1 by every rule but `scale`, so that edges without weights, which count 1, are
+the same at clients whose data have none.
+"""
 
 from dataclasses import replace
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, DataError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.graph.features import FeatureSource
@@ -13,7 +20,8 @@ from silograph.graph.silos.data import Silo, Silos, featured
 from silograph.methods.base import AnyMethod
 from silograph.nn.any_model import AnyModel
 
-Use = Literal["use", "ignore"]
+Use = Literal["log", "scale", "use", "ignore"]
+USUAL_MEDIAN = (0.1, 10.0)  # of weights that are used as they are, beside self loops of weight 1
 WEIGHED_SAMPLERS = ("full", "fanout")  # whose sums take weights
 
 
@@ -73,21 +81,79 @@ def check_edge_weights(
             f"expected neighbors=full or fanout with weights of edges, got {config.neighbors}, "
             f"whose draws know none: {ignore}"
         )
-    return f"edge weights are used by {config.model}"
+    how = {
+        "log": ", as log2(1 + weight)",
+        "scale": ", divided by their mean over all clients",
+    }.get(config.edge_weights, "")
+    return f"edge weights are used by {config.model}{how}"
 
 
-def with_edges(graph: Graph, use: Use) -> Graph:
-    """Return a graph with its weights of edges, or without."""
-    return graph if use == "use" else replace(graph, edge_weight=None)
+def describe_weight_scale(use: Use, weight: Tensor | None) -> str | None:
+    """Return what is wrong with the scale of weights that are used as they are, or None.
+
+    Args:
+        use: what becomes of weights of edges.
+        weight: (E,) of all edges, or None.
+    """
+    if use != "use" or weight is None or not len(weight):
+        return None
+    low, high = USUAL_MEDIAN
+    median = float(weight.median())
+    if low <= median <= high:
+        return None
+    return (
+        f"edge weights are used as they are and their median is {median:g}, beside self loops of "
+        "weight 1: set edge_weights=log or edge_weights=scale"
+    )
 
 
-def silo_as_used(silo: Silo, features: FeatureSource, use: Use) -> Silo:
+def with_edges(graph: Graph, use: Use, mean: float | None = None) -> Graph:
+    """Return a graph with its weights of edges as they are used, or without.
+
+    Args:
+        graph: with weights as they were given, if it has any.
+        use: what becomes of them.
+        mean: of the weights over all clients, by which `scale` divides them; None: they are not
+            divided yet.
+
+    Raises:
+        DataError: a weight is negative and the logarithm is asked for.
+    """
+    weight = _transform(graph.edge_weight, use, mean, graph.adj.nnz, graph.name)
+    return replace(graph, edge_weight=weight)
+
+
+def silo_as_used(silo: Silo, features: FeatureSource, use: Use, mean: float | None = None) -> Silo:
     """Return a silo with the features and the weights of edges that a config asks for.
 
     Raises:
-        DataError: the given features are asked for, and there are none.
+        DataError: the given features are asked for, and there are none; or see `with_edges`.
     """
-    silo = featured(silo, features)
-    if use == "use":
-        return silo
-    return replace(silo, edge_weight=None, cross=replace(silo.cross, weight=None))
+    return silo_with_edges(featured(silo, features), use, mean)
+
+
+def silo_with_edges(silo: Silo, use: Use, mean: float | None = None) -> Silo:
+    """Return a silo with its weights of edges as they are used, or without; see `with_edges`."""
+    cross = silo.cross
+    weight = _transform(silo.edge_weight, use, mean, silo.adj.nnz, silo.name)
+    between = _transform(cross.weight, use, mean, len(cross.row), silo.name)
+    return replace(silo, edge_weight=weight, cross=replace(cross, weight=between))
+
+
+def _transform(
+    weight: Tensor | None, use: Use, mean: float | None, edges: int, name: str
+) -> Tensor | None:
+    """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
+    if use == "ignore":
+        return None
+    if use == "scale" and mean is not None and mean not in (0.0, 1.0):
+        given = torch.ones(edges, dtype=torch.float64) if weight is None else weight
+        return given.double() / mean
+    if use != "log" or weight is None:
+        return weight
+    if bool((weight < 0).any()):
+        raise DataError(
+            f"expected edge weights from 0 in {name} with edge_weights=log, got "
+            f"{float(weight.min()):g}: change these weights, or set edge_weights=ignore"
+        )
+    return torch.log2(1 + weight.double())

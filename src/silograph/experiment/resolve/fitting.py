@@ -13,8 +13,16 @@ from silograph.core.config import RunConfig
 from silograph.core.payload import State
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.statistics import SumSpec, SumSpecs, statistics_in
+from silograph.experiment.resolve.edge_weights import silo_with_edges
+from silograph.federation.field_specs import EDGES
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.column_statistics import FEATURES, ColumnStatistics, standardize
+from silograph.graph.column_statistics import (
+    EDGE_WEIGHTS,
+    FEATURES,
+    ColumnStatistics,
+    standardize,
+)
+from silograph.graph.csr import CSR
 from silograph.graph.features import narrowing_problem
 from silograph.graph.graph import normalized_rows
 from silograph.graph.silos.data import Silo
@@ -32,6 +40,8 @@ def sum_specs(config: RunConfig | ResolvedConfig, features: int, method: AnyMeth
     specs: dict[str, SumSpec] = {}
     if config.normalize == "standard" and not method.setting.uncut:
         specs[FEATURES] = SumSpec(features)
+    if config.edge_weights == "scale" and not method.setting.uncut:
+        specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
     return specs
 
 
@@ -48,11 +58,19 @@ def complete_block(
     Raises:
         DataError: features are sparse.
     """
-    if FEATURES not in statistics:
-        return block
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    x = standardize(silo.x, statistics[FEATURES])
-    return replace(block, x=x.to(block.off.device, block.adj.values.dtype))
+    device, dtype = block.off.device, block.adj.values.dtype
+    if FEATURES in statistics:
+        x = standardize(silo.x, statistics[FEATURES])
+        block = replace(block, x=x.to(device, dtype))
+    if EDGE_WEIGHTS in statistics:
+        scaled = silo_with_edges(silo, "scale", float(statistics[EDGE_WEIGHTS].mean))
+        cross, halo = scaled.cross, block.halo.adj
+        shape = halo.num_rows, halo.num_cols
+        edges = scaled.graph.weighted_adj.to(device, dtype)
+        between = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
+        block = replace(block, adj=edges, halo=replace(block.halo, adj=between))
+    return block
 
 
 def narrowing_line(silo: Silo, block: ClientBlock, normalize: str) -> str | None:

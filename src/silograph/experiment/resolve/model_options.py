@@ -9,7 +9,7 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.core.widths import LAYERS, hidden_widths, num_layers, shortest
+from silograph.core.widths import HIDDEN, LAYERS, hidden_widths, num_layers, shortest
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.graph import Schema
 from silograph.nn.consisrec import ConsisRec
@@ -37,7 +37,13 @@ from silograph.task.registry import task_of
 M = TypeVar("M", Model, RatingModel, ConsisRec)
 MOST_WEIGHTS = 2**58  # whose bytes torch can still count
 # Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
-OF_LAYERS = {"layers": LAYERS, "hidden": None, "dropout": None, "fanout": None, "neighbors": "full"}
+OF_LAYERS = {
+    "layers": LAYERS,
+    "hidden": HIDDEN,
+    "dropout": None,
+    "fanout": None,
+    "neighbors": "full",
+}
 
 
 def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
@@ -133,7 +139,7 @@ def own_module(config: RunConfig) -> Make | None:
     Raises:
         ConfigError: it cannot be imported.
     """
-    if not is_spec(config.model):
+    if config.model is None or not is_spec(config.model):
         return None
     return imported(config.model, cast("type[Make]", Callable))
 
@@ -196,6 +202,7 @@ def make_model(
     Raises:
         ConfigError: the module cannot be trained by a federation.
     """
+    assert config.model is not None  # see `resolve`
     outputs = task_of(schema.task).outputs(schema)
     if make is not None:
         model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)

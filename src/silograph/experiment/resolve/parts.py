@@ -24,6 +24,7 @@ from silograph.graph.partition.own import check_no_path
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
 from silograph.methods.base import Method
+from silograph.methods.needs import NODE_MODEL
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS, MODULE, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS, NeighborSampler
@@ -132,16 +133,56 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
     if partition not in PARTITIONERS and not is_spec(partition):
         check_no_path(partition)
     chosen = find_method(config, method)
-    return {
+    parts: dict[str, Any] = {
         "method": chosen,
         "partition": _named(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
-        "model": MODULE if is_spec(config.model) else _model_kind(config.model),
+        "model": MODEL_KINDS[NODE_MODEL.name],
         "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler", OWN),
         "selector": _named(
             config.selector or chosen.needs.selector, SELECTORS, Selector, "selector", OWN
         ),
         "aggregator": _named(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
     }
+    if config.model is not None:
+        model = MODULE if is_spec(config.model) else _model_kind(config.model)
+        return parts | {"model": model}
+    # The task is not known here. An option that only the default for ratings has decides.
+    of_ratings = parts | {"model": MODEL_KINDS[chosen.needs.rating_model.name]}
+    if chosen.trains_ratings and not _have_all(config, parts) and _have_all(config, of_ratings):
+        return of_ratings
+    return parts
+
+
+def _have_all(config: RunConfig, parts: Mapping[str, NamedPart]) -> bool:
+    """Whether some parts have all options that a config gives."""
+    try:
+        placed(config, parts)
+    except ConfigError:
+        return False
+    return True
+
+
+def with_default_model(
+    config: RunConfig, *, ratings: bool, method: Method | None = None
+) -> RunConfig:
+    """Return a config that names its model: where it does not, the default for its data.
+
+    Args:
+        config: of a run.
+        ratings: whether its data are ratings of users and items.
+        method: the method, where it is a value.
+
+    Raises:
+        ConfigError: unknown method (names the nearest), or one that cannot be imported.
+    """
+    if config.model is not None:
+        return config
+    model = find_method(config, method).needs.rating_model if ratings else NODE_MODEL
+    hidden = model.hidden if config.hidden is None else config.hidden
+    # A list of hidden widths says the number of layers by itself.
+    layers = model.layers if not isinstance(hidden, str) else None
+    layers = layers if config.layers is None else config.layers
+    return dataclasses.replace(config, model=model.name, layers=layers, hidden=hidden)
 
 
 def _model_kind(name: str) -> ModelKind:

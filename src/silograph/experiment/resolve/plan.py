@@ -12,7 +12,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.backends import BACKENDS, TORCH, Backend
+from silograph.nn.backends import BACKENDS, COMPILED, TORCH, Backend, why_not_compiled
 from silograph.nn.fit import Training
 
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
@@ -39,6 +39,24 @@ def choose_backend(config: RunConfig, training: Training, device: torch.device) 
             )
         return backend
     return next(b for b in BACKENDS.values() if b.why_not(training, device) is None)
+
+
+def explain_torch_kernels(
+    config: RunConfig, training: Training, device: torch.device
+) -> str | None:
+    """Return why torch computes where compiled kernels would be faster, and what to do about it.
+
+    None where kernels are compiled, where torch was asked for, and on other devices than a CPU.
+    """
+    if config.kernels != "auto" or device.type != "cpu":
+        return None
+    reason = COMPILED.why_not(training, device)
+    if reason is None:
+        return None
+    line = f"torch kernels, which are slower than compiled ones: {' '.join(reason.split())}"
+    if why_not_compiled(training) is None:
+        return line  # what this machine lacks; the reason says how to mend it
+    return f"{line}; docs/speed.md lists what is compiled, and kernels=torch drops this line"
 
 
 def client_bytes(

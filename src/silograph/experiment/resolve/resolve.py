@@ -38,8 +38,8 @@ from silograph.experiment.resolve.model_options import (
     own_module,
 )
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients
-from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
-from silograph.experiment.resolve.plan import choose_backend
+from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts, with_default_model
+from silograph.experiment.resolve.plan import choose_backend, explain_torch_kernels
 from silograph.experiment.resolve.run_metric import (
     check_metric_of,
     check_relevant,
@@ -77,6 +77,8 @@ class Resolved:
         method_config: what the method's ops and server program read.
         schema: features and classes.
         device: where it computes.
+        why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
+            was asked for.
     """
 
     config: ResolvedConfig
@@ -84,6 +86,7 @@ class Resolved:
     method_config: MethodConfig
     schema: Schema
     device: torch.device
+    why_torch: str | None = None
 
 
 def choose(config: RunConfig, method: Method | None = None) -> Parts:
@@ -117,13 +120,17 @@ def resolve(
     Args:
         asked: the config.
         data: the graph, perhaps cut already, the silos, or what is known of data that others hold.
-        parts: of the config, if they were chosen already.
+        parts: of the config, if they were chosen already; of one that names no model, those of
+            `with_default_model`.
         make: the module that `asked.model` names, if it is one; None: it is imported.
         device: where it computes, if not where the config says.
 
     Raises:
         ConfigError: something about the config cannot be used, or not with these data.
     """
+    ratings = schema_in(asked, data).task == "rating"
+    given = None if parts is None else parts.method.part
+    asked = with_default_model(asked, ratings=ratings, method=given)
     parts = choose(asked) if parts is None else parts
     schema = usable_schema(asked, data, parts)
     where = device_of(device or asked.device)
@@ -168,7 +175,8 @@ def resolve(
     )
     check_method(parts.method.part, method_config)
     check_evaluate_clients(asked, parts, method_config)
-    return Resolved(config, parts, method_config, schema, where)
+    why_torch = explain_torch_kernels(asked, training, where)
+    return Resolved(config, parts, method_config, schema, where, why_torch)
 
 
 def check_method(method: Method, method_config: MethodConfig) -> None:
@@ -202,7 +210,7 @@ def training_of(
 ) -> Training:
     """Return how clients train; raise `ConfigError` where neighbors cannot be drawn so."""
     schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
-    check_neighbors(known["neighbors"], asked.model, schedule.neighbors, model)
+    check_neighbors(known["neighbors"], known["model"], schedule.neighbors, model)
     needs, own = parts.method.part.needs, parts.method.options
     return Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
 
@@ -372,9 +380,12 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        why = "" if reason.startswith("Expected one of") else f": {reason}"  # all kinds there are
+    except Exception as error:  # each kind of device has errors of its own, of imports among them
+        reason = (str(error).splitlines() or [""])[0].partition(". ")[0]
+        # torch's list of all kinds, or words about its own code, say nothing to a user.
+        obscure = ("Expected one of", "Could not run", "Tensor.item()")
+        hidden = reason.startswith(obscure) or "INTERNAL ASSERT" in reason
+        why = "" if hidden or not reason else f": {reason}"
         raise ConfigError(
             f"device: expected a torch device of this machine, such as cpu or cuda:0, got {name!r}"
             f"{why}"

@@ -7,7 +7,7 @@ from silograph.core.key import Key
 from silograph.exchange.statistics import SumSpecs
 from silograph.experiment.resolve.client_data import clients_of
 from silograph.experiment.resolve.cutting import Cut, held_block, scale_line
-from silograph.experiment.resolve.edge_weights import check_edge_weights
+from silograph.experiment.resolve.edge_weights import check_edge_weights, describe_weight_scale
 from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.own_partition import CutGraph, with_own_partition
 from silograph.experiment.resolve.parts import Parts
@@ -67,9 +67,9 @@ def simulated(
         held = held_block(cut, share, key).to(found.device, dtype)
     block = block.to(found.device, dtype)
     unused = weights if config.edge_weights == "ignore" else None
-    warnings = tuple(
-        line for line in (unused, scale_line(config, cut.graph), cut.narrowing) if line
-    )
+    scale = describe_weight_scale(config.edge_weights, cut.graph.edge_weight)
+    lines = (unused, scale, scale_line(config, cut.graph), cut.narrowing)
+    warnings = tuple(line for line in lines if line)
     found = replace(found, config=config)
     sums = sum_specs(config, cut.graph.num_features, method.part)
     return SimulatedRun(asked, found, cut, block, route, held, weights, warnings, sums)

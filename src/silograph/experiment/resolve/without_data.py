@@ -7,7 +7,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.exclusions import check_together
 from silograph.experiment.resolve.own_partition import names_clients
-from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.parts import with_default_model
 from silograph.experiment.resolve.resolve import Resolved, choose, resolve
 from silograph.experiment.resolve.run_metric import parse_target
 from silograph.experiment.resolve.user_code import is_spec
@@ -41,18 +41,19 @@ def resolved_without_data(
     parts = choose(asked, method)
     if asked.clients is None and names_clients(asked.partition):
         asked = replace(asked, clients=MANY)
-    if is_spec(asked.model):
+    if asked.model is not None and is_spec(asked.model):
         check_together(asked, parts, overlapping=parts.partition.part.overlapping)
         return None
-    return _first_that_fits(asked, parts, device)
+    return _first_that_fits(asked, method, device)
 
 
-def _first_that_fits(asked: RunConfig, parts: Parts, device: str | None) -> Resolved:
+def _first_that_fits(asked: RunConfig, method: Method | None, device: str | None) -> Resolved:
     """Return what a run does with the first kind of labels that it can be done with."""
     errors = []
     for labels in _label_forms(asked):
+        named = with_default_model(asked, ratings=labels == "rating", method=method)
         try:
-            return resolve(asked, Schema(2, 2, labels), parts, device=device)
+            return resolve(named, Schema(2, 2, labels), choose(named, method), device=device)
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
@@ -60,7 +61,11 @@ def _first_that_fits(asked: RunConfig, parts: Parts, device: str | None) -> Reso
 
 def _label_forms(asked: RunConfig) -> Sequence[LabelForm]:
     """Return the kinds of labels that a model may predict: those that have the metrics, if any."""
-    tasks = [t for t in TASKS.values() if (t.labels == "rating") == (asked.model in RATING_MODELS)]
+    tasks = [
+        task
+        for task in TASKS.values()
+        if asked.model is None or (task.labels == "rating") == (asked.model in RATING_MODELS)
+    ]
     target = parse_target(asked.target)
     named = {asked.metric, target and target.metric} - {None, ""}
     fitting = [task for task in tasks if named.issubset(task.metrics)]

@@ -36,7 +36,7 @@ from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import Snapshot
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.experiment.run.untrained import untrained_scores
-from silograph.graph.column_statistics import FEATURES, ColumnStatistics
+from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
 from silograph.methods.base import client_weights
 from silograph.nn.conv import Params
 from silograph.task.counts import JudgedRows, confusion
@@ -72,6 +72,7 @@ def make_result(
     uncut = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
     val, test = _finite_views(setup, best, uncut)
     task, statistics = task_in(setup), common_statistics(setup, snapshot)
+    mean = mean_edge_weight(setup, snapshot)
     return Result(
         config=replace(config, out=path),
         method=setup.method,
@@ -94,8 +95,8 @@ def make_result(
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
         advice=_advice(setup, best, rows, snapshot),
-        model=None if best.weights is None else _model(setup, best.weights, statistics),
-        models=_own_models(setup, best, statistics),
+        model=None if best.weights is None else _model(setup, best.weights, statistics, mean),
+        models=_own_models(setup, best, statistics, mean),
         local_bias=_local_bias(setup, snapshot, tell),
         ledger=setup.federation.ledger,
         executed=snapshot.executed,
@@ -157,11 +158,18 @@ def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
     return setup.method.note(setup.method_config.options, facts)
 
 
-def _model(setup: Setup, weights: Params, statistics: ColumnStatistics | None) -> TrainedModel:
+def _model(
+    setup: Setup, weights: Params, statistics: ColumnStatistics | None, mean: float | None
+) -> TrainedModel:
     """Return weights as a model, with how data were prepared for it."""
     config = setup.config
     preprocessing = Preprocessing(
-        config.features, config.normalize, setup.feature_names, config.edge_weights, statistics
+        config.features,
+        config.normalize,
+        setup.feature_names,
+        config.edge_weights,
+        statistics,
+        mean,
     )
     return TrainedModel(setup.method_config.model, weights, setup.schema.class_names, preprocessing)
 
@@ -169,7 +177,7 @@ def _model(setup: Setup, weights: Params, statistics: ColumnStatistics | None) -
 def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
     """Return the (F,) statistics of features that all clients have in common, None without."""
     fitted = part_of(snapshot.state, STATISTICS)
-    if fitted:
+    if f"{FEATURES}/mean" in fitted:
         return ColumnStatistics(fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"])
     cut = setup.simulated
     if cut is None or cut.statistics is None or cut.statistics.mean.dim() > 1:
@@ -177,12 +185,24 @@ def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | No
     return cut.statistics
 
 
+def mean_edge_weight(setup: Setup, snapshot: Snapshot) -> float | None:
+    """Return what divided the weights of edges of all clients, None where nothing did."""
+    fitted = part_of(snapshot.state, STATISTICS).get(f"{EDGE_WEIGHTS}/mean")
+    if fitted is not None:
+        return float(fitted)
+    return None if setup.simulated is None else setup.simulated.mean_edge_weight
+
+
 def _own_models(
-    setup: Setup, best: Judged, common: ColumnStatistics | None
+    setup: Setup, best: Judged, common: ColumnStatistics | None, mean: float | None
 ) -> dict[str, TrainedModel]:
     """Return the clients' own models of the best round, if they have any.
 
-    `common`: statistics of features that all clients have in common; None: none, or each its own.
+    Args:
+        setup: of the run.
+        best: the best round.
+        common: statistics of features that all clients have in common; None: none, or each its own.
+        mean: of weights of edges.
     """
     if best.own is None:
         return {}
@@ -193,7 +213,7 @@ def _own_models(
         if common is None and own is not None:
             statistics = own.of_client(number)
         weights = client_weights(shapes, best.own, number)
-        models[client] = _model(setup, weights, statistics)
+        models[client] = _model(setup, weights, statistics, mean)
     return models
 
 

@@ -7,6 +7,7 @@ F: features.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,11 @@ from silograph.graph.silos.data import Silo
 
 VERSION = 1
 FeatureScaling = Literal["none", "row", "standard", "standard_client"]
-KEYS = {"version", "features", "normalize", "feature_names", "edge_weights", "mean", "deviation"}
+MEAN_EDGE_WEIGHT = "mean_edge_weight"
+KEYS = {
+    *("version", "features", "normalize", "feature_names", "edge_weights", "mean", "deviation"),
+    MEAN_EDGE_WEIGHT,
+}
 FORMAT = "silograph client statistics"  # the key of a file of them
 SHOWN = 3  # names in a message
 
@@ -41,10 +46,12 @@ class Preprocessing:
         features: where features come from: `given`, or what they are made of.
         normalize: `none`, `row` (each node by itself), `standard` or `standard_client`.
         feature_names: names of the features in their order, or empty.
-        edge_weights: whether weights of edges are used where a graph has them.
+        edge_weights: what becomes of weights of edges where a graph has them.
         statistics: (F,) mean and deviation of each feature over training nodes, float64: those of
             all clients with `standard`, of one client with `standard_client`; None with others, and
             with `standard_client` where the client is not chosen yet.
+        mean_edge_weight: of the edges that all clients trained on, by which weights are divided
+            with edge_weights=scale; None with others.
     """
 
     features: FeatureSource = "given"
@@ -52,6 +59,7 @@ class Preprocessing:
     feature_names: tuple[str, ...] = ()
     edge_weights: Use = "ignore"
     statistics: ColumnStatistics | None = None
+    mean_edge_weight: float | None = None
 
     @property
     def needs_client(self) -> bool:
@@ -75,12 +83,13 @@ class Preprocessing:
                 "one client, got none: choose it by `silograph predict RUN --client NAME`, or "
                 "result.model_of(NAME)"
             )
+        use, mean = self.edge_weights, self.mean_edge_weight
         if isinstance(data, Silo):
-            data = silo_as_used(data, self.features, self.edge_weights)
+            data = silo_as_used(data, self.features, use, mean)
             check_names("features", self.feature_names, data.feature_names, data.name)
             graph = data.graph
         else:
-            graph = with_edges(with_features(data, self.features), self.edge_weights)
+            graph = with_edges(with_features(data, self.features), use, mean)
             check_names("features", self.feature_names, graph.feature_names, graph.name)
         if self.normalize == "row":
             return row_normalize(graph)
@@ -105,6 +114,8 @@ class Preprocessing:
         if self.statistics is not None:
             values["mean"] = self.statistics.mean.tolist()
             values["deviation"] = self.statistics.deviation.tolist()
+        if self.mean_edge_weight is not None:
+            values[MEAN_EDGE_WEIGHT] = self.mean_edge_weight
         return values
 
 
@@ -137,6 +148,7 @@ def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> P
         names,
         TypeAdapter(Use).validate_python(values["edge_weights"]),
         _read_statistics(values, features),
+        _read_mean_edge_weight(values),
     )
 
 
@@ -171,6 +183,18 @@ def _read_statistics(values: Mapping[str, Any], features: int) -> ColumnStatisti
     if not has:
         return None
     return checked_statistics(_numbers(values["mean"]), _numbers(values["deviation"]), (features,))
+
+
+def _read_mean_edge_weight(values: Mapping[str, Any]) -> float | None:
+    """Return the mean weight; raise `ValueError` unless it is that of the use of weights."""
+    mean = values.get(MEAN_EDGE_WEIGHT)
+    if (mean is not None) is not (values["edge_weights"] == "scale"):
+        raise ValueError(MEAN_EDGE_WEIGHT)
+    if mean is None:
+        return None
+    if type(mean) not in (int, float) or not 0 <= mean < math.inf:
+        raise ValueError(mean)
+    return float(mean)
 
 
 def _numbers(values: Any) -> Tensor:

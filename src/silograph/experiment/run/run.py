@@ -334,9 +334,11 @@ def go_on(
     tell = say if tell is None else tell
     if not (folder and folder.is_complete):  # else nothing is left to do
         tell(planned(setup.config))
+        if setup.why_torch is not None:
+            tell(setup.why_torch)
         if again:
             tell(_from_where(snapshot.round + 1, setup.config.rounds))
-        if setup.edge_weights is not None and setup.config.edge_weights == "use":
+        if setup.edge_weights is not None and setup.config.edge_weights != "ignore":
             tell(setup.edge_weights)
     watch = watch_first_use(setup.config.kernels, tell)
     with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch as w:

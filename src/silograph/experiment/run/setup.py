@@ -67,6 +67,8 @@ class Setup:
             silos of their own say so.
         feature_names: names of the given features in their order; empty where nobody knows them.
         sums: federated sums that come first, by name.
+        why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
+            was asked for.
     """
 
     config: ResolvedConfig
@@ -80,6 +82,7 @@ class Setup:
     edge_weights: str | None = None
     feature_names: tuple[str, ...] = ()
     sums: SumSpecs = field(default_factory=dict)
+    why_torch: str | None = None
 
     @property
     def method(self) -> Method:
@@ -161,6 +164,7 @@ def set_up(run: SimulatedRun) -> Setup:
         run.edge_weights,
         run.cut.graph.feature_names,
         run.sums,
+        why_torch=run.resolved.why_torch,
     )
 
 

@@ -4,6 +4,7 @@ n: nodes. E: edges as stored. F: features a node. T: label bits. A: attributes. 
 """
 
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,18 @@ def load_npz(path: str | os.PathLike[str], *, na_values: NaValues = ()) -> Graph
     if num_nodes not in (None, graph.num_nodes):
         raise DataError(f"{path}: expected num_nodes {graph.num_nodes}, got {num_nodes}")
     return graph
+
+
+def archive_has_ratings(path: Path) -> bool:
+    """Whether a file is an archive of ratings, by the names of its arrays; False if unreadable."""
+    if not path.is_file():
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            keys = {name.removesuffix(".npy") for name in archive.namelist()}
+    except Exception:  # foreign bytes surface as many kinds of errors
+        return False
+    return keys >= _RATINGS
 
 
 def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:

@@ -18,12 +18,14 @@ from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, whole
 from silograph.graph.block.halo import Halo, Route
 from silograph.graph.column_statistics import (
+    EDGE_WEIGHTS,
     FEATURES,
     ClientSums,
     dense_columns,
     join_sums,
     standardize,
     sum_by_client,
+    sum_edge_weights,
 )
 from silograph.graph.csr import CSR
 from silograph.graph.features import FeatureSource, check_given, made_features
@@ -188,7 +190,12 @@ def silo_split(silo: Silo, how: str, key: Key) -> Split:
 
 
 def silo_block(
-    silo: Silo, split: Split, dtype: torch.dtype = torch.float32, *, normalize: str = "none"
+    silo: Silo,
+    split: Split,
+    dtype: torch.dtype = torch.float32,
+    *,
+    normalize: str = "none",
+    edge_weights: str = "use",
 ) -> ClientBlock:
     """Return a silo's block of one client.
 
@@ -202,6 +209,7 @@ def silo_block(
         normalize: `row` divides every node's features by their sum; `standard_client` gives every
             feature mean 0 and deviation 1 over the silo's own training nodes; `standard` leaves
             them, with the sums by which `complete_block` does it later; `none` leaves them.
+        edge_weights: `scale` adds the sums by which `complete_block` scales weights later.
 
     Raises:
         DataError: features are sparse, or too large to be standardized.
@@ -221,17 +229,22 @@ def silo_block(
     off = torch.tensor([0, n])
     x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given
     boundary = torch.unique(silo.cross.row)
+    edges = silo.graph.weighted_adj
+    between = CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots), silo.cross.weight)
+    if edge_weights == "scale":
+        zero = torch.zeros(n, dtype=torch.int64)
+        sums[EDGE_WEIGHTS] = sum_edge_weights(edges, between, zero, clients=1)
     block = ClientBlock(
         ids=(silo.name,),
         off=off,
         x=x,
         y=silo.y,
         split=split.map(lambda mask: mask & known),
-        adj=silo.graph.weighted_adj,
+        adj=edges,
         row_key=row_keys(silo.name, silo.node_id),
         halo=Halo(
             off=torch.tensor([0, slots]),
-            adj=CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots), silo.cross.weight),
+            adj=between,
             key=slot_keys(silo),
             boundary=boundary,
             boundary_off=torch.tensor([0, len(boundary)]),

@@ -66,6 +66,15 @@ def is_silos(path: Path) -> bool:
     return (path / FEDERATION).is_file() or any(path.glob(f"*/{SPEC}"))
 
 
+def silos_have_ratings(path: Path) -> bool:
+    """Whether the silos of a folder hold ratings, as the first silo.toml says."""
+    first = min(path.glob(f"*/{SPEC}"), default=None)
+    try:
+        return first is not None and read_toml(first).get("task") == "rating"
+    except DataError:  # `read_silos` says what is wrong with it
+        return False
+
+
 def silos_files(path: Path) -> list[Path]:
     """Return the files that `read_silos` may read, ascending; silos may keep others there."""
     names = [

@@ -19,7 +19,7 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.ranges import Scalar
 from silograph.experiment.checksums import UNCHECKED, with_digest, without_digest
 from silograph.experiment.report import PAIRED
-from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
+from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths, with_model_for
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import taken
@@ -200,7 +200,7 @@ class ComparisonPlan:
             varied = dict(zip(asked.over, point, strict=True))
             config = self._config(method, varied, seed)
             labels = {"method": method, **varied, "seed": seed}
-            parts = self.own.methods.get(method), self.own.models.get(config.model)
+            parts = self.own.methods.get(method), self.own.models.get(config.model or "")
             cells.append(Cell(labels, config, self.graph, *parts))
             _ = cells[-1].start  # a wrong name costs no run
         for key in asked.over:
@@ -214,7 +214,7 @@ class ComparisonPlan:
         given, value = self._given(method), self.own.methods.get(method)
         fields = {key: each for key, each in varied.items() if key in FIELDS}
         base = make_config(values | fields | {"method": method, "options": {}})
-        parts = named_parts(base, value)
+        parts = named_parts(with_model_for(base, self.graph, value), value)
         options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
         for key, other in product(options, given):
             if place_of(key, parts) == place_of(other, parts):
@@ -226,7 +226,8 @@ class ComparisonPlan:
         usual = not_said_again(self._options(method), said) | dict(given)
         own = without_unread(usual | options, options, parts)
         changes = {**fields, "method": method, "options": own, "seed": seed, "out": None}
-        return fitting(make_config(values | changes), value)
+        config = with_model_for(make_config(values | changes), self.graph, value)
+        return fitting(config, value)
 
     def _given(self, method: str) -> dict[str, Scalar]:
         """Return the options that were given to all methods, by part, and to this one."""

@@ -10,7 +10,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import in_full, not_said_again
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.ranges import Range, declared, parse_range
-from silograph.experiment.resolve.asked_run import with_absolute_paths
+from silograph.experiment.resolve.asked_run import with_absolute_paths, with_model_for
 from silograph.experiment.resolve.in_memory_parts import Own
 from silograph.experiment.resolve.parts import (
     TABLES,
@@ -61,13 +61,14 @@ class Space:
         kept = not_said_again(self.base.options, [*in_full(fields), *options])
         config = make_config(values | fields | {"options": kept | options})
         method = self.own.methods.get(config.method)
+        config = with_model_for(config, self.graph, method)
         read = without_unread(config.options, options, named_parts(config, method))
         return fitting(dataclasses.replace(config, options=read), method)
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
         """Return the cells of a trial, one for each seed."""
         config = self.config(params)
-        own = self.own.methods.get(config.method), self.own.models.get(config.model)
+        own = self.own.methods.get(config.method), self.own.models.get(config.model or "")
         return [
             Cell({"trial": number, "seed": seed}, replace(config, seed=seed), self.graph, *own)
             for seed in self.seeds

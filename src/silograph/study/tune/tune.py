@@ -15,7 +15,7 @@ from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
-from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths
+from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths, with_model_for
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
 from silograph.experiment.resolve.own_partition import Taken, taken
@@ -115,6 +115,8 @@ def tune(
     own = own_of([run_options.get("method"), run_options.get("model")])
     call = taken(graph, dict(run_options))
     base, held = _base(call, config)
+    if "model" not in {*(keys or ()), *(ranges or {})}:
+        base = with_model_for(base, held, own.methods.get(base.method))
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
     fixed = given_keys(call.options, base, own)
