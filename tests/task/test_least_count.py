@@ -14,6 +14,7 @@ from silograph.graph.graph import LabelForm
 from silograph.task.counts import BINS, CountRules, EvaluationLevel, JudgedRows
 from silograph.task.least_count import (
     counts_to_send,
+    limited_sums,
     merge_bins,
     merged_fields,
     specs_to_send,
@@ -256,3 +257,51 @@ def test_rankings_of_few_users_are_not_told() -> None:
     assert all(t.tolist() == [0.0, 5.0] for t in sent.values())
     none = counts_to_send(counts, "rating", CountRules(level="none"))
     assert all(t.tolist() == [0.0, 0.0] for t in none.values())
+
+
+@pytest.mark.parametrize("form", ["multiclass", "multilabel", "rating"])
+def test_sums_of_losses_have_steps_and_stay_near(form: LabelForm) -> None:
+    draw = np.random.default_rng(3)
+    rows, outputs = 300, 1 if form == "rating" else CLASSES
+    y = torch.from_numpy(draw.integers(0, CLASSES, rows))
+    if form == "multilabel":
+        y = torch.from_numpy(draw.integers(0, 2, (rows, CLASSES)))
+    elif form == "rating":
+        y = torch.from_numpy(draw.integers(1, 6, rows)).double()
+    logits = torch.from_numpy(draw.normal(size=(rows, outputs)))
+    if form == "rating":
+        logits = 3 + logits / 10
+    group = torch.from_numpy(draw.integers(0, CLIENTS, rows))
+    val = torch.from_numpy(draw.random(rows) < 0.4)
+    seen = torch.from_numpy(draw.random(rows) < 0.8) if form == "rating" else None
+    judged = JudgedRows(logits, y, val, group, CLIENTS, form, seen=seen)
+    exact, sums = task_of(form).tally(judged), limited_sums(judged)
+    assert sums.keys() <= exact.keys()
+    assert {"val.loss", "test.loss"} <= sums.keys()
+    span = 4.0  # of ratings from 1 to 5, by which errors here stay below
+    for name, limited in sums.items():
+        step = 1.0 if form != "rating" else span / 8 if name.endswith("absolute") else span**2 / 8
+        assert torch.equal((limited / step).round() * step, limited)
+        assert (limited - exact[name]).abs().max() <= step / 2 + 1e-9
+    one_far = logits.clone()
+    one_far[0] = torch.tensor([-1e6] * outputs, dtype=torch.float64)
+    one_far[0, int(y[0]) if form == "multiclass" else 0] -= 1e6
+    far = limited_sums(replace(judged, logits=one_far, prepared=None))
+    for name, limited in far.items():  # one node moves a sum by what one loss may be, and a step
+        most, step = (8.0, 1.0) if form != "rating" else (span**2, span**2 / 8)
+        assert (limited - sums[name]).abs().max() <= most + step
+
+
+@pytest.mark.parametrize("form", ["multiclass", "rating"])
+def test_a_client_without_rows_has_no_losses(form: LabelForm) -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    judged = JudgedRows(
+        torch.zeros(0, 1 if form == "rating" else 2),
+        none.float() if form == "rating" else none,
+        none.bool(),
+        none,
+        2,
+        form,
+    )
+    for total in limited_sums(judged).values():
+        assert total.tolist() == [0.0, 0.0]

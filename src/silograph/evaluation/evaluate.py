@@ -49,7 +49,7 @@ from silograph.task.counts import (
     judged_rows,
     judges_of,
 )
-from silograph.task.least_count import MERGED, counts_to_send, spread_bins
+from silograph.task.least_count import MERGED, counts_to_send, limited_sums, spread_bins
 from silograph.task.registry import task_of
 
 HISTOGRAM = ".histogram"  # ends the names of histograms
@@ -148,6 +148,8 @@ def _reply_with_counts(cfg: Any, rows: JudgedRows) -> dict[str, Stacked]:
 def tally_by_client(rows: JudgedRows, rules: CountRules) -> dict[str, Tensor]:
     """Return what clients report of judged rows, each (C, ...); see `counts_to_send`."""
     counts = task_of(rows.task).tally(rows, val_histogram=rules.val_histogram)
+    if rules.merges:
+        counts |= limited_sums(rows)
     return counts_to_send(counts, rows.task, rules) if rules.withholds else counts
 
 

@@ -17,9 +17,14 @@ silos alike. With a least count m of 2 or more, for validation and test apart:
 - **Rankings.** A client with fewer than m ranked users sends zeros.
 
 So every number of nodes above is 0 or at least m in what leaves. Hits and misses of a class,
-`tp`, `fp` and `fn`, are parts of such numbers and may be any. Losses and errors are sums over at
-least m nodes, in float64. Nothing here hides a node from a server that asks twice and takes the
-difference; see `docs/attacks.md`.
+`tp`, `fp` and `fn`, are parts of such numbers and may be any. Nothing here hides a node from a
+server that asks twice and takes the difference; see `docs/attacks.md`.
+
+Sums of losses and of errors of ratings are over at least m nodes. An exact sum would tell a label
+of each node to a server whose weights give every node a loss of its own size. So each loss is at
+most `MOST_LOSS`, and the sum is a multiple of `LOSS_STEP` (`limited_sums`); an error of a rating is
+at most the span of the client's ratings, in steps of the same share. Then a sum tells about four
+labels at most, and the mean of n losses is within 1 / (2 n) of that of the limited losses.
 
 C: clients. K: classes, label bits or targets. B: bins.
 """
@@ -32,13 +37,15 @@ from torch import Tensor
 
 from silograph.graph.graph import LabelForm
 from silograph.task.base import CountSpec, Task
-from silograph.task.counts import HITS, CountRules
+from silograph.task.counts import HITS, CountRules, JudgedRows
+from silograph.task.loss import node_loss
 from silograph.task.scores import PARTS
 
 MERGED = "merged"
 PLACE = 5  # bins: a group of merged bins is at one of 51 places of 255
 NUMBERS = ("known", "square", "absolute")  # by target
 KINDS = ("seen", "unseen")  # of ratings
+MOST_LOSS, LOSS_STEP = 8.0, 1.0  # of a node, and of the sum over a client's nodes
 RANKED = "ranked"  # users whose items are ranked, a number of users
 
 
@@ -84,6 +91,49 @@ def counts_to_send(
             array[...] = 0
     device = next(iter(counts.values())).device if counts else None
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def limited_sums(rows: JudgedRows) -> dict[str, Tensor]:
+    """Return the sums of losses and errors (C,) float64 that clients send with a least count.
+
+    They take the place of the exact ones of `Task.tally`. Of numbers to predict at nodes there are
+    none: such graphs are not trained at real silos.
+    """
+    if rows.task == "node_value":
+        return {}
+    if rows.task != "rating":
+        loss = node_loss(rows.logits, rows.y, rows.task).double().clamp(max=MOST_LOSS)
+        return {
+            f"{part}.loss": _rounded(rows.summed(loss[chosen], chosen), LOSS_STEP)
+            for part, chosen in zip(PARTS, (rows.val, ~rows.val), strict=True)
+        }
+    y = rows.y.double()
+    least, most = (
+        y.new_zeros(rows.groups).scatter_reduce(0, rows.group, y, how, include_self=False)
+        for how in ("amin", "amax")
+    )
+    span = most - least
+    error = (rows.logits[:, 0].double() - y).abs().minimum(span[rows.group])
+    share = LOSS_STEP / MOST_LOSS
+    kinds = {"": torch.ones_like(rows.val)}
+    if rows.seen is not None:
+        kinds |= {"seen.": rows.seen, "unseen.": ~rows.seen}
+    sums: dict[str, Tensor] = {}
+    for part, chosen in zip(PARTS, (rows.val, ~rows.val), strict=True):
+        for kind, mask in kinds.items():
+            which = chosen & mask
+            square = rows.summed(error[which].square(), which)
+            sums[f"{part}.{kind}square"] = _rounded(square, share * span.square())
+        absolute = rows.summed(error[chosen], chosen)
+        sums[f"{part}.absolute"] = _rounded(absolute, share * span)
+        sums[f"{part}.loss"] = sums[f"{part}.square"].clone()
+    return sums
+
+
+def _rounded(sums: Tensor, step: Tensor | float) -> Tensor:
+    """Return sums (C,) as multiples of a step; 0 where the step is 0."""
+    steps = torch.as_tensor(step, dtype=sums.dtype, device=sums.device).expand_as(sums)
+    return torch.where(steps > 0, (sums / steps).round() * steps, 0.0)
 
 
 def _limit_part(arrays: dict[str, np.ndarray], part: str, labels: LabelForm, least: int) -> None:

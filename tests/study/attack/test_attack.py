@@ -14,6 +14,7 @@ from leaks import OPTIONS
 from runs import MakeGraph
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
+from silograph.evaluation.evaluate import tally_by_client
 from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS
 from silograph.nn.optim import SGD, Adam
@@ -36,8 +37,6 @@ from silograph.study.attack.from_weights import (
 from silograph.study.attack.measured_weights import CRAFTED
 from silograph.study.attack.overheard import overhear
 from silograph.task.counts import CountRules, JudgedRows
-from silograph.task.least_count import counts_to_send
-from silograph.task.node_labels import NODE_CLASS
 
 RUN: dict[str, Any] = {"clients": 4, "partition": "random", "hidden": 4, "dtype": "float64"}
 
@@ -234,13 +233,26 @@ def test_evaluations_of_crafted_weights_tell_labels_and_features_without_a_least
             assert (features.right or 0) < 0.75  # half of the bits are set
 
 
-def test_a_sum_of_losses_tells_forty_labels_whatever_the_least_count() -> None:
-    """What a least count does not stop: each node's margin is its own power of two."""
+def test_a_sum_of_losses_tells_forty_labels_without_a_least_count_and_few_with_one() -> None:
+    """Each node's margin is its own power of two, so an exact sum spells the labels in binary.
+
+    With a least count a sum is a whole number of at most 8 for each node. So it has one of 321
+    values, which is 8.3 bits for 40 nodes, and larger margins all count the same.
+    """
     y = torch.from_numpy(np.random.default_rng(0).integers(0, 2, 40))
-    margins = 50.0 * 2.0 ** torch.arange(40)
-    logits = torch.stack([margins, torch.zeros(40)], dim=1)  # exact in float32
     nobody, alone = torch.zeros(40, dtype=torch.bool), torch.zeros(40, dtype=torch.int64)
-    counts = NODE_CLASS.tally(JudgedRows(logits, y, nobody, alone, 1, "multiclass"))
-    sent = counts_to_send(counts, "multiclass", CountRules(5, level="counts"))
-    wrong = int(float(sent["test.loss"]) / 50)
+
+    def sum_of_losses(margins: torch.Tensor, rules: CountRules) -> float:
+        logits = torch.stack([margins, torch.zeros(40)], dim=1)  # exact in float32
+        rows = JudgedRows(logits, y, nobody, alone, 1, "multiclass")
+        return float(tally_by_client(rows, rules)["test.loss"])
+
+    margins = 50.0 * 2.0 ** torch.arange(40)
+    wrong = int(sum_of_losses(margins, CountRules()) / 50)
     assert [wrong >> place & 1 for place in range(40)] == y.tolist()
+    limited = CountRules(5, level="counts")
+    assert sum_of_losses(margins, limited) == 8 * int(y.sum())  # no more than how many are wrong
+    for scale in (1.0, 2.0**-20, 2.0**-38):
+        total = sum_of_losses(margins * scale, limited)
+        assert total == round(total)
+        assert 0 <= total <= 8 * 40
