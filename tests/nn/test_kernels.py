@@ -45,7 +45,9 @@ DROPS = [0.0, 1e-6, 0.3, 0.5, 0.999, 1 - 1e-9]
 @cache
 def called(function: Any) -> Callable[..., Any]:
     """A function that kernels copy, as one that Python may call."""
-    made: Callable[..., Any] = numba.njit(fastmath=arrays.FAST, error_model="numpy")(
+    # As for kernels: what is returned to a function that counts references must have been counted.
+    options: dict[str, Any] = {"_nrt": function.targetoptions["_nrt"]}
+    made: Callable[..., Any] = numba.njit(fastmath=arrays.FAST, error_model="numpy", **options)(
         function.py_func
     )
     return made
@@ -136,7 +138,8 @@ def test_shuffled_is_the_order_of_batches(
     block, _ = cut_block(make_graph(60), 1)
     rows, _, _ = tables(block)
     parts = batches(block, size, Key(key))
-    order = called(draws.shuffled)(rows.train, rows.row_key, np.uint64(key))
+    order = np.empty_like(rows.train)
+    called(draws.shuffled)(rows.train, rows.row_key, np.uint64(key), order)
     if len(parts) > 1:  # one batch is not put in order
         assert torch.cat(parts).tolist() == order.tolist()
     assert sorted(order.tolist()) == rows.train.tolist()

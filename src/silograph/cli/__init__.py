@@ -332,12 +332,31 @@ def datasets_command() -> None:
     print_datasets()
 
 
+@app.command("compile")
+def compile_command(
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", help="float32 or float64; may be repeated (default: float32)"),
+    ] = None,
+) -> None:
+    """Compile all kernels now, so that no run has to wait for them: for a machine or an image."""
+    from silograph.experiment.run.compile_kernels import PRECISIONS, compile_kernels
+
+    names = dict.fromkeys(dtype or ["float32"])
+    for name in names:
+        if name not in PRECISIONS:
+            raise ConfigError(f"--dtype must be float32 or float64, got {name!r}")
+    for name in names:
+        count = compile_kernels(name, lambda line: typer.echo(line, err=True))
+        typer.echo(f"{name}: {counted(count, 'kernel')} compiled")
+
+
 # As --help lists them: what most users begin with comes first.
 ORDER = (
     *("run", "resume", "compare", "tune", "report", "predict", "recommend"),
     *("datasets", "methods", "parts", "partition"),
     *("export-silos", "server", "silo", "certs", "audit", "demo-federation"),
-    *("attack", "train-agent", "reproduce"),
+    *("attack", "train-agent", "reproduce", "compile"),
 )
 app.registered_commands.sort(key=lambda each: ORDER.index(each.name or ""))
 

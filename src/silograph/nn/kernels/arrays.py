@@ -4,15 +4,14 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
 from numba.core.caching import IndexDataCacheFile
-from numba.core.compiler import Compiler
 
 from silograph.core import key
-from silograph.nn.kernels.linking import SelfContained
+from silograph.nn.kernels.linking import CopiedCode, SelfContained
 from silograph.nn.kernels.one_compiler import one_at_a_time, saved_alone
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -21,6 +20,12 @@ Array = np.ndarray
 # Sums may be reordered and contracted for speed; NaN and infinity keep their meaning. Division is
 # NumPy's: numba's own check for zero would keep loops from being vectorized.
 FAST = {"contract", "reassoc", "nsz", "arcp"}
+OPTIONS: dict[str, Any] = {
+    "fastmath": FAST,
+    "error_model": "numpy",
+    "nogil": True,
+    "no_cfunc_wrapper": True,  # what nobody calls is not made
+}
 
 # What a compiled layer is, by the name that its convolution gives (`Conv.kernel`): X W + b, with a
 # sum over neighbors, and with a second matrix for the node's own row.
@@ -36,12 +41,22 @@ def sources() -> bytes:
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function that kernels call, and keep its code on disk; Python must not call it.
+    """Compile a function that kernels call and that allocates nothing; Python must not call it.
 
-    numba looks for changes in the file of a function only, not in those of functions that it calls:
-    after an upgrade old code would run on. Here every file counts.
+    Kernels copy its code, so it is kept on disk with theirs only. It counts no references to
+    arrays: its caller keeps them alive. It may return arrays to others of its kind, in a tuple,
+    since numba lets such a function return no array by itself. A kernel would drop a reference
+    that was never counted, so a kernel must not call a function that returns arrays.
     """
-    return _copied(function, "never")
+    return _copied(function, "never", counts_references=False)
+
+
+def allocating(function: Function) -> Function:
+    """Compile a function that allocates arrays and either returns them to a kernel or drops them.
+
+    A function that counts no references would never free what it is returned here.
+    """
+    return _copied(function, "never", counts_references=True)
 
 
 def inlined(function: Function) -> Function:
@@ -49,11 +64,14 @@ def inlined(function: Function) -> Function:
 
     By itself it would be optimized twice, with all that it calls.
     """
-    return _copied(function, "always")
+    return _copied(function, "always", counts_references=False)
 
 
-def _copied(function: Function, inline: str) -> Function:
-    made: Any = _compiled(function, Compiler, no_cpython_wrapper=True, inline=inline)
+def _copied(
+    function: Function, inline: Literal["never", "always"], *, counts_references: bool
+) -> Function:
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "_nrt": counts_references}
+    made: Any = njit(**OPTIONS, **options, inline=inline, pipeline_class=CopiedCode)(function)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__name__} is for kernels to copy: Python cannot call it")
@@ -67,30 +85,15 @@ def _copied(function: Function, inline: str) -> Function:
 
 
 def kernel(function: Function) -> Function:
-    """Do the same for a function that Python calls: bits do not depend on what else is loaded.
+    """Compile a function that Python calls, and keep its code on disk.
 
-    No compiled function calls it, so that a process that compiles it waits for no other kernel.
+    Its bits do not depend on what else is loaded. No compiled function calls it, so that a process
+    that compiles it waits for no other kernel.
+
+    numba looks for changes in the file of a function only, not in those of functions that it calls:
+    after an upgrade old code would run on. Here every file counts.
     """
-    made: Any = _compiled(function, SelfContained, no_cpython_wrapper=False)
-    name = f"{function.__name__}.{sources().hex()[:16]}"
-    made.compile = one_at_a_time(made.compile, Path(made._cache.cache_path), name)
-    return cast(Function, made)
-
-
-def _compiled(
-    function: Function, compiler: type[Compiler], *, no_cpython_wrapper: bool, inline: str = "never"
-) -> Function:
-    options: dict[str, Any] = {
-        "fastmath": FAST,
-        "error_model": "numpy",
-        "cache": True,
-        "nogil": True,
-        "pipeline_class": compiler,
-        "no_cfunc_wrapper": True,  # what nobody calls is not made
-        "no_cpython_wrapper": no_cpython_wrapper,
-        "inline": inline,
-    }
-    made: Any = njit(**options)(function)
+    made: Any = njit(**OPTIONS, cache=True, pipeline_class=SelfContained)(function)
     cache = made._cache
     # Files by the digest: numba reads an old index before it looks at the stamp, and an index that
     # names types of another version cannot be read.
@@ -98,6 +101,8 @@ def _compiled(
     file: Any = IndexDataCacheFile(cache._cache_path, base, sources())  # type: ignore[no-untyped-call]
     file.save = saved_alone(file.save, Path(cache._cache_path) / f"{base}.lock")
     cache._cache_file = file
+    name = f"{function.__name__}.{sources().hex()[:16]}"
+    made.compile = one_at_a_time(made.compile, Path(cache.cache_path), name)
     return cast(Function, made)
 
 
@@ -309,3 +314,6 @@ class Scratch(NamedTuple):
     rows: Array  # (u, D) gradient
     words: Array  # (W / 4,) uint64 random words
     levels: Array  # the same memory as uint16
+    order: Array  # (n,) training rows in the order of their batches
+    scores: Array  # of the neighbors of a row that are kept so far, largest first
+    edges: Array  # of the same neighbors

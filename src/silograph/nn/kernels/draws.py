@@ -12,6 +12,7 @@ from silograph.nn.kernels.arrays import (
     ModelShape,
     RowArrays,
     Scratch,
+    allocating,
     compiled,
 )
 from silograph.nn.kernels.copies import copy
@@ -92,14 +93,16 @@ def after_dropout(x: InputArrays, s: Scratch) -> InputArrays:
     )
 
 
-@compiled
-def shuffled(train: Array, row_key: Array, key: Any) -> Array:
-    """Return training rows in an order drawn from their keys (n,)."""
+@allocating
+def shuffled(train: Array, row_key: Array, key: Any, order: Array) -> None:
+    """Fill `order` with training rows in an order drawn from their keys (n,)."""
     words = np.empty(train.shape[0], np.int64)
     order_key = fold(key, _ORDER)
     for i in range(train.shape[0]):
         words[i] = np.int64(mix(mix(row_key[train[i]] ^ order_key) + _GOLDEN))
-    return train[np.argsort(words)]
+    places = np.argsort(words)
+    for i in range(train.shape[0]):
+        order[i] = train[places[i]]
 
 
 @compiled
@@ -141,8 +144,7 @@ def sample(rows: RowArrays, k: int, shape: ModelShape, seeds: Array, key: Any, s
     """
     a, n = rows.off[k], rows.off[k + 1] - rows.off[k]
     keys = rows.row_key[a : a + n]
-    widest = max(shape.fanout.max(), 1)
-    scores, edges = np.empty(widest, np.int64), np.empty(widest, np.int64)
+    scores, edges = s.scores, s.edges
     count = seeds.shape[0]
     for i in range(count):
         s.nodes[i] = seeds[i]

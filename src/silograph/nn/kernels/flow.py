@@ -25,10 +25,19 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
+    allocating,
     compiled,
 )
 from silograph.nn.kernels.draws import fold, mix
-from silograph.nn.kernels.layers import add_sum, gather, map_first, rectify, step_first, table
+from silograph.nn.kernels.layers import (
+    add_sum,
+    gather,
+    map_first,
+    product,
+    rectify,
+    step_first,
+    table,
+)
 from silograph.nn.kernels.masks import matrix, no_masks
 from silograph.nn.kernels.optim import step
 
@@ -88,7 +97,7 @@ class Flow(NamedTuple):
     spare: Array  # (n,) scales, then sums
 
 
-@compiled
+@allocating
 def flow_memory(s: Scratch, hops: int) -> Flow:
     """Return the memory of a thread around that of its network."""
     n = s.nodes.shape[0]
@@ -180,8 +189,8 @@ def fill_operator(rows: RowArrays, a: int, hop: int, f: Flow) -> None:
 
 
 @compiled
-def hidden(hop: int, width: int, m: int, f: Flow) -> Array:
-    """Return the memory of the hidden rows of a hop's union, (m, H)."""
+def hidden(hop: int, width: int, m: int, f: Flow) -> tuple[Array]:
+    """Return the memory of the hidden rows of a hop's union, (m, H); see `compiled`."""
     return table(f.s.act, hop * f.s.nodes.shape[0] * width, m, width)
 
 
@@ -198,7 +207,7 @@ def score(
     """Fill the logits of a hop's union: a graph convolution of two layers."""
     s, m, width, n = f.s, f.s.m[0], shape.width, f.s.nodes.shape[0]
     bias = (shape.layers + 1) * width
-    last, z, h = bias + width, table(s.z, 0, m, width), hidden(hop, width, m, f)
+    last, z, h = bias + width, table(s.z, 0, m, width)[0], hidden(hop, width, m, f)[0]
     drawn = shape.memory.fanout.shape[0] > 0  # it is; a literal would be compiled anew
     gather(rows, x, k, drawn, s)
     map_first(rows, x, k, drawn, x.col, w.first, z, s)
@@ -210,8 +219,8 @@ def score(
     starts, ends = s.ptr[hop][:m], s.ptr[hop][1 : m + 1]
     add_sum(starts, ends, s.col, s.value, z, h)
     rectify(h)
-    y, logit = table(f.spare, 0, m, 1), table(f.logit.reshape(-1), hop * n, m, 1)
-    np.dot(h, table(w.flat, last, width, 1), y)
+    y, logit = table(f.spare, 0, m, 1)[0], table(f.logit.reshape(-1), hop * n, m, 1)[0]
+    product(h, table(w.flat, last, width, 1)[0], y)
     for i in range(m):
         logit[i, 0] = w.flat[last + width]
     add_sum(starts, ends, s.col, s.value, y, logit)
@@ -314,16 +323,16 @@ def scale_links(layer: int, looped: bool, links: LinkArrays, degree: Array, s: S
 
 
 @compiled
-def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow) -> Array:
+def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow) -> tuple[Array]:
     """Add the gradients of the last matrix and both biases; return that of X W, (m, H).
 
     The gradients of the logits are in `f.logit`.
     """
     s, g, bias = f.s, f.s.flat, last - width
     starts, ends = s.ptr[hop][:m], s.ptr[hop][1 : m + 1]
-    logit = table(f.logit.reshape(-1), hop * s.nodes.shape[0], m, 1)
-    y, h, z = table(f.spare, 0, m, 1), hidden(hop, width, m, f), table(s.z, 0, m, width)
-    below, zero = table(s.grad[1], 0, m, width), h.dtype.type(0)
+    logit = table(f.logit.reshape(-1), hop * s.nodes.shape[0], m, 1)[0]
+    y, h, z = table(f.spare, 0, m, 1)[0], hidden(hop, width, m, f)[0], table(s.z, 0, m, width)[0]
+    below, zero = table(s.grad[1], 0, m, width)[0], h.dtype.type(0)
     y[:] = 0
     z[:] = 0
     add_sum(starts, ends, s.col, s.value, logit, y)
@@ -334,7 +343,7 @@ def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow
             below[i, j] = y[i, 0] * w.flat[last + j] if h[i, j] > 0 else zero
             g[bias + j] += below[i, j]
     add_sum(starts, ends, s.col, s.value, below, z)
-    return z
+    return (z,)
 
 
 @compiled
@@ -363,7 +372,7 @@ def learn(
     """Take step t of Adam on the trajectory balance of what the hops' logits hold."""
     s, m, width, w, grad = f.s, f.s.m[0], shape.width, own.weights, f.s.flat
     last = (shape.layers + 2) * width
-    total, size = table(s.grad[0], 0, m, width), last + width + 1
+    total, size = table(s.grad[0], 0, m, width)[0], last + width + 1
     total[:] = 0
     grad[:] = 0
     factor = grad.dtype.type(2 * balance)
@@ -371,7 +380,7 @@ def learn(
         many = s.m[1 + hop]
         for i in range(many):
             f.logit[hop, i] *= factor
-        z = hidden_gradient(hop, width, many, w, last, f)
+        z = hidden_gradient(hop, width, many, w, last, f)[0]
         for i in range(many):
             row = indicated(hop, i, f) * width
             for j in range(width):

@@ -16,7 +16,9 @@ from silograph.nn.kernels.arrays import (
     ParamArrays,
     RowArrays,
     Scratch,
+    Spare,
     TrainedWeights,
+    compiled,
     inlined,
     kernel,
 )
@@ -162,7 +164,10 @@ def train_client(
     loss = 0.0
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
-        order = shuffled(train, keys, epoch_key) if batch < size else train
+        order = train
+        if batch < size:
+            shuffled(train, keys, epoch_key, s.order)
+            order = s.order[:size]
         loss = 0.0
         for b in range((size + batch - 1) // batch):
             step_key = fold(fold(epoch_key, _BATCH), b)
@@ -215,6 +220,26 @@ def train_flow(
         rows, by.inputs, by.shape.memory, clients, flows.flat, flows.flat.shape[1], by.shape.width
     )
     memory, f = spare(params, of.steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
+    train_range(k0, k1, called, rows, of, params, by, key, filled, s, memory, f)
+
+
+@compiled
+def train_range(
+    k0: int,
+    k1: int,
+    called: CalledArrays,
+    rows: RowArrays,
+    of: StepArrays,
+    params: ParamArrays,
+    by: FlowSampling,
+    key: Any,
+    filled: Filled,
+    s: Scratch,
+    memory: Spare,
+    f: Flow,
+) -> None:
+    """Do what `train_flow` does, in memory that is there."""
+    x, flows = of.x, by.flows
     for k in range(k0, k1):
         g, own = called.position[k], weights_of(called, x, params, k, memory)
         network = OwnFlow(own_flow(flows, k), f, flows.work[k])

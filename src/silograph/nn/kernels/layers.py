@@ -18,6 +18,7 @@ from silograph.nn.kernels.arrays import (
     TrainedMatrix,
     TrainedWeights,
     Weights,
+    allocating,
     compiled,
 )
 from silograph.nn.kernels.copies import add_rows, copy
@@ -27,6 +28,12 @@ from silograph.nn.kernels.optim import step
 
 _DROPOUT = np.uint64(hash_text("dropout"))
 CHUNK = 16  # rows of a gradient that stay in the first cache until their step
+
+
+@allocating
+def product(a: Array, b: Array, out: Array) -> None:
+    """Fill `out` with the product of two matrices; numba's own counts references."""
+    np.dot(a, b, out)
 
 
 @compiled
@@ -87,13 +94,13 @@ def add_columns(g: Array, total: Array) -> None:
 
 
 @compiled
-def table(memory: Array, start: int, rows: int, width: int) -> Array:
-    """Return a piece of memory as (rows, width)."""
-    return memory[start : start + rows * width].reshape(rows, width)
+def table(memory: Array, start: int, rows: int, width: int) -> tuple[Array]:
+    """Return a piece of memory as (rows, width); in a tuple, see `compiled`."""
+    return (memory[start : start + rows * width].reshape(rows, width),)
 
 
 @compiled
-def entering(shape: ModelShape, layer: int, rows: int, s: Scratch) -> Array:
+def entering(shape: ModelShape, layer: int, rows: int, s: Scratch) -> tuple[Array]:
     """Return the memory of what enters a layer from the second one on, (rows, width)."""
     start = s.nodes.shape[0] * shape.act[layer - 1]
     return table(s.act, start, rows, shape.width[layer])
@@ -113,7 +120,7 @@ def map_first(
     """Fill `out` with the features of the first rows that take part, times w."""
     a, m = rows.off[k], out.shape[0]
     if x.dense.shape[0] > 0:
-        np.dot(s.x[:m] if drawn else x.dense[a : a + m], w, out)
+        product(s.x[:m] if drawn else x.dense[a : a + m], w, out)
     else:
         out[:] = 0
         add_sum(s.x_start[:m], s.x_end[:m], col, x.value, w, out)
@@ -136,7 +143,7 @@ def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> 
 def mapped(shape: ModelShape, layer: int, s: Scratch) -> tuple[Array, Array]:
     """Return the memory of a layer's mapped rows (m, D), and of own rows (left, D) where rooted."""
     width, left = shape.width[layer + 1], s.m[layer + 1] * (shape.form[layer] == ROOTED)
-    return table(s.z, 0, s.m[layer], width), table(s.self_z, 0, left, width)
+    return table(s.z, 0, s.m[layer], width)[0], table(s.self_z, 0, left, width)[0]
 
 
 @compiled
@@ -160,10 +167,10 @@ def map_rows(
             map_first(rows, x, k, drawn, x_col, w.second, own, s)
         return
     inputs, width = shape.width[layer], shape.width[layer + 1]
-    h = entering(shape, layer, s.m[layer], s)
-    np.dot(h, table(w.flat, shape.place[layer, 0], inputs, width), z)
+    h = entering(shape, layer, s.m[layer], s)[0]
+    product(h, table(w.flat, shape.place[layer, 0], inputs, width)[0], z)
     if rooted:
-        np.dot(h[: own.shape[0]], table(w.flat, shape.place[layer, 1], inputs, width), own)
+        product(h[: own.shape[0]], table(w.flat, shape.place[layer, 1], inputs, width)[0], own)
 
 
 @compiled
@@ -251,7 +258,7 @@ def forward(
     gather(rows, x, k, drawn and not ready, s)
     for layer in range(shape.layers):
         left = s.m[layer + 1]
-        out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)
+        out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)[0]
         map_rows(rows, x, shape, layer, k, drawn or ready, x_col, w, s)
         sum_rows(rows, shape, layer, k, drawn, w.flat, out, s)
         if layer < last:
@@ -280,7 +287,7 @@ def step_first(
     a, used, width = rows.off[k], own.weights.shape[0], own.weights.shape[1]
     many, sparse = gz.shape[0], x.dense.shape[0] == 0
     if not sparse:
-        np.dot((s.x[:many] if drawn or ready else x.dense[a : a + many]).T, gz, s.rows[:used])
+        product((s.x[:many] if drawn or ready else x.dense[a : a + many]).T, gz, s.rows[:used])
     elif drawn:
         s.rows[:used] = 0
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
@@ -374,8 +381,8 @@ def backward_step(
         inputs, width, form = shape.width[layer], shape.width[layer + 1], shape.form[layer]
         at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
         m, left = s.m[layer], s.m[layer + 1]
-        g = s.out[:left] if layer == last else table(s.grad[side], 0, left, width)
-        gz = table(s.z, 0, m, width)
+        g = s.out[:left] if layer == last else table(s.grad[side], 0, left, width)[0]
+        gz = table(s.z, 0, m, width)[0]
         add_columns(g, s.flat[at_bias : at_bias + width])
         back_through_sum(rows, form, a, s.ptr[layer if drawn else 0], drawn, g, gz, s)
         if layer == 0:
@@ -384,12 +391,14 @@ def backward_step(
             if form == ROOTED:
                 step_first(rows, x, k, drawn, ready, g, matrix(own, True), steps, t, s)
             continue
-        h, below = entering(shape, layer, m, s), table(s.grad[1 - side], 0, m, inputs)
-        np.dot(h.T, gz, table(s.flat, at, inputs, width))
-        np.dot(gz, table(w.flat, at, inputs, width).T, below)
+        h, below = entering(shape, layer, m, s)[0], table(s.grad[1 - side], 0, m, inputs)[0]
+        product(h.T, gz, table(s.flat, at, inputs, width)[0])
+        product(gz, table(w.flat, at, inputs, width)[0].T, below)
         if form == ROOTED:
-            np.dot(h[:left].T, g, table(s.flat, at_self, inputs, width))
-            add_rows(np.dot(g, table(w.flat, at_self, inputs, width).T), below)
+            product(h[:left].T, g, table(s.flat, at_self, inputs, width)[0])
+            more = table(s.self_z, 0, left, inputs)[0]
+            product(g, table(w.flat, at_self, inputs, width)[0].T, more)
+            add_rows(more, below)
         rectify_back(h, below, shape.scale if shape.threshold > 0 else 1.0)
         side = 1 - side
     step_later(shape, own, s.flat, steps, t)

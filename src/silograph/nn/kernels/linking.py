@@ -8,6 +8,9 @@ Sums that may be reordered have other last bits in one than in the other. So the
 made local to the kernel: its calls can reach nothing else, whatever was loaded and in which order.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import PassManager
@@ -24,14 +27,68 @@ class _Library(JITCodeLibrary):
                 function.linkage = "internal"
 
 
+class _CopiedLibrary(JITCodeLibrary):
+    """Code that kernels copy: it is optimized there, and never becomes machine code of its own.
+
+    Optimizing and translating every function by itself took half of the time of compilation.
+    """
+
+    def _optimize_final_module(self) -> None:
+        """Leave the code to the kernels."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0: there is no machine code."""
+        del name
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """The code generator; it has no place for the constants of a function without code."""
+        return _WithoutEnvironments(self._codegen)
+
+
+class _WithoutEnvironments:
+    """A code generator that stores no environments, which only errors and objects of Python use."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def set_env(self, name: str, environment: object) -> None:
+        """Store nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the code generator has."""
+        return getattr(self._codegen, name)
+
+
+class CopiedCode(Compiler):
+    """Compiles a function that kernels copy."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Return numba's own passes; they fill the library that they find in the state."""
+        return _passes_with(_CopiedLibrary, self, super().define_pipelines)
+
+
 class SelfContained(Compiler):
     """Compiles a kernel that no other compiled function calls."""
 
     def define_pipelines(self) -> list[PassManager]:
         """Return numba's own passes; they fill the library that they find in the state."""
-        state = self.state
-        name = state.func_id.func_qualname
-        state.library = _Library(state.targetctx.codegen(), name)  # type: ignore[no-untyped-call]
-        state.library.enable_object_caching()
-        passes: list[PassManager] = super().define_pipelines()  # type: ignore[no-untyped-call]
+        passes = _passes_with(_Library, self, super().define_pipelines)
+        self.state.library.enable_object_caching()
         return passes
+
+
+def _passes_with(
+    library: type[JITCodeLibrary], compiler: Compiler, passes: Callable[[], Any]
+) -> list[PassManager]:
+    """Return passes that fill a library of this kind, made for the function of the compiler."""
+    state = compiler.state
+    name = state.func_id.func_qualname
+    state.library = library(state.targetctx.codegen(), name)
+    found: list[PassManager] = passes()
+    return found

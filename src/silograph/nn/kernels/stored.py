@@ -25,12 +25,21 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
+    allocating,
     compiled,
     kernel,
 )
 from silograph.nn.kernels.copies import add_rows, copy
 from silograph.nn.kernels.draws import drop, fold
-from silograph.nn.kernels.layers import add_back, add_columns, add_sum, rectify, step_later, table
+from silograph.nn.kernels.layers import (
+    add_back,
+    add_columns,
+    add_sum,
+    product,
+    rectify,
+    step_later,
+    table,
+)
 from silograph.nn.kernels.loss import bits_gradient, softmax_gradient
 from silograph.nn.kernels.masks import no_masks
 from silograph.nn.kernels.optim import step
@@ -109,7 +118,7 @@ def senders_of(batch: BatchArrays, shape: ModelShape, layer: int, i: int) -> tup
     return side.off[i + 1] - side.off[i], side.slot_off[i + 1] - side.slot_off[i]
 
 
-@compiled
+@allocating
 def memory(
     batch: BatchArrays, x: InputArrays, shape: ModelShape, k0: int, k1: int, used: int, w: Trained
 ) -> Memory:
@@ -139,8 +148,11 @@ def memory(
 
 
 @compiled
-def entering(shape: ModelShape, layer: int, m: int, most: int, s: Memory) -> Array:
-    """Return the memory of what enters a layer, (m, I); of features, where they are dense."""
+def entering(shape: ModelShape, layer: int, m: int, most: int, s: Memory) -> tuple[Array]:
+    """Return the memory of what enters a layer, (m, I); of features, where they are dense.
+
+    It is in a tuple, see `compiled`.
+    """
     start = shape.act[layer - 1] * most if layer > 0 else shape.act[shape.layers - 1] * most
     return table(s.h, start, m, shape.width[layer])
 
@@ -163,7 +175,7 @@ def gather_features(
         if x.dense.shape[0] == 0:
             s.start[j], s.end[j] = x.ptr[row], x.ptr[row + 1]
         else:
-            h = entering(shape, 0, size + others, s.out.shape[0], s)
+            h = entering(shape, 0, size + others, s.out.shape[0], s)[0]
             copy(x.dense[row], h[j])
 
 
@@ -183,7 +195,7 @@ def gather_stored(
     lo, size = batch.off[i], batch.off[i + 1] - batch.off[i]
     others, slots = senders_of(batch, shape, layer, i)
     width, at = shape.width[layer], batch.place[layer]
-    h = entering(shape, layer, size + others + slots, s.out.shape[0], s)
+    h = entering(shape, layer, size + others + slots, s.out.shape[0], s)[0]
     side, layer_key = batch.later, fold(fold(key, _DROPOUT), layer)
     dropping = shape.threshold > 0
     for j in range(size + others + slots):
@@ -227,23 +239,25 @@ def forward(
         m = size + others + slots
         if layer > 0:
             gather_stored(rows, shape, a, first_row, layer, batch, i, key, s)
-        z, root = table(s.z, 0, m, width), table(s.root, 0, size, width)
-        h = entering(shape, layer, m, most, s) if layer > 0 or x.dense.shape[0] > 0 else s.out
+        z, root = table(s.z, 0, m, width)[0], table(s.root, 0, size, width)[0]
+        has_rows = layer > 0 or x.dense.shape[0] > 0
+        h = entering(shape, layer, m, most, s)[0] if has_rows else s.out
         if layer > 0:
-            np.dot(h, table(w.flat, shape.place[layer, 0], inputs, width), z)
+            product(h, table(w.flat, shape.place[layer, 0], inputs, width)[0], z)
             if form == ROOTED:
-                np.dot(h[:size], table(w.flat, shape.place[layer, 1], inputs, width), root)
+                own_weights = table(w.flat, shape.place[layer, 1], inputs, width)[0]
+                product(h[:size], own_weights, root)
         elif x.dense.shape[0] > 0:
-            np.dot(h, w.first, z)
+            product(h, w.first, z)
             if form == ROOTED:
-                np.dot(h[:size], w.second, root)
+                product(h[:size], w.second, root)
         else:
             z[:] = 0
             add_sum(s.start[:m], s.end[:m], x.col, x.value, w.first, z)
             if form == ROOTED:
                 root[:] = 0
                 add_sum(s.start[:size], s.end[:size], x.col, x.value, w.second, root)
-        out = s.out[:size] if layer == last else entering(shape, layer + 1, size, most, s)
+        out = s.out[:size] if layer == last else entering(shape, layer + 1, size, most, s)[0]
         side = batch.later if layer > 0 else batch.first
         bias = w.flat[shape.place[layer, 2] : shape.place[layer, 2] + width]
         own = root if form == ROOTED else z
@@ -286,7 +300,7 @@ def step_first(
     """Step a first matrix (u, D) along its gradient, the transposed features times gz."""
     grad, m = s.rows[: p.shape[0]], gz.shape[0]
     if x.dense.shape[0] > 0:
-        np.dot(entering(shape, 0, m, s.out.shape[0], s).T, gz, grad)
+        product(entering(shape, 0, m, s.out.shape[0], s)[0].T, gz, grad)
     else:
         grad[:] = 0
         add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
@@ -315,8 +329,9 @@ def backward_step(
         at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
         others, slots = senders_of(batch, shape, layer, i)
         m = size + others + slots
-        g = s.out[:size] if layer == shape.layers - 1 else table(s.grad[turn], 0, size, width)
-        gz = table(s.z, 0, m, width)
+        last = layer == shape.layers - 1
+        g = s.out[:size] if last else table(s.grad[turn], 0, size, width)[0]
+        gz = table(s.z, 0, m, width)[0]
         add_columns(g, s.flat[at_bias : at_bias + width])
         gz[:] = 0
         side = batch.later if layer > 0 else batch.first
@@ -332,12 +347,15 @@ def backward_step(
             if form == ROOTED:
                 step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, s)
             continue
-        h, below = entering(shape, layer, m, most, s), table(s.grad[1 - turn], 0, size, inputs)
-        np.dot(h.T, gz, table(s.flat, at, inputs, width))
-        np.dot(gz[:size], table(w.flat, at, inputs, width).T, below)
+        h = entering(shape, layer, m, most, s)[0]
+        below = table(s.grad[1 - turn], 0, size, inputs)[0]
+        product(h.T, gz, table(s.flat, at, inputs, width)[0])
+        product(gz[:size], table(w.flat, at, inputs, width)[0].T, below)
         if form == ROOTED:
-            np.dot(h[:size].T, g, table(s.flat, at_self, inputs, width))
-            add_rows(np.dot(g, table(w.flat, at_self, inputs, width).T), below)
+            product(h[:size].T, g, table(s.flat, at_self, inputs, width)[0])
+            more = table(s.root, 0, size, inputs)[0]
+            product(g, table(w.flat, at_self, inputs, width)[0].T, more)
+            add_rows(more, below)
         zero, factor = h.dtype.type(0), h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
         for j in range(size):
             for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it
@@ -377,10 +395,28 @@ def train_stored(
         batch: the batches.
         clients: weights, moments and steps.
     """
-    used, w, taken = 1, clients.weights, clients.steps
+    used, w = 1, clients.weights
     for k in range(k0, k1):
         used = max(used, called.used_off[k + 1] - called.used_off[k])
     s = memory(batch, x, shape, k0, k1, used, w)
+    train_range(k0, k1, called, rows, x, shape, steps, batch, clients, s)
+
+
+@compiled
+def train_range(
+    k0: int,
+    k1: int,
+    called: CalledArrays,
+    rows: RowArrays,
+    x: InputArrays,
+    shape: ModelShape,
+    steps: StepRule,
+    batch: BatchArrays,
+    clients: TrainingArrays,
+    s: Memory,
+) -> None:
+    """Do what `train_stored` does, in memory that is there."""
+    w, taken = clients.weights, clients.steps
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
         own, first = part(w, k, lo, hi), part(clients.first, k, lo, hi)

@@ -20,6 +20,7 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
+    allocating,
     compiled,
     inlined,
     kernel,
@@ -49,7 +50,7 @@ class StepArrays(NamedTuple):
     steps: StepRule
 
 
-@compiled
+@allocating
 def scratch(
     rows: RowArrays,
     x: InputArrays,
@@ -73,6 +74,9 @@ def scratch(
         edges = max(edges, drawn)
     dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
     own = n if shape.rooted else 1
+    most = 1  # neighbors that are drawn of a row
+    for layer in range(shape.fanout.shape[0]):
+        most = max(most, shape.fanout[layer])
     dropping = shape.x_threshold > 0 and shape.epochs > 0  # of features
     layers = shape.layers if sampled else 1
     gathered = n if (sampled or dropping) and dense else 0
@@ -100,6 +104,9 @@ def scratch(
         rows=np.empty((max(u, 16), first), dtype),
         words=words,
         levels=words.view(np.uint16),
+        order=np.empty(n, np.int64),
+        scores=np.empty(most, np.int64),
+        edges=np.empty(most, np.int64),
     )
 
 
@@ -168,7 +175,10 @@ def train_client(
     loss = 0.0
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
-        order = shuffled(train, keys, epoch_key) if batch < size else train
+        order = train
+        if batch < size:
+            shuffled(train, keys, epoch_key, s.order)
+            order = s.order[:size]
         loss = 0.0
         for b in range((size + batch - 1) // batch):
             step_key = fold(fold(epoch_key, _BATCH), b)
@@ -183,7 +193,7 @@ def train_client(
     return loss, taken
 
 
-@compiled
+@allocating
 def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
     """Return memory for clients of at most `used` used rows."""
     matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
@@ -320,6 +330,23 @@ def train(
     of, first = StepArrays(rows, x, shape, steps), params.rows.shape[2]
     s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
     memory = spare(params, steps, s.rows.shape[0])
+    train_range(k0, k1, called, of, params, key, filled, s, memory)
+
+
+@compiled
+def train_range(
+    k0: int,
+    k1: int,
+    called: CalledArrays,
+    of: StepArrays,
+    params: ParamArrays,
+    key: Any,
+    filled: Filled,
+    s: Scratch,
+    memory: Spare,
+) -> None:
+    """Do what `train` does, in memory that is there."""
+    rows, x = of.rows, of.x
     for k in range(k0, k1):
         g, own = called.position[k], weights_of(called, x, params, k, memory)
         if rows.train_off[g + 1] > rows.train_off[g]:
@@ -346,6 +373,23 @@ def predict(
     Its first matrices are (F, D). `x_col` is the feature of every sparse entry.
     """
     s = scratch(rows, x, shape, called.position[k0:k1], w.flat, 1, 1)
+    predict_range(k0, k1, called, rows, x, x_col, shape, w, logits, s)
+
+
+@compiled
+def predict_range(
+    k0: int,
+    k1: int,
+    called: CalledArrays,
+    rows: RowArrays,
+    x: InputArrays,
+    x_col: Array,
+    shape: ModelShape,
+    w: Weights,
+    logits: Array,
+    s: Scratch,
+) -> None:
+    """Do what `predict` does, in memory that is there."""
     for k in range(k0, k1):
         g = called.position[k]
         whole(rows, g, s)
