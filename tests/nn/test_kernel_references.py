@@ -1,17 +1,17 @@
 """Kernels free all memory that they allocate, and drop every reference to arrays that they get."""
 
+import importlib
 from typing import Any
 
 import pytest
 
 pytest.importorskip("numba")
 
-from numba.core.runtime import _nrt_python, rtsys
-
 from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, go
 from silograph.experiment.run.run import run
 
+RUNTIME: Any = importlib.import_module("numba.core.runtime.nrt")
 KINDS: dict[str, dict[str, Any]] = {
     "whole graphs": {},
     "two matrices a layer": {"model": "graphconv", "dropout": 0.5},
@@ -24,13 +24,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def references() -> tuple[int, int]:
     """Return how many allocations, and references to arrays, are left."""
-    stats = rtsys.get_allocation_stats()
+    stats = RUNTIME.rtsys.get_allocation_stats()
     return stats.alloc - stats.free, stats.mi_alloc - stats.mi_free
 
 
 @pytest.fixture(autouse=True)
 def counted() -> None:
-    _nrt_python.memsys_enable_stats()
+    RUNTIME._nrt_python.memsys_enable_stats()
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
@@ -39,7 +39,7 @@ def test_training_leaves_no_references(make_graph: MakeGraph, options: dict[str,
     result = go(make_graph(), **{"kernels": "compiled", "rounds": 2, **options})
     assert result.config.kernels == "compiled"
     assert references() == before
-    assert rtsys.get_allocation_stats().mi_alloc > 0
+    assert RUNTIME.rtsys.get_allocation_stats().mi_alloc > 0
 
 
 def test_training_on_ratings_leaves_no_references() -> None:
