@@ -97,6 +97,12 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "patience": (["--patience", "5"], "patience = 5", 5),
     "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
     "relevant": (["--relevant", "3.5"], "relevant = 3.5", 3.5),
+    "evaluate_clients": (
+        ["--evaluate-clients", "participants"],
+        'evaluate_clients = "participants"',
+        "participants",
+    ),
+    "evaluation_min_count": (["--evaluation-min-count", "5"], "evaluation_min_count = 5", 5),
     "metric": (["--metric", "f1_macro"], 'metric = "f1_macro"', "f1_macro"),
     "max_bytes": (["--max-bytes", "1kB"], "max_bytes = 1000", 1000),
     "max_seconds": (["--max-seconds", "2.5"], "max_seconds = 2.5", 2.5),

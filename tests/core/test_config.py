@@ -30,6 +30,7 @@ OPTION_NAME = st.text(max_size=10)
 SCALARS = st.booleans() | st.integers() | FINITE | st.text()
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "evaluate_clients": st.none() | st.sampled_from(["all", "participants"]),
     "evaluation_min_count": st.none() | st.integers(0, 10**6),
     "dataset": st.text(),
     "data_dir": st.none() | st.text(),

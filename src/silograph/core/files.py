@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, SilographError
 
 SPECIAL_FILES = {
     stat.S_IFDIR: "a folder",
@@ -43,10 +43,19 @@ def describe_exposure(path: Path) -> str | None:
     )
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise `DataError` for something at a path that is no regular file; nothing may be there.
+def check_regular(
+    path: str | os.PathLike[str],
+    expected: str = "a regular file",
+    error_type: type[SilographError] = DataError,
+) -> None:
+    """Raise an error for something at a path that is no regular file; nothing may be there.
 
     To open a FIFO would wait for its writer, and a device may never end. Links are followed.
+
+    Args:
+        path: to be opened.
+        expected: what the file is, for the message.
+        error_type: class of the error.
     """
     try:
         mode = os.stat(path).st_mode
@@ -54,8 +63,8 @@ def check_regular(path: str | os.PathLike[str]) -> None:
         return
     if not stat.S_ISREG(mode):
         kind = SPECIAL_FILES.get(stat.S_IFMT(mode), "something else")
-        raise DataError(
-            f"expected a regular file at {os.fspath(path)}, got {kind}: remove it, or put the file "
+        raise error_type(
+            f"expected {expected} at {os.fspath(path)}, got {kind}: remove it, or put the file "
             "itself there"
         )
 

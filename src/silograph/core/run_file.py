@@ -26,7 +26,7 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
         ConfigError: the file is missing or is not TOML, or has no tables where they should be.
     """
     try:
-        check_regular(path)
+        check_regular(path, "a run file", ConfigError)
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"expected a run file at {path}, got: {error.strerror}") from None

@@ -182,10 +182,11 @@ class StudyOptions(TypedDict, total=False):
     max_virtual_seconds: float | None
     """stop after this many seconds of the virtual clock"""
     eval_every: int
-    evaluate_clients: Literal["all", "participants"] | None
     """rounds between evaluations"""
-    """score the server's model where it arrives to be trained, and send it to the other clients
-    only; scores of a round come one round later"""
+    evaluate_clients: Literal["all", "participants"] | None
+    """who scores the server's model of a round: all clients, or those that train from it in the
+    next round; all score the last and the best one (default: all in a simulation, participants
+    with a server of silos if the method can)"""
     evaluation_min_count: int | None
     """least number of nodes behind each count that a client sends when it evaluates; smaller
     ones are merged or left out (default: 0, and 5 for a server of real silos)"""
