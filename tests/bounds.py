@@ -28,9 +28,10 @@ def commands() -> Iterator[tuple[str, int, str]]:
     """
     yield "run digits --rounds 2 --partition metis --clients 3 --out run --quiet", 0, "test"
     yield "run --clientz 3", 2, "No such option: --clientz (Possible options: --clients, "
-    yield "rum", 2, "Did you mean 'run'"
+    yield "rum", 2, "Did you mean 'run', 'resume'?\n"
     yield "run --rounds x", 2, "'x' is not a valid integer"
-    yield "predict run", 2, "Missing option '--data'"
+    yield "predict run", 2, "Missing option '--data'. Give --data VALUE: "
+    yield "predict", 2, "Missing argument 'RUN'. Give RUN: result folder"
     yield "resume run", 0, "was complete"
     yield "report run", 0, "written to"
     yield "predict run --data digits --out predicted.csv", 0, "predictions of 1,797 nodes"
@@ -83,7 +84,6 @@ def install(uv: str, python: str, resolution: str, torch: str, *, cuda: bool) ->
     """Make an environment, try it, and return a line with the versions and the verdict."""
     with tempfile.TemporaryDirectory(prefix="silograph-bounds-") as name:
         folder = Path(name)
-        (folder / "torch.txt").write_text(torch)
         how: list[str | Path] = [
             "--python",
             folder / "env" / "bin" / "python",
@@ -105,7 +105,12 @@ def install(uv: str, python: str, resolution: str, torch: str, *, cuda: bool) ->
             *how,
             package,
         ]
+        # The lowest resolution prefers the build with CUDA unless the CPU build is named.
+        (folder / "torch.txt").write_text(f"{torch}+cpu")
         planned = run([*words, "--dry-run"], folder)
+        if planned.returncode:
+            (folder / "torch.txt").write_text(torch)
+            planned = run([*words, "--dry-run"], folder)
         if planned.returncode:
             return f"FAILED to resolve: {planned.stderr.strip()}"
         if not cuda and re.search(r"^ \+ nvidia-", planned.stderr, re.MULTILINE):

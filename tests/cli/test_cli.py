@@ -15,12 +15,14 @@ from typing import Any, Literal, get_args, get_origin
 import click
 import pytest
 import typer
+from typer.core import TyperArgument, TyperOption
 
 import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from forked import Forked
 from silograph.cli import ORDER, run_app
-from silograph.cli.flags import CUT_FIELDS, app
+from silograph.cli.flags import CUT_FIELDS, CommandGroup, app
+from silograph.cli.hints import usage_error
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.core.run_file import read_toml, write_toml
@@ -249,6 +251,34 @@ def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> Non
     for name in flags_of(command):
         assert name in text
     assert command in printed(capsys, flag)
+
+
+def test_every_parameter_has_help_with_every_click() -> None:
+    """Click 8.5 clears the help of arguments when typer creates them."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, CommandGroup)
+    parameters = [p for each in group.commands.values() for p in each.params]
+    expected = [p.help for p in parameters if isinstance(p, TyperArgument | TyperOption)]
+    assert len(expected) == len(parameters)
+    assert all(expected)
+    for parameter in parameters:
+        if isinstance(parameter, TyperArgument):
+            parameter.help = None
+    CommandGroup(commands=group.commands)
+    assert [p.help for p in parameters if isinstance(p, TyperArgument | TyperOption)] == expected
+
+
+def test_similar_commands_are_named_once(capsys: Capture) -> None:
+    """Click 8.4 names them, too, when it formats the message."""
+
+    class ErrorOfNewClick(click.UsageError):
+        def format_message(self) -> str:
+            return f"{self.message} (Did you mean one of: 'resume', 'run'?)"
+
+    message = "No such command 'rum'. Did you mean 'run', 'resume'?"
+    assert usage_error(ErrorOfNewClick(message)) == message
+    assert run_app(["rum"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
 
 
 def test_of_a_flag_given_twice_the_last_value_counts(capsys: Capture) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from pydantic import BeforeValidator
+from typer.core import TyperArgument, TyperGroup
+from typer.utils import get_params_from_function
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.config_changes import changed_values, not_said_again
@@ -44,7 +46,28 @@ CUT_FIELDS = (
 # The graph is at the silos, and is cut already: a server has no flags for that.
 AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
 Flags = TypeVar("Flags")
+
+
+class CommandGroup(TyperGroup):
+    """The commands of the application; their arguments have a help text with every click.
+
+    click 8.5 clears the help that typer before 0.26 stores in an argument.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Create the group and set the help of each argument from its declaration."""
+        super().__init__(**settings)
+        for each in self.commands.values():
+            assert each.callback is not None  # typer gives each command one
+            declarations = get_params_from_function(each.callback)
+            for parameter in each.params:
+                if isinstance(parameter, TyperArgument):
+                    assert parameter.name is not None  # typer names all
+                    parameter.help = declarations[parameter.name].default.help
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     help="Graph neural networks over graphs that live in separate silos.",
     no_args_is_help=True,
     add_completion=False,

@@ -89,7 +89,9 @@ def usage_error(error: click.ClickException) -> str:
     """Return what is wrong with a command line, and how to mend it where that is known."""
     if isinstance(error, click.NoSuchOption):
         return flag_error(error)
-    said = error.format_message()
+    # typer names similar commands in the message; click 8.4 appends them a second time.
+    has_suggestions = error.message.startswith("No such command")
+    said = error.message if has_suggestions else error.format_message()
     if said.startswith(EXTRA) and isinstance(error, click.UsageError) and error.ctx is not None:
         return _too_many(error.ctx, said.partition("(")[2].removesuffix(")"))
     if not isinstance(error, click.MissingParameter) or error.param is None:
