@@ -397,14 +397,16 @@ class RunConfig:
         default=None,
         metadata=option("stop after this many seconds of the virtual clock", "Virtual time"),
     )
-    eval_every: Count = field(default=1, metadata=option("rounds between evaluations", "Training"))
+    eval_every: Count = field(
+        default=1, metadata=option("rounds between evaluations", "Evaluation")
+    )
     evaluate_clients: Literal["all", "participants"] | None = field(
         default=None,
         metadata=option(
             "who scores the server's model of a round: all clients, or those that train from it in "
             "the next round; all score the last and the best one (default: all in a simulation, "
             "participants with a server of silos if the method can)",
-            "Training",
+            "Evaluation",
         ),
     )
     evaluation_min_count: Annotated[int, Field(ge=0, le=10**6)] | None = field(
@@ -412,7 +414,7 @@ class RunConfig:
         metadata=option(
             "least number of nodes behind each count that a client sends when it evaluates; "
             "smaller ones are merged or left out (default: 0, and 5 for a server of real silos)",
-            "Training",
+            "Evaluation",
         ),
     )
     local_bias: bool = field(
