@@ -99,11 +99,14 @@ def test_a_session_has_the_bits_of_a_simulation(
         ours.model.predict(graph)
 
 
-@pytest.mark.parametrize("use", ["scale", "log"])
+@pytest.mark.parametrize("use", [None, "scale"])
 def test_weights_of_edges_are_the_same_over_a_session(
-    make_graph: MakeGraph, tmp_path: Path, use: str
+    make_graph: MakeGraph, tmp_path: Path, use: str | None
 ) -> None:
-    """The mean weight comes from sums over silos, also where the weights of one silo are all 1."""
+    """The mean weight comes from sums over silos, also where the weights of one silo are all 1.
+
+    Without edge_weights the rule is `log`, which needs no sums.
+    """
     graph = make_graph(90)
     low, high = graph.edge_index.min(dim=0).values, graph.edge_index.max(dim=0).values
     weight = torch.where(low < 20, 1.0, ((low * 7 + high * 13) % 10).double() * 37 + 0.1)
@@ -120,12 +123,24 @@ def test_weights_of_edges_are_the_same_over_a_session(
     means = [m.preprocessing.mean_edge_weight for m in (ours.model, theirs.model)]
     assert means[0] == means[1]
     assert (means[0] is not None) is (use == "scale")
+    assert theirs.config.edge_weights == (use or "log")
     kept = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
     assert len(kept) == len(silos)
     for folder in kept:
         own = sg.load_model(folder / "model.safetensors")
         assert own.preprocessing.mean_edge_weight == means[0]
         assert torch.equal(own.logits(graph), theirs.model.logits(graph))
+
+
+@pytest.mark.parametrize("use", [None, "scale"])
+def test_without_weights_of_edges_there_are_no_sums(
+    make_graph: MakeGraph, tmp_path: Path, use: str | None
+) -> None:
+    ours, theirs, _ = trained(make_graph(60), tmp_path, model="gcn", edge_weights=use)
+    assert "statistics" not in ours.ledger.bytes_by_kind
+    assert ours.config.edge_weights == theirs.config.edge_weights == "use"
+    lines = [[r.to_line() for r in result.ledger.since(0)] for result in (ours, theirs)]
+    assert lines[0] == lines[1]
 
 
 def test_a_policy_decides_whether_sums_may_leave(make_graph: MakeGraph, tmp_path: Path) -> None:

@@ -313,6 +313,8 @@ def test_other_packages_are_told_of(
             r"expected to import .*/mine\.py, got FileNotFoundError",
         ),
         ({"largest_component": True}, "expected silos' own data as they are, got largest_comp"),
+        ({"device": "hpu"}, "^device: expected cpu or cuda, on which silos compute, got 'hpu'"),
+        ({"method": "fedgraph", "model": "mlp"}, "expected a model that sums over neighbors for"),
         ({"out": "."}, "expected a result folder that does not exist yet"),
         ({"method": "fedais", "model": "gat"}, "expected a model whose sums can be shared, got"),
         ({"method": "fedper", "weights_as": "int4"}, "expected weights_as=exact and weight_rows="),

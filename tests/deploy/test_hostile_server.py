@@ -705,7 +705,8 @@ def test_a_server_that_keeps_its_model_sends_none(silo: Silo, tmp_path: Path) ->
         ({"hidden": "8,8", "layers": 2}, "expected 3 layers with hidden=8,8, got 2"),
         ({"model.head": "both"}, "head: input should be 'conv' or 'linear'"),
         ({"hidden": 10**8}, "expected a model of at most 268,435,456 weights at a silo"),
-        ({"device": "privateuseone"}, "expected device cpu or cuda of a server"),
+        ({"method": "fedgraph", "model": "mlp"}, "expected a model that sums over neighbors for"),
+        ({"device": "privateuseone"}, "device: expected cpu or cuda, on which silos compute"),
         ({"method": "label_guided", "local_epochs": 10**6}, "expected local_epochs of at most"),
     ],
 )

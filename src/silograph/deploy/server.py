@@ -26,7 +26,7 @@ from silograph.deploy.joined_silos import check_versions, natural, read_nodes, s
 from silograph.deploy.metrics import Figures
 from silograph.deploy.monitoring import Watch, watching
 from silograph.deploy.session_file import SESSION, Known, read_known, write_known
-from silograph.deploy.start_messages import check_deployable, start_facts
+from silograph.deploy.start_messages import check_deployable, check_device_name, start_facts
 from silograph.deploy.venue import (
     Venue,
     check_update_norm,
@@ -240,6 +240,7 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
 def check_run(config: RunConfig, venue: Venue | None = None) -> None:
     """Raise `ConfigError` for a run that silos, or this venue, cannot have; none is waited for."""
     method = choose(config).method.part
+    check_device_name(config.device)
     check_deployable(config, method)
     check_declared(config, method)
     check_model(config)
@@ -321,7 +322,8 @@ class Meeting:
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
-        found = resolve(self._config, schema, device="cpu")  # where the server adds up
+        weighted = known.weighted
+        found = resolve(self._config, schema, device="cpu", weighted=weighted)  # it only adds up
         config, method_config = replace(found.config, block_size=1), found.method_config
         method, schema = found.parts.method.part, found.schema
         program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)

@@ -1,7 +1,6 @@
 """One silo of a real federation: its own data, a server to connect to, and nothing else."""
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,13 +22,13 @@ from silograph.deploy.run_bounds import PRIVATE, check_size, check_whole
 from silograph.deploy.run_plan import RunPlan, facts_of, lines_of, plan_of
 from silograph.deploy.silo_files import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
-from silograph.deploy.start_messages import check_deployable, check_start
+from silograph.deploy.start_messages import check_deployable, check_device_name, check_start
 from silograph.experiment.resolve.client_data import client_block
 from silograph.experiment.resolve.cutting import scale_line
 from silograph.experiment.resolve.edge_weights import (
     check_edge_weights,
     describe_weight_scale,
-    silo_as_used,
+    silo_with_edges,
 )
 from silograph.experiment.resolve.fitting import BlockInState, narrowing_line, sum_specs
 from silograph.experiment.resolve.parts import choose_parts, with_default_model
@@ -121,13 +120,15 @@ class OwnData:
         config = with_default_model(config, ratings=ratings, method=method)  # see `check_whole`
         make = self.code.model(config.model or "", facts.get("code"))
         check_deployable(config, method)
-        silo = silo_as_used(self.silo, config.features, config.edge_weights)
+        silo = featured(self.silo, config.features)
         check_size(config, choose_parts(config, method), silo)
         config = self.on_device(config)
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
-        found = resolve(config, schema, choose(config, method), make)
+        # Whether other silos have weights is in the config: the server has resolved the rule.
+        found = resolve(config, schema, choose(config, method), make, weighted=True)
         written, method_config = found.config, found.method_config
         method = found.parts.method.part  # scored as the options and the row minimum say
+        silo = silo_with_edges(silo, written.edge_weights)
         weighed = check_edge_weights(config, written, method, method_config.model, self.silo)
         check_whole(told, written)
         check_start(facts, found.schema)
@@ -187,8 +188,7 @@ class OwnData:
         """
         if self.device is not None:
             return dataclasses.replace(config, device=self.device)
-        if re.fullmatch(r"cpu|cuda(:\d+)?", config.device) is None:
-            raise ConfigError(f"expected device cpu or cuda of a server, got {config.device!r}")
+        check_device_name(config.device)
         return config
 
     def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:

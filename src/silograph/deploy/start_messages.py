@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +37,15 @@ def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     own = {key: value for key, value in facts.items() if key not in AROUND}
     told = checked(Versions, own, f"facts of {name}").versions
     return {one_line(package): one_line(version) for package, version in told.items()}
+
+
+def check_device_name(device: str) -> None:
+    """Raise `ConfigError` for a device that a server cannot name to silos."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        raise ConfigError(
+            f"device: expected cpu or cuda, on which silos compute, got {device!r}: a silo may "
+            "choose another by its own --device"
+        )
 
 
 def check_deployable(config: RunConfig, method: Method) -> None:

@@ -1,6 +1,7 @@
 """Laws of weighted edges in runs: who uses them, who refuses them, and that none is lost."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch_geometric.nn import GCNConv
 
 import silograph as sg
+from bank_graphs import bank_graph
 from runs import FAST, go, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
@@ -80,9 +82,11 @@ def test_one_client_is_centralized(graph: Graph) -> None:
         assert torch.allclose(w, found[1][name], atol=1e-12)
 
 
-@pytest.mark.parametrize(("collect", "use"), [(0.0, "use"), (1.0, "log"), (0.0, "scale")])
+@pytest.mark.parametrize(
+    ("collect", "use"), [(0.0, "use"), (1.0, None), (0.0, "scale"), (1.0, "scale")]
+)
 def test_a_run_on_exported_folders_is_the_run_on_the_cut(
-    graph: Graph, work: Path, collect: float, use: str
+    graph: Graph, work: Path, collect: float, use: str | None
 ) -> None:
     options: dict[str, Any] = {"rounds": 2, "collect": collect, "edge_weights": use}
     theirs = go(graph, **options)
@@ -180,12 +184,12 @@ def test_the_first_lines_and_files_say_what_is_used(
 ) -> None:
     out = tmp_path / "run"
     found = go(graph, rounds=1, progress="plain", out=str(out))
-    line = "edge weights are used by gcn"
+    line = "edge weights are used by gcn, as log(1 + weight)"
     assert line in capsys.readouterr().err.splitlines()[:3]
-    assert found.config.edge_weights == "use"
+    assert found.config.edge_weights == "log"
     about = json.loads((out / "run.json").read_text())
     assert about["dataset"]["edge_weights"] == line
-    assert 'edge_weights = "use"' in (out / "config.toml").read_text()
+    assert 'edge_weights = "log"' in (out / "config.toml").read_text()
     assert ">edge_weights<" in (out / "report.html").read_text()
     plain = go(replace(graph, edge_weight=None), rounds=1, out=str(tmp_path / "plain"))
     assert "edge_weights" not in json.loads((tmp_path / "plain/run.json").read_text())["dataset"]
@@ -354,15 +358,47 @@ def test_a_mean_is_of_the_training_data_in_predictions(graph: Graph, tmp_path: P
             sg.load_model(tmp_path / "bad")
 
 
-@pytest.mark.parametrize("use", ["log", "scale"])
-def test_a_weight_of_one_stays_one(graph: Graph, use: Any) -> None:
+@pytest.mark.parametrize("use", ["log", "scale", "use", None])
+def test_without_weights_every_rule_is_the_same(graph: Graph, use: Any) -> None:
     bare = replace(graph, edge_weight=None)
-    assert rows_of(go(bare, rounds=1, edge_weights=use)) == rows_of(go(bare, rounds=1))
+    result = go(bare, rounds=1, edge_weights=use)
+    assert rows_of(result) == rows_of(go(bare, rounds=1, edge_weights="ignore"))
+    assert result.config.edge_weights == "use"
+    assert "statistics" not in result.ledger.bytes_by_kind
+
+
+@pytest.mark.parametrize("use", ["log", "scale"])
+def test_edges_without_weights_count_as_edges_of_weight_one(graph: Graph, use: Any) -> None:
+    """So clients whose data have none are treated as those beside them that have weights."""
     assert graph.edge_weight is not None
     ones = replace(graph, edge_weight=torch.ones_like(graph.edge_weight))
-    used = with_edges(ones, use).edge_weight
-    assert used is not None
-    assert bool((used == 1).all())
+    bare = replace(graph, edge_weight=None)
+    used = [with_edges(each, use, 4.0).edge_weight for each in (ones, bare)]
+    assert used[0] is not None
+    assert used[1] is not None
+    assert torch.equal(used[0], used[1])
+    assert float(used[0][0]) == pytest.approx(0.25 if use == "scale" else math.log(2))
+
+
+def test_by_default_logarithms_of_weights_are_used(graph: Graph) -> None:
+    result = go(graph, rounds=1)
+    assert result.config.edge_weights == "log"
+    assert rows_of(result) == rows_of(go(graph, rounds=1, edge_weights="log"))
+
+
+def test_raw_amounts_of_money_are_behind() -> None:
+    """Amounts without signal make a weighted mean over neighbors noisy, least so by logarithm."""
+    banks = bank_graph(2)
+    own = {"method": "fedopt", "partition": "silo", "rounds": 20, "kernels": "torch"}
+    options: dict[str, Any] = {name: v for name, v in FAST.items() if name != "clients"} | own
+    auc = dict[str, float]()
+    for use in ("use", "scale", "log"):
+        scores = sg.run(banks, **options, metric="auc", edge_weights=use).val.server
+        assert scores is not None
+        assert scores.auc is not None
+        auc[use] = scores.auc
+    assert auc["use"] < auc["scale"]
+    assert auc["use"] < auc["log"] - 0.01
 
 
 def test_a_negative_weight_has_no_logarithm(graph: Graph) -> None:

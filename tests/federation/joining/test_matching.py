@@ -99,6 +99,21 @@ def test_tags_name_what_they_should_and_nothing_else() -> None:
     assert {len(tag) for tag in tags} == {16}
 
 
+def test_one_silo_with_weights_makes_the_federation_weighted(tmp_path: Path) -> None:
+    """A silo without weights says nothing about them, so its hello has the bytes of before."""
+    found = hellos_of(silos_of(tmp_path))
+    assert not match(found).facts.weighted
+    about = to_payload(found[0])["about"]
+    assert isinstance(about, Ragged)
+    assert "weighted" not in json.loads(about.t.numpy().tobytes())
+    for number in range(len(found)):
+        some = [
+            replace(said, facts=replace(said.facts, weighted=each == number))
+            for each, said in enumerate(found)
+        ]
+        assert match(some).facts.weighted
+
+
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_the_route_is_that_of_the_cut(make_graph: MakeGraph, tmp_path: Path, clients: int) -> None:
     """Whatever the secrets: one for all, or one for each pair."""
@@ -406,6 +421,8 @@ def test_fields_that_are_no_hello_are_refused(tmp_path: Path) -> None:
         {"num_classes": -1},
         {"task": "regression"},
         {"sparse": 1},
+        {"weighted": 1},
+        {"weighted": None},
         {"feature_names": ["size"]},  # of two features
         {"class_names": [1]},
         {"class_names": None},
@@ -419,6 +436,7 @@ def test_fields_that_are_no_hello_are_refused(tmp_path: Path) -> None:
         {"task": "rating", "scale": [1, float("inf")]},
     ]
     from_payload(changed(said, task="rating", scale=[1, 5]))
+    assert from_payload(changed(said, weighted=True)).facts.weighted
     wrong = [changed(said, **about) for about in facts]
     nested = torch.from_numpy(np.frombuffer(b"[" * 100_000, np.uint8).copy())
     wrong += [

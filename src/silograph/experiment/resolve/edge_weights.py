@@ -1,7 +1,7 @@
 """What a run makes of the weights of edges, and what is said of it.
 
-A weight of 1 stays 1 by every rule but `scale`, so that edges without weights, which count 1, are
-the same at clients whose data have none.
+A client whose data have no weights has edges of weight 1. If no client has weights, every rule is
+`use`, so that such runs need no sums. If any has, the rule applies to all edges of all clients.
 """
 
 from dataclasses import replace
@@ -21,6 +21,7 @@ from silograph.methods.base import AnyMethod
 from silograph.nn.any_model import AnyModel
 
 Use = Literal["log", "scale", "use", "ignore"]
+DEFAULT: Use = "log"
 USUAL_MEDIAN = (0.1, 10.0)  # of weights that are used as they are, beside self loops of weight 1
 WEIGHED_SAMPLERS = ("full", "fanout")  # whose sums take weights
 
@@ -36,9 +37,17 @@ def why_not_weighed(model: AnyModel) -> str | None:
     return f"{without[0]} has no place for them" if without else None
 
 
-def edge_weights_in(asked: RunConfig, model: AnyModel) -> Use:
-    """Return what becomes of weights of edges, if there are any."""
-    return "ignore" if why_not_weighed(model) else asked.edge_weights
+def edge_weights_in(asked: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
+    """Return what becomes of weights of edges.
+
+    Args:
+        asked: the config.
+        model: of the run.
+        weighted: whether any client has weights of edges.
+    """
+    if asked.edge_weights == "ignore" or why_not_weighed(model):
+        return "ignore"
+    return (asked.edge_weights or DEFAULT) if weighted else "use"
 
 
 def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
@@ -63,7 +72,8 @@ def check_edge_weights(
     Raises:
         ConfigError: the method or the neighbor sampler cannot use them.
     """
-    if not has_weights(data):
+    # A silo without weights among silos that have some: the rule applies to its edges, too.
+    if not has_weights(data) and config.edge_weights not in ("log", "scale"):
         return None
     if (reason := why_not_weighed(model)) is not None:
         return f"edge weights are not used: {reason}; every edge counts 1"
@@ -82,7 +92,7 @@ def check_edge_weights(
             f"whose draws know none: {ignore}"
         )
     how = {
-        "log": ", as log2(1 + weight)",
+        "log": ", as log(1 + weight)",
         "scale": ", divided by their mean over all clients",
     }.get(config.edge_weights, "")
     return f"edge weights are used by {config.model}{how}"
@@ -146,14 +156,14 @@ def _transform(
     """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
     if use == "ignore":
         return None
-    if use == "scale" and mean is not None and mean not in (0.0, 1.0):
-        given = torch.ones(edges, dtype=torch.float64) if weight is None else weight
-        return given.double() / mean
-    if use != "log" or weight is None:
+    if use == "use":
         return weight
-    if bool((weight < 0).any()):
+    given = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
+    if use == "scale":
+        return weight if mean is None or mean in (0.0, 1.0) else given / mean
+    if bool((given < 0).any()):
         raise DataError(
             f"expected edge weights from 0 in {name} with edge_weights=log, got "
-            f"{float(weight.min()):g}: change these weights, or set edge_weights=ignore"
+            f"{float(given.min()):g}: change these weights, or set edge_weights=ignore"
         )
-    return torch.log2(1 + weight.double())
+    return torch.log1p(given)

@@ -4,12 +4,14 @@ Federated sums: `sum_specs` says which ones a run has, `complete_block` what bec
 at a client. How to add one is in `silograph.exchange.statistics`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
 from silograph.core.config import RunConfig
+from silograph.core.errors import DataError
 from silograph.core.payload import State
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.exchange.statistics import SumSpec, SumSpecs, statistics_in
@@ -56,7 +58,7 @@ def complete_block(
         statistics: the results by name; without any, the block is returned as it is.
 
     Raises:
-        DataError: features are sparse.
+        DataError: features are sparse, or the mean of edge weights cannot be one.
     """
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     device, dtype = block.off.device, block.adj.values.dtype
@@ -64,7 +66,10 @@ def complete_block(
         x = standardize(silo.x, statistics[FEATURES])
         block = replace(block, x=x.to(device, dtype))
     if EDGE_WEIGHTS in statistics:
-        scaled = silo_with_edges(silo, "scale", float(statistics[EDGE_WEIGHTS].mean))
+        mean = float(statistics[EDGE_WEIGHTS].mean)
+        if not 0 <= mean < math.inf:  # it comes from the server
+            raise DataError(f"expected the mean of edge weights to be 0 or more, got {mean:g}")
+        scaled = silo_with_edges(silo, "scale", mean)
         cross, halo = scaled.cross, block.halo.adj
         shape = halo.num_rows, halo.num_cols
         edges = scaled.graph.weighted_adj.to(device, dtype)

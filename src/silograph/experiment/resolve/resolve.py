@@ -22,7 +22,7 @@ from silograph.experiment.resolve.cutting import (
     clients_of_graph,
     seed_of,
 )
-from silograph.experiment.resolve.edge_weights import edge_weights_in
+from silograph.experiment.resolve.edge_weights import edge_weights_in, has_weights
 from silograph.experiment.resolve.exclusions import (
     check_decay,
     check_neighbors,
@@ -114,6 +114,8 @@ def resolve(
     parts: Parts | None = None,
     make: Make | None = None,
     device: str | None = None,
+    *,
+    weighted: bool = False,
 ) -> Resolved:
     """Return all that a run does; what comes out, asked for again, gives the same.
 
@@ -124,6 +126,7 @@ def resolve(
             `with_default_model`.
         make: the module that `asked.model` names, if it is one; None: it is imported.
         device: where it computes, if not where the config says.
+        weighted: whether any client has weights of edges, where others hold the data.
 
     Raises:
         ConfigError: something about the config cannot be used, or not with these data.
@@ -148,7 +151,8 @@ def resolve(
     backend = choose_backend(asked, training, where)
     check_silos_behind(asked, clients := clients_in(asked, data))
     found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
-    found["edge_weights"] = edge_weights_in(asked, model)
+    weighted |= not isinstance(data, Schema) and has_weights(data)
+    found["edge_weights"] = edge_weights_in(asked, model, weighted=weighted)
     config = ResolvedConfig(**known | found)
     selector = parts.selector
     method_config = MethodConfig(

@@ -20,6 +20,8 @@ def to_payload(said: Hello) -> Payload:
     about = {"name": said.name, "others": said.others, **asdict(said.facts)}
     if said.facts.scale is None:  # a silo without ratings sends no byte for it
         del about["scale"]
+    if not said.facts.weighted:  # nor does one without weights of edges
+        del about["weighted"]
     fields = {
         "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
         **{name: getattr(said, name) for name in _ARRAYS},
@@ -66,6 +68,8 @@ def _check(said: Hello) -> None:
         raise ValueError("names")
     if said.facts.task not in get_args(LabelForm) or type(said.facts.sparse) is not bool:
         raise ValueError("task and sparse")
+    if type(said.facts.weighted) is not bool:
+        raise ValueError("whether edges have weights")
     numbers = (said.facts.features, said.facts.num_classes)
     if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[1]:
         raise ValueError("sizes")

@@ -37,7 +37,7 @@ NONCE_BYTES = 16
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """What must be the same at every silo; the server builds the model from it.
+    """What the server needs to know of silos' data to build the model; the same at every silo.
 
     Attributes:
         features: number of features of a node; 0 where the run has to say what to make.
@@ -47,6 +47,7 @@ class SiloFacts:
         num_classes: number of classes, or of label bits.
         class_names: their names, or empty.
         scale: least and largest rating, of silos with ratings; None of others.
+        weighted: whether any edge has a weight; this one may differ between silos.
     """
 
     features: int
@@ -56,6 +57,7 @@ class SiloFacts:
     num_classes: int
     class_names: tuple[str, ...]
     scale: tuple[float, float] | None = None
+    weighted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +143,7 @@ def facts_of(silo: Silo) -> SiloFacts:
         num_classes=silo.num_classes,
         class_names=silo.class_names,
         scale=silo.scale,
+        weighted=silo.weighted,
     )
 
 
@@ -257,7 +260,7 @@ def _common(hellos: Sequence[Hello]) -> SiloFacts:
     for each in hellos[1:]:
         for name, theirs in asdict(each.facts).items():
             mine = ours[name]
-            if name == "feature_names" and not (mine and theirs):
+            if name == "weighted" or (name == "feature_names" and not (mine and theirs)):
                 ours[name] = mine or theirs
             elif theirs != mine:
                 raise DataError(_difference(name, first.name, mine, each.name, theirs))
