@@ -88,7 +88,7 @@ def test_weights_of_edges_are_used_as_in_a_simulation(
     }
     assert sum(lines[model] in line for line in found.said) == 2  # each silo reads it
     own = sg.load_model(found.folders[0] / "model.safetensors")
-    assert own.preprocessing.edge_weights == ("use" if model == "gcn" else "ignore")
+    assert own.preprocessing.edge_weights == ("log" if model == "gcn" else "ignore")
 
 
 def test_a_silo_refuses_methods_that_would_lose_its_weights(
