@@ -58,7 +58,7 @@ def _changed(done: Done) -> bool:
 
 def _check(graph: Graph, done: Done, path: Path | None) -> None:
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
-    hashes: dict[tuple[bool, str, str, str], set[str]] = {}
+    hashes: dict[tuple[bool, str, str, str | None], set[str]] = {}
     for config, line in done:
         if "data" not in line:  # written before lines said it
             continue
