@@ -1,7 +1,13 @@
 """The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
 
+import copyreg
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
 from silograph.aggregation.server_step import ServerAdam, ServerMomentum
 from silograph.control import Controller, RunStanding, knob_fields, knob_specs
+from silograph.core.errors import lookup
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -113,6 +119,36 @@ METHODS: dict[str, AnyMethod] = {
         *FEDAIS_PRESETS,
     )
 }
+
+
+def changed_method(name: str, changes: Mapping[str, Any]) -> AnyMethod:
+    """Return a method of the library with other values of some fields; the one that is pickled.
+
+    Raises:
+        ConfigError: unknown method (names the nearest).
+    """
+    method: AnyMethod = lookup(METHODS, name, "method")
+    return replace(method, **changes) if changes else method
+
+
+def _reduce_method(method: AnyMethod) -> tuple[Callable[..., AnyMethod], tuple[Any, ...]]:
+    """Pickle a method of the library by its name, and a variant of one by what it changes.
+
+    Their programs hold functions without a name of their own, which pickle cannot write. A method
+    that shares its round with none of the library is written by its fields.
+    """
+    own = {field.name: getattr(method, field.name) for field in fields(method)}
+    related = [
+        (known.name, {n: value for n, value in own.items() if getattr(known, n) is not value})
+        for known in METHODS.values()
+        if known.round is method.round
+    ]
+    if not related:
+        return Method, tuple(own.values())
+    return changed_method, min(related, key=lambda pair: len(pair[1]))
+
+
+copyreg.pickle(Method, _reduce_method)  # here, as `Method` itself does not know the methods
 
 __all__ = [
     "BNS",

@@ -5,7 +5,7 @@ that nobody has to know the methods to ask them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic, Literal, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 
 from silograph.aggregation.aggregators import MEAN, Aggregator
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, lookup
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.rate_schedule import CONSTANT, RateSchedule
@@ -350,23 +350,6 @@ class Method(Generic[Options]):
                 f"{shown(given)}: write (Caution(TEXT),)"
             )
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle a method of the library by its name, and a variant of one by what it changes.
-
-        Their programs hold functions without a name of their own, which pickle cannot write.
-        """
-        from silograph.methods import METHODS  # it imports this module
-
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        related = [
-            (method.name, {n: value for n, value in own.items() if getattr(method, n) is not value})
-            for method in METHODS.values()
-            if method.round is self.round
-        ]
-        if not related:
-            return super().__reduce_ex__(protocol)
-        return changed_method, min(related, key=lambda pair: len(pair[1]))
-
     @property
     def caution(self) -> str:
         """All cautions as one text, empty without any."""
@@ -390,18 +373,6 @@ class Method(Generic[Options]):
     def selects(self) -> bool:
         """Whether clients can be selected for its rounds."""
         return not (self.evaluate.all_silos or self.setting.uncut)
-
-
-def changed_method(name: str, changes: Mapping[str, Any]) -> Method[Any]:
-    """Return a method of the library with other values of some fields; the one that is pickled.
-
-    Raises:
-        ConfigError: unknown method (names the nearest).
-    """
-    from silograph.methods import METHODS  # it imports this module
-
-    method: Method[Any] = lookup(METHODS, name, "method")
-    return replace(method, **changes) if changes else method
 
 
 AnyMethod = Method[Any]

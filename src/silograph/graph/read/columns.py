@@ -28,7 +28,7 @@ UNNAMED = re.compile(r"(Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\.
 INDEX_NAMES = ("index", "level_0")  # what pandas' `reset_index` calls row numbers
 LEAST_ROWS = 10  # fewer numbers may count the rows by chance
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
-Kind = Literal["id", "label", "number"]
+ColumnRole = Literal["id", "label", "number"]
 NaValues = Iterable[str | float]
 
 
@@ -83,7 +83,7 @@ def missing_values(na_values: NaValues = ()) -> MissingValues:
 
 def read_column(
     cells: "np.ndarray | Sequence[Any]",
-    kind: Kind,
+    kind: ColumnRole,
     missing: MissingValues = USUAL,
     *,
     place: Callable[[int], str] = lambda row: f"row {row}",

@@ -52,13 +52,13 @@ def evaluation_findings(setup: Setup, block: ClientBlock) -> list[Finding]:
     return [*_labels(setup, block), *_features(setup, block)]
 
 
-def _scored(setup: Setup, key: Key) -> "Scored":
+def _scored(setup: Setup, key: Key) -> "ScoredNodes":
     fed = Overheard(setup.federation)
     setup.method.init(fed, setup.method_config, first_weights(setup), key)
-    return Scored(fed, key)
+    return ScoredNodes(fed, key)
 
 
-class Scored:
+class ScoredNodes:
     """Silos that evaluate weights, and a server that reads their replies.
 
     Args:
