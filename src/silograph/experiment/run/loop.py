@@ -29,7 +29,7 @@ from silograph.experiment.run.make_result import make_result
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
-from silograph.experiment.run.round_scores import Counts, Judged, progress_of
+from silograph.experiment.run.round_scores import Counts, Judged, loss_text, progress_of
 from silograph.experiment.run.scored_rounds import (
     Scored,
     TrainedRound,
@@ -161,6 +161,8 @@ def train(
             _write_checkpoint(setup, snapshot, folder)
             written = time.monotonic()
             took = written - since
+        if not rows and snapshot.pending is not None:  # round 1 is scored when round 2 begins
+            metric = loss_text(snapshot.pending.row)
         display.update(snapshot.round, metric)
     handed = _hand_over(setup, snapshot)
     result = make_result(

@@ -244,8 +244,13 @@ def progress_of(setup: Setup, row: Row) -> str:
     metric = run_metric(setup)
     value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]
     shown = "-" if value is None else f"{value:.3f}"
+    return f"val {metric.title} {shown}  {loss_text(row)}"
+
+
+def loss_text(row: Row) -> str:
+    """Return what progress shows of a row that has no scores yet."""
     loss = "-" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
-    return f"val {metric.title} {shown}  train loss {loss}"
+    return f"train loss {loss}"
 
 
 def uncut_rows(setup: Setup, weights: Params) -> JudgedRows:

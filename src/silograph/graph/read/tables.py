@@ -39,7 +39,7 @@ OTHER_FORMATS = {
     ".gz": "a compressed file: unpack it first (gunzip)",
     ".zip": "a compressed file: unpack it first (unzip)",
     ".pt": "a file of PyTorch, which may run code when it is read: if you trust it, "
-    "sg.from_pyg(torch.load(PATH, weights_only=False))",
+    "load it by torch with weights_only=False, and give the object to sg.from_pyg",
     ".dat": "a table such as MovieLens has, with :: between columns: write ratings.csv by "
     "pandas.read_csv(PATH, sep='::', engine='python', names=['user', 'item', 'rating', "
     "'time']).to_csv('ratings.csv', index=False) and give its folder",
