@@ -98,7 +98,7 @@ class Cell:
         """Return hashes of what users wrote."""
         found = {}
         for name, value in {"method": self.method, "model": self.model}.items():
-            spec = getattr(self.config, name)
+            spec = getattr(self.config, name) or ""
             if value is not None:
                 found[name] = source_hash(value) or "unknown"
             elif is_spec(spec):
