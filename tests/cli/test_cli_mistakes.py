@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "no TOML": (["run", "--config", "text.toml"], "expected TOML in text.toml, got: "),
     "no run file": (["run", "--config", "no.toml"], "expected a run file at no.toml, got: No such"),
-    "folder as run file": (["run", "--config", "."], "expected a run file at ., got: Is a dir"),
+    "folder as run file": (["run", "--config", "."], "expected a run file at ., got a folder: "),
     "two datasets": (
         ["run", "g.npz", "h.npz"],
         "error: silograph run: expected DATASET alone, got h.npz, too",

@@ -274,7 +274,7 @@ def reproduce_one(data: Data) -> object:
     out = data.new()
     reproduce(recipe, out=out, processes=0)
     line = json.loads((out / "one.jsonl").read_text())
-    return {k: v for k, v in line.items() if k not in (*MACHINE, "machine")}
+    return {k: v for k, v in line.items() if k not in (*MACHINE, "machine", "digest")}
 
 
 def from_pyg(data: Data) -> Graph:

@@ -36,12 +36,14 @@ MODULES = (
 )
 
 
-def is_spec(text: str) -> bool:
+def is_spec(text: str | None) -> bool:
     """Return whether a name stands for something to import: those of silograph have no colon.
+
+    None is a part that nobody has named.
 
     A file without `:NAME` counts, so that its error says what is missing.
     """
-    return ":" in text or _is_file(text)
+    return text is not None and (":" in text or _is_file(text))
 
 
 def names_file(spec: str) -> bool:
