@@ -52,12 +52,17 @@ def test_an_interrupt_ends_the_wait_and_not_the_work() -> None:
 
 
 SLOW = """
+import signal
+import time
+
 from silograph import cli
 from silograph.core.interruptible import run_interruptible
 
 def compile_slowly(**_):
     run_interruptible(lambda: (print("compiling", flush=True), time.sleep(600)))
 
+# A test suite in the background of a shell has the signal switched off, for children too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.app = compile_slowly
 cli.main()
 """
