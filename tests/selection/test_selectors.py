@@ -238,7 +238,7 @@ def test_facts_of_a_round(make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
         seen.append(facts)
         return state
 
-    recording = replace(SELECTORS["round_robin"], observe=observe)
+    recording = replace(SELECTORS["round_robin"], observe=observe, uses_scores=True)
     monkeypatch.setitem(SELECTORS, "round_robin", recording)
     result = go(make_graph(), selector="round_robin", options={"selector.clients": 2})
     for t, facts in enumerate(seen, 1):
@@ -291,8 +291,9 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
     run = replace(setup, federation=fed)
     snapshot, _ = _round(run, _selection(run), first_snapshot(run), TrainingClock(0.0))
     links[fed.ids[2]].change = lambda data: None
-    snapshot, (row,) = _round(run, _selection(run), snapshot, TrainingClock(0.0))
-    assert row["participants"] == 1  # of the third and the fourth client
+    snapshot, _ = _round(run, _selection(run), snapshot, TrainingClock(0.0))
+    assert snapshot.pending is not None  # its server's model is scored in the next round
+    assert snapshot.pending.row["participants"] == 1  # of the third and the fourth client
     saved = from_bytes(b"".join(to_bytes(to_checkpoint(run, snapshot, "", {}))))
     again, _ = from_checkpoint(run, saved, None)
     selection = _selection(run)
