@@ -396,7 +396,9 @@ def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> Meeting:
     monkeypatch.setattr("silograph.federation.session.hub.Hub", door)
     monkeypatch.setattr("silograph.deploy.server.credentials", lambda venue: None)
     watch: Any = SimpleNamespace(report=lambda event: None)
-    return Meeting(config_of(2), Venue("x:1"), Known(bytes(16), {}), ("a", "b"), watch)
+    return Meeting(
+        config_of(2), Venue("x:1", accept_first_keys=True), Known(bytes(16), {}), ("a", "b"), watch
+    )
 
 
 def test_silos_that_are_gone_before_the_others_come_do_not_count(

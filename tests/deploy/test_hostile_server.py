@@ -624,7 +624,8 @@ def test_a_result_that_is_told_twice_is_written_once(silo: Silo, tmp_path: Path)
     (folder,) = (tmp_path / "results").iterdir()
     assert TOKEN.hex()[:8] not in folder.name  # who knows a token may speak for the run
     first = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert sorted(first) == ["model.safetensors", "report.html", "result.json"]
+    names = ["checksums.json", "model.safetensors", "report.html", "result.json"]
+    assert sorted(first) == names
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     again(server)
     assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
