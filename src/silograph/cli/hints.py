@@ -91,17 +91,17 @@ def usage_error(error: click.ClickException) -> str:
         return flag_error(error)
     # typer names similar commands in the message; click 8.4 appends them a second time.
     has_suggestions = error.message.startswith("No such command")
-    said = error.message if has_suggestions else error.format_message()
-    if said.startswith(EXTRA) and isinstance(error, click.UsageError) and error.ctx is not None:
-        return _too_many(error.ctx, said.partition("(")[2].removesuffix(")"))
+    message = error.message if has_suggestions else error.format_message()
+    if message.startswith(EXTRA) and isinstance(error, click.UsageError) and error.ctx is not None:
+        return _too_many(error.ctx, message.partition("(")[2].removesuffix(")"))
     if not isinstance(error, click.MissingParameter) or error.param is None:
-        return said
+        return message
     param = error.param
     name = (
         f"{param.opts[0]} VALUE" if isinstance(param, click.Option) else param.human_readable_name
     )
     help = getattr(param, "help", None)
-    return f"{said} Give {name}: {help}" if help else said
+    return f"{message} Give {name}: {help}" if help else message
 
 
 def _too_many(context: click.Context, extra: str) -> str:
@@ -143,9 +143,9 @@ def _unknown_flag(error: click.NoSuchOption) -> str:
 
 def _elsewhere(error: click.NoSuchOption) -> str:
     """Return that there is no such flag, and which other commands have it."""
-    context, said = error.ctx, _unknown_flag(error)
+    context, message = error.ctx, _unknown_flag(error)
     if context is None or context.parent is None:
-        return said
+        return message
     group = context.parent.command
     assert isinstance(group, click.Group)  # silograph itself
     having = [
@@ -154,7 +154,7 @@ def _elsewhere(error: click.NoSuchOption) -> str:
         if any(error.option_name in (*p.opts, *p.secondary_opts) for p in each.params)
     ]
     if not having:
-        return said
+        return message
     if context.info_name == "resume" and "silograph run" in having:
         return (
             f"No such option: {error.option_name}. A run's settings are fixed: silograph run "
@@ -171,4 +171,4 @@ def _elsewhere(error: click.NoSuchOption) -> str:
             "says in its silo.toml what its tables mean"
         )
     others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
-    return f"{said}{'' if said.endswith('?') else '.'} It is a flag of {having[0]}{others}"
+    return f"{message}{'' if message.endswith('?') else '.'} It is a flag of {having[0]}{others}"

@@ -152,11 +152,11 @@ def _federate(
                     start(file, "silo", "--data", silo, *common, "--wait", SECONDS_TO_START)
                 )
         tell(f"{counted(len(members), 'silo')} started; they wait for each other and train")
-        said = _wait_for_end(server, members)
-        if said is not None and server.returncode != 0:
-            raise SilographError(f"the server failed: {_last_line(said)}")
+        server_errors = _wait_for_end(server, members)
+        if server_errors is not None and server.returncode != 0:
+            raise SilographError(f"the server failed: {_last_line(server_errors)}")
         for member, log in zip(members, logs, strict=True):
-            if member.poll() if said is None else member.wait():
+            if member.poll() if server_errors is None else member.wait():
                 raise SilographError(f"a silo failed: {_last_line(log.read_text())}")
 
 

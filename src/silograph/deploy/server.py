@@ -323,9 +323,9 @@ class Meeting:
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
         weighted = known.weighted
-        found = resolve(self._config, schema, device="cpu", weighted=weighted)  # it only adds up
-        config, method_config = replace(found.config, block_size=1), found.method_config
-        method, schema = found.parts.method.part, found.schema
+        resolved = resolve(self._config, schema, device="cpu", weighted=weighted)  # it only adds up
+        config, method_config = replace(resolved.config, block_size=1), resolved.method_config
+        method, schema = resolved.parts.method.part, resolved.schema
         program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
         check_update_norm(venue, program, config.method)
         ops = server_table(program)
@@ -363,14 +363,14 @@ class Meeting:
         names = known.feature_names if config.features == "given" else ()
         return Setup(
             config,
-            found.parts,
+            resolved.parts,
             schema,
             method_config,
             session,
-            found.device,
+            resolved.device,
             feature_names=names,
             sums=sum_specs(config, schema.num_features, method),
-            why_torch=found.why_torch,
+            why_torch=resolved.why_torch,
         )
 
     @property

@@ -125,13 +125,13 @@ class OwnData:
         config = self.on_device(config)
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         # Whether other silos have weights is in the config: the server has resolved the rule.
-        found = resolve(config, schema, choose(config, method), make, weighted=True)
-        written, method_config = found.config, found.method_config
-        method = found.parts.method.part  # scored as the options and the row minimum say
+        resolved = resolve(config, schema, choose(config, method), make, weighted=True)
+        written, method_config = resolved.config, resolved.method_config
+        method = resolved.parts.method.part  # scored as the options and the row minimum say
         silo = silo_with_edges(silo, written.edge_weights)
         weighed = check_edge_weights(config, written, method, method_config.model, self.silo)
         check_whole(told, written)
-        check_start(facts, found.schema)
+        check_start(facts, resolved.schema)
         gives: bool = facts["hand_over"]
         rules = dataclasses.replace(method_config.count_rules, level=self.policy.evaluation)
         method_config = dataclasses.replace(method_config, count_rules=rules)
@@ -144,7 +144,7 @@ class OwnData:
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         note = agreed_note(method, program, gives=gives)
-        block = block.to(found.device, dtype)
+        block = block.to(resolved.device, dtype)
         run = SiloRun(silo, written, method, method_config, block)
         specs = sum_specs(written, schema.num_features, method)
         to, silos = self.server, written.clients
@@ -164,7 +164,7 @@ class OwnData:
         return Prepared(
             method_config,
             block,
-            found.device,
+            resolved.device,
             course,
             nodes,
             note,

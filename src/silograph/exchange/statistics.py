@@ -212,8 +212,8 @@ def keep_statistics(
     """Keep the result. In: by name `mean` (W,), `deviation` (W,) f64. Out: nothing."""
     del cfg, key
     clients = block.num_clients
-    kept = {
+    fields = {
         f"statistics/{name}": Stacked(field.t.expand(clients, *field.t.shape).clone())
         for name, field in inbox.items()
     }
-    return {**state, **kept}, {}
+    return {**state, **fields}, {}

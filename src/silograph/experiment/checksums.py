@@ -94,13 +94,13 @@ def digest_of(file: Path) -> str:
 MEND = "restore the file from a copy, or begin a new run"
 
 
-def differing(file: Path, found: str, known: Sequence[str], mend: str = MEND) -> str | None:
+def differing(file: Path, digest: str, expected: Sequence[str], mend: str = MEND) -> str | None:
     """Return how a file differs from what the run has written, None where it does not."""
-    if found in known:
+    if digest in expected:
         return None
     return (
-        f"expected {file} as the run has written it ({' or '.join(known)}), got one that has "
-        f"changed ({found}): {mend}"
+        f"expected {file} as the run has written it ({' or '.join(expected)}), got one that has "
+        f"changed ({digest}): {mend}"
     )
 
 
@@ -110,10 +110,10 @@ def check_written(folder: Path, names: Sequence[str], mend: str = MEND) -> None:
     Nothing is known of files that are not there, nor of those that an older version wrote.
     """
     # Digests of files before those that are known: a run that goes on writes these down first.
-    found = {name: digest_of(folder / name) for name in names if (folder / name).exists()}
+    digests = {name: digest_of(folder / name) for name in names if (folder / name).exists()}
     sums = read_sums(folder) if (folder / SUMS).is_file() else {}
-    for name in found.keys() & sums.keys():
-        if line := differing(folder / name, found[name], sums[name], mend):
+    for name in digests.keys() & sums.keys():
+        if line := differing(folder / name, digests[name], sums[name], mend):
             raise DataError(line)
 
 
@@ -198,12 +198,12 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
         names = [name for name in names if not is_of_model(name)]
     altered, missing, unchecked = [], [], []
     for name in dict.fromkeys([*names, *sums]):
-        found = digest_of(folder / name) if _is_inside(name) else "none"
-        if found == "none":
+        digest = digest_of(folder / name) if _is_inside(name) else "none"
+        if digest == "none":
             missing += [name] if name in sums and name != DIVERGED else []
         elif name not in sums:
             unchecked.append(name)
-        elif found not in sums[name]:
+        elif digest not in sums[name]:
             altered.append(name)
     parts = tuple(altered), tuple(missing), tuple(unchecked)
     return FolderCheck(str(folder), is_over, has_sums, *parts)

@@ -40,8 +40,8 @@ def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> No
     for cell in cells:
         if cell.graph is None:
             given = cell.config
-            told = given.data_dir, given.columns, given.na_values, given.rating_scale
-            groups[given.dataset, given.scale, *told].append(cell)
+            reading_options = given.data_dir, given.columns, given.na_values, given.rating_scale
+            groups[given.dataset, given.scale, *reading_options].append(cell)
     for (dataset, scale, *_), group in groups.items():
         done = [(c.config, known[c.digest]) for c in group if c.digest in known]
         if len(done) < len(group) or _changed(done):

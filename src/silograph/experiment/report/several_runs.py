@@ -167,13 +167,13 @@ def mark_best(
         graphs: what each row is of: scores on different graphs say nothing about each other.
         metric: of the values; it says whether higher or lower ones are better.
     """
-    found: list[set[str]] = [set() for _ in values]
+    marks: list[set[str]] = [set() for _ in values]
     for view, graph in product(VIEWS, dict.fromkeys(graphs)):
         rows = [n for n, own in enumerate(graphs) if own == graph]
         best = metric.best(values[n].get(view) for n in rows)
         for n in rows if best is not None and len(rows) > 1 else ():
-            found[n] |= {view} if values[n].get(view) == best else set()
-    return found
+            marks[n] |= {view} if values[n].get(view) == best else set()
+    return marks
 
 
 def seeds_of(run: RunRecord) -> tuple[Any, ...]:

@@ -149,8 +149,8 @@ def train(
     took, written = 0.0, time.monotonic()  # seconds of the last checkpoint, and when it was there
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
-        snapshot, found = _whole_round(setup, selection, snapshot, clock, committed)
-        for row in found:
+        snapshot, scored_rows = _whole_round(setup, selection, snapshot, clock, committed)
+        for row in scored_rows:
             rows.append(row)
             metric = progress_of(setup, row)
             if folder is not None:

@@ -78,16 +78,16 @@ def predict_to(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
             "--client out"
         )
-    found = read_data(data, data_dir, columns, na_values)
-    if by_client and client is None and isinstance(found, Silo):
+    graph_or_silo = read_data(data, data_dir, columns, na_values)
+    if by_client and client is None and isinstance(graph_or_silo, Silo):
         _check_same_cut(folder if own or folder.is_dir() else folder.parent, Path(data))
-        client = found.name
+        client = graph_or_silo.name
     if own:
         trained = load_model(model_file(folder, client), model=model)
     elif by_client:
         statistics = _statistics_of(folder, client, trained.shape.features)
         trained = trained.for_client(statistics)
-    rows = list(table(trained, found))
+    rows = list(table(trained, graph_or_silo))
     write_atomic(Path(out), to_text(rows), private=True)
     return len(rows) - 1
 

@@ -237,14 +237,14 @@ def features_of(x: Any, missing: MissingValues = USUAL) -> Features:
 def _numbers(cells: np.ndarray, missing: MissingValues) -> np.ndarray:
     """Return cells (n, F) of several kinds as float64, NaN where missing."""
     rows, columns = cells.shape
-    found = np.empty((rows, columns), dtype=np.float64)
+    values = np.empty((rows, columns), dtype=np.float64)
     for column in range(columns):
 
         def place(row: int, column: int = column) -> str:
             return f"x, node {row}, feature {column}"
 
-        found[:, column] = read_column(cells[:, column], "number", missing, place=place)
-    return found
+        values[:, column] = read_column(cells[:, column], "number", missing, place=place)
+    return values
 
 
 def _without_row_numbers(

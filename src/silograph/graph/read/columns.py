@@ -244,12 +244,14 @@ def report_counting_features(source: object, x: np.ndarray, names: Sequence[str]
         return
     first = x[0].astype(np.float64)
     likely = np.flatnonzero(np.isin(first, (0, 1)) & (x[-1] == first + n - 1))
-    found = [c for c in likely.tolist() if bool((x[:, c] == first[c] + np.arange(n)).all())]
-    if found:
+    counting_columns = [
+        c for c in likely.tolist() if bool((x[:, c] == first[c] + np.arange(n)).all())
+    ]
+    if counting_columns:
         LOG.warning(
             "%s: feature %s numbers the rows of the data: leave it out unless that is meant",
             source,
-            ", ".join(repr(printable(names[c])) if names else str(c) for c in found),
+            ", ".join(repr(printable(names[c])) if names else str(c) for c in counting_columns),
         )
 
 

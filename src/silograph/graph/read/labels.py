@@ -159,8 +159,8 @@ def _numbers(
         return y.astype(np.int64), names
     if y.dtype.kind not in "biufOU":
         raise DataError(f"expected class numbers or words in y, got dtype {y.dtype}")
-    kept = MissingValues(missing.words - set(names), missing.numbers)
-    read = read_column(y.ravel(), "label", kept)
+    other_missing = MissingValues(missing.words - set(names), missing.numbers)
+    read = read_column(y.ravel(), "label", other_missing)
     if read.dtype.kind == "O":
         cells = read.tolist()
         words = {cell for cell in cells if isinstance(cell, str)}

@@ -301,14 +301,14 @@ def _check_separator(path: Path, text: str) -> None:
             f"read_csv({str(path)!r}, sep='\\t', comment='#', names=['source', 'target'])"
             ".to_csv('edges.csv', index=False)"
         )
-    found = next((mark for mark in SEPARATORS if mark in header), None)
-    if found is not None:
-        decimal = ", decimal=','" if found == ";" else ""
-        engine = ", engine='python'" if len(found) > 1 else ""
+    separator = next((mark for mark in SEPARATORS if mark in header), None)
+    if separator is not None:
+        decimal = ", decimal=','" if separator == ";" else ""
+        engine = ", engine='python'" if len(separator) > 1 else ""
         raise DataError(
-            f"{path}, line 1: expected commas between columns, got {SEPARATORS[found]}: write it "
-            f"with commas, as by pandas.read_csv({str(path)!r}, sep={found!r}{decimal}{engine})"
-            f".to_csv({path.name!r}, index=False)"
+            f"{path}, line 1: expected commas between columns, got {SEPARATORS[separator]}: write "
+            f"it with commas, as by pandas.read_csv({str(path)!r}, sep={separator!r}{decimal}"
+            f"{engine}).to_csv({path.name!r}, index=False)"
         )
 
 

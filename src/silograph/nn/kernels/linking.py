@@ -90,5 +90,5 @@ def _passes_with(
     state = compiler.state
     name = state.func_id.func_qualname
     state.library = library(state.targetctx.codegen(), name)
-    found: list[PassManager] = passes()
-    return found
+    managers: list[PassManager] = passes()
+    return managers

@@ -126,7 +126,7 @@ def chances_of(reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior:
     """
     table = reply["test.histogram"]
     merges = "test.merged.tp" in reply
-    found = prior[client].clone()
+    guess = prior[client].clone()
     for silo in client.unique().tolist():
         rows = (client == silo).nonzero()[:, 0]
         for k in range(bins.shape[1]):
@@ -137,8 +137,8 @@ def chances_of(reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior:
             if merges:  # near a bin, and not quite sure
                 true = spread_bins(table[silo : silo + 1, k : k + 1])[0, 1]
                 true, nodes = smooth(true) + prior[silo, k], smooth(nodes) + 1
-            found[rows, k] = (true / nodes.clamp(min=1e-9))[own].clamp(max=1)
-    return found
+            guess[rows, k] = (true / nodes.clamp(min=1e-9))[own].clamp(max=1)
+    return guess
 
 
 def smooth(counts: Tensor, width: int = 3) -> Tensor:
@@ -175,8 +175,8 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
     claimed, there = torch.tensor(raised), inputs[target][asked] != 0
     what = f"features of one test node, {len(asked)} evaluations"
     right = float((claimed == there).double().mean())
-    found = float(claimed[there].double().mean()) if bool(there.any()) else 0.0
-    return [Finding(MADE, what, found, int(there.sum()), right, "active")]
+    share_right = float(claimed[there].double().mean()) if bool(there.any()) else 0.0
+    return [Finding(MADE, what, share_right, int(there.sum()), right, "active")]
 
 
 def adding(setup: Setup, u: Tensor) -> dict[str, Tensor]:
