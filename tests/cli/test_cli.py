@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -349,6 +350,8 @@ def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
     process = Forked([*command, "--out", "x"], None, pipe, pipe, text=True)
     assert process.stderr is not None
     begins = [process.stderr.readline(), process.stderr.readline()]
+    while not Path("x", "rounds.csv").exists() and process.poll() is None:
+        time.sleep(0.01)  # the first round is scored when the second one trains
     os.kill(process.pid, sent)  # before anything is asserted: the run would go on for days
     out, err = process.communicate()
     assert begins[0] == f"{PLAN}\n"
