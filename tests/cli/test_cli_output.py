@@ -406,7 +406,7 @@ def test_the_public_split_of_planetoid(capsys: Capture) -> None:
 @pytest.mark.parametrize("name", ["epinions", "ciao"])
 def test_ratings_need_a_model_for_them(capsys: Capture, work: Path, name: str) -> None:
     before = everything(work)
-    assert run_app(["run", str(SHARED / f"{name}.npz")]) == 2
+    assert run_app(["run", str(SHARED / f"{name}.npz"), "--model", "gcn"]) == 2
     shown = capsys.readouterr()
     assert "expected a model for ratings of users and items, got gcn" in shown.err
     assert shown.err.count("\n") == 1

@@ -24,7 +24,7 @@ from silograph.deploy.start_messages import check_deployable
 from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.federation.base import WeightedMean
+from silograph.federation.base import WeightedMean, fold_of
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
@@ -74,7 +74,7 @@ def one_round(method: str, **changed: Any) -> tuple[Setup, list[Payload], dict[s
     call = fed.call
 
     def spy(op: Any, inbox: Payload, **how: Any) -> Payload:
-        if isinstance(how.get("reduce"), WeightedMean):
+        if isinstance(fold_of(how.get("reduce")), WeightedMean):
             for block, own in zip(blocks_of(setup), fed.states(), strict=True):
                 sent.append(op(cfg, block, own, inbox, how["key"])[1])
         return call(op, inbox, **how)

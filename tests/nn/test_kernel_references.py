@@ -12,6 +12,7 @@ from runs import FAST, MakeGraph, go
 from silograph.experiment.run.run import run
 
 RUNTIME: Any = importlib.import_module("numba.core.runtime.nrt")
+STATISTICS: Any = importlib.import_module("numba.core.runtime._nrt_python")
 KINDS: dict[str, dict[str, Any]] = {
     "whole graphs": {},
     "two matrices a layer": {"model": "graphconv", "dropout": 0.5},
@@ -30,7 +31,7 @@ def references() -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def counted() -> None:
-    RUNTIME._nrt_python.memsys_enable_stats()
+    STATISTICS.memsys_enable_stats()
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)

@@ -177,7 +177,7 @@ def test_an_ample_budget_changes_nothing(make_graph: MakeGraph) -> None:
             {"budget": 15000, "least_selections": 15},
             r"got 15 with a budget of 15.0 kB: .* selections in all",
         ),
-        ({"budget": 15000}, "which pay for the first round of all, of 4 clients, got 15.0 kB"),
+        ({"budget": 5000}, "which pay for the first round of all, of 4 clients, got 5.0 kB"),
         ({"budget": "10 miles"}, "expected a number of bytes"),
         ({"budget": 0}, "greater than or equal to 1"),
         ({"least_clients": 0}, "greater than or equal to 1"),
@@ -197,10 +197,10 @@ def test_the_least_budget_and_the_most_selections_are_enough(make_graph: MakeGra
             go(make_graph(), selector="all", options={"selector.budget": budget})
         return int(str(raised.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
 
-    enough = least(15000)
+    enough = least(5000)
     assert least(enough - 1) == enough
     assert len(go(make_graph(), selector="all", options={"selector.budget": enough}).rounds) == 1
-    options = {"selector.budget": 60000, "selector.least_selections": 99}
+    options = {"selector.budget": 15000, "selector.least_selections": 99}
     with pytest.raises(ConfigError, match="lower it") as raised:
         go(make_graph(), options=options)
     most = int(str(raised.value).split("at most ")[1].split(",")[0])

@@ -2,6 +2,10 @@
 
 from enum import StrEnum
 
+# Begins the names of scores of the weights that a message has brought: they are evaluation,
+# whatever the kind of the call.
+RECEIVED = "received/"
+
 
 class Kind(StrEnum):
     """The declared content of a message; bytes are counted and privacy is checked by it."""

@@ -322,8 +322,8 @@ class Meeting:
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
-        weighted = known.weighted
-        resolved = resolve(self._config, schema, device="cpu", weighted=weighted)  # it only adds up
+        # The server only adds up, on the CPU.
+        resolved = resolve(self._config, schema, device="cpu", weighted=known.weighted)
         config, method_config = replace(resolved.config, block_size=1), resolved.method_config
         method, schema = resolved.parts.method.part, resolved.schema
         program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)

@@ -148,12 +148,9 @@ class OwnData:
         run = SiloRun(silo, written, method, method_config, block)
         specs = sum_specs(written, schema.num_features, method)
         to, silos = self.server, written.clients
-        shown = [*lines_of(plan, written.rounds, audit.hello, to, silos, needs)]
-        # With standard, features are known once the sums of all silos are.
-        narrowing = None if FEATURES in specs else narrowing_line(silo, block, written.normalize)
-        scale = describe_weight_scale(written.edge_weights, silo.edge_weight)
-        notes = (weighed, scale, scale_line(written, silo.graph), narrowing)
-        shown += [line for line in notes if line is not None]
+        lines = lines_of(plan, written.rounds, audit.hello, to, silos, needs)
+        remarks = _remarks(silo, block, written, summed=FEATURES in specs)
+        shown = tuple(line for line in (*lines, weighed, *remarks) if line is not None)
         agreed = {
             "method": method.name,
             "rounds": written.rounds,
@@ -169,7 +166,7 @@ class OwnData:
             nodes,
             note,
             partial(self.keep, run),
-            tuple(shown),
+            shown,
             {**agreed, "nodes": nodes},
             written.method in needs,
             method.own_weights is not None,
@@ -225,6 +222,22 @@ class OwnData:
                 "stay where they are"
             ) from None
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
+
+
+def _remarks(
+    silo: Silo, block: ClientBlock, config: RunConfig, *, summed: bool
+) -> Iterator[str | None]:
+    """Yield what a silo's people should know of their data in this run.
+
+    Args:
+        silo: its data as the run uses them.
+        block: what is computed on.
+        config: of the run.
+        summed: whether features are standardized by sums of all silos, which are not known yet.
+    """
+    yield describe_weight_scale(config.edge_weights, silo.edge_weight)
+    yield scale_line(config, silo.graph)
+    yield None if summed else narrowing_line(silo, block, config.normalize)
 
 
 def agreed_note(method: Method, program: Program, *, gives: bool) -> str:

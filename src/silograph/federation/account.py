@@ -44,18 +44,35 @@ class Account:
         self._record(envelope, envelope.kind, "down", clients, sizes, np.zeros(clients.shape))
 
     def up(
-        self, envelope: Envelope, positions: Tensor, sizes: np.ndarray, meters: Sequence[Meter]
+        self,
+        envelope: Envelope,
+        positions: Tensor,
+        sizes: np.ndarray,
+        counts: np.ndarray,
+        meters: Sequence[Meter],
     ) -> None:
-        """Write down what came back, and the work; meters cover the clients in their order."""
+        """Write down what came back, and the work.
+
+        Args:
+            envelope: of the call.
+            positions: (k,) of the clients that replied.
+            sizes: (k,) bytes of their frames.
+            counts: (k,) bytes of them that are scores of the received weights: evaluation, whatever
+                the kind of the call.
+            meters: cover the clients in their order.
+        """
         found, clients = [meter.summed() for meter in meters], positions.numpy()
         self.executed += sum(executed for _, _, executed in found)
         work = np.concatenate([own for own, _, _ in found])
-        self._record(envelope, envelope.kind, "up", clients, sizes, work)
-        for kind in sorted({kind for meter in meters for kind in meter.apart}):
+        self._record(envelope, envelope.kind, "up", clients, sizes - counts, work)
+        kinds = {kind for meter in meters for kind in meter.apart}
+        if counts.any():
+            kinds.add(Kind.EVALUATION)
+        for kind in sorted(kinds):
             none = (np.zeros(len(own)) for own, _, _ in found)
             parts = [by.get(kind, zeros) for (_, by, _), zeros in zip(found, none, strict=True)]
-            no_bytes = np.zeros(clients.shape, np.int64)
-            self._record(envelope, kind, "up", clients, no_bytes, np.concatenate(parts))
+            size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)
+            self._record(envelope, kind, "up", clients, size, np.concatenate(parts))
 
     def _record(
         self,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from silograph.core.kinds import Kind
+from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Field, Ragged
 from silograph.federation.field_specs import Extent, FieldSpec, FieldSpecs
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
@@ -90,19 +90,32 @@ SizesByKind = Mapping[Kind, SizeBound]
 
 
 def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
-    """Return what one client sends in some steps, by kind of the call.
+    """Return what one client sends in some steps, by kind of the call; scores are evaluation.
 
     Args:
         steps: of a round.
         extent: of that client.
         state: what its state holds; see `Program`.
     """
-    return _sizes(steps, lambda call: _bound_of(call, call.gives, extent, state))
+
+    def by_kind(call: Call) -> SizesByKind:
+        scores = {n: spec for n, spec in call.gives.items() if n.startswith(RECEIVED)}
+        others = {n: spec for n, spec in call.gives.items() if n not in scores}
+        sizes = {call.what: _bound_of(call, others, extent, state)}
+        if scores:
+            whole, rest = _bound_of(call, call.gives, extent, state), sizes[call.what]
+            known = whole.most is not None and rest.most is not None
+            most = (whole.most or 0) - (rest.most or 0) if known else None
+            score = SizeBound(whole.least - rest.least, most)
+            sizes[Kind.EVALUATION] = sizes.get(Kind.EVALUATION, ZERO) + score
+        return sizes
+
+    return _sizes(steps, by_kind)
 
 
 def received_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
     """Return what one client is sent in some steps; see `sent_sizes`."""
-    return _sizes(steps, lambda call: _bound_of(call, call.takes, extent, state))
+    return _sizes(steps, lambda call: {call.what: _bound_of(call, call.takes, extent, state)})
 
 
 def _bound_of(call: Call, specs: FieldSpecs, extent: Extent, state: FieldSpecs) -> SizeBound:
@@ -110,10 +123,10 @@ def _bound_of(call: Call, specs: FieldSpecs, extent: Extent, state: FieldSpecs) 
     return frame_bound(call.op.__name__, specs, extent, others)
 
 
-def _sizes(steps: Steps, of_call: Callable[[Call], SizeBound]) -> SizesByKind:
+def _sizes(steps: Steps, of_call: Callable[[Call], SizesByKind]) -> SizesByKind:
     match steps:
         case Call():
-            return {steps.what: of_call(steps)}
+            return of_call(steps)
         case Maybe(inner) | Closing(inner):
             return {kind: size.times(1) for kind, size in _sizes(inner, of_call).items()}
         case Over():

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import FrameError
-from silograph.core.kinds import Kind
+from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked
 
 MAGIC = b"SGF1"
@@ -84,7 +84,18 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
         payload: fields for C clients.
         clients: C, at least 1.
     """
-    size = HEADER.size + len(op.encode())
+    return field_sizes(payload, clients) + HEADER.size + len(op.encode())
+
+
+def count_sizes(payload: Payload, clients: int) -> np.ndarray:
+    """Return the bytes of each client's scores of the weights that it received, (C,) int64."""
+    counts = {name: field for name, field in payload.items() if name.startswith(RECEIVED)}
+    return field_sizes(counts, clients)
+
+
+def field_sizes(payload: Payload, clients: int) -> np.ndarray:
+    """Return how long some fields are in the frame of each client, (C,) int64 bytes."""
+    size = 0
     rows: np.ndarray | None = None  # bytes of each client's own numbers of rows
     for name, field in payload.items():
         t = field.base if isinstance(field, Patched) else field.t  # a Patched one travels whole

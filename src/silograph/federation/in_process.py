@@ -39,7 +39,7 @@ from silograph.federation.base import (
 from silograph.federation.block_state import BlockState
 from silograph.federation.called_blocks import CalledBlocks
 from silograph.federation.check import check_fields, run_op
-from silograph.federation.frame import RESULT, Envelope, decode, encode, frame_sizes
+from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frame_sizes
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.per_client import per_client
@@ -220,6 +220,7 @@ class InProcess:
             fold = Reduction(reduce, len(self._ids), compiled=self._compiled)
         replies: list[Payload] = []
         sizes: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
         meters: list[Meter] = []
         blocks = self._everyone if size == len(self._ids) else self._called(positions)
         for called in blocks:
@@ -230,6 +231,7 @@ class InProcess:
             with metered(clients) as meter:
                 reply = self._run_block(called.block, order, part, local)
             sizes.append(frame_sizes(op.__name__, reply, clients))
+            counts.append(count_sizes(reply, clients))
             meters.append(meter)
             reply = self._carried(envelope, reply, clients)
             if fold is not None:
@@ -237,7 +239,8 @@ class InProcess:
             else:
                 replies.append(reply)
             del reply  # `join` frees what it has copied
-        self._account.up(envelope, positions, np.concatenate(sizes), meters)
+        up, scores = np.concatenate(sizes), np.concatenate(counts)
+        self._account.up(envelope, positions, up, scores, meters)
         if fold is not None:
             return fold.result()
         if len(replies) == 1 and not self._strict:

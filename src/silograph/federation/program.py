@@ -12,12 +12,11 @@ from typing import Any
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.core.kinds import Kind
+from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Payload, Ragged, State
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, FieldSpecs, check_against
 
-RECEIVED = "received/"  # begins the names of counts of the weights that an inbox has brought
 BLANK = -1  # the round before set-up, which is round 0: the state is empty
 
 

@@ -3,12 +3,23 @@
 j: judged rows. C: clients. K: classes or label bits. B: bins.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from silograph.core.interruptible import interruptible
 
 NDArray = np.ndarray
+
+
+class Sums(NamedTuple):
+    """What `tally` adds to; zeros at first."""
+
+    nodes: NDArray  # (2, C) int32, for validation and test
+    loss: NDArray  # (2, C) float64
+    hits: NDArray  # (2, 4, C, K) int32: known, true and false positives, false negatives
+    bins: NDArray  # (1 or 2, C, K, 2, B) int32: scores by class, truth and bin; see `tally`
 
 
 @njit(error_model="numpy", cache=True, nogil=True)
@@ -123,10 +134,7 @@ def tally(
     clip: float,
     middle: float,
     steepness: float,
-    nodes: NDArray,
-    loss: NDArray,
-    hits: NDArray,
-    bins: NDArray,
+    sums: Sums,
 ) -> None:
     """Add up what judged rows tell of each client.
 
@@ -139,12 +147,10 @@ def tally(
         clip: largest log-odds.
         middle: negative log-odds in the middle of the bins.
         steepness: of the scale there.
-        nodes: (2, C) int32, for validation and test; the outputs are zero at first.
-        loss: (2, C) float64.
-        hits: (2, 4, C, K) int32: known, true and false positives, false negatives.
-        bins: (1 or 2, C, K, 2, B) int32: scores by class, truth and bin, of testing, then perhaps
-            of validation.
+        sums: the outputs; the first of `sums.bins` is of test nodes, the second, if there is one,
+            of validation nodes.
     """
+    nodes, loss, hits, bins = sums.nodes, sums.loss, sums.hits, sums.bins
     odds = np.empty(logits.shape[1])
     for i in range(logits.shape[0]):
         part, g = 0 if val[i] else 1, group[i]

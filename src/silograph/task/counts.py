@@ -365,7 +365,8 @@ def _compiled_tally(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tenso
     logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
     y, val, group = rows.truth.arrays
     scale = middle_of(classes_of_scores(rows)), STEEPNESS
-    count_kernels.tally(logits, y, val, group, bits, CLIP, *scale, nodes, loss, hits, bins)
+    sums = count_kernels.Sums(nodes, loss, hits, bins)
+    count_kernels.tally(logits, y, val, group, bits, CLIP, *scale, sums)
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
         fields[f"{part}.nodes"] = torch.from_numpy(nodes[number])

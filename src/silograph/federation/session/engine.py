@@ -29,7 +29,7 @@ from silograph.federation.base import NOTHING, AwayError, Op, Reduce, decoder_of
 from silograph.federation.check import check_fields
 from silograph.federation.course import Course
 from silograph.federation.field_specs import extent_at_server
-from silograph.federation.frame import RESULT, Envelope, encode, frames
+from silograph.federation.frame import RESULT, Envelope, count_sizes, encode, frames
 from silograph.federation.gather import Reduction
 from silograph.federation.ledger import Ledger, Record
 from silograph.federation.program import BLANK
@@ -292,7 +292,9 @@ class Session:
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
         up = np.array([answer.size for answer in answers])
-        self._account.up(envelope, positions[places], up, [answer.meter for answer in answers])
+        scores = np.array([int(count_sizes(answer.reply, 1)[0]) for answer in answers])
+        meters = [answer.meter for answer in answers]
+        self._account.up(envelope, positions[places], up, scores, meters)
         if reduce is None:
             return joined(answers, len(positions))
         reduction = Reduction(reduce, len(self._ids), compiled=self._compiled)

@@ -73,6 +73,14 @@ class OwnFlow(NamedTuple):
     work: Array
 
 
+class Buffers(NamedTuple):
+    """Memory that one thread reuses for all its clients."""
+
+    s: Scratch
+    memory: Spare
+    f: Flow
+
+
 @inlined
 def score_hop(
     rows: RowArrays,
@@ -220,7 +228,8 @@ def train_flow(
         rows, by.inputs, by.shape.memory, clients, flows.flat, flows.flat.shape[1], by.shape.width
     )
     memory, f = spare(params, of.steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
-    train_range(k0, k1, called, rows, of, params, by, key, filled, s, memory, f)
+    buffers = Buffers(s, memory, f)
+    train_range(k0, k1, called, rows, of, params, by, key, filled, buffers)
 
 
 @compiled
@@ -234,12 +243,11 @@ def train_range(
     by: FlowSampling,
     key: Any,
     filled: Filled,
-    s: Scratch,
-    memory: Spare,
-    f: Flow,
+    buffers: Buffers,
 ) -> None:
     """Do what `train_flow` does, in memory that is there."""
     x, flows = of.x, by.flows
+    s, memory, f = buffers
     for k in range(k0, k1):
         g, own = called.position[k], weights_of(called, x, params, k, memory)
         network = OwnFlow(own_flow(flows, k), f, flows.work[k])
