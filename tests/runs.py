@@ -93,6 +93,10 @@ def same_bits(a: Params | None, b: Params | None) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+# Scores may come with a training call, or by calls of their own, which also count as work.
+SCORING_COSTS = ("bytes", "bytes_evaluation", "flops")
+
+
 def assert_close(ours: Result, theirs: Result, tolerance: float, *skipped: str) -> None:
     """The same weights and rows up to rounding; None only where the other has None."""
     for name, w in (weights_of(theirs) or {}).items():

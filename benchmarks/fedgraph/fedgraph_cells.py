@@ -24,6 +24,7 @@ PROTOCOL: dict[str, Any] = {
     "partition": "shares",
     "normalize": "none",
     "participation": 1.0,
+    "model": "gcn",
     "layers": 2,
     "hidden": 16,
     "dropout": 0.5,

@@ -11,7 +11,16 @@ import silograph as sg
 from leaks import blocks_of
 from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
-from runs import assert_close, dying, files_of, rows_of, run_until, same_bits, weights_of
+from runs import (
+    SCORING_COSTS,
+    assert_close,
+    dying,
+    files_of,
+    rows_of,
+    run_until,
+    same_bits,
+    weights_of,
+)
 from silograph.core.config import make_config
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, take
@@ -72,7 +81,7 @@ def test_one_client_with_all_edges_is_the_centralized_run() -> None:
         "keep_optimizer": True,
     }
     ours = sg.run(graph, **given)
-    assert_close(ours, central, 1e-12)
+    assert_close(ours, central, 1e-12, *SCORING_COSTS)
 
 
 def test_tables_ids_and_ratings_never_leave(

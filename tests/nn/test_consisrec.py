@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import silograph as sg
 from rating_graphs import rating_graph
-from runs import assert_close, files_of, run_until
+from runs import SCORING_COSTS, assert_close, files_of, run_until
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged
@@ -427,7 +427,7 @@ def test_a_run_beats_the_mean_and_one_client_is_the_centralized_run() -> None:
     graph, alone = rating_graph(), OPTIONS | {"clients": 1}
     central = sg.run(graph, **alone | {"method": "centralized", "partition": "random"})
     ours = sg.run(graph, **alone | {"partition": whole(graph), "keep_optimizer": True})
-    assert_close(ours, central, 1e-12)
+    assert_close(ours, central, 1e-12, *SCORING_COSTS)
 
 
 def test_a_run_resumes_to_the_bit_and_its_model_is_read(

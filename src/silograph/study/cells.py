@@ -173,9 +173,19 @@ def digest_of(start: Line) -> str:
     """Return 16 hex digits of what decides a line's result.
 
     A key that a line does not have did not exist when it was written: its default says how things
-    were then.
+    were then. A line whose setting has since come to mean something else fits no cell, so that the
+    cell runs again.
     """
     config = with_options(start["config"])
+    if "evaluation_min_count" not in config:  # written before these fields had their meaning
+        config |= {"evaluate_clients": "all", "evaluation_min_count": 0}
+        config.pop("eval_on_receipt", None)  # the same scores, by other messages
+        if config["normalize"] == "standard":  # by each client, over all of its nodes
+            config["normalize"] = "standard_all_nodes"
+        if start.get("graph") is None:  # a graph by name has no weights: every rule gives the same
+            config.pop("edge_weights", None)
+        else:
+            config.setdefault("edge_weights", "use")
     for f in fields(RunConfig):
         if f.name not in (*MACHINE, *FLAT, "options"):
             config.setdefault(f.name, f.default)

@@ -36,7 +36,7 @@ METHODS = ["local", "fedavg", "fedopt"]
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(text) for text in (folder / "compare.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k not in ("seconds", "peak_memory_bytes")}
+        {k: v for k, v in line.items() if k not in ("seconds", "compile_seconds", "peak_memory_bytes")}
         for line in lines
     ]
 
@@ -448,9 +448,9 @@ def test_seeds_without_a_result_stand_beside_the_mean() -> None:
     assert [rows["fedavg"][key] for key in ("seeds", "diverged", "failed")] == [2, 1, 0]
     assert [rows["local"][key] for key in ("seeds", "diverged", "failed")] == [3, 0, 0]
     for text in (table.summary(140), table.to_markdown()):
-        assert "60.00 ± 14.14 (2 of 3)" in text
+        assert "0.6000 ± 0.1414 (2 of 3)" in text
         assert "2 of 3; 1 diverged" in text
-        assert "75.00 ± 15.00* " in text
+        assert "0.7500 ± 0.1500* " in text
         assert "means and tests leave out seeds without a result" in text
     failed = with_scores({"fedavg": [None], "local": [0.5]})
     assert "0 of 1; 1 failed" in failed.summary(140)
@@ -568,7 +568,7 @@ def test_tables_fit(compared: Comparison, width: int) -> None:
     assert len(re.findall("^fedopt  ", text, re.MULTILINE)) == (6 if width == 80 else 4)
     assert "p, Holm" in text
     tested = [row for row in compared.rows if row["low"] is not None]
-    assert len(re.findall(r"[+-]\d+\.\d\d to [+-]\d+\.\d\d", text)) == len(tested) > 0
+    assert len(re.findall(r"[+-]\d\.\d{4} to [+-]\d\.\d{4}", text)) == len(tested) > 0
     assert "±" in text
     assert "clients 5" in text
     assert repr(compared) == compared.summary()
