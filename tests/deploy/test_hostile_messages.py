@@ -139,7 +139,11 @@ def test_who_was_away_in_the_best_round_keeps_its_states(silo: Silo, tmp_path: P
     assert server.ask(Type.LOAD, facts_body({"round": 1})).type is Type.DONE
     assert result(server, {}, 2).type is Type.DONE
     (folder,) = (tmp_path / "results").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "result.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checksums.json",
+        "report.html",
+        "result.json",
+    ]
     end(server)
     (file,) = (tmp_path / "state").glob("round-*")
     shapes = {name: t.shape for name, t in read_checkpoint(file, 1).tensors.items()}

@@ -123,7 +123,7 @@ class RunConfig:
     edge_weights: Literal["log", "scale", "use", "ignore"] | None = field(
         default=None,
         metadata=option(
-            "what becomes of weights of edges (gcn, graphconv, appnp): log(1 + weight), weights "
+            "what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights "
             "scaled to mean 1 over all clients, weights used as they are, or every edge counts 1 "
             "(default: log)",
             "Data",

@@ -43,7 +43,7 @@ class StudyOptions(TypedDict, total=False):
     """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1
     over the training nodes of all clients; standard_client: over those of each client)"""
     edge_weights: Literal["log", "scale", "use", "ignore"] | None
-    """what becomes of weights of edges (gcn, graphconv, appnp): log(1 + weight), weights scaled
+    """what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights scaled
     to mean 1 over all clients, weights used as they are, or every edge counts 1 (default: log)"""
     split: str
     """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each

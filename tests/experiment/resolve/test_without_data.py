@@ -29,7 +29,10 @@ def test_what_goes_with_some_data_is_not_refused(method: str) -> None:
         ({"method": "fedais", "layers": 1}, "^expected a model with a layer after the first"),
         ({"method": "fedais", "batch_size": 3}, "^fedais draws batches and neighbors "),
         ({"method": "bns", "batch_size": 3}, "^expected participation=1 and neither batch_size "),
-        ({"method": "fedper", "options": {"private": 2}}, "^option private: expected less than"),
+        (
+            {"method": "fedper", "model": "gcn", "options": {"private": 2}},
+            "^option private: expected less than",
+        ),
         ({"method": "fedper", "weights_as": "int4"}, "^expected weights_as=exact and weight_rows="),
         ({"method": "fedais", "model": "rating_gcn"}, "^expected a method that trains on ratings"),
         (  # the labels are those that have the metric

@@ -292,7 +292,7 @@ def interrupt_in_round_3(monkeypatch: pytest.MonkeyPatch, *graph: Any, **options
         return fedavg.round(fed, cfg, state, t, key)
 
     with monkeypatch.context() as patch:
-        patch.setitem(METHODS, "fedavg", replace(fedavg, round=stopped))
+        patch.setitem(METHODS, "fedavg", replace(fedavg, round=stopped, scores_on_receipt=True))
         with pytest.raises(KeyboardInterrupt):
             run(*graph, **options)
 
@@ -511,11 +511,12 @@ def test_a_run_that_is_stopped_keeps_its_rounds(
     fedavg = METHODS["fedavg"]
 
     def stopped(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
-        if t == 3:
+        if t == 4:
             raise stop
         return fedavg.round(fed, cfg, state, t, key)
 
-    monkeypatch.setitem(METHODS, "fedavg", replace(fedavg, round=stopped))
+    late = replace(fedavg, round=stopped, scores_on_receipt=True)  # round 3 is scored in round 4
+    monkeypatch.setitem(METHODS, "fedavg", late)
     with pytest.raises(stop):
         run(make_graph(), **FAST, out="x")
     assert {path.name for path in (work / "x").iterdir()} == ON_THE_WAY

@@ -22,6 +22,7 @@ from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.experiment.checksums import DIGEST
 from silograph.experiment.report import runs_of, write_comparison
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.methods.caution import Caution
@@ -36,7 +37,11 @@ METHODS = ["local", "fedavg", "fedopt"]
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(text) for text in (folder / "compare.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k not in ("seconds", "compile_seconds", "peak_memory_bytes")}
+        {
+            k: v
+            for k, v in line.items()
+            if k not in ("seconds", "compile_seconds", "peak_memory_bytes", DIGEST)
+        }
         for line in lines
     ]
 

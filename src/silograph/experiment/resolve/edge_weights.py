@@ -4,6 +4,7 @@ A client whose data have no weights has edges of weight 1. If no client has weig
 `use`, so that such runs need no sums. If any has, the rule applies to all edges of all clients.
 """
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -92,7 +93,7 @@ def check_edge_weights(
             f"whose draws know none: {ignore}"
         )
     how = {
-        "log": ", as log(1 + weight)",
+        "log": ", as log2(1 + weight)",
         "scale": ", divided by their mean over all clients",
     }.get(config.edge_weights, "")
     return f"edge weights are used by {config.model}{how}"
@@ -166,4 +167,4 @@ def _transform(
             f"expected edge weights from 0 in {name} with edge_weights=log, got "
             f"{float(given.min()):g}: change these weights, or set edge_weights=ignore"
         )
-    return torch.log1p(given)
+    return torch.log1p(given) / math.log(2)  # a weight of 1 stays exactly 1, as self loops weigh

@@ -26,8 +26,9 @@ from hashlib import sha256
 from typing import Any
 
 from silograph.core.errors import PolicyError, ProtocolError
+from silograph.core.kinds import RECEIVED
 from silograph.core.payload import Payload
-from silograph.federation.frame import Envelope
+from silograph.federation.frame import Envelope, count_sizes
 from silograph.federation.program import BLANK
 from silograph.federation.session.audit_chain import NO_LINE, AuditedRun, chained, with_hash
 from silograph.federation.session.peer import one_line
@@ -299,7 +300,9 @@ class RunAudit:
         number, size = envelope.round, len(frame)
         form = _form(self._run, envelope.op, envelope.kind, begins, tuple(reply))
         sizes = [field.t.nbytes for field in reply.values()]
-        self._audit.add_call(form, (number, size, *sizes))
+        scores = int(count_sizes(reply, 1)[0])
+        numbers = (number, size, scores) if scores else (number, size)
+        self._audit.add_call(form, (*numbers, *sizes))
         if begins:
             self._repeats += number <= self._last
         if number > self._last:
@@ -344,17 +347,18 @@ def _form(run: str, op: str, kind: str, begins: bool, names: tuple[str, ...]) ->
     """Return the line of calls alike but for its hash.
 
     It has places for the hash of the line before, the second, its thousandths, the round, the bytes
-    of the frame and those of each field.
+    of the frame, those of its scores if it has any, and those of each field.
     """
     run, op, kind, *quoted = (
         json.dumps(text).replace("%", "%%") for text in (run, op, kind, *names)
     )
     first = ', "begins": true' if begins else ""
+    scores = ', "scores": %d' if any(name.startswith(RECEIVED) for name in names) else ""
     fields = ", ".join(f"{name}: %d" for name in quoted)
     return (
         '{"former": "%b", "time": "%b.%03dZ", "event": "answered", '
         f'"run": {run}, "round": %d{first}, '
-        f'"op": {op}, "kind": {kind}, "bytes": %d, "fields": {{{fields}}}'
+        f'"op": {op}, "kind": {kind}, "bytes": %d{scores}, "fields": {{{fields}}}'
     ).encode()
 
 

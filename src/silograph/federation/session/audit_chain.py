@@ -15,6 +15,7 @@ from hashlib import blake2b, sha256
 from typing import Any, BinaryIO
 
 from silograph.core.errors import SilographError
+from silograph.core.kinds import Kind
 
 NO_LINE = "0" * 64  # what the first line has in place of the hash of the one before
 MOST_LINE = 2**22  # bytes
@@ -200,7 +201,10 @@ class RunCounts:
             case "answered":
                 number, kind = _count(facts["round"]), str(facts["kind"])
                 self.calls[kind] += 1
-                self.bytes[kind] += _count(facts["bytes"])
+                scores = _count(facts.get("scores", 0))
+                self.bytes[kind] += _count(facts["bytes"]) - scores
+                if scores:
+                    self.bytes[str(Kind.EVALUATION)] += scores
                 self.repeats += "begins" in facts and number <= (self.rounds or (0, -1))[1]
                 first, last = self.rounds or (number, number)
                 self.rounds = min(first, number), max(last, number)
