@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from _thread import interrupt_main
+from collections.abc import Iterator
 
 import pytest
 
@@ -35,6 +36,15 @@ def fail() -> None:
     raise MemoryError("too large")
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Have the signal on, which is off in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_the_wait_and_not_the_work() -> None:
     done, seen = threading.Event(), threading.Event()
 

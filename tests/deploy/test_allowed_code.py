@@ -208,7 +208,12 @@ class Server:
         told |= {k: v for k, v in known_values(config, parts).items() if v is not None}
         given = {k: v for k, v in parts.options.items() if v is not None}
         others = {k: v for k, v in given.items() if not k.startswith("method.")}
-        told |= {"metric": "accuracy", "options": others | options.get("options", {})}
+        told |= {
+            "metric": "accuracy",
+            "edge_weights": "use",
+            "model": options.get("model", "gcn"),
+            "options": others | options.get("options", {}),
+        }
         self.sequence += 1
         about = {"config": told, "schema": asdict(self.schema), "hand_over": True, "code": code}
         body = facts_body(about)

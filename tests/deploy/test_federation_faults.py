@@ -129,11 +129,12 @@ def test_a_killed_silo_comes_back_with_its_state(
         0: everyone,
         1: everyone,
         2: {0, 1},
-        3: everyone,
+        3: {0, 1},  # round 2 is scored in it, and then the silo comes back
         4: everyone,
     }
-    assert [row["participants"] for row in result.rounds] == [3, 2, 3, 3]
-    assert result.judged_without == (("client_02",) if result.best_round == 2 else ())
+    assert [row["participants"] for row in result.rounds] == [3, 2, 2, 3]
+    # Rounds 1 and 2 are scored by who trains in rounds 2 and 3.
+    assert result.judged_without == (("client_02",) if result.best_round < 3 else ())
     weights = weights_of(result)
     assert weights is not None
     assert all(bool(w.isfinite().all()) for w in weights.values())

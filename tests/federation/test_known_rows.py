@@ -227,7 +227,7 @@ def thin(graph: Graph) -> Graph:
 
 
 def training(result: sg.Result) -> list[Any]:
-    return [r for r in result.ledger.records if r.op.startswith("train") and r.bytes.any()]
+    return [r for r in result.ledger.records if r.op.startswith("train") and r.what == "weights"]
 
 
 def test_killed_and_resumed_and_over_a_session_it_is_the_same(

@@ -15,6 +15,7 @@ from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import describe_exposure
 from silograph.core.memory import keep_freed_memory
 from silograph.core.numeric_state import standard_numerics
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import counted
 from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import NO_POLICY, AskedRun, SiloPolicy, check_code, described, refusal
@@ -225,7 +226,7 @@ class OwnData:
 
 
 def _remarks(
-    silo: Silo, block: ClientBlock, config: RunConfig, *, summed: bool
+    silo: Silo, block: ClientBlock, config: ResolvedConfig, *, summed: bool
 ) -> Iterator[str | None]:
     """Yield what a silo's people should know of their data in this run.
 

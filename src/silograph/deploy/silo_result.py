@@ -12,7 +12,7 @@ its state. So nothing travels for them, and they tell nothing of other silos.
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +20,12 @@ import torch
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, sync_folder, write_atomic
+from silograph.core.key import Key
 from silograph.core.payload import State, below, under
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.sent_weights import PLAIN_WEIGHTS
 from silograph.core.text import in_path
-from silograph.evaluation.evaluate import TABLES, counts_left, rows_left
+from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.statistics import statistics_in
 from silograph.experiment.checksums import digest_of, digest_of_bytes, write_sums
 from silograph.experiment.report.silo_page import write_silo_report
@@ -213,6 +215,7 @@ def server_has_model(run: SiloRun) -> bool:
 def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, Any]:
     """Return what result.json says."""
     split, model = run.block.split, run.method_config.model
+    state, views = scored_state(run, outcome)
     sizes = rating_sizes(kinds(run.block.x)) if model.task == "rating" else None
     masks = {"train": split.train, "val": split.val, "test": split.test}
     return {
@@ -233,19 +236,36 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "metric": run.config.metric,
         "judge": run.method.evaluate.view,
         "seen": run.method.evaluate.seen(run.config.collect),
-        **scores_of(run, outcome.state),
-        **classes_of(run, outcome.state),
+        **scores_of(run, state, views),
+        **classes_of(run, state, views),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
         "ratings": sizes,
         "config": {k: v for k, v in vars(run.config).items() if v is not None},
     }
 
 
-def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
+Views = Mapping[str, Literal["server", "own"]]
+
+
+def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, Views]:
+    """Return the state in which the models of the best round are scored, and the views it has.
+
+    Where a model is scored on receipt, the state after round t has scores of the model before, so
+    the server's model is scored here. The server view is left out if the server keeps its model.
+    """
+    state, views = outcome.state, dict[str, Literal["server", "own"]]({"personalized": "own"})
+    if not server_has_model(run):
+        return state, views
+    if state is not None and run.method_config.received == "all":
+        if not outcome.weights:
+            return state, views
+        plain = replace(run.method_config, sent=PLAIN_WEIGHTS)  # the final model travels exactly
+        state, _ = judge_server(plain, run.block, state, outcome.weights, Key.of(0))
+    return state, {"server": "server", **views}
+
+
+def scores_of(run: SiloRun, state: State | None, views: Views) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
-    views: dict[str, Literal["server", "own"]] = {"personalized": "own"}
-    if server_has_model(run):
-        views = {"server": "server", **views}
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     if state is None:
         return found
@@ -259,16 +279,17 @@ def scores_of(run: SiloRun, state: State | None) -> dict[str, dict[str, Any]]:
     return found
 
 
-def classes_of(run: SiloRun, state: State | None) -> dict[str, Any]:
+def classes_of(run: SiloRun, state: State | None, views: Views) -> dict[str, Any]:
     """Return test scores of each class, for which one test nodes were taken, and the largest class.
 
     In the view that picks the round. The matrix is worked out from labels and predictions of single
     nodes, and stays here.
     """
     cfg, names = run.method_config, list(run.silo.class_names)
-    if state is None or not bool(run.block.split.test.any()):
+    view = "server" if run.method.evaluate.view == "server" else "personalized"
+    if state is None or view not in views or not bool(run.block.split.test.any()):
         return {"by_class": [], "confusion": None, "baseline": None}
-    whose: Literal["server", "own"] = "server" if run.method.evaluate.view == "server" else "own"
+    whose = views[view]
     task, counts = task_of(cfg.model.task), counts_left(cfg, run.block, state, whose)
     scores, constant = task.class_scores(counts, "test"), None
     if scores:

@@ -285,6 +285,19 @@ def can_end(steps: Steps) -> bool:
             return all(map(can_end, steps))
 
 
+def is_certain(steps: Steps, is_wanted: Callable[[Call], bool]) -> bool:
+    """Whether at least one call of a kind must be made before the steps can end."""
+    match steps:
+        case Call():
+            return is_wanted(steps)
+        case Maybe() | Repeat() | Closing() | Over():
+            return False
+        case Either():
+            return all(is_certain(way, is_wanted) for way in steps.ways)
+        case _:
+            return any(is_certain(step, is_wanted) for step in steps)
+
+
 def is_over(steps: Steps) -> bool:
     """Whether a `Closing` was begun before these steps, which remain of a round."""
     return isinstance(steps, Over) or (isinstance(steps, tuple) and any(map(is_over, steps)))

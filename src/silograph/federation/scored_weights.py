@@ -4,7 +4,8 @@ Scores say something about the labels of test nodes. A server that had arbitrary
 as often as it likes, could find these labels out. So a silo compares the weights of the messages,
 whatever the server says of them:
 
-- Where the model of a round is sent to be scored, the next round must train from the same weights.
+- Where the model of a round is sent to be scored, a client that trains in the next round must train
+  from the same weights.
 - A silo scores at most as many models as it has trained from, and one more: the last model, which
   no round trains from. It is two more with `evaluate_clients=participants`, where all clients score
   the best model in the end, too.
@@ -70,7 +71,9 @@ class ScoredWeights:
             return
         last = self._next
         if call.what is not Kind.EVALUATION:
-            if self._rules.next_trains and last is not None and digest != last.digest:
+            if last is None or number != last.number + 1 or not self._rules.next_trains:
+                return
+            if digest != last.digest:
                 raise PolicyError(
                     f"expected round {number} to train from the weights that were scored after "
                     f"round {last.number}, got other weights: the silo leaves the run"

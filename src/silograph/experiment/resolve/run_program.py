@@ -4,6 +4,7 @@ from itertools import chain, islice
 
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.evaluation.evaluation_steps import own_steps, received_steps
@@ -14,7 +15,18 @@ from silograph.exchange.sent_weights import takes
 from silograph.exchange.statistics import statistics_state, statistics_steps
 from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.run_metric import scores_some
-from silograph.federation.program import Closing, Maybe, Program, ScoringRules, Steps, calls_of
+from silograph.federation.field_specs import FieldSpecs
+from silograph.federation.program import (
+    Call,
+    Closing,
+    Maybe,
+    Program,
+    ScoringRules,
+    Steps,
+    calls_of,
+    is_certain,
+)
+from silograph.federation.scored_weights import WEIGHTS
 from silograph.graph.graph import Schema
 from silograph.methods.base import Method, MethodConfig
 from silograph.nn.shared_items import ITEMS
@@ -79,15 +91,33 @@ def _scoring_rules(
     config: ResolvedConfig, method: Method, method_config: MethodConfig
 ) -> ScoringRules:
     """Return what clients can check of the weights that they score."""
-    # Passes over all silos send exact weights, which cannot be compared with rounded ones.
-    is_alike = method_config.sent.plain or not method.evaluate.crosses
-    everyone, some = method_config.everyone_trains, scores_some(config)
-    sends_none = method.calls is None or not method.calls.scores_server(method_config)
+    assert method.calls is not None  # it has a program
+    first_round = method.calls.round(method_config, 1, training_key(config))
+    training = [_weight_specs(call) for call in calls_of(first_round) if _brings_weights(call)]
+    # A method of a user may send other rows to train than to score. And passes over all silos send
+    # exact weights, which cannot be compared with rounded ones.
+    some, sends_none = scores_some(config), not method.calls.scores_server(method_config)
+    is_alike = sends_none or (
+        training[:1] == [takes(method_config)]
+        and (method_config.sent.plain or not method.evaluate.crosses)
+    )
+    everyone = method_config.everyone_trains and (
+        sends_none or is_certain(first_round, _brings_weights)
+    )
     return ScoringRules(
         next_trains=method_config.received != "all" and is_alike,
         bounded=everyone or some or sends_none,
         closing=1 if everyone else 2,
     )
+
+
+def _brings_weights(call: Call) -> bool:
+    """Whether a call has a client train from weights."""
+    return call.what is not Kind.EVALUATION and bool(_weight_specs(call))
+
+
+def _weight_specs(call: Call) -> FieldSpecs:
+    return {name: spec for name, spec in call.takes.items() if name.startswith(WEIGHTS)}
 
 
 def _evaluation_steps(

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -115,7 +115,8 @@ def tune(
     own = own_of([run_options.get("method"), run_options.get("model")])
     call = taken(graph, dict(run_options))
     base, held = _base(call, config)
-    if "model" not in {*(keys or ()), *(ranges or {})}:
+    named = keys if isinstance(keys, Iterable) else ()  # anything else is refused below
+    if "model" not in {*(named or ()), *(ranges or {})}:
         base = with_model_for(base, held, own.methods.get(base.method))
     space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
