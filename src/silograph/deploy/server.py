@@ -322,7 +322,6 @@ class Meeting:
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
-        # The server only adds up, on the CPU.
         resolved = resolve(self._config, schema, device="cpu", weighted=known.weighted)
         config, method_config = replace(resolved.config, block_size=1), resolved.method_config
         method, schema = resolved.parts.method.part, resolved.schema

@@ -152,12 +152,8 @@ class OwnData:
         lines = lines_of(plan, written.rounds, audit.hello, to, silos, needs)
         remarks = _remarks(silo, block, written, summed=FEATURES in specs)
         shown = tuple(line for line in (*lines, weighed, *remarks) if line is not None)
-        agreed = {
-            "method": method.name,
-            "rounds": written.rounds,
-            "silos": written.clients,
-            "most_bytes": facts_of(plan),
-        }
+        agreed = {"method": method.name, "rounds": written.rounds, "silos": written.clients}
+        agreed |= {"most_bytes": facts_of(plan)}
         course, nodes = Course(program), nodes_of(block)
         return Prepared(
             method_config,
