@@ -166,7 +166,8 @@ class FolderCheck:
                 "damaged since the run wrote it, so do not trust its figures"
             )
         for name in self.missing:
-            yield f"{self.folder}/{name} is missing: {SUMS} has a digest of it"
+            mend = "; silograph resume writes it anew" if name == RESULT else ""
+            yield f"{self.folder}/{name} is missing: {SUMS} has a digest of it{mend}"
         if self.has_sums and self.unchecked:
             why = "an older version wrote them" if self.is_over else "the run is not over"
             yield (
@@ -193,14 +194,17 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
     names = [CONFIG, ABOUT, SIMULATION, CLIENTS, ROUNDS, LEDGER, RESULT, DIVERGED, MODEL]
     names.append(CLIENT_STATISTICS)
     names += [f"{MODELS}/{name}" for name in models]
-    if not is_over:  # what a run that was stopped at its very end has left is written anew
+    # A run that is stopped at its very end has digests of its last files, and perhaps not all files.
+    at_end = not is_over and RESULT in sums
+    if not is_over and not at_end:
         sums = {n: known for n, known in sums.items() if n not in AT_END and not is_of_model(n)}
         names = [name for name in names if not is_of_model(name)]
     altered, missing, unchecked = [], [], []
     for name in dict.fromkeys([*names, *sums]):
         digest = digest_of(folder / name) if _is_inside(name) else "none"
         if digest == "none":
-            missing += [name] if name in sums and name != DIVERGED else []
+            may_lack = name == DIVERGED or (at_end and is_of_model(name))
+            missing += [name] if name in sums and not may_lack else []
         elif name not in sums:
             unchecked.append(name)
         elif digest not in sums[name]:

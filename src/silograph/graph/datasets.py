@@ -74,6 +74,7 @@ def load(
     columns: ColumnNames | None = None,
     rating_scale: tuple[float, float] | None = None,
     na_values: NaValues | None = None,
+    with_labels: bool = True,
     report: ProgressCallback | None = None,
 ) -> Graph:
     """Return a graph by name or path.
@@ -97,6 +98,7 @@ def load(
         rating_scale: least and largest rating of a folder of tables of ratings; None is 1 to 5.
         na_values: words or numbers that count as missing in a folder of tables of nodes, or in `x`
             and `y` of an .npz file, besides the usual ones; see `from_csv`.
+        with_labels: False leaves the labels of a folder of tables of nodes out, see `from_csv`.
         report: told what is being generated, as by `generate`.
 
     Raises:
@@ -112,7 +114,7 @@ def load(
     check_scale(name, scale)
     path = locate(name, data_dir=data_dir)
     if path is not None:
-        return _load_path(path, columns, rating_scale, na_values)
+        return _load_path(path, columns, rating_scale, na_values, with_labels=with_labels)
     name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
     if plain in DATASETS:
@@ -212,6 +214,8 @@ def _load_path(
     columns: ColumnNames | None,
     rating_scale: tuple[float, float] | None,
     na_values: NaValues | None,
+    *,
+    with_labels: bool,
 ) -> Graph:
     if not path.exists():
         raise DataError(f"expected a file or folder, got {path}: no such file")
@@ -224,7 +228,7 @@ def _load_path(
     if "nodes" in tables:
         check_rating_scale(path, rating_scale)
         named: dict[str, Any] = {} if columns is None else parse_columns(columns)
-        files: dict[str, Any] = {**tables, **named}
+        files: dict[str, Any] = {**tables, **named, "with_labels": with_labels}
         return from_csv(**files, na_values=na_values or (), name=path.resolve().name)
     if "ratings" in tables:
         check_na_values(path, na_values)
@@ -250,11 +254,13 @@ def _check_readable(path: Path) -> None:
             f"{_tables_in(path)}"
         )
     if path.suffix.lower() == ".csv":
-        raise DataError(
-            f"expected an .npz file or a folder, got {path}: "
-            "use from_csv(nodes=..., edges=...), or give the folder of nodes.csv and edges.csv, "
-            f"or that of ratings.csv: {path.parent}"
-        )
+        mend = f"give its folder, {path.parent}"
+        if path.stem.lower() not in ("nodes", "edges", "ratings", "trust"):
+            mend = (
+                "give the folder of nodes.csv and edges.csv, or of ratings.csv, or use "
+                "sg.from_csv(nodes=..., edges=...) or sg.ratings(...)"
+            )
+        raise DataError(f"expected an .npz file or a folder, got {path}: {mend}")
     what = other_format(path)
     if what is not None and path.is_file():
         raise DataError(f"expected an .npz file or a folder, got {path}, {what}")

@@ -50,8 +50,15 @@ class Source:
     rating_scale: str | None = None
     na_values: str | None = None
 
-    def read(self, scale: float, report: ProgressCallback | None = None) -> Data:
+    def read(
+        self, scale: float, report: ProgressCallback | None = None, *, with_labels: bool = True
+    ) -> Data:
         """Return the data.
+
+        Args:
+            scale: of a generated graph.
+            report: told what is being generated.
+            with_labels: whether labels in tables of nodes are read.
 
         Raises:
             SilographError: they cannot be read, or cannot be scaled.
@@ -71,6 +78,7 @@ class Source:
             columns=self.columns,
             rating_scale=ends_of(self.rating_scale),
             na_values=na_words(self.na_values),
+            with_labels=with_labels,
             report=report,
         )
 

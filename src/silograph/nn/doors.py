@@ -111,17 +111,16 @@ def check_memory(
     model: AnyModel, optimizer: Optimizer, memory: Mapping[str, Tensor], block: ClientBlock
 ) -> None:
     """Raise `ProtocolError` unless optimizer state (C, ...) is as `Optimizer.init` makes it."""
-    expected = _blank_memory(model, optimizer, block.num_clients, dtype_of(block))
+    expected = _memory_shapes(model, optimizer, dtype_of(block))
     if memory.keys() != expected.keys():
         raise ProtocolError(
             f"expected the optimizer state {_few(expected)}, got {_few(memory)}: it is of another "
             "optimizer or model"
         )
-    for name, like in expected.items():
-        m = memory[name]
-        if m.shape != like.shape or m.dtype is not like.dtype:
-            what = "this is optimizer state of another model"
-            _refuse(name, m, tuple(like.shape), like.dtype, what)
+    for name, (shape, dtype) in expected.items():
+        m, whole = memory[name], (block.num_clients, *shape)
+        if m.shape != whole or m.dtype is not dtype:
+            _refuse(name, m, whole, dtype, "this is optimizer state of another model")
     steps = memory.get("steps")
     if steps is not None and not bool(((steps >= 0) & (steps < MOST_STEPS)).all()):
         raise ProtocolError(
@@ -194,15 +193,18 @@ def check_like(rows: Tensor, own: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)  # a millisecond
-def _blank_memory(
-    model: AnyModel, optimizer: Optimizer, clients: int, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Return optimizer state (C, ...) that has shapes and dtypes, and no values."""
+def _memory_shapes(
+    model: AnyModel, optimizer: Optimizer, dtype: torch.dtype
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of one client's optimizer state, by name.
+
+    Tensors of device `meta` would need no memory, but torch imports 500 modules for the first one,
+    which a run's clock would count.
+    """
     blank = {
-        name: torch.empty(clients, *shape, dtype=dtype, device="meta")
-        for name, shape in model.weight_shapes.items()
+        name: torch.empty(1, *shape, dtype=dtype) for name, shape in model.weight_shapes.items()
     }
-    return optimizer.init(blank)
+    return {name: (tuple(t.shape[1:]), t.dtype) for name, t in optimizer.init(blank).items()}
 
 
 def _refuse(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:

@@ -283,3 +283,51 @@ def test_files_that_lack_what_they_need_are_refused(tmp_path: Path) -> None:
             sg.load_model(saved(tmp_path, {"preprocessing": other}))
     with pytest.raises(DataError, match=r"preprocessing of version 1 in .*, got version 2"):
         sg.load_model(saved(tmp_path, {"preprocessing": GOOD | {"version": 2}}))
+
+
+def write_rows(folder: Path, rows: list[int], label: Callable[[int], str] | None) -> None:
+    """Write a folder of tables of some accounts; `label` None: there is no such column."""
+    folder.mkdir()
+    header = ["id", *(["label"] if label is not None else []), "a", "b"]
+    lines = [",".join(header)]
+    for row in rows:
+        given = [label(row)] if label is not None else []
+        lines.append(",".join([str(row), *given, str(row % 7 + 0.25), str(row % 5)]))
+    (folder / "nodes.csv").write_text("\n".join(lines) + "\n")
+    (folder / "edges.csv").write_text("source,target\n")
+
+
+LABELS: dict[str, Callable[[int], str]] = {
+    "words": lambda row: "fraud" if row % 7 > 3 else "valid",
+    "numbers": lambda row: str(int(row % 7 > 3)),
+    "numbers from 5": lambda row: str(5 + int(row % 7 > 3)),
+    "fractions": lambda row: str(row % 7 / 2),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_play_no_part_in_predictions(work: Path, kind: str) -> None:
+    """Some rows may have labels of one class only, none, or no column of labels."""
+    label = LABELS[kind]
+    write_rows(Path("all"), list(range(120)), label)
+    columns = []
+    if kind == "fractions":
+        text = Path("all/nodes.csv").read_text().replace("label", "value")
+        Path("all/nodes.csv").write_text(text)
+        columns = ["--metric", "loss"]
+    asked = ["run", "all", "--model", "mlp", "--clients", "2", "--rounds", "2", "--quiet"]
+    assert run_app([*asked, *columns, "--normalize", "standard", "--out", "run"]) == 0
+    assert predict_to("run", "all", "all.csv") == 120
+    expected = rows_of(Path("all.csv"))
+    some = [4, 11, 18]  # all of one class
+    given: dict[str, Callable[[int], str] | None] = {"one": label, "empty": lambda _: ""}
+    for name, labels in (given | {"none": None}).items():
+        write_rows(Path(name), some, labels)
+        assert predict_to("run", name, f"{name}.csv") == 3
+        assert rows_of(Path(f"{name}.csv")) == {str(row): expected[str(row)] for row in some}
+    graph = sg.load("none", with_labels=False)
+    assert bool((graph.y == -1).all())
+    if kind == "words":
+        model = sg.load_model("run/model.safetensors")
+        with pytest.raises(DataError, match=r"expected the classes of the model .* with_labels=F"):
+            model.predict(sg.load("one"))

@@ -48,11 +48,15 @@ def watch_first_use(
 ) -> AbstractContextManager[FirstUse]:
     """Return what measures the first use of kernels while it is entered.
 
+    What torch imports at its first use is imported here, before a clock runs.
+
     Args:
         kernels: what the run trains with: `compiled` or `torch`.
         tell: told in one line that something is compiled.
     """
     if kernels != "compiled":
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401 - by autograd.grad: 500 modules
+
         return nullcontext(NoFirstUse())
     from silograph.nn.kernels.compile_notice import told_of_compiling  # numba imports slowly
 
@@ -61,7 +65,7 @@ def watch_first_use(
 
 @dataclass(frozen=True)
 class TrainingClock:
-    """Seconds of training: without what only the first run of a process spends on its kernels.
+    """Seconds of training, without what only the first run of a process spends on kernels.
 
     So the seconds of several runs can be compared, whichever of them came first.
 

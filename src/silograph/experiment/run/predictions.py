@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from silograph.core.csv_text import to_text
@@ -78,7 +79,9 @@ def predict_to(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
             "--client out"
         )
-    graph_or_silo = read_data(data, data_dir, columns, na_values)
+    graph_or_silo = read_data(data, data_dir, columns, na_values, with_labels=False)
+    if isinstance(graph_or_silo, Graph):
+        graph_or_silo = without_classes(graph_or_silo, trained.class_names)
     if by_client and client is None and isinstance(graph_or_silo, Silo):
         _check_same_cut(folder if own or folder.is_dir() else folder.parent, Path(data))
         client = graph_or_silo.name
@@ -127,20 +130,33 @@ def read_data(
     data_dir: str | None = None,
     columns: str | None = None,
     na_values: str | None = None,
+    *,
+    with_labels: bool = True,
 ) -> Graph | Silo:
-    """Return a silo from its folder, or a graph by name or path."""
+    """Return a silo from its folder, or a graph by name or path.
+
+    `with_labels`: whether labels in tables of nodes are read.
+    """
     if is_silo(Path(data)):
         check_columns(data, columns)
         check_na_values(data, na_values)
         return read_silo(data)
     source = find_source(os.fspath(data), data_dir=data_dir, columns=columns, na_values=na_values)
-    found = source.read(scale=1.0)
+    found = source.read(scale=1.0, with_labels=with_labels)
     if isinstance(found, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "
             f"{_some(found.ids)}: name one of their folders"
         )
     return found
+
+
+def without_classes(graph: Graph, known: Sequence[str]) -> Graph:
+    """Return a graph without names of classes if all of them are `known` to the model.
+
+    Labels play no part in a prediction, and some nodes may have labels of some classes only.
+    """
+    return replace(graph, class_names=()) if {*graph.class_names} <= {*known} else graph
 
 
 def _check_same_cut(run: Path, silo: Path) -> None:

@@ -266,9 +266,11 @@ def check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: st
     at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0)
     mine, others = (_some(ours), _some(theirs)) if at < SHOWN else (ours[at], theirs[at])
     which = "" if at < SHOWN else f"the {at + 1}th "
+    mend = "rename them or bring them into the model's order"
+    if what == "classes":
+        mend += ", or read a folder of tables with with_labels=False, as labels are not needed"
     raise DataError(
-        f"expected the {what} of the model in {where}, {which}{mine}, got {others}: rename them or "
-        "bring them into the model's order"
+        f"expected the {what} of the model in {where}, {which}{mine}, got {others}: {mend}"
     )
 
 

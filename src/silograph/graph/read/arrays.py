@@ -149,6 +149,10 @@ def array_of(value: Any, what: str) -> np.ndarray:
         if isinstance(value, Tensor):
             value = value.detach().cpu()
             value = value.float() if value.dtype == torch.bfloat16 else value
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            cells = np.asarray(value.data, dtype=np.object_).copy()
+            cells[np.ma.getmaskarray(value)] = None  # masked cells are missing
+            return cells
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(

@@ -25,7 +25,11 @@ NA_WORDS = frozenset(
 )
 # What pandas, pyarrow, R's readr and spreadsheets call a column without a name.
 UNNAMED = re.compile(r"(Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\.\.\.\d+)?")
-INDEX_NAMES = ("index", "level_0")  # what pandas' `reset_index` calls row numbers
+# What pandas' `reset_index`, R and older exports call row numbers; in lower case.
+INDEX_NAMES = frozenset(
+    {"index", "level_0", "rownames", "row.names", "row_names", "rowname", "row", "row_number"}
+    | {"x", "rowid", "row_id", "unnamed: 0", "unnamed"}
+)
 LEAST_ROWS = 10  # fewer numbers may count the rows by chance
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 ColumnRole = Literal["id", "label", "number"]
@@ -199,8 +203,9 @@ def is_whole(key: str) -> bool:
 def row_number_columns(columns: Mapping[str, Sequence[Any]], meant: Iterable[str]) -> list[str]:
     """Return the columns of a table that only number its rows.
 
-    These are columns without a name, as `DataFrame.to_csv` writes row numbers; and `index` and
-    `level_0`, as `reset_index` calls them, where they hold the numbers of the rows in any order.
+    These are columns without a name, as `DataFrame.to_csv` writes row numbers; and those with a
+    name for row numbers (`INDEX_NAMES`, in any case), such as `index` or R's `rownames` and `X`,
+    where they hold the numbers of the rows in any order.
 
     Args:
         columns: cells (n,) by name, numbers or text.
@@ -211,7 +216,7 @@ def row_number_columns(columns: Mapping[str, Sequence[Any]], meant: Iterable[str
         name
         for name, cells in columns.items()
         if name not in named
-        and (UNNAMED.fullmatch(name) or (name in INDEX_NAMES and _are_row_numbers(cells)))
+        and (UNNAMED.fullmatch(name) or (name.lower() in INDEX_NAMES and _are_row_numbers(cells)))
     ]
 
 

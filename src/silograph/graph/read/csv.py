@@ -39,6 +39,7 @@ def from_csv(
     target: str = "target",
     weight: str | None = None,
     na_values: NaValues = (),
+    with_labels: bool = True,
     name: str | None = None,
 ) -> Graph:
     """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
@@ -60,6 +61,8 @@ def from_csv(
             "edge_weight", "edge_weights" or "weight", where there is one.
         na_values: words or numbers that count as missing besides the usual ones, which
             `silograph.graph.read.columns` lists.
+        with_labels: False for nodes to predict on. Columns of labels are then left out and may be
+            absent, and every label is missing.
         name: name of the graph; by default that of the nodes file without its ending.
 
     A column named "split" holds train, val, test or nothing. Columns that only number the rows are
@@ -81,17 +84,21 @@ def from_csv(
     arrays: dict[str, Any] = {
         "x": _numbers(table, features),
         "feature_names": features,
-        "y": _labels(table, labels, values=bool(values)),
-        "task": "node_value" if values else None,
+        "y": np.full(len(place), MISSING),
+        "num_classes": 1,
         "node_id": table.ids(id),
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
-        "class_names": () if len(labels) == 1 else [n.removeprefix(VALUE_) for n in labels],
         "na_values": na_values,
         **_read_edges(
             replace(read_csv(Path(edges)), missing=missing), (source, target, weight), place, table
         ),
     }
+    if with_labels:
+        arrays["y"] = _labels(table, labels, values=bool(values))
+        arrays["num_classes"] = None
+        arrays["task"] = "node_value" if values else None
+        arrays["class_names"] = () if len(labels) == 1 else [n.removeprefix(VALUE_) for n in labels]
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     return checked(table.path, arrays, name or table.path.stem)
