@@ -29,9 +29,7 @@ def model(value: float) -> dict[str, Field]:
     return {"weights/w": Shared(torch.tensor([value, 1.0])), "train": Shared(torch.tensor(True))}
 
 
-def make(
-    at: ScoredWeights, call: Call, number: int, value: float, *, closes: bool = False
-) -> None:
+def make(at: ScoredWeights, call: Call, number: int, value: float, *, closes: bool = False) -> None:
     at.check(call, number, model(value), closes=closes)
     at.record(call, number, model(value), closes=closes)
 
@@ -93,7 +91,9 @@ def test_training_again_from_the_same_weights_has_no_more_models_scored(train: C
     make(at, SCORE, 10, 1.0)
     if train is TRAIN:
         make(at, SCORE, 10, 2.0)
-    message = "^expected at most 2 models to be scored after training from 1 different ones, got one"
+    message = (
+        "^expected at most 2 models to be scored after training from 1 different ones, got one"
+    )
     for number in range(1, 10):
         at.forget_last()
         make(at, train, number, 0.0)

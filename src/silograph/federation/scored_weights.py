@@ -4,8 +4,8 @@ Scores say something about the labels of test nodes. A server that had arbitrary
 as often as it likes, could find these labels out. So a silo compares the weights of the messages,
 whatever the server says of them:
 
-1. Where the model of a round is sent to be scored, a client that trains in the next round must train
-   from the same weights.
+1. Where the model of a round is sent to be scored, a client that trains in the next round must
+   train from the same weights.
 2. The calls that close the run score one model, which no round trains from. It is two with
    `evaluate_clients=participants`, where all clients score the best model in the end, too.
 3. A silo scores at most as many different models as there are different weights that it has trained
