@@ -132,7 +132,7 @@ def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
     for number in stored_stages(model_in(cfg)):
         entering = _entering(cfg.model, first, uncut, number)[node]
         torch.testing.assert_close(seen[f"{OWN}{number}"].t, entering, rtol=0, atol=1e-10)
-    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY)
+    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY, cfg.count_rules)
     seen = fed.states()[0]
     torch.testing.assert_close(seen["server/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
 
@@ -164,7 +164,7 @@ def test_without_features_of_others_the_first_layer_stays_at_home(
     first = cfg.model.init_weights(Key.of(2), torch.float64)
     logits = forward_pass(model_in(cfg), first, inputs, None)
     judged = (block.split.val | block.split.test).nonzero()[:, 0]
-    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY)
+    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY, cfg.count_rules)
     for view in ("own", "server"):
         found = fed.states()[0][f"{view}/logits"].t
         torch.testing.assert_close(found, logits[judged], rtol=0, atol=1e-10)
