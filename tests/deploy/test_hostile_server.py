@@ -502,7 +502,9 @@ def test_models_that_are_sent_to_be_scored_are_no_more_than_it_trains_from(silo:
             train_private, server.weights(), Kind.WEIGHTS, key.fold("train", 1), 1
         )
         assert trained.type is Type.REPLY
-        crafted = {name: Shared(f.t * 10**number) for name, f in server.weights().items()}
+        crafted: dict[str, Field] = {
+            name: Shared(f.t * 10**number) for name, f in server.weights().items()
+        }
         replies.append(judge(server, crafted, 1))
         if number < 3:
             assert judge_own_models(server, 1).type is Type.REPLY
