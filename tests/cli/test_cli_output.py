@@ -114,6 +114,38 @@ def test_one_seed_over_the_file_of_a_run_is_all_seeds(capsys: Capture) -> None:
     assert same["config keep_optimizer"] == repr(METHODS["local"].needs.keep_optimizer)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--evaluation-min-count", "100000"), "no client sent validation counts"),
+        (("--split", "0.5/0/0.5"), "no validation nodes"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ((), None),
+        (("--patience", "1"), "patience"),
+        (("--patience", "1", "--target", "0.1"), "patience and target"),
+    ],
+)
+def test_without_validation_scores_none_picks_the_round(
+    capsys: Capture,
+    method: str,
+    flags: tuple[str, ...],
+    why: str,
+    limits: tuple[str, ...],
+    named: str | None,
+) -> None:
+    text = printed(capsys, "run", "g.npz", *QUICK, "--method", method, *flags, *limits)
+    assert f"best round 2 of 2 (the last one: {why})" in text
+    line = "could not stop the run: there were no validation scores to read"
+    assert (line in " ".join(text.split())) == (named is not None)
+    if named is not None:
+        assert f"{named} {line}" in " ".join(text.split())
+
+
 def test_the_table_of_a_run(capsys: Capture) -> None:
     text = printed(capsys, "run", "g.npz", *QUICK, "--out", "x", "--dtype", "float64")
     result = json.loads(Path("x", "result.json").read_text(encoding="utf-8"))

@@ -460,6 +460,62 @@ def test_weights_that_were_scored_are_those_of_the_next_round(silo: Silo) -> Non
         trained(crafted, 2)
 
 
+@pytest.mark.parametrize("other", [False, True], ids=["same start", "other starts"])
+def test_rounds_that_are_done_again_have_no_further_models_scored(silo: Silo, other: bool) -> None:
+    """The closing call for one model after another, each time after a LOAD and the round again."""
+    server = Hostile(silo)
+    server.start(method="fedavg", rounds=4)
+    server.begin()
+
+    def like(size: float) -> dict[str, Field]:
+        return {name: Shared(f.t * size) for name, f in server.weights().items()}
+
+    def trained(t: int, start: float) -> Message:
+        message = server.train(like(start), t)
+        assert judge_own_models(server, t).type is Type.REPLY
+        return message
+
+    for t in range(1, 4):
+        assert trained(t, 1).type is Type.REPLY
+    for _ in range(2):  # the same model again is fine
+        assert trained(4, 1).type is Type.REPLY
+        assert judge(server, like(1e6), 4).type is Type.REPLY
+        assert server.ask(Type.LOAD, facts_body({"round": 3})).type is Type.DONE
+    assert trained(4, 2 if other else 1).type is Type.REPLY
+    assert reason(judge(server, like(2e6), 4)) == (
+        "expected 1 model to be scored when the run is over, got one more in round 4: the silo "
+        "leaves the run; start it again to go on"
+    )
+    with pytest.raises(FrameError, match="expected nothing after the end of the run"):
+        server.ask(Type.LOAD, facts_body({"round": 3}))
+
+
+def test_models_that_are_sent_to_be_scored_are_no_more_than_it_trains_from(silo: Silo) -> None:
+    """A round that is done again from the same weights, and another model to score each time."""
+    server = Hostile(silo)
+    server.start(method="fedper", rounds=9, options={"private": 0})
+    key = training_key(server.config)
+    server.call(begin_private, {}, Kind.WEIGHTS, key.fold("init"), 0)
+    replies = []
+    for number in range(1, 4):
+        trained = server.call(
+            train_private, server.weights(), Kind.WEIGHTS, key.fold("train", 1), 1
+        )
+        assert trained.type is Type.REPLY
+        crafted: dict[str, Field] = {
+            name: Shared(f.t * 10**number) for name, f in server.weights().items()
+        }
+        replies.append(judge(server, crafted, 1))
+        if number < 3:
+            assert judge_own_models(server, 1).type is Type.REPLY
+            assert server.ask(Type.LOAD, facts_body({"round": 0})).type is Type.DONE
+    assert [message.type for message in replies[:2]] == [Type.REPLY] * 2  # as after a lost silo
+    assert reason(replies[2]) == (
+        "expected at most 2 models to be scored after training from 1 different ones, got one more "
+        "in round 1: the silo leaves the run; start it again to go on"
+    )
+
+
 def test_an_agreement_that_could_not_be_written_is_none(
     silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

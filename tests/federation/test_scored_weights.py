@@ -1,4 +1,4 @@
-"""A silo scores the weights that it trains from, each once, and the last model: nothing else."""
+"""A silo scores as many models as it trains from, and the last one, whatever is repeated."""
 
 import itertools
 
@@ -29,9 +29,9 @@ def model(value: float) -> dict[str, Field]:
     return {"weights/w": Shared(torch.tensor([value, 1.0])), "train": Shared(torch.tensor(True))}
 
 
-def make(at: ScoredWeights, call: Call, number: int, value: float) -> None:
-    at.check(call, number, model(value))
-    at.record(call, number, model(value))
+def make(at: ScoredWeights, call: Call, number: int, value: float, *, closes: bool = False) -> None:
+    at.check(call, number, model(value), closes=closes)
+    at.record(call, number, model(value), closes=closes)
 
 
 def test_a_round_trains_from_what_was_scored() -> None:
@@ -79,6 +79,65 @@ def test_the_same_weights_are_scored_again_in_a_round_that_is_repeated() -> None
     at = ScoredWeights(ScoringRules(bounded=True))
     for _ in range(8):
         make(at, SCORE, 3, 1.0)
+
+
+@pytest.mark.parametrize("train", [TRAIN, BOTH])
+def test_training_again_from_the_same_weights_has_no_more_models_scored(train: Call) -> None:
+    """Rounds that are done again, and later rounds that train from the weights of earlier ones."""
+    at = ScoredWeights(ScoringRules(next_trains=True, bounded=True, in_rounds=10))
+    for number in (*range(1, 10), *range(1, 10)):
+        at.forget_last()
+        make(at, train, number, 0.0)
+    make(at, SCORE, 10, 1.0)
+    if train is TRAIN:
+        make(at, SCORE, 10, 2.0)
+    message = (
+        "^expected at most 2 models to be scored after training from 1 different ones, got one"
+    )
+    for number in range(1, 10):
+        at.forget_last()
+        make(at, train, number, 0.0)
+        with pytest.raises(PolicyError, match=message):
+            make(at, SCORE, number, 3.0)
+    make(at, SCORE, 10, 1.0)
+
+
+@pytest.mark.parametrize("train", [TRAIN, BOTH])
+@pytest.mark.parametrize(("closing", "in_setup"), [(1, 0), (1, 1), (2, 0)])
+def test_no_more_models_are_scored_than_a_run_has_rounds(
+    train: Call, closing: int, in_setup: int
+) -> None:
+    """Whatever weights the rounds train from that are done again."""
+    rules = ScoringRules(bounded=True, closing=closing, in_setup=in_setup, in_rounds=3)
+    at, most = ScoredWeights(rules), 3 + closing + in_setup
+    for number in range(most):
+        make(at, train, 1, number)
+        if train is TRAIN:
+            make(at, SCORE, 1, -number - 1.0)
+    at.forget_last()
+    with pytest.raises(PolicyError, match=rf"^expected at most {most} models .* start it again to"):
+        make(at, BOTH, 1, 100.0)
+    make(at, TRAIN, 1, 101.0)  # which scores nothing
+    with pytest.raises(PolicyError, match=f"^expected at most {most} models to be scored after"):
+        make(at, SCORE, 1, 102.0)
+
+
+@pytest.mark.parametrize("closing", [1, 2])
+def test_the_run_is_closed_with_the_same_models(closing: int) -> None:
+    """Also where rounds are done again from other weights before it is closed once more."""
+    at = ScoredWeights(ScoringRules(bounded=True, closing=closing, in_rounds=9))
+    for number in range(1, 5):
+        make(at, BOTH, number, number)
+    for _ in range(3):
+        for value in range(closing):
+            make(at, SCORE, 4, 10.0 + value, closes=True)
+        at.forget_last()
+        make(at, BOTH, 4, 4.0)
+    make(at, SCORE, 4, 3.0, closes=True)  # the best one, which was scored before
+    make(at, BOTH, 4, 5.0)
+    named = ["1 model", "2 models"][closing - 1]
+    with pytest.raises(PolicyError, match=f"^expected {named} to be scored when the run is over,"):
+        make(at, SCORE, 4, 20.0, closes=True)
 
 
 def test_without_rules_anything_goes() -> None:

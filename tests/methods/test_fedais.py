@@ -14,6 +14,7 @@ from torch import Tensor
 import silograph as sg
 from conftest import planted_graph
 from remote_runs import setup_of
+from runs import go
 from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
 from silograph.control.base import Controller
 from silograph.core.errors import ConfigError, ProtocolError
@@ -132,7 +133,7 @@ def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
     for number in stored_stages(model_in(cfg)):
         entering = _entering(cfg.model, first, uncut, number)[node]
         torch.testing.assert_close(seen[f"{OWN}{number}"].t, entering, rtol=0, atol=1e-10)
-    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY)
+    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY, cfg.count_rules)
     seen = fed.states()[0]
     torch.testing.assert_close(seen["server/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
 
@@ -164,7 +165,7 @@ def test_without_features_of_others_the_first_layer_stays_at_home(
     first = cfg.model.init_weights(Key.of(2), torch.float64)
     logits = forward_pass(model_in(cfg), first, inputs, None)
     judged = (block.split.val | block.split.test).nonzero()[:, 0]
-    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY)
+    HaloSums().counts(fed, cfg.model, shared("weights", first), KEY, cfg.count_rules)
     for view in ("own", "server"):
         found = fed.states()[0][f"{view}/logits"].t
         torch.testing.assert_close(found, logits[judged], rtol=0, atol=1e-10)
@@ -711,8 +712,21 @@ def test_bad_input_is_refused_in_one_line() -> None:
     for wrong in [*bad, {"batches": 0}]:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             FedAISOptions(**wrong)
-    with pytest.raises(ConfigError, match="expected validation nodes for an interval that follows"):
+    with pytest.raises(ConfigError, match="expected validation counts for an interval that follo"):
         LOSS_INTERVAL.init(None, (), standing(None))
+
+
+@pytest.mark.parametrize(
+    ("split", "least"), [("0.5/0.25/0.25", 100_000), ("0.5/0/0.5", 0)], ids=["withheld", "no nodes"]
+)
+def test_an_interval_that_follows_the_loss_names_what_may_hide_it(
+    make_graph: MakeGraph, split: str, least: int
+) -> None:
+    """Too few nodes for the least count, a silo's policy, or none at all; and how to mend each."""
+    with pytest.raises(ConfigError, match=r"^expected validation counts .* got none") as caught:
+        go(make_graph(), method="fedais", rounds=1, split=split, evaluation_min_count=least)
+    for words in ("by split, such as", "lower evaluation_min_count", "policy.toml", "=fixed"):
+        assert words in str(caught.value)
 
 
 def test_rows_are_asked_for_before_a_batch_reads_them(make_graph: MakeGraph) -> None:

@@ -60,9 +60,12 @@ def run(
         fed.start_round(t)
         state, report = whole_round(method, fed, cfg, held, state, t, key)
         reports.append(report)
-    left = dict(own_counts(fed, key))
+    left = dict(own_counts(fed, key, cfg.count_rules))
     if state.weights is not None:
-        left |= server_counts(fed, shared("weights", state.weights), key) | state.weights
+        left |= (
+            server_counts(fed, shared("weights", state.weights), key, cfg.count_rules)
+            | state.weights
+        )
     for states in fed.states():
         left |= {f"{len(left)} {k}": f.t for k, f in states.items()}
     return fed, left, reports

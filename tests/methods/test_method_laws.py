@@ -90,11 +90,13 @@ def train(
         for members, states in zip(everyone.split(block_size), fed.states(), strict=True)
         for position, name in enumerate(fed.ids[m] for m in members)
     }
-    counts = own_counts(fed, key)
+    counts = own_counts(fed, key, cfg.count_rules)
     if state.weights is not None:
         counts |= {
             f"server {k}": v
-            for k, v in server_counts(fed, shared("weights", state.weights), key).items()
+            for k, v in server_counts(
+                fed, shared("weights", state.weights), key, cfg.count_rules
+            ).items()
         }
     return Trace(state.weights or {}, own, counts, losses)
 

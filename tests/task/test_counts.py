@@ -292,14 +292,14 @@ def test_what_clients_return_is_what_one_process_counts(
 
     fed.call(begin, {}, what=Kind.CONTROL, key=Key.of(0))
     same(
-        server_counts(fed, shared("weights", weights), Key.of(0)),
+        server_counts(fed, shared("weights", weights), Key.of(0), ALL_COUNTS),
         counts_of(
             rows_here(TORCH, model, weights, block, block.client, CLIENTS), val_histogram=True
         ),
     )
     # Nobody has trained: to them all classes are alike.
     zeros = torch.zeros(int(judged_mask(block).sum()), K, dtype=torch.float64)
-    own = own_counts(fed, Key.of(0))
+    own = own_counts(fed, Key.of(0), ALL_COUNTS)
     same(own, counts_of(judged_rows(block, zeros, block.client, CLIENTS), val_histogram=True))
     assert own["test.histogram"].shape == (K, 2, BINS)
     assert auc_of(own["test.histogram"]) == 0.5

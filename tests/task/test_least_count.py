@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silograph.evaluation.evaluate import sum_histograms
 from silograph.graph.graph import LabelForm
-from silograph.task.counts import BINS, CountRules, EvaluationLevel, JudgedRows
+from silograph.task.counts import ALL_COUNTS, BINS, CountRules, EvaluationLevel, JudgedRows
 from silograph.task.least_count import (
     counts_to_send,
     limited_sums,
@@ -87,7 +87,7 @@ def test_every_number_of_nodes_is_none_or_enough(
     assert {n: (tuple(t.shape), t.dtype) for n, t in sent.items()} == {
         n: ((CLIENTS, *spec.shape), spec.dtype) for n, spec in specs.items()
     }
-    assert count_problem(form, sent) is None
+    assert count_problem(form, sent, least) is None
     for part in PARTS:
         for name, numbers in numbers_of_nodes(form, sent, part).items():
             assert bool(((numbers == 0) | (numbers >= least)).all()), (part, name, numbers)
@@ -117,7 +117,8 @@ def test_totals_are_those_of_all_nodes_where_clients_have_enough(form: LabelForm
     exact = {"multiclass": ("accuracy", "f1_micro"), "multilabel": ("accuracy", "f1_micro")}
     for part in PARTS:
         ours, theirs = (
-            task_of(form).scores(sum_histograms(counts), part) for counts in (sent, full)
+            task_of(form).scores(sum_histograms(counts, rules), part)
+            for counts, rules in ((sent, FIVE), (full, ALL_COUNTS))
         )
         assert ours is not None
         assert theirs is not None
@@ -149,7 +150,7 @@ def test_classes_of_few_nodes_are_one_cell() -> None:
     merged = [int(sent[f"test.merged.{name}"]) for name in ("known", "tp", "fp", "fn")]
     assert merged == [38, 4, 2, 1]
     assert sent["test.histogram"].sum(dim=-1).tolist() == [[[11, 8], [13, 6], [0, 0], [0, 0]]]
-    scores = task_of("multiclass").scores(sum_histograms(sent), "test")
+    scores = task_of("multiclass").scores(sum_histograms(sent, FIVE), "test")
     assert scores is not None
     assert scores.accuracy == scores.f1_micro == 16 / 19
     # Of the two classes that are told alone: 14 / (14 + 1) and 10 / (10 + 2).
@@ -162,8 +163,11 @@ def test_figures_of_few_labels_are_not_shown() -> None:
     true = [0] * 6 + [1] * 2 + [2, 3]
     full = one_client(true, true)
     scores, all_of = (
-        task_of("multiclass").scores(sum_histograms(counts), "test")
-        for counts in (counts_to_send(full, "multiclass", CountRules(5)), full)
+        task_of("multiclass").scores(sum_histograms(counts, rules), "test")
+        for counts, rules in (
+            (counts_to_send(full, "multiclass", FIVE), FIVE),
+            (full, ALL_COUNTS),
+        )
     )
     assert scores is not None
     assert all_of is not None
@@ -197,7 +201,7 @@ def test_a_client_of_few_nodes_sends_none() -> None:
         full = full_counts(form, 2, 4)
         sent = counts_to_send(full, form, FIVE)
         assert all(not bool(t.any()) for t in sent.values())
-        assert task_of(form).scores(sum_histograms(sent), "test") is None
+        assert task_of(form).scores(sum_histograms(sent, FIVE), "test") is None
 
 
 @pytest.mark.parametrize(
@@ -221,11 +225,22 @@ def test_merged_bins_are_spread_between_their_neighbors() -> None:
     bins = torch.zeros(2, 1, 2, BINS, dtype=torch.int32)
     bins[0, 0, 0, 10], bins[0, 0, 0, 14], bins[0, 0, 0, 100] = 5, 7, 50
     bins[1, 0, 1, 20] = 6  # one group: nothing says how wide it is
-    found = spread_bins(bins)
+    found = spread_bins(bins, 5)
     assert found.sum(dim=-1).tolist() == [[pytest.approx(62), pytest.approx(6)]]
     assert found[0, 0, 8:12].tolist() == pytest.approx([0.625, 1.25, 1.25, 1.25])
     assert float(found[0, 0, 100]) == 50  # more than a group has
     assert float(found[0, 1, 20]) == 6
+
+
+def test_one_client_does_not_decide_how_others_are_spread() -> None:
+    """A client that sends single scores, which no honest one does."""
+    bins = torch.zeros(2, 1, 2, BINS, dtype=torch.int32)
+    bins[0, 0, 0, 10], bins[0, 0, 0, 14] = 5, 7
+    alone = spread_bins(bins[:1], 5)
+    bins[1, 0, 1, 200] = 1
+    assert torch.equal(spread_bins(bins, 5)[0, 0], alone[0, 0])
+    counts = {"test.merged.known": torch.zeros(2), "test.histogram": bins}
+    assert torch.equal(sum_histograms(counts, FIVE)["test.histogram"][0, 0], alone[0, 0])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -242,9 +257,14 @@ def test_a_policy_keeps_histograms_or_all_of_it_back(form: LabelForm, least: int
         assert not bool(sent["none"][name].any())
         told = torch.zeros_like(t) if name.endswith("histogram") else t
         assert torch.equal(sent["counts"][name], told)
-    assert all(count_problem(form, s) is None for s in sent.values())
+    assert all(count_problem(form, s, least) is None for s in sent.values())
     if form == "multiclass":
-        assert sum_histograms(sent["counts"])["test.has_histogram"].tolist() == [False] * CLIENTS
+        assert (
+            sum_histograms(sent["counts"], replace(FIVE, min_count=least))[
+                "test.has_histogram"
+            ].tolist()
+            == [False] * CLIENTS
+        )
 
 
 def test_rankings_of_few_users_are_not_told() -> None:

@@ -57,12 +57,14 @@ def loss_of(standing: RunStanding) -> float:
     """Return the validation loss of the last scored round.
 
     Raises:
-        ConfigError: there are no validation nodes.
+        ConfigError: there is none, as no client has validation nodes or sent their counts.
     """
     if standing.val_loss is None:
         raise ConfigError(
-            "expected validation nodes for an interval that follows their loss, got none: give "
-            "some by split, such as '0.8/0.1/0.1', or take interval=fixed"
+            "expected validation counts for an interval that follows their loss, got none: give "
+            "validation nodes by split, such as '0.8/0.1/0.1'; if clients have some and sent no "
+            "counts, lower evaluation_min_count, or let silos allow counts (evaluation in "
+            "policy.toml); or take interval=fixed"
         )
     return standing.val_loss
 

@@ -43,13 +43,14 @@ from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
 from silograph.nn.doors import dtype_of
 from silograph.task.counts import (
+    ALL_COUNTS,
     CountRules,
     JudgedRows,
     judged_mask,
     judged_rows,
     judges_of,
 )
-from silograph.task.least_count import MERGED, counts_to_send, limited_sums, spread_bins
+from silograph.task.least_count import counts_to_send, limited_sums, spread_bins
 from silograph.task.registry import task_of
 
 HISTOGRAM = ".histogram"  # ends the names of histograms
@@ -153,34 +154,47 @@ def tally_by_client(rows: JudgedRows, rules: CountRules) -> dict[str, Tensor]:
     return counts_to_send(counts, rows.task, rules) if rules.withholds else counts
 
 
-def call_for_counts(fed: Federation, judge: Op, inbox: Payload, key: Key) -> dict[str, Tensor]:
-    """Return the counts of all clients (C, ...), histograms (K, 2, B) added up."""
+def call_for_counts(
+    fed: Federation, judge: Op, inbox: Payload, key: Key, rules: CountRules
+) -> dict[str, Tensor]:
+    """Return the counts of all clients (C, ...), histograms (K, 2, B) added up.
+
+    `rules`: what the replies hold.
+    """
     reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
-    return sum_histograms({name: field.t for name, field in reply.items()})
+    return sum_histograms({name: field.t for name, field in reply.items()}, rules)
 
 
-def sum_histograms(counts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def sum_histograms(
+    counts: Mapping[str, Tensor], rules: CountRules = ALL_COUNTS
+) -> dict[str, Tensor]:
     """Return counts by client (C, ...) with histograms summed over clients, (K, 2, B).
 
     Beside each is `PART.has_histogram` (C,) bool, which clients have sent one. Sums are int64; they
     are float64 where bins may have been merged, as then they are spread out (`spread_bins`).
+
+    Args:
+        counts: of the clients.
+        rules: that they were sent by.
     """
     summed = dict(counts)
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
             part = name.removesuffix(HISTOGRAM)
-            merges = f"{part}.{MERGED}.known" in counts
-            summed[name] = spread_bins(bins) if merges else bins.sum(0)
+            summed[name] = spread_bins(bins, rules.min_count) if rules.merges else bins.sum(0)
             summed[f"{part}.has_histogram"] = bins.flatten(1).any(dim=1)
     return summed
 
 
-def server_counts(fed: Federation, inbox: Payload, key: Key) -> dict[str, Tensor]:
+def server_counts(
+    fed: Federation, inbox: Payload, key: Key, rules: CountRules
+) -> dict[str, Tensor]:
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed.
 
-    `inbox`: its weights as they travel, see `silograph.exchange.sent_weights.outgoing`.
+    `inbox`: its weights as they travel, see `silograph.exchange.sent_weights.outgoing`. `rules`:
+    what the replies hold.
     """
-    return call_for_counts(fed, judge_server, inbox, key)
+    return call_for_counts(fed, judge_server, inbox, key, rules)
 
 
 def received_counts(
@@ -189,6 +203,7 @@ def received_counts(
     others: Sequence[str],
     inbox: Payload,
     key: Key,
+    rules: CountRules,
     *,
     ranks: bool,
 ) -> dict[str, Tensor]:
@@ -200,6 +215,7 @@ def received_counts(
         others: who has not, and is sent the model.
         inbox: its weights as they travel to these.
         key: of the calls.
+        rules: what the replies hold.
         ranks: whether clients rank, too.
     """
     counts = dict(received)
@@ -211,7 +227,7 @@ def received_counts(
         for name, field in reply.items():
             at = places.to(field.t.device)
             counts[name] = counts[name].to(field.t.device).index_copy(0, at, field.t)
-    return sum_histograms(counts)
+    return sum_histograms(counts, rules)
 
 
 def exchanged_counts(
@@ -219,16 +235,17 @@ def exchanged_counts(
     model: AnyModel,
     weights: Mapping[str, Tensor],
     key: Key,
+    rules: CountRules,
     behind: RowMinimum = NO_MINIMUM,
 ) -> dict[str, Tensor]:
     """The same with sums over the neighbors in all silos, those with enough behind them."""
     predict_together(fed, divisible(model), weights, key, behind=behind)
-    return call_for_counts(fed, judge_exchanged, {}, key)
+    return call_for_counts(fed, judge_exchanged, {}, key, rules)
 
 
-def own_counts(fed: Federation, key: Key) -> dict[str, Tensor]:
+def own_counts(fed: Federation, key: Key, rules: CountRules) -> dict[str, Tensor]:
     """Return all clients' counts of their own models, histograms (K, 2, B) summed."""
-    return call_for_counts(fed, judge_own, {}, key)
+    return call_for_counts(fed, judge_own, {}, key, rules)
 
 
 def rows_here(

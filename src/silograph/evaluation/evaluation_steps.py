@@ -64,15 +64,17 @@ def judged_steps(
 ) -> Steps:
     """Return the call of `call_for_counts`."""
     specs = tally_specs(model.task, model.outputs, rules)
-    return (Call(judge, Kind.EVALUATION, key, takes, specs, tallies(model)),)
+    return (Call(judge, Kind.EVALUATION, key, takes, specs, tallies(model, rules)),)
 
 
-def tallies(model: AnyModel, under: str = "") -> Callable[[Payload, Payload], str | None]:
+def tallies(
+    model: AnyModel, rules: CountRules, under: str = ""
+) -> Callable[[Payload, Payload], str | None]:
     """Return what looks at counts in a reply, of fields whose names begin with `under`."""
 
     def problem(_: Payload, reply: Payload) -> str | None:
         counts = {n.removeprefix(under): f.t for n, f in reply.items() if n.startswith(under)}
-        return count_problem(model.task, counts)
+        return count_problem(model.task, counts, rules.min_count)
 
     return problem
 

@@ -63,19 +63,19 @@ class HaloFrom:
         return self.by == "rows"
 
     def counts(
-        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
     ) -> dict[str, Tensor]:
         """Score with rows or sums of all halo slots."""
         staged = divisible(model)
         if self.by == "sums":
             predict_together(fed, staged, under("weights", inbox), key, finish_alone)
-            return call_for_counts(fed, judge_left, {}, key)
+            return call_for_counts(fed, judge_left, {}, key, rules)
         inbox = {**inbox, "train": Shared(torch.tensor(False))}
         what = Kind.EVALUATION
         fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
         for told in with_sums(staged)[self.layer :]:
             pull(fed, None, serve_all, store_all, what=what, key=key, inbox=told)
-        return call_for_counts(fed, judge_left, {}, key)
+        return call_for_counts(fed, judge_left, {}, key, rules)
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; `rules`: what the replies hold."""

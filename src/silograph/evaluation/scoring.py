@@ -42,7 +42,7 @@ class Evaluation(Protocol):
         """Whether scores need sums that cross silos."""
 
     def counts(
-        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
     ) -> dict[str, Tensor]:
         """Return all clients' counts of the server's model.
 
@@ -51,6 +51,7 @@ class Evaluation(Protocol):
             model: the shape.
             inbox: `weights/*` of the server; where nothing crosses, as they travel to be trained.
             key: of the calls.
+            rules: what the replies hold.
         """
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
@@ -83,11 +84,11 @@ class OwnGraph:
     crosses = False
 
     def counts(
-        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
     ) -> dict[str, Tensor]:
         """Score through the clients' graphs."""
         del model
-        return server_counts(fed, inbox, key)
+        return server_counts(fed, inbox, key, rules)
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""
@@ -119,10 +120,10 @@ class AllSilos:
     crosses = True
 
     def counts(
-        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
     ) -> dict[str, Tensor]:
         """Score with sums over all silos."""
-        return exchanged_counts(fed, model, under("weights", inbox), key, self.behind)
+        return exchanged_counts(fed, model, under("weights", inbox), key, rules, self.behind)
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""

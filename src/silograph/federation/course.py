@@ -149,6 +149,10 @@ class Course:
                 raise ProtocolError(f"expected calls of round {between}, got one of {number}")
         return steps
 
+    def closes(self, number: int, after: Steps) -> bool:
+        """Return whether no later round may follow a call, by its round and what follows it."""
+        return number == self.program.rounds or is_over(after)
+
     def go_on(self, number: int, after: Steps) -> bool:
         """Take a call of a round as made; return whether the round begins with it.
 

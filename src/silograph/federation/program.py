@@ -209,12 +209,16 @@ class ScoringRules:
         next_trains: whether the weights that are sent to be scored are those that the next round
             trains from.
         bounded: whether a client scores no model but those that it trains from, and the last ones.
-        closing: how many models it scores at most that it does not train from.
+        closing: how many models it scores at most when the run is over, which no round trains from.
+        in_setup: how many models set-up has it score.
+        in_rounds: how many different models all rounds have it score at most; None: any number.
     """
 
     next_trains: bool = False
     bounded: bool = False
     closing: int = 1
+    in_setup: int = 0
+    in_rounds: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,24 @@
-"""What a silo checks of the weights that it is sent: only those are scored that it trains from.
+"""What a silo checks of the weights that it is sent to score.
 
 Scores say something about the labels of test nodes. A server that had arbitrary weights scored,
 as often as it likes, could find these labels out. So a silo compares the weights of the messages,
 whatever the server says of them:
 
-- Where the model of a round is sent to be scored, a client that trains in the next round must train
-  from the same weights.
-- A silo scores at most as many models as it has trained from, and one more: the last model, which
-  no round trains from. It is two more with `evaluate_clients=participants`, where all clients score
-  the best model in the end, too.
+1. Where the model of a round is sent to be scored, a client that trains in the next round must
+   train from the same weights.
+2. The calls that close the run score one model, which no round trains from. It is two with
+   `evaluate_clients=participants`, where all clients score the best model in the end, too.
+3. A silo scores at most as many different models as there are different weights that it has trained
+   from, and at most as many as the run has rounds. Those that the run is closed with come on top,
+   and one more where set-up scores the first model.
 
 The first rule is left out after a LOAD, since the rounds between may have gone on without the silo,
-or are repeated without another one. The second rule holds always. Where a client scores models
-that others train from (`evaluate_clients=all` with partial participation) it has nothing to compare
-them with, and a silo's policy decides whether it agrees to such a run.
+or are repeated without another one. The others hold always, however often rounds are repeated: the
+same weights again count once. All of it is remembered while the silo's process runs.
+
+Where a client scores models that others train from (`evaluate_clients=all` with partial
+participation) it cannot check the last two rules, nor the first one if models are scored on
+receipt. A silo's policy decides whether it agrees to such a run.
 """
 
 from collections.abc import Mapping
@@ -46,7 +51,7 @@ class _Scored:
 
 
 class ScoredWeights:
-    """Digests of the weights that a silo has scored, and how often it has trained.
+    """Digests of the weights that a silo has scored and of those that it has trained from.
 
     Args:
         rules: which rules the run's program allows to check.
@@ -55,48 +60,75 @@ class ScoredWeights:
     def __init__(self, rules: ScoringRules) -> None:
         self._rules = rules
         self._scored: set[bytes] = set()
-        self._trained = 0  # calls that brought weights to train from
+        self._trained: set[bytes] = set()
+        self._closing: set[bytes] = set()  # that were scored by closing calls only
         self._next: _Scored | None = None  # what the next training has to start from
 
-    def check(self, call: Call, number: int, inbox: Mapping[str, Field]) -> None:
+    def check(
+        self, call: Call, number: int, inbox: Mapping[str, Field], *, closes: bool = False
+    ) -> None:
         """Raise `PolicyError` where weights are scored, or trained from, that may not be.
 
         Args:
             call: of the program.
             number: of the round.
             inbox: fields of the message.
+            closes: whether no later round may follow the call (`Course.closes`).
         """
         digest = digest_of_weights(inbox)
         if digest is None:
             return
+        evaluates = call.what is Kind.EVALUATION
+        if not evaluates:
+            self._check_start(number, digest)
+        if (evaluates or call.scores_inbox) and self._rules.bounded:
+            trained = self._trained if evaluates else self._trained | {digest}
+            self._check_scored(number, digest, len(trained), closes=evaluates and closes)
+
+    def _check_start(self, number: int, digest: bytes) -> None:
+        """Raise `PolicyError` where a round trains from other weights than were scored before."""
         last = self._next
-        if call.what is not Kind.EVALUATION:
-            if last is None or number != last.number + 1 or not self._rules.next_trains:
-                return
-            if digest != last.digest:
-                raise PolicyError(
-                    f"expected round {number} to train from the weights that were scored after "
-                    f"round {last.number}, got other weights: the silo leaves the run"
-                )
+        if last is None or number != last.number + 1 or not self._rules.next_trains:
             return
-        most = self._trained + self._rules.closing
-        if self._rules.bounded and len(self._scored | {digest}) > most:
+        if digest != last.digest:
             raise PolicyError(
-                f"expected at most {counted(most, 'model')} to be scored after "
-                f"{counted(self._trained, 'training')}, got one more in round {number}: the silo "
-                "leaves the run"
+                f"expected round {number} to train from the weights that were scored after "
+                f"round {last.number}, got other weights: the silo leaves the run"
             )
 
-    def record(self, call: Call, number: int, inbox: Mapping[str, Field]) -> None:
+    def _check_scored(self, number: int, digest: bytes, trained: int, *, closes: bool) -> None:
+        """Raise `PolicyError` for a further model to score where there may be no more of them."""
+        if digest in self._scored:
+            return
+        rules = self._rules
+        if closes and len(self._closing) >= rules.closing:
+            raise PolicyError(
+                f"expected {counted(rules.closing, 'model')} to be scored when the run is over, "
+                f"got one more in round {number}: the silo leaves the run; start it again to go on"
+            )
+        rounds = trained if rules.in_rounds is None else min(trained, rules.in_rounds)
+        most = rounds + rules.closing + rules.in_setup
+        if len(self._scored) >= most:
+            raise PolicyError(
+                f"expected at most {counted(most, 'model')} to be scored after training from "
+                f"{trained} different ones, got one more in round {number}: the silo leaves the "
+                "run; start it again to go on"
+            )
+
+    def record(
+        self, call: Call, number: int, inbox: Mapping[str, Field], *, closes: bool = False
+    ) -> None:
         """Remember a call that was answered; the arguments are those of `check`."""
         digest = digest_of_weights(inbox)
         if digest is None:
             return
         if call.what is Kind.EVALUATION:
+            if closes and digest not in self._scored:
+                self._closing.add(digest)
             self._scored.add(digest)
             self._next = _Scored(number, digest)
         else:
-            self._trained += 1
+            self._trained.add(digest)
             self._next = None
             if call.scores_inbox:
                 self._scored.add(digest)

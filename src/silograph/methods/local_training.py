@@ -355,7 +355,7 @@ def local_steps(
     `problem`: see `Call`; says what is wrong with what the op sends besides.
     """
     told = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
-    scores = tallies(cfg.model, f"{RECEIVED}/") if cfg.received else None
+    scores = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/") if cfg.received else None
 
     def either(inbox: Payload, reply: Payload) -> str | None:
         found = (say(inbox, reply) for say in (problem, scores) if say is not None)

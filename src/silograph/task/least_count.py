@@ -238,17 +238,20 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     return new
 
 
-def spread_bins(bins: Tensor) -> Tensor:
+def spread_bins(bins: Tensor, least: int) -> Tensor:
     """Return the sum (K, 2, B) float64 of clients' histograms (C, K, 2, B), merged bins spread out.
 
-    A count below twice the least one that has come may be a group of bins. It is spread evenly from
+    A count below twice the least one of the run may be a group of bins. It is spread evenly from
     half way to the occupied bin before to half way to the one after, and as far at the ends as on
     the other side. Without this the AUC would be too high, as middles of groups differ less than
     scores do.
+
+    Args:
+        bins: the histograms.
+        least: the least count of the run; not that of what came, which one client could choose.
     """
     table = bins.cpu().numpy()
     total = table.sum(axis=0).astype(np.float64)
-    most = 2 * int(table[table > 0].min(initial=2**30))
     size = table.shape[-1]
     edges = np.arange(size + 1) - 0.5
     for client, k, truth in zip(*np.nonzero((table > 0).sum(axis=-1) > 1), strict=True):
@@ -258,7 +261,7 @@ def spread_bins(bins: Tensor) -> Tensor:
         first = np.concatenate([[2 * at[0] - between[0]], between])
         last = np.concatenate([between, [2 * at[-1] - between[-1]]])
         for place, low, high in zip(at.astype(np.int64), first, last, strict=True):
-            if row[place] >= most:
+            if row[place] >= 2 * least:
                 continue
             share = np.diff(np.clip((edges - low) / (high - low), 0, 1))
             total[k, truth, place] -= row[place]

@@ -14,12 +14,15 @@ from silograph.task.least_count import MERGED
 from silograph.task.scores import PARTS
 
 
-def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None:
+def count_problem(
+    labels: LabelForm, counts: Mapping[str, Tensor], min_count: int = 0
+) -> str | None:
     """Return what was expected of counts (C, ...) and what came, None for counts that can be.
 
     Args:
         labels: what the nodes have.
         counts: of `Task.tally`, on the CPU; those of `val` or `test` may be missing.
+        min_count: of the run, see `silograph.task.least_count`; 0 and 1 are no limit.
     """
     arrays = {name: t.numpy() for name, t in counts.items()}  # small: faster than as tensors
     for part in PARTS:
@@ -33,7 +36,8 @@ def count_problem(labels: LabelForm, counts: Mapping[str, Tensor]) -> str | None
             and (seen.astype(np.int64) + unseen > nodes).any()
         ):
             return f"at most as many seen and unseen ratings as {part} ratings, got more"
-        problem = _hit_problem(labels, part, nodes, arrays) or _histogram_problem(part, arrays)
+        problem = _hit_problem(labels, part, nodes, arrays)
+        problem = problem or _histogram_problem(part, arrays, min_count)
         if problem is not None:
             return problem
     return None
@@ -69,11 +73,14 @@ def _with_merged(counts: Mapping[str, np.ndarray], part: str, name: str) -> np.n
     return np.concatenate([by_class, merged[:, None].astype(np.int64)], axis=1)
 
 
-def _histogram_problem(part: str, counts: Mapping[str, np.ndarray]) -> str | None:
+def _histogram_problem(part: str, counts: Mapping[str, np.ndarray], min_count: int) -> str | None:
     """Return what a histogram (C, K, 2, B) cannot be beside the hits and misses, or None."""
     bins = counts.get(f"{part}.histogram")
     if bins is None:
         return None
+    few = bins[(bins > 0) & (bins < min_count)]
+    if few.size:
+        return f"{part} histogram bins of 0 or at least {min_count} nodes, got one of {few.min()}"
     known, tp, fn = (counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn"))
     by_truth = bins.sum(axis=3, dtype=np.int64)
     differs = (by_truth != np.stack([known - tp - fn, tp + fn], axis=2)).any(axis=2)

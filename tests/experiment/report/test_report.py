@@ -279,6 +279,12 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], str]] = {
         "chosen by validation F1 micro",
     ),
     "no validation": ({}, {"split": "0.5/0/0.5"}, FIGURES + CUT, "there are no validation nodes"),
+    "withheld": (
+        {},
+        {"evaluation_min_count": 100_000},
+        FIGURES[1:] + CUT,
+        "The last round is reported: no client sent validation counts to choose by.",
+    ),
     "no test": ({}, {"split": "0.5/0.5/0"}, FIGURES[:3] + CUT, "There are no test scores."),
     "neither": ({}, {"split": "1/0/0"}, [*FIGURES[1:3], *CUT], "There are no test nodes"),
     "one client": ({}, {"clients": 1}, FIGURES + CUT[:2], "One client holds the graph."),

@@ -112,7 +112,12 @@ def state_of(run: RunRecord) -> str:
 def chosen_of(run: RunRecord) -> str:
     """Return how the best round is chosen, as a sentence."""
     if not run.by_validation:
-        return "The last round is reported: there are no validation nodes to choose by."
+        if run.result is not None and run.result["val"]["uncut"] is not None:
+            return "The last round is reported: no client sent validation counts to choose by."
+        return (
+            "The last round is reported: there are no validation nodes to choose by, or no client "
+            "sent their counts."
+        )
     return (
         f"The best round is chosen by validation {run.metric.title} of the {run.judge} view, ties "
         "by validation loss. Test scores are shown, and decide nothing."

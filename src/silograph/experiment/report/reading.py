@@ -95,7 +95,7 @@ class RunRecord:
 
     @property
     def by_validation(self) -> bool:
-        """Whether there are validation nodes to pick the round by."""
+        """Whether there are validation scores to pick the round by."""
         return any(row[f"val_{self.judge}_{self.metric.name}"] is not None for row in self.rows)
 
     @property

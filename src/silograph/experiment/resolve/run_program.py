@@ -108,6 +108,8 @@ def _scoring_rules(
         next_trains=method_config.received != "all" and is_alike,
         bounded=everyone or some or sends_none,
         closing=1 if everyone else 2,
+        in_setup=int(method.needs.score_first),
+        in_rounds=config.rounds * max(1, sum(call.scores_inbox for call in calls_of(first_round))),
     )
 
 

@@ -79,7 +79,9 @@ def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundRep
         others = []
     inbox = weights_message(setup, state, others) if others else {}
     key, ranks = training_key(config).fold("judge server", t), config.relevant is not None
-    return received_counts(fed, received, others, inbox, key, ranks=ranks)
+    return received_counts(
+        fed, received, others, inbox, key, setup.method_config.count_rules, ranks=ranks
+    )
 
 
 def complete(setup: Setup, pending: Pending, server: Counts, weights: Params) -> tuple[Judged, Row]:

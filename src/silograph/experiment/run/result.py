@@ -71,8 +71,8 @@ class Result:
         scored_clients: number of clients behind the test scores of the best round, by view: `nodes`
             have reported any test node, and `auc` a histogram, where the task has one.
         left_out: why silos were left out of the run for good, by their names.
-        best_round: the round (from 1) that validation picked; the last one without validation
-            nodes.
+        best_round: the round (from 1) that validation picked; the last one where no client
+            has validation nodes or sent their counts.
         rounds: one row for each judged round; bytes and flops are totals so far.
         stopped: why the run ended.
         advice: what the course of the scores, and what sets knobs, say about the number of rounds;
@@ -372,15 +372,27 @@ class Result:
             where = "copies of test nodes train at another client, so test scores are too high"
             yield f"leaks: {leaks:,} of {tests:,} {where}"
         yield f"stopped: {self.stopped}"
-        chosen = any(getattr(self.val, view) is not None for view in VIEWS)
-        how = "by validation" if chosen else "the last one: no validation nodes"
+        unread = self._missing_validation()
+        how = "by validation" if unread is None else f"the last one: {unread}"
         yield (
             f"best round {self.best_round} of {self.config.rounds} ({how}), "
             f"{self.seconds:.1f} s{self._compiled()}, "
             f"peak memory {size_text(self.peak_memory_bytes)}"
         )
+        limits = {"patience": self.config.patience, "target": self.config.target}
+        asked = " and ".join(name for name, value in limits.items() if value is not None)
+        if unread is not None and asked:
+            yield f"{asked} could not stop the run: there were no validation scores to read"
         if self.advice is not None:
             yield f"note: {self.advice}"
+
+    def _missing_validation(self) -> str | None:
+        """Return why no validation score picked the round; None where one did."""
+        if getattr(self.val, self.method.evaluate.view) is not None:
+            return None
+        if self.cut is not None and not bool(self.cut.copies_split.val.any()):
+            return "no validation nodes"
+        return "no client sent validation counts"
 
     def _scored_by_few(self) -> dict[str, dict[str, int]]:
         """Return `scored_clients` of the views in which some clients have no part."""

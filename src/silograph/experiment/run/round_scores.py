@@ -113,16 +113,16 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
 
 def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
     """Return all clients' counts of the server's model, which is sent to them."""
-    fed, evaluate = setup.federation, setup.method.evaluate
+    fed, cfg = setup.federation, setup.method_config
     inbox = weights_message(setup, state, fed.ids)
-    counts = evaluate.counts(fed, setup.method_config.model, inbox, key)
+    counts = setup.method.evaluate.counts(fed, cfg.model, inbox, key, cfg.count_rules)
     return counts if setup.config.relevant is None else with_rankings(fed, counts, "server", key)
 
 
 def own_counts_of(setup: Setup, t: int, key: Key) -> Counts:
     """Return all clients' counts of their own models, as round t has left them."""
     fed, judging = setup.federation, key.fold("judge own", t)
-    own = own_counts(fed, judging)
+    own = own_counts(fed, judging, setup.method_config.count_rules)
     return own if setup.config.relevant is None else with_rankings(fed, own, "own", judging)
 
 

@@ -370,7 +370,8 @@ class Responder:
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
         agreed, after, op, envelope, arrived = self._agreed(at, call)
-        self._scored.check(agreed, envelope.round, arrived)
+        closes = at.course.closes(envelope.round, after)
+        self._scored.check(agreed, envelope.round, arrived, closes=closes)
         begins = at.course.go_on(envelope.round, after)
         try:
             if begins:
@@ -379,7 +380,7 @@ class Responder:
         except Exception:
             at.course.break_off()  # the server may not pass over what has failed
             raise
-        self._scored.record(agreed, envelope.round, arrived)
+        self._scored.record(agreed, envelope.round, arrived, closes=closes)
         return body
 
     def _agreed(

@@ -24,7 +24,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.model import Model
 from silograph.study.attack.finding import Finding, features
 from silograph.study.attack.overheard import Overheard
-from silograph.task.counts import BINS, STEEPNESS, bins_of, log_odds
+from silograph.task.counts import BINS, STEEPNESS, CountRules, bins_of, log_odds
 from silograph.task.least_count import spread_bins
 
 LABEL_CALLS = 12
@@ -55,7 +55,7 @@ def evaluation_findings(setup: Setup, block: ClientBlock) -> list[Finding]:
 def _scored(setup: Setup, key: Key) -> "ScoredNodes":
     fed = Overheard(setup.federation)
     setup.method.init(fed, setup.method_config, first_weights(setup), key)
-    return ScoredNodes(fed, key)
+    return ScoredNodes(fed, key, setup.method_config.count_rules)
 
 
 class ScoredNodes:
@@ -64,15 +64,16 @@ class ScoredNodes:
     Args:
         fed: the silos.
         key: of the calls.
+        rules: what the replies hold.
     """
 
-    def __init__(self, fed: Overheard, key: Key) -> None:
-        self._fed, self._key = fed, key
+    def __init__(self, fed: Overheard, key: Key, rules: CountRules) -> None:
+        self._fed, self._key, self._rules = fed, key, rules
 
     def reply(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the counts of each silo, (C, ...)."""
         inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
-        server_counts(self._fed, inbox, self._key)
+        server_counts(self._fed, inbox, self._key, self._rules)
         return {name: field.t for name, field in self._fed.calls[-1].reply.items()}
 
 
@@ -90,8 +91,11 @@ def _labels(setup: Setup, block: ClientBlock) -> list[Finding]:
         logits = cfg.backend.predict(cfg.model, weights, block)[test]
         bins = bins_of(log_odds(logits, "multiclass"), cfg.model.outputs)
         known.append((silos.reply(weights), bins))
+    least = cfg.count_rules.min_count
     prior = label_shares([reply for reply, _ in known])
-    chances = torch.stack([chances_of(reply, bins, client, prior) for reply, bins in known]).log()
+    chances = torch.stack(
+        [chances_of(reply, bins, client, prior, least) for reply, bins in known]
+    ).log()
     logs = chances.sum(0) - (LABEL_CALLS - 1) * prior[client].log()
     shares = logs.nan_to_num(nan=-1e9, neginf=-1e9).softmax(dim=1)
     sure, guess = shares.max(dim=1)
@@ -115,7 +119,9 @@ def label_shares(replies: Sequence[Mapping[str, Tensor]]) -> Tensor:
     return shares / shares.sum(1, keepdim=True)
 
 
-def chances_of(reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior: Tensor) -> Tensor:
+def chances_of(
+    reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior: Tensor, least: int
+) -> Tensor:
     """Return how likely each class is for each node by one reply, (j, K) float64.
 
     Args:
@@ -123,6 +129,7 @@ def chances_of(reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior:
         bins: (j, K) of the nodes.
         client: (j,) their silos.
         prior: (C, K) float64, for classes of which no histogram came.
+        least: the least count of the run.
     """
     table = reply["test.histogram"]
     merges = "test.merged.tp" in reply
@@ -135,7 +142,7 @@ def chances_of(reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior:
             own, true = bins[rows, k], table[silo, k, 1].double()
             nodes = torch.bincount(own, minlength=BINS).double()
             if merges:  # near a bin, and not quite sure
-                true = spread_bins(table[silo : silo + 1, k : k + 1])[0, 1]
+                true = spread_bins(table[silo : silo + 1, k : k + 1], least)[0, 1]
                 true, nodes = smooth(true) + prior[silo, k], smooth(nodes) + 1
             guess[rows, k] = (true / nodes.clamp(min=1e-9))[own].clamp(max=1)
     return guess

@@ -107,6 +107,6 @@ def overhear(setup: Setup, rounds: int) -> Overheard:
     if state.weights is not None:
         judging = key.fold("judge server", rounds)
         inbox = weights_message(setup, state, fed.ids)
-        method.evaluate.counts(fed, cfg.model, inbox, judging)
-    own_counts(fed, key.fold("judge own", rounds))
+        method.evaluate.counts(fed, cfg.model, inbox, judging, cfg.count_rules)
+    own_counts(fed, key.fold("judge own", rounds), cfg.count_rules)
     return fed
