@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 from silograph.graph.datasets import load
 from silograph.graph.graph import Features, Graph
 from silograph.graph.read.arrays import from_arrays
+from silograph.graph.read.columns import INDEX_NAMES
 from silograph.graph.read.csv import from_csv
 from silograph.graph.read.networkx import from_networkx
 from silograph.graph.read.pyg_data import from_pyg
@@ -168,7 +169,7 @@ def write_silo(path: Path, table: NodeTable, format: str) -> None:
     whole = all(isinstance(key, int) for key in table.ids)
     words = sorted({label for label in table.labels if isinstance(label, str)})
     classes = words or 1 + max(label for label in table.labels if label is not None)
-    features = [name for name in table.features if name not in ("", "index", "Unnamed: 0")]
+    features = [name for name in table.features if name not in ("", "Unnamed: 0", *INDEX_NAMES)]
     (path / "silo.toml").write_text(
         f'name = "north"\nfeatures = {len(features)}\nclasses = {classes!r}\n'
         f'keys = "{"integer" if whole else "text"}"\n'

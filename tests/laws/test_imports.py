@@ -1,9 +1,8 @@
-"""Imports run one way, names are told apart, and importing costs nothing that is not used."""
+"""Imports run one way, and importing costs nothing that is not used."""
 
 import ast
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -111,46 +110,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) == ["a", "b", "c"]
     assert in_circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     assert not in_circles(imports())
-
-
-def singular(name: str) -> str:
-    """A name without the ending of a plural."""
-    if name.endswith("ies"):
-        return name.removesuffix("ies") + "y"
-    return name if name.endswith("ss") else name.removesuffix("s")
-
-
-def test_no_names_of_modules_differ_by_a_plural() -> None:
-    """Of files anywhere, and of all that is in one room."""
-    groups = defaultdict(set)
-    for name, path in FILES.items():
-        room, _, leaf = name.rpartition(".")
-        groups[room, singular(leaf)].add(leaf)
-        if path.name != "__init__.py":
-            groups["", singular(leaf)].add(leaf)
-    assert not [sorted(names) for names in groups.values() if len(names) > 1]
-
-
-def types_of(source: str) -> list[str]:
-    """Names of the classes and of the aliases of types that a file defines."""
-    found = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            found.append(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [target.id for target in targets if isinstance(target, ast.Name)]
-            found += [name for name in names if name[0].isupper() and not name.isupper()]
-    return found
-
-
-def test_no_two_types_have_one_name() -> None:
-    assert types_of("class A: ...\nRow = dict[str, int]\nMOST = 4\nx = 1") == ["A", "Row"]
-    where = defaultdict(list)
-    for module, path in FILES.items():
-        for name in types_of(path.read_text()):
-            where[name].append(module)
-    assert not {name: modules for name, modules in where.items() if len(modules) > 1}
 
 
 def test_help_does_not_import_torch() -> None:

@@ -244,10 +244,10 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
     }
 
 
-Views = Mapping[str, Literal["server", "own"]]
+ScoredViews = Mapping[str, Literal["server", "own"]]
 
 
-def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, Views]:
+def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, ScoredViews]:
     """Return the state in which the models of the best round are scored, and the views it has.
 
     Where a model is scored on receipt, the state after round t has scores of the model before, so
@@ -264,7 +264,7 @@ def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, Views]:
     return state, {"server": "server", **views}
 
 
-def scores_of(run: SiloRun, state: State | None, views: Views) -> dict[str, dict[str, Any]]:
+def scores_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
     found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     if state is None:
@@ -279,7 +279,7 @@ def scores_of(run: SiloRun, state: State | None, views: Views) -> dict[str, dict
     return found
 
 
-def classes_of(run: SiloRun, state: State | None, views: Views) -> dict[str, Any]:
+def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, Any]:
     """Return test scores of each class, for which one test nodes were taken, and the largest class.
 
     In the view that picks the round. The matrix is worked out from labels and predictions of single

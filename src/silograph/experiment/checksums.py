@@ -194,7 +194,7 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
     names = [CONFIG, ABOUT, SIMULATION, CLIENTS, ROUNDS, LEDGER, RESULT, DIVERGED, MODEL]
     names.append(CLIENT_STATISTICS)
     names += [f"{MODELS}/{name}" for name in models]
-    # A run that is stopped at its very end has digests of its last files, and perhaps not all files.
+    # A run that is stopped at its very end has digests of its last files, and perhaps lacks some.
     at_end = not is_over and RESULT in sums
     if not is_over and not at_end:
         sums = {n: known for n, known in sums.items() if n not in AT_END and not is_of_model(n)}

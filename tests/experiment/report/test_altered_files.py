@@ -27,6 +27,8 @@ FILES = (
     *("result.json", "models/0-client_00.safetensors", "models/1-client_01.safetensors"),
 )
 
+TABLES = ("rounds.csv", "ledger.jsonl")
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -142,10 +144,24 @@ def test_a_run_that_goes_on_says_which_files_have_no_digest_yet(
     folder: Path, tmp_path: Path
 ) -> None:
     (folder / "result.json").unlink()
+    sums = read_sums(folder)
+    write_sums(folder, {n: sums[n] for n in sums.keys() - {"result.json", *TABLES, FILES[-1]}})
     write_report(folder, tmp_path / "page.html")
     text = read_page(tmp_path / "page.html").text
     assert "has no digest of rounds.csv, ledger.jsonl (the run is not over)" in text
     assert "does not fit" not in text
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_result_that_is_removed_hides_no_altered_table(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (folder / "result.json").unlink()
+    flip(folder / name, len((folder / name).read_bytes()) - 3)
+    write_report(folder, tmp_path / "page.html")
+    text = read_page(tmp_path / "page.html").text
+    assert f"{name} does not fit its digest" in text
+    assert "result.json is missing" in text
 
 
 def test_the_command_says_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -72,7 +72,7 @@ FEATURES = {"age": [4.0, 2.0, 9.0, 1.0], "size": [1.0, 0.0, 1.0, 0.5]}
 
 
 @by_name
-@pytest.mark.parametrize("name", ["", "Unnamed: 0", "index"])
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "index", "rownames", "row.names", "X"])
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3], [1, 2, 3, 4], [2, 0, 3, 1]])
 def test_row_numbers_are_left_out_with_one_line(
     read: Reader, name: str, numbers: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -261,3 +261,16 @@ def test_silos_have_the_same_missing_labels(format: str, tmp_path: Path) -> None
     toml = toml.replace("['NA', 'cat', 'gone']", '["cat"]') + 'na_values = ["gone", -9]\n'
     (tmp_path / "silo.toml").write_text(toml)
     assert read_silo(tmp_path).y.tolist() == [0, -1, -1, 0]
+
+
+def test_masked_cells_are_missing() -> None:
+    """In arrays of `numpy.ma`, whose hidden values mean nothing."""
+    edges, x = np.array([[0, 1], [1, 2]]), np.eye(3)
+    y = np.ma.array([0, 1, 1], mask=[False, False, True])
+    assert from_arrays(edge_index=edges, x=x, y=y).y.tolist() == [0, 1, -1]
+    words = np.ma.array(["cat", "dog", "cat"], mask=[False, False, True])
+    assert from_arrays(edge_index=edges, x=x, y=words).y.tolist() == [0, 1, -1]
+    assert from_arrays(edge_index=edges, x=x, y=np.ma.array([0, 1, 1])).y.tolist() == [0, 1, 1]
+    hidden = np.ma.array(x, mask=np.eye(3, dtype=bool))
+    with pytest.raises(DataError, match="expected finite features, got 3 NaN"):
+        from_arrays(edge_index=edges, x=hidden, y=[0, 1, 0])

@@ -156,7 +156,7 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
     with pytest.raises(SilographError, match=match) as caught:
         load(tmp_path, columns=columns)
     assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match="or give the folder of nodes"):
+    with pytest.raises(DataError, match="give its folder, "):
         load(tmp_path / "nodes.csv", columns="id=key")
     with pytest.raises(ConfigError, match="unknown dataset 'nowhere'"):
         load("nowhere", columns="id=key", rating_scale=(1, 9))

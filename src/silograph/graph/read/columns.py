@@ -25,11 +25,8 @@ NA_WORDS = frozenset(
 )
 # What pandas, pyarrow, R's readr and spreadsheets call a column without a name.
 UNNAMED = re.compile(r"(Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\.\.\.\d+)?")
-# What pandas' `reset_index`, R and older exports call row numbers; in lower case.
-INDEX_NAMES = frozenset(
-    {"index", "level_0", "rownames", "row.names", "row_names", "rowname", "row", "row_number"}
-    | {"x", "rowid", "row_id", "unnamed: 0", "unnamed"}
-)
+# What pandas' `reset_index`, R and cleaned-up exports call row numbers.
+INDEX_NAMES = ("index", "level_0", "rownames", "row.names", "row_names", "X", "unnamed: 0")
 LEAST_ROWS = 10  # fewer numbers may count the rows by chance
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 ColumnRole = Literal["id", "label", "number"]
@@ -204,7 +201,7 @@ def row_number_columns(columns: Mapping[str, Sequence[Any]], meant: Iterable[str
     """Return the columns of a table that only number its rows.
 
     These are columns without a name, as `DataFrame.to_csv` writes row numbers; and those with a
-    name for row numbers (`INDEX_NAMES`, in any case), such as `index` or R's `rownames` and `X`,
+    name for row numbers (`INDEX_NAMES`), such as `index` or R's `rownames` and `X`,
     where they hold the numbers of the rows in any order.
 
     Args:
@@ -216,7 +213,7 @@ def row_number_columns(columns: Mapping[str, Sequence[Any]], meant: Iterable[str
         name
         for name, cells in columns.items()
         if name not in named
-        and (UNNAMED.fullmatch(name) or (name.lower() in INDEX_NAMES and _are_row_numbers(cells)))
+        and (UNNAMED.fullmatch(name) or (name in INDEX_NAMES and _are_row_numbers(cells)))
     ]
 
 

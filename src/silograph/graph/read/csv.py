@@ -39,6 +39,7 @@ def from_csv(
     target: str = "target",
     weight: str | None = None,
     na_values: NaValues = (),
+    class_names: Sequence[str] = (),
     with_labels: bool = True,
     name: str | None = None,
 ) -> Graph:
@@ -61,6 +62,8 @@ def from_csv(
             "edge_weight", "edge_weights" or "weight", where there is one.
         na_values: words or numbers that count as missing besides the usual ones, which
             `silograph.graph.read.columns` lists.
+        class_names: the words in the column of the class, in the order of their numbers; by default
+            sorted. A word among them is never missing.
         with_labels: False for nodes to predict on. Columns of labels are then left out and may be
             absent, and every label is missing.
         name: name of the graph; by default that of the nodes file without its ending.
@@ -86,6 +89,7 @@ def from_csv(
         "feature_names": features,
         "y": np.full(len(place), MISSING),
         "num_classes": 1,
+        **(_read_labels(table, labels, class_names, values=bool(values)) if with_labels else {}),
         "node_id": table.ids(id),
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
@@ -94,11 +98,6 @@ def from_csv(
             replace(read_csv(Path(edges)), missing=missing), (source, target, weight), place, table
         ),
     }
-    if with_labels:
-        arrays["y"] = _labels(table, labels, values=bool(values))
-        arrays["num_classes"] = None
-        arrays["task"] = "node_value" if values else None
-        arrays["class_names"] = () if len(labels) == 1 else [n.removeprefix(VALUE_) for n in labels]
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     return checked(table.path, arrays, name or table.path.stem)
@@ -160,11 +159,24 @@ def _value_columns(header: Sequence[str]) -> list[str]:
     return [name for name in header if name == VALUE or name.startswith(VALUE_)]
 
 
-def _labels(table: Table, columns: list[str], *, values: bool) -> np.ndarray:
-    """Return labels (n,) or (n, T), or targets (n, T) float64."""
+def _read_labels(
+    table: Table, columns: list[str], class_names: Sequence[str], *, values: bool
+) -> dict[str, Any]:
+    """Return labels (n,) or (n, T), or targets (n, T) float64, as `from_arrays` takes them."""
+    one = len(columns) == 1
+    if values or not one:
+        if class_names:
+            raise DataError(
+                f"class_names: expected none for {table.path}, whose columns name what is "
+                f"predicted ({', '.join(columns)}), got {shown(list(class_names))}"
+            )
+        class_names = () if one else [name.removeprefix(VALUE_) for name in columns]
     if values:
-        return _targets(table, columns)
-    return _classes(table, *columns) if len(columns) == 1 else _bits(table, columns)
+        y = _targets(table, columns)
+    else:
+        y = _classes(table, *columns, class_names) if one else _bits(table, columns)
+    task = "node_value" if values else None
+    return {"y": y, "num_classes": None, "task": task, "class_names": class_names}
 
 
 def _targets(table: Table, columns: list[str]) -> np.ndarray:
@@ -193,11 +205,14 @@ def _numbers(table: Table, columns: list[str]) -> np.ndarray | None:
     return table.numbers(columns) if columns else None
 
 
-def _classes(table: Table, column: str) -> np.ndarray:
+def _classes(table: Table, column: str, class_names: Sequence[str]) -> np.ndarray:
     """Return class numbers (n,) float64 with NaN where missing, or words where one is no number."""
-    labels = table.labels(column)
+    missing = replace(table.missing, words=table.missing.words - {*class_names})
+    labels = replace(table, missing=missing).labels(column)
     if labels.dtype.kind != "f":
-        return labels
+        return np.array(
+            table.column(column), dtype=np.object_
+        )  # `from_arrays` reports missing ones
     wrong = ~np.isnan(labels) & ((labels < MISSING) | (labels != np.floor(labels)))
     for row in np.flatnonzero(wrong).tolist():
         expected = "a class number from 0, a word or nothing"

@@ -185,10 +185,12 @@ def _report_missing_words(given: list[Any], cells: list[Any]) -> None:
     """Report words that a user may have meant as classes and that count as missing."""
     pairs = zip(given, cells, strict=True)
     lost = [word for word, cell in pairs if cell is None and isinstance(word, str)]
-    words = sorted(set(lost) - {"", "nan", "NaN", "-1"})
+    lost = [word for word in lost if word not in ("", "nan", "NaN", "-1")]
+    words = sorted(set(lost))
     if words:
         LOG.warning(
-            "labels: %s counts as missing (%s), as in pandas: rename it if it is a class",
+            "labels: %s counts as missing (%s), as in pandas: rename it if it is a class, or "
+            "name all classes in class_names",
             " or ".join(map(repr, words)),
             counted(len(lost), "node"),
         )

@@ -1,0 +1,32 @@
+"""Nothing is imported for the first time while the clock of a run's rounds is running."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import silograph as sg
+from silograph.experiment.run import loop
+
+_round, new = loop._round, set()
+
+def watched(*given):
+    before = set(sys.modules)
+    found = _round(*given)
+    new.update(name for name in set(sys.modules) - before if not name.startswith("silograph"))
+    return found
+
+loop._round = watched
+sg.run("digits", method=sys.argv[1], clients=3, rounds=2, progress="none", kernels="torch")
+print(len(new), sorted(new)[:9])
+"""
+
+
+@pytest.mark.parametrize("method", ["local", "label_guided"])
+def test_rounds_import_no_packages(method: str) -> None:
+    """So the seconds of a run do not depend on which run of the process came first."""
+    given = [sys.executable, "-c", SCRIPT, method]
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 []\n"
