@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ EDGES = "source,target\n10,20\n20,30\n"
 def read(tmp_path: Path, nodes: str = NODES, edges: str = EDGES, **options: object) -> Graph:
     (tmp_path / "nodes.csv").write_text(nodes, encoding="utf-8")
     (tmp_path / "edges.csv").write_text(edges, encoding="utf-8")
-    files = {"nodes": tmp_path / "nodes.csv", "edges": str(tmp_path / "edges.csv")}
+    files: dict[str, Any] = {"nodes": tmp_path / "nodes.csv", "edges": str(tmp_path / "edges.csv")}
     return from_csv(**files, **options)  # type: ignore[arg-type]
 
 
@@ -266,7 +267,7 @@ def test_a_word_among_class_names_is_never_missing(
 ) -> None:
     (tmp_path / "nodes.csv").write_text("id,label,a\n1,EU,1\n2,NA,2\n3,,3\n4,AS,4\n")
     (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
-    files = {"nodes": tmp_path / "nodes.csv", "edges": tmp_path / "edges.csv"}
+    files: dict[str, Any] = {"nodes": tmp_path / "nodes.csv", "edges": tmp_path / "edges.csv"}
     usual = from_csv(**files)
     assert (usual.y.tolist(), usual.class_names) == ([1, -1, -1, 0], ("AS", "EU"))
     assert "labels: 'NA' counts as missing (1 node), as in pandas: rename it" in caplog.text
