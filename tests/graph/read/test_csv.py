@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -266,13 +267,13 @@ def test_a_word_among_class_names_is_never_missing(
 ) -> None:
     (tmp_path / "nodes.csv").write_text("id,label,a\n1,EU,1\n2,NA,2\n3,,3\n4,AS,4\n")
     (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
-    files = tmp_path / "nodes.csv", tmp_path / "edges.csv"
-    usual = from_csv(*files)
+    files: dict[str, Any] = {"nodes": tmp_path / "nodes.csv", "edges": tmp_path / "edges.csv"}
+    usual = from_csv(**files)
     assert (usual.y.tolist(), usual.class_names) == ([1, -1, -1, 0], ("AS", "EU"))
     assert "labels: 'NA' counts as missing (1 node), as in pandas: rename it" in caplog.text
     caplog.clear()
-    named = from_csv(*files, class_names=["NA", "EU", "AS"])
+    named = from_csv(**files, class_names=["NA", "EU", "AS"])
     assert (named.y.tolist(), named.class_names) == ([1, 0, -1, 2], ("NA", "EU", "AS"))
     assert not caplog.text
     with pytest.raises(DataError, match="expected labels among the words NA, EU, got 'AS' at node"):
-        from_csv(*files, class_names=["NA", "EU"])
+        from_csv(**files, class_names=["NA", "EU"])
