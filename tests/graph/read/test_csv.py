@@ -173,6 +173,28 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
         sg.run(load("digits"), columns="id=key")
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"label": "lable"}, r"nodes\.csv, line 1: .* 'lable', got .*: did you mean 'label'\?$"),
+        ({"label": ["kind", "lable"]}, r"'lable', got columns id, label, .*: did you mean 'label'"),
+        ({"id": "idd"}, r"column 'idd', .*: did you mean 'id'\?$"),
+        ({"silo": "knd"}, r"column 'knd', .*: did you mean 'kind'\?$"),
+        ({"source": "sorce"}, r"edges\.csv, line 1: .* 'sorce', .*: did you mean 'source'\?$"),
+        ({"target": "end"}, r"column 'end', .*: rename one, or name yours in the call"),
+        ({"weight": "wieght"}, r"edges\.csv, line 1: .* 'wieght', .*: did you mean 'weight'\?$"),
+    ],
+)
+@pytest.mark.parametrize("edges", [EDGES, "source,target,weight\n10,20,1\n"])
+def test_a_misspelled_column_is_named_before_features_are_read(
+    tmp_path: Path, options: dict[str, object], match: str, edges: str
+) -> None:
+    if "weight" in options and edges == EDGES:
+        match = "column 'wieght', got columns source, target: "
+    with pytest.raises(DataError, match=match):
+        read(tmp_path, "id,label,kind\n10,cat,a\n20,dog,b\n30,cat,b\n", edges, **options)
+
+
 def test_further_columns_of_edges_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

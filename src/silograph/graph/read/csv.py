@@ -24,6 +24,7 @@ from silograph.graph.read.tables import Table, read_csv
 __all__ = ["from_csv", "load_npz"]
 
 COLUMNS = ("id", "label", "silo", "source", "target", "weight")  # that a table may call otherwise
+ENDS = ("source", "target")  # names of the columns of an edge's ends by default
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
 
@@ -81,8 +82,12 @@ def from_csv(
     values = _value_columns(table.header) if label == "label" else []
     labels = values or labels
     silo = "silo" if silo is None and "silo" in table.header else silo
+    table.check_named([id, *(labels if with_labels else []), *([] if silo is None else [silo])])
     special = {id, *labels, silo, "split"}
     place = _places(table, id)
+    links, ends, weight = _edge_table(
+        replace(read_csv(Path(edges)), missing=missing), (source, target), weight, place
+    )
     features = [column for column in table.header if column not in special]
     arrays: dict[str, Any] = {
         "x": _numbers(table, features),
@@ -94,9 +99,7 @@ def from_csv(
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
         "na_values": na_values,
-        **_read_edges(
-            replace(read_csv(Path(edges)), missing=missing), (source, target, weight), place, table
-        ),
+        **_read_edges(links, ends, weight, place, table),
     }
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
@@ -233,25 +236,37 @@ def _bits(table: Table, columns: list[str]) -> np.ndarray:
     return np.stack(bits, axis=1)
 
 
-def _read_edges(
-    table: Table, columns: tuple[str, str, str | None], place: dict[str, int], nodes: Table
-) -> dict[str, np.ndarray | None]:
-    """Return edges (2, E) int64 as rows of the nodes file, and their weights (E,), or None."""
-    source, target, weight = columns
-    table = table.without_row_numbers([source, target, *([] if weight is None else [weight])])
-    if not {source, target} <= set(table.header) and len(table.header) == 2:
-        source, target = table.header
-        if source in place and target in place:
+def _edge_table(
+    table: Table, ends: tuple[str, str], weight: str | None, place: dict[str, int]
+) -> tuple[Table, tuple[str, str], str | None]:
+    """Return the table without row numbers, and its columns of both ends and of weights.
+
+    Raises:
+        DataError: there is no such column, or no header.
+    """
+    table = table.without_row_numbers([*ends, *([] if weight is None else [weight])])
+    named = [column for column in ends if column not in ENDS]
+    if not {*ends} <= {*table.header} and len(table.header) == 2:
+        first, second = ends = (table.header[0], table.header[1])
+        if first in place and second in place:
             raise DataError(
-                f"{table.path}, line 1: expected a header, got an edge between nodes {source!r} "
-                f"and {target!r}: begin with the line source,target"
+                f"{table.path}, line 1: expected a header, got an edge between nodes {first!r} "
+                f"and {second!r}: begin with the line source,target"
             )
     if weight is None:
         weight = next((column for column in WEIGHTS if column in table.header), None)
-    others = [column for column in table.header if column not in (source, target, weight)]
+    table.check_named([*named, *ends, *([] if weight is None else [weight])])
+    others = [column for column in table.header if column not in (*ends, weight)]
     report_unused(table.path, others)
+    return table, ends, weight
+
+
+def _read_edges(
+    table: Table, columns: tuple[str, str], weight: str | None, place: dict[str, int], nodes: Table
+) -> dict[str, np.ndarray | None]:
+    """Return edges (2, E) int64 as rows of the nodes file, and their weights (E,), or None."""
     ends = []
-    for column in (source, target):
+    for column in columns:
         rows = [place.get(key) for key in table.column(column)]
         if None in rows:
             row = rows.index(None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, nearest
 from silograph.core.text import counted, printable
 from silograph.graph.read.columns import (
     INDEX_NAMES,
@@ -110,12 +110,22 @@ class Table:
             DataError: there is none of that name.
         """
         if name not in self.header:
-            raise DataError(
-                f"{self.head}: expected a column {name!r}, got columns {self._listed()}: "
-                f"rename one, or {advice}"
-            )
+            raise self._no_column(name, f"rename one, or {advice}")
         place = self.header.index(name)
         return [row[place] for row in self.rows]
+
+    def check_named(self, names: Iterable[str]) -> None:
+        """Raise `DataError` for a name that no column has; it says which one is near."""
+        for name in names:
+            near = None if name in self.header else nearest(name, self.header)
+            if near:
+                raise self._no_column(name, f"did you mean {printable(near)!r}?")
+            self.column(name)
+
+    def _no_column(self, name: str, mend: str) -> DataError:
+        return DataError(
+            f"{self.head}: expected a column {name!r}, got columns {self._listed()}: {mend}"
+        )
 
     def _listed(self) -> str:
         """Return the first names of columns, as the file has them."""
