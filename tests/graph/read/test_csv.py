@@ -210,6 +210,29 @@ WRONG = [
         r"line 4, column 'a': expected a finite number \(float32\), got ''",
     ),
     (
+        "id,label,a\n1,0,2024-02-11\n2,0,7\n3,0,NA\n4,0,2024-02-11T08:30:00Z\n",
+        EDGES,
+        r"got '2024-02-11': write dates and times as a number, such as days since a day$",
+    ),
+    (
+        "id,label,a\n1,0,8:30\n2,0,11.2.2024\n3,0,02/11/24 08:30:00\n",
+        EDGES,
+        r"got '8:30': write dates and times as a number, such as days since a day$",
+    ),
+    ("id,label,a\n1,0,2024-02-11\n2,0,later\n", EDGES, r"got '2024-02-11': columns without"),
+    ("id,label,a\n1,0,inf\n2,0,2024-02-11\n", EDGES, r"got 'inf': columns without"),
+    ("id,label,a\n1,0,192.168.1.1\n", EDGES, r"got '192.168.1.1': columns without"),
+    (
+        "id,label,a\n1,0,np.float64(1700000040.0099)\n2,0,np.int64(7)\n",
+        EDGES,
+        r"got 'np\.float64\(.*\)': written by repr of NumPy 2: save numbers, not their repr$",
+    ),
+    (
+        "id,value,a\n1,np.float64(1.5),1\n",
+        EDGES,
+        r"column 'value': expected a number or nothing, got .*: written by repr of NumPy 2",
+    ),
+    (
         "id,label,a\n1,0,nan\n",
         EDGES,
         r"line 2, column 'a': expected a finite number \(float32\), got 'nan'",

@@ -202,6 +202,7 @@ TABLES = [
         "expected a column 'rating', got columns user, item, stars: rename one, or name yours: --c",
     ),
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
+    ("user,item,rating\na,b,np.float64(4.0)\n", "written by repr of NumPy 2: save numbers, not"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
     ("user,item,rating\na,b,nan\n", "from 1 to 5, got nan in .*line 2"),
     ("user,item,rating\na,b,3\nnan,b,4\n", "the id of a user in .*line 3, got 'nan': name it"),

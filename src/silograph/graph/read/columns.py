@@ -27,6 +27,12 @@ NA_WORDS = frozenset(
 UNNAMED = re.compile(r"(Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\.\.\.\d+)?")
 # What pandas' `reset_index`, R and cleaned-up exports call row numbers.
 INDEX_NAMES = ("index", "level_0", "rownames", "row.names", "row_names", "X", "unnamed: 0")
+# Dates and times, as ISO 8601 or with / or . between the parts.
+DATE_OR_TIME = re.compile(
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]\d{1,2}:\d{2}.*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
+)
+NUMPY_REPR = re.compile(r"np\.\w+(\(.*\))?")  # such as np.float64(0.5) and np.True_
 LEAST_ROWS = 10  # fewer numbers may count the rows by chance
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 ColumnRole = Literal["id", "label", "number"]
@@ -154,6 +160,20 @@ def to_number(cell: str) -> float | None:
         return float(cell)
     except ValueError:
         return None
+
+
+def how_to_write(cells: Iterable[str]) -> str:
+    """Return how words that should be numbers are written as such; nothing if kinds are mixed.
+
+    >>> how_to_write(["2024-02-11"]), how_to_write(["red"])
+    ('write dates and times as a number, such as days since a day', '')
+    """
+    words = list(cells)
+    if all(DATE_OR_TIME.fullmatch(word) for word in words):
+        return "write dates and times as a number, such as days since a day"
+    if all(NUMPY_REPR.fullmatch(word) for word in words):
+        return "written by repr of NumPy 2: save numbers, not their repr"
+    return ""
 
 
 def _number(cell: object, *, from_text: bool) -> float | None:

@@ -21,6 +21,7 @@ from silograph.graph.read.columns import (
     USUAL,
     MissingValues,
     compact_features,
+    how_to_write,
     is_null,
     read_column,
     report_row_numbers,
@@ -179,7 +180,7 @@ class Table:
                 several = sum(cell in self.missing for cell in cells)
                 mend = f"missing in {counted(several, 'row')}: fill it, or take the column out"
             else:
-                mend = (
+                mend = self._how_to_write(cells, row) or (
                     "columns without another meaning are features; take this one out, or write a "
                     "column of 0 and 1 for each of its words"
                 )
@@ -196,8 +197,13 @@ class Table:
         numbers = [math.nan if cell in self.missing else to_number(cell) for cell in cells]
         if None in numbers:
             row = numbers.index(None)
-            raise self.wrong(row, column, expected, cells[row])
+            raise self.wrong(row, column, expected, cells[row], self._how_to_write(cells, row))
         return np.array(numbers, dtype=np.float64)
+
+    def _how_to_write(self, cells: Sequence[str], row: int) -> str:
+        """Return how the words of a column become numbers; nothing if that of `row` is none."""
+        words = [cell for cell in cells if cell not in self.missing and to_number(cell) is None]
+        return how_to_write(words) if cells[row] in words else ""
 
     def labels(self, column: str) -> np.ndarray:
         """Return a column of labels (n,): float64 with NaN where missing, or words and None."""
