@@ -13,7 +13,7 @@ import numpy as np
 
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import shown
+from silograph.core.text import counted, shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.columns import NaValues, missing_values, to_number
@@ -269,11 +269,24 @@ def _read_edges(
     for column in columns:
         rows = [place.get(key) for key in table.column(column)]
         if None in rows:
-            row = rows.index(None)
-            raise table.wrong(row, column, f"an id of {nodes.path.name}", table.column(column)[row])
+            raise _edge_without_node(table, columns, column, place, nodes)
         ends.append(rows)
     weights = None if weight is None else weight_column(table, weight)
     return {"edge_index": np.array(ends, dtype=np.int64), "edge_weight": weights}
+
+
+def _edge_without_node(
+    table: Table, columns: tuple[str, str], column: str, place: dict[str, int], nodes: Table
+) -> DataError:
+    """Return the error for the first end in `column` that is no node, with the number of edges."""
+    pairs = zip(*(table.column(end) for end in columns), strict=True)
+    count = sum(not {*pair} <= place.keys() for pair in pairs)
+    row, key = next((r, k) for r, k in enumerate(table.column(column)) if k not in place)
+    mend = (
+        f"drop the {counted(count, 'row')} with such an end, or list them in cross_edges of a silo "
+        "(docs/silos.md)"
+    )
+    return table.wrong(row, column, f"an id of {nodes.path.name}", key, mend)
 
 
 def weight_column(table: Table, column: str) -> np.ndarray:
