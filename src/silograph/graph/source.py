@@ -92,9 +92,7 @@ class Source:
         path = Path(self.path)
         if self.kind == "silos":
             return silos_have_ratings(path)
-        if path.is_dir():
-            return "ratings" in tables_of(path)
-        return archive_has_ratings(path)
+        return "ratings" in tables_of(path) or archive_has_ratings(path)
 
     def told(self) -> dict[str, str | None] | None:
         """Return what finds the data again from any folder; None where they were in memory."""
