@@ -22,7 +22,7 @@ from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
 from silograph.graph.read.rating_columns import RATING_COLUMNS
 from silograph.graph.read.ratings import SCALE, ratings
-from silograph.graph.read.tables import FORMATS, other_format
+from silograph.graph.read.tables import FORMATS, OTHER_FORMATS, other_format
 from silograph.graph.silos.read import is_silo, is_silos
 
 DATASETS = {
@@ -132,6 +132,8 @@ def load(
             f"expected {file} in one of {', '.join(map(str, folders))}, got no such file: "
             f"put it there, or give its folder as data_dir or ${VARIABLE}"
         )
+    if Path(name).suffix.lower() in {*FORMATS, *OTHER_FORMATS}:
+        raise DataError(f"expected a file or folder, got {name}: no such file")
     raise unknown("dataset", name, DATASETS | ALIASES)
 
 
