@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from silograph.core.errors import DataError
+from silograph.core.na_values import na_words
 from silograph.core.text import printable, shown
 
 LOG = logging.getLogger("silograph")
@@ -36,7 +37,7 @@ NUMPY_REPR = re.compile(r"np\.\w+(\(.*\))?")  # such as np.float64(0.5) and np.T
 LEAST_ROWS = 10  # fewer numbers may count the rows by chance
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 ColumnRole = Literal["id", "label", "number"]
-NaValues = Iterable[str | float]
+NaValues = str | Iterable[str | float]
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,18 @@ def missing_values(na_values: NaValues = ()) -> MissingValues:
     (True, True)
 
     Args:
-        na_values: words or numbers, as `na_values` of `pandas.read_csv`.
+        na_values: words or numbers, as `na_values` of `pandas.read_csv`; or one text, words with
+            commas between them or a JSON list.
 
     Raises:
-        DataError: `na_values` is one text, or holds other than words and numbers.
+        DataError: `na_values` is no list and no text, or holds other than words and numbers.
     """
-    if isinstance(na_values, str) or not isinstance(na_values, Iterable):
+    if not isinstance(na_values, Iterable):
         raise DataError(
-            f"na_values: expected a list of words or numbers such as ['-999'], got "
-            f"{shown(na_values)}"
+            f"na_values: expected a list of words or numbers such as ['-999'], or a text such as "
+            f"'-999,unknown', got {shown(na_values)}"
         )
-    values = list(na_values)
+    values = na_words(na_values)
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, str | int | float)]
     if wrong:
         raise DataError(f"na_values: expected words or numbers, got {shown(wrong[0])}")
