@@ -80,7 +80,7 @@ def test_an_npz_file_may_be_a_table_of_ratings(tmp_path: Path) -> None:
     user, item, rating = drawn()["ratings"].T
     arrays = {"user": user.astype(int), "item": item.astype(int), "rating": rating}
     for file in ("shops.npz", "folder/ratings.npz"):
-        np.savez(tmp_path / file, **arrays)  # type: ignore[arg-type]
+        np.savez(tmp_path / file, **arrays)
     graph = sg.load(tmp_path / "shops.npz")
     assert fingerprint(graph) == fingerprint(sg.load(tmp_path / "folder"))
     assert (graph.task, graph.name) == ("rating", "shops")

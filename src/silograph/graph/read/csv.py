@@ -177,7 +177,7 @@ def _read_labels(
     if values:
         y = _targets(table, columns)
     else:
-        y = _classes(table, *columns, class_names) if one else _bits(table, columns)
+        y = _classes(table, columns[0], class_names) if one else _bits(table, columns)
     task = "node_value" if values else None
     return {"y": y, "num_classes": None, "task": task, "class_names": class_names}
 
