@@ -17,6 +17,7 @@ PATH = Path(silograph.__file__).parent / "experiment" / "run_options.py"
 TYPES = {
     "method": "Method | str",
     "model": "Make | str",
+    "na_values": "str | Sequence[str | float] | None",
     "options": "Mapping[str, Scalar]",
     "partition": "str | os.PathLike[str] | Partition | Sequence[int] | np.ndarray | Tensor | "
     "Callable[[Graph], Any]",

@@ -164,8 +164,8 @@ def test_what_is_neither_name_nor_path(given: Any) -> None:
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
-    for name in ("cora.npz", "data/cora", tmp_path / "cora"):
-        with pytest.raises(DataError, match=r"got .*cora.*: no such file"):
+    for name in ("cora.npz", "data/cora", tmp_path / "cora", "cora.parquet", "Cora.XLSX"):
+        with pytest.raises(DataError, match=r"got .*[cC]ora.*: no such file"):
             load(name)
     with pytest.raises(
         DataError,
@@ -174,8 +174,11 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     ):
         load(tmp_path)
     (tmp_path / "nodes.csv").write_text("id,label,a\n")
-    with pytest.raises(DataError, match=r"use from_csv\(nodes=\.\.\., edges=\.\.\.\)"):
+    with pytest.raises(DataError, match=r"got .*nodes\.csv: give its folder, "):
         load(tmp_path / "nodes.csv")
+    (tmp_path / "people.csv").write_text("id,label,a\n")
+    with pytest.raises(DataError, match=r"use sg\.from_csv\(nodes=\.\.\., edges=\.\.\.\)"):
+        load(tmp_path / "people.csv")
     (tmp_path / "notes.txt").write_text("cora")
     with pytest.raises(DataError, match=r"expected an \.npz file or a folder, got .*notes\.txt"):
         load(tmp_path / "notes.txt")

@@ -83,7 +83,7 @@ class RunConfig:
         default=None,
         metadata=option(
             "words or numbers that count as missing in a graph's tables or .npz file besides the "
-            "usual ones, such as -999,unknown",
+            'usual ones, such as -999,unknown (a word with a comma: ["a, b"])',
             "Data",
         ),
     )

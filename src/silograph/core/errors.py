@@ -75,13 +75,14 @@ def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     "unknown method 'fedavgg': did you mean 'fedavg'?"
     """
     known = sorted(choices)
-    near = _nearest(str(got).lower(), known)
+    near = nearest(str(got), known)
     hint = f": did you mean {near!r}?" if near else f"; choices: {', '.join(known)}"
     return ConfigError(f"unknown {what} {got!r}{hint}")
 
 
-def _nearest(got: str, known: Sequence[str]) -> str | None:
+def nearest(got: str, known: Sequence[str]) -> str | None:
     """Return the name that was meant most likely: swapped letters, a beginning, or other slips."""
+    got = got.lower()
     as_told = got.replace("+", "plus").replace("-", "")  # papers write GCFL+ and FED-PUB
     if as_told in known:
         return as_told

@@ -28,9 +28,9 @@ class StudyOptions(TypedDict, total=False):
     """names of columns in tables, such as id=key,label=kind (of id, label, silo, source, target,
     weight; of ratings user, item, rating, time, split, category, truster, trustee); several
     labels: label=red+blue"""
-    na_values: str | None
+    na_values: str | Sequence[str | float] | None
     """words or numbers that count as missing in a graph's tables or .npz file besides the usual
-    ones, such as -999,unknown"""
+    ones, such as -999,unknown (a word with a comma: ["a, b"])"""
     scale: float
     """factor of nodes and edges, of a generated dataset only"""
     rating_scale: str | None

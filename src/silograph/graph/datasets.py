@@ -17,12 +17,12 @@ from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.columns import NaValues
 from silograph.graph.read.csv import ColumnNames, from_csv, parse_columns
-from silograph.graph.read.npz import load_npz
+from silograph.graph.read.npz import is_rating_table, load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.pyg import LOADERS, load_pyg
 from silograph.graph.read.rating_columns import RATING_COLUMNS
 from silograph.graph.read.ratings import SCALE, ratings
-from silograph.graph.read.tables import FORMATS, other_format
+from silograph.graph.read.tables import FORMATS, OTHER_FORMATS, other_format
 from silograph.graph.silos.read import is_silo, is_silos
 
 DATASETS = {
@@ -86,10 +86,11 @@ def load(
         name: a name of `DATASETS` (or an alias, in any case), looked for as <name>.npz in
             `data_dir`, $SILOGRAPH_DATA and ../shared/data, there too as a raw folder of the Open
             Graph Benchmark (`ogbn_arxiv`), then with torch_geometric, which may download; any
-            other <name>.npz in those folders; the path of an .npz file, or of a folder with
-            nodes.csv and edges.csv, with ratings.csv and perhaps trust.csv, or these as .npz or
-            .parquet (see `ratings`), or with raw and split (see `silograph.graph.read.ogb`). Or
-            `generated:NAME` or `generated:NAME@SEED`: see `generate`.
+            other <name>.npz in those folders; the path of an .npz file, of a graph or a table
+            of ratings, or of a folder with nodes.csv and edges.csv, with ratings.csv and perhaps
+            trust.csv, or these as .npz or .parquet (see `ratings`), or with raw and split (see
+            `silograph.graph.read.ogb`). Or `generated:NAME` or `generated:NAME@SEED`: see
+            `generate`.
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
@@ -131,6 +132,8 @@ def load(
             f"expected {file} in one of {', '.join(map(str, folders))}, got no such file: "
             f"put it there, or give its folder as data_dir or ${VARIABLE}"
         )
+    if Path(name).suffix.lower() in {*FORMATS, *OTHER_FORMATS}:
+        raise DataError(f"expected a file or folder, got {name}: no such file")
     raise unknown("dataset", name, DATASETS | ALIASES)
 
 
@@ -233,8 +236,9 @@ def _load_path(
     if "ratings" in tables:
         check_na_values(path, na_values)
         called: dict[str, Any] = {} if columns is None else parse_columns(columns, RATING_COLUMNS)
-        table, name = tables["ratings"], path.resolve().name
+        table, folder = tables["ratings"], path.resolve()
         scale, trust = rating_scale or SCALE, tables.get("trust")
+        name = folder.stem if path.is_file() else folder.name
         return ratings(table, trust=trust, scale=scale, columns=called, name=name)
     _check_readable(path)
     check_columns(path, columns)
@@ -280,10 +284,13 @@ def _tables_in(folder: Path) -> str:
 
 
 def tables_of(path: Path) -> dict[str, Path]:
-    """Return the tables that a folder's graph is read from; none of other folders and files.
+    """Return the tables that a graph is read from; none of other folders and files.
 
-    Those of ratings and trust may be in any of `FORMATS`; the first one that is there counts.
+    An .npz file may be a table of ratings itself; other tables are in a folder. There those of
+    ratings and trust may be in any of `FORMATS`; the first one that is there counts.
     """
+    if is_rating_table(path):
+        return {"ratings": path}
     nodes = {name: path / f"{name}.csv" for name in ("nodes", "edges")}
     if all(file.is_file() for file in nodes.values()):
         return nodes

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from silograph.core.config import RunConfig
-from silograph.core.na_values import na_words
 from silograph.core.rating_scale import ends_of
 from silograph.graph.datasets import (
     check_columns,
@@ -77,7 +76,7 @@ class Source:
             scale=scale,
             columns=self.columns,
             rating_scale=ends_of(self.rating_scale),
-            na_values=na_words(self.na_values),
+            na_values=self.na_values,
             with_labels=with_labels,
             report=report,
         )
@@ -92,9 +91,7 @@ class Source:
         path = Path(self.path)
         if self.kind == "silos":
             return silos_have_ratings(path)
-        if path.is_dir():
-            return "ratings" in tables_of(path)
-        return archive_has_ratings(path)
+        return "ratings" in tables_of(path) or archive_has_ratings(path)
 
     def told(self) -> dict[str, str | None] | None:
         """Return what finds the data again from any folder; None where they were in memory."""

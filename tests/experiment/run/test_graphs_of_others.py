@@ -1,6 +1,8 @@
 """Laws of runs on PyG data, lists of them and networkx graphs: those of the graph that they are."""
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import networkx as nx
@@ -173,3 +175,15 @@ def test_what_cannot_be_a_graph_is_one_line(make_graph: MakeGraph) -> None:
         from_pyg([good], silo=[0])
     with pytest.raises(sg.DataError, match="a name for each of 1 clients, got 2 silo_names"):
         from_pyg([good], silo_names=["a", "b"])
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_table_in_memory_says_how_its_columns_become_a_graph(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    frame = type("DataFrame", (), {"__module__": f"{package}.core.frame"})
+    match = r"got DataFrame: write .*sg\.from_csv\(nodes=.*sg\.from_arrays: x=table\[\[\.\.\.\]\]"
+    with pytest.raises(sg.DataError, match=match) as caught:
+        sg.run(frame())
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """Laws of columns, over all readers: no value, key or missing mark changes on the way in."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,11 @@ from every_reader import (
 )
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError
+from silograph.core.run_file import read_toml, write_toml
 from silograph.graph.datasets import load
-from silograph.graph.graph import Graph
+from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.read.arrays import from_arrays
+from silograph.graph.read.columns import missing_values
 from silograph.graph.read.csv import from_csv
 from silograph.graph.read.ratings import ratings
 from silograph.graph.silos.read import read_silo
@@ -223,8 +226,41 @@ def test_other_missing_values_may_be_declared(tmp_path: Path) -> None:
     assert from_arrays(**arrays, na_values=[-9]).y.tolist() == [-1, -1, 1, 0]
     with pytest.raises(DataError, match="expected finite features, got 12 NaN"):
         from_arrays(**arrays, na_values=[-9, 0])
-    with pytest.raises(DataError, match="na_values: expected a list of words or numbers"):
-        from_arrays(**arrays, na_values="NA")
+    assert from_arrays(**arrays, na_values="-9").y.tolist() == [-1, -1, 1, 0]
+    assert from_csv(**files, na_values="-9,unknown").y.tolist() == [-1, -1, 1, 0]
+    assert load(tmp_path, na_values="-9,unknown").y.tolist() == [-1, -1, 1, 0]
+    wrong: Any
+    for wrong, line in (
+        (3, "expected a list of words or numbers"),
+        ("[true]", "or numbers, got T"),
+    ):
+        with pytest.raises(DataError, match=f"na_values: .*{line}"):
+            from_arrays(**arrays, na_values=wrong)
+
+
+@pytest.mark.parametrize(
+    "words", [["a, b"], ["a, b", "-9"], ["-9", "?"], ['["x"]'], ["[x"], [], [""], ["é", 'a"', "["]]
+)
+def test_declared_missing_values_survive_a_run_file(words: list[str], tmp_path: Path) -> None:
+    config = make_config({"na_values": words})
+    assert isinstance(config.na_values, str)
+    (tmp_path / "run.toml").write_text(write_toml(config))
+    again = make_config(read_toml(tmp_path / "run.toml"))
+    assert missing_values(again.na_values or ()) == missing_values(words)
+    written = tmp_path / "list.toml"
+    written.write_text(f"na_values = {json.dumps(words, ensure_ascii=False)}\n")
+    assert make_config(read_toml(written)).na_values == config.na_values
+
+
+def test_a_missing_value_may_have_a_comma_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text('id,label,a\n0,"no, thanks",1\n1,no,2\n2,yes,3\n')
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n")
+    given: Any
+    for given in (["no, thanks"], '["no, thanks"]'):
+        graph = source_of(make_config({"dataset": str(tmp_path), "na_values": given})).read(1.0)
+        assert isinstance(graph, Graph)
+        assert (graph.y.tolist(), graph.class_names) == ([-1, 0, 1], ("no", "yes"))
+        assert fingerprint(load(tmp_path, na_values=given)) == fingerprint(graph)
 
 
 def test_a_word_that_is_named_as_a_class_is_one() -> None:

@@ -173,6 +173,28 @@ def test_names_of_columns_that_cannot_be_used(tmp_path: Path, columns: str, matc
         sg.run(load("digits"), columns="id=key")
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"label": "lable"}, r"nodes\.csv, line 1: .* 'lable', got .*: did you mean 'label'\?$"),
+        ({"label": ["kind", "lable"]}, r"'lable', got columns id, label, .*: did you mean 'label'"),
+        ({"id": "idd"}, r"column 'idd', .*: did you mean 'id'\?$"),
+        ({"silo": "knd"}, r"column 'knd', .*: did you mean 'kind'\?$"),
+        ({"source": "sorce"}, r"edges\.csv, line 1: .* 'sorce', .*: did you mean 'source'\?$"),
+        ({"target": "end"}, r"column 'end', .*: rename one, or name yours in the call"),
+        ({"weight": "wieght"}, r"edges\.csv, line 1: .* 'wieght', .*: did you mean 'weight'\?$"),
+    ],
+)
+@pytest.mark.parametrize("edges", [EDGES, "source,target,weight\n10,20,1\n"])
+def test_a_misspelled_column_is_named_before_features_are_read(
+    tmp_path: Path, options: dict[str, object], match: str, edges: str
+) -> None:
+    if "weight" in options and edges == EDGES:
+        match = "column 'wieght', got columns source, target: "
+    with pytest.raises(DataError, match=match):
+        read(tmp_path, "id,label,kind\n10,cat,a\n20,dog,b\n30,cat,b\n", edges, **options)
+
+
 def test_further_columns_of_edges_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +208,29 @@ WRONG = [
         "id,label,a\n1,0,1\n\n2,0,\n",
         EDGES,
         r"line 4, column 'a': expected a finite number \(float32\), got ''",
+    ),
+    (
+        "id,label,a\n1,0,2024-02-11\n2,0,7\n3,0,NA\n4,0,2024-02-11T08:30:00Z\n",
+        EDGES,
+        r"got '2024-02-11': write dates and times as a number, such as days since a day$",
+    ),
+    (
+        "id,label,a\n1,0,8:30\n2,0,11.2.2024\n3,0,02/11/24 08:30:00\n",
+        EDGES,
+        r"got '8:30': write dates and times as a number, such as days since a day$",
+    ),
+    ("id,label,a\n1,0,2024-02-11\n2,0,later\n", EDGES, r"got '2024-02-11': columns without"),
+    ("id,label,a\n1,0,inf\n2,0,2024-02-11\n", EDGES, r"got 'inf': columns without"),
+    ("id,label,a\n1,0,192.168.1.1\n", EDGES, r"got '192.168.1.1': columns without"),
+    (
+        "id,label,a\n1,0,np.float64(1700000040.0099)\n2,0,np.int64(7)\n",
+        EDGES,
+        r"got 'np\.float64\(.*\)': written by repr of NumPy 2: save numbers, not their repr$",
+    ),
+    (
+        "id,value,a\n1,np.float64(1.5),1\n",
+        EDGES,
+        r"column 'value': expected a number or nothing, got .*: written by repr of NumPy 2",
     ),
     (
         "id,label,a\n1,0,nan\n",
@@ -212,6 +257,13 @@ WRONG = [
     ),
     (NODES, "source,target\n10,20\n99,10\n", r"edges.csv, line 3, column 'source': .* got '99'"),
     (NODES, "a,b\n10,99\n", r"edges.csv, line 2, column 'b': expected an id of nodes.csv, .*'99'"),
+    (
+        NODES,
+        "source,target\n10,99\n98,99\n97,10\n10,20\n",
+        r"line 3, column 'source': expected an id of nodes.csv, got '98': drop the 3 rows with "
+        r"such an end, or list them in cross_edges of a silo \(docs/silos.md\)$",
+    ),
+    (NODES, "a,b\n10,99\n", r"column 'b': .* got '99': drop the 1 row with such an end, or list"),
     (NODES, "10,20\n20,30\n", r"line 1: expected a header, got an edge between nodes '10'"),
     (NODES, "a,b,c\n10,20,30\n", r"edges.csv, line 1: expected a column 'source'"),
     (NODES, 'source,target\n10,"20\n', r"edges.csv, line 2: expected comma separated text, got"),

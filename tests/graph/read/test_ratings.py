@@ -75,6 +75,26 @@ def test_tables_say_what_arrays_say(tmp_path: Path) -> None:
     assert fingerprint(sg.load(tmp_path)) == fingerprint(sg.ratings(**alone))
 
 
+def test_an_npz_file_may_be_a_table_of_ratings(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    user, item, rating = drawn()["ratings"].T
+    arrays = {"user": user.astype(int), "item": item.astype(int), "rating": rating}
+    for file in ("shops.npz", "folder/ratings.npz"):
+        np.savez(tmp_path / file, **arrays)
+    graph = sg.load(tmp_path / "shops.npz")
+    assert fingerprint(graph) == fingerprint(sg.load(tmp_path / "folder"))
+    assert (graph.task, graph.name) == ("rating", "shops")
+    assert sg.load("shops", data_dir=tmp_path).task == "rating"
+    result = sg.run(tmp_path / "shops.npz", method="fedacs", rounds=1, clients=2)
+    assert result.cut is not None
+    assert result.cut.graph.task == "rating"
+    wider = sg.load(tmp_path / "shops.npz", rating_scale=(0, 9), columns="user=item,item=user")
+    assert wider.scale == (0, 9)
+    np.savez(tmp_path / "other.npz", user=arrays["user"], item=arrays["item"], stars=rating)
+    with pytest.raises(DataError, match=r"got keys item, stars, user: a table of ratings has keys"):
+        sg.load(tmp_path / "other.npz")
+
+
 def test_cells_of_lists_and_arrays_of_objects_are_what_tables_have() -> None:
     """So 1 and 1.0 are one item, whatever stands beside them."""
     rows = [["a", 1, 3], ["b", 1.0, 4.5], [7.0, "x", 2]]
@@ -202,6 +222,7 @@ TABLES = [
         "expected a column 'rating', got columns user, item, stars: rename one, or name yours: --c",
     ),
     ("user,item,rating\na,b,x\n", "line 2, column 'rating': expected a number, got 'x'"),
+    ("user,item,rating\na,b,np.float64(4.0)\n", "written by repr of NumPy 2: save numbers, not"),
     ("user,item,rating\na,b,7\n", "got 7 in .*line 2"),
     ("user,item,rating\na,b,nan\n", "from 1 to 5, got nan in .*line 2"),
     ("user,item,rating\na,b,3\nnan,b,4\n", "the id of a user in .*line 3, got 'nan': name it"),

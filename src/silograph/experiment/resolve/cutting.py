@@ -8,7 +8,6 @@ import torch
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
-from silograph.core.na_values import na_words
 from silograph.core.payload import offsets, owners
 from silograph.core.rating_scale import ends_of
 from silograph.core.resolved_config import ResolvedConfig
@@ -166,7 +165,7 @@ def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> C
         scale=config.scale,
         columns=config.columns,
         rating_scale=ends_of(config.rating_scale),
-        na_values=na_words(config.na_values),
+        na_values=config.na_values,
         report=report,
     )
     return cut_graph(config, with_own_partition(config, graph), partition)

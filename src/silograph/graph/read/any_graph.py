@@ -22,9 +22,14 @@ def graph_of(value: Any) -> Graph:
         return from_pyg(value)
     if _is_of(value, "networkx"):
         return from_networkx(value)
+    mend = (
+        "write its tables as CSV files and use sg.from_csv(nodes=..., edges=...), or give columns "
+        "to sg.from_arrays: x=table[[...]].to_numpy(), y=table[...].to_numpy(), edge_index=..."
+        if _is_of(value, "pandas") or _is_of(value, "polars")
+        else "see sg.from_arrays, sg.from_pyg, sg.from_networkx, sg.from_csv"
+    )
     raise DataError(
-        f"expected a Graph, or the name or path of one, got {type(value).__name__}: see "
-        "sg.from_arrays, sg.from_pyg, sg.from_networkx"
+        f"expected a Graph, or the name or path of one, got {type(value).__name__}: {mend}"
     )
 
 

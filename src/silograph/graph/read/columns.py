@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from silograph.core.errors import DataError
+from silograph.core.na_values import na_words
 from silograph.core.text import printable, shown
 
 LOG = logging.getLogger("silograph")
@@ -27,10 +28,16 @@ NA_WORDS = frozenset(
 UNNAMED = re.compile(r"(Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\.\.\.\d+)?")
 # What pandas' `reset_index`, R and cleaned-up exports call row numbers.
 INDEX_NAMES = ("index", "level_0", "rownames", "row.names", "row_names", "X", "unnamed: 0")
+# Dates and times, as ISO 8601 or with / or . between the parts.
+DATE_OR_TIME = re.compile(
+    r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))([T ]\d{1,2}:\d{2}.*)?"
+    r"|\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
+)
+NUMPY_REPR = re.compile(r"np\.\w+(\(.*\))?")  # such as np.float64(0.5) and np.True_
 LEAST_ROWS = 10  # fewer numbers may count the rows by chance
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 ColumnRole = Literal["id", "label", "number"]
-NaValues = Iterable[str | float]
+NaValues = str | Iterable[str | float]
 
 
 @dataclass(frozen=True)
@@ -63,17 +70,18 @@ def missing_values(na_values: NaValues = ()) -> MissingValues:
     (True, True)
 
     Args:
-        na_values: words or numbers, as `na_values` of `pandas.read_csv`.
+        na_values: words or numbers, as `na_values` of `pandas.read_csv`; or one text, words with
+            commas between them or a JSON list.
 
     Raises:
-        DataError: `na_values` is one text, or holds other than words and numbers.
+        DataError: `na_values` is no list and no text, or holds other than words and numbers.
     """
-    if isinstance(na_values, str) or not isinstance(na_values, Iterable):
+    if not isinstance(na_values, Iterable):
         raise DataError(
-            f"na_values: expected a list of words or numbers such as ['-999'], got "
-            f"{shown(na_values)}"
+            f"na_values: expected a list of words or numbers such as ['-999'], or a text such as "
+            f"'-999,unknown', got {shown(na_values)}"
         )
-    values = list(na_values)
+    values = na_words(na_values)
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, str | int | float)]
     if wrong:
         raise DataError(f"na_values: expected words or numbers, got {shown(wrong[0])}")
@@ -154,6 +162,20 @@ def to_number(cell: str) -> float | None:
         return float(cell)
     except ValueError:
         return None
+
+
+def how_to_write(cells: Iterable[str]) -> str:
+    """Return how words that should be numbers are written as such; nothing if kinds are mixed.
+
+    >>> how_to_write(["2024-02-11"]), how_to_write(["red"])
+    ('write dates and times as a number, such as days since a day', '')
+    """
+    words = list(cells)
+    if all(DATE_OR_TIME.fullmatch(word) for word in words):
+        return "write dates and times as a number, such as days since a day"
+    if all(NUMPY_REPR.fullmatch(word) for word in words):
+        return "written by repr of NumPy 2: save numbers, not their repr"
+    return ""
 
 
 def _number(cell: object, *, from_text: bool) -> float | None:

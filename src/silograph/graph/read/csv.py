@@ -13,7 +13,7 @@ import numpy as np
 
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import shown
+from silograph.core.text import counted, shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.columns import NaValues, missing_values, to_number
@@ -24,6 +24,7 @@ from silograph.graph.read.tables import Table, read_csv
 __all__ = ["from_csv", "load_npz"]
 
 COLUMNS = ("id", "label", "silo", "source", "target", "weight")  # that a table may call otherwise
+ENDS = ("source", "target")  # names of the columns of an edge's ends by default
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
 
@@ -81,8 +82,12 @@ def from_csv(
     values = _value_columns(table.header) if label == "label" else []
     labels = values or labels
     silo = "silo" if silo is None and "silo" in table.header else silo
+    table.check_named([id, *(labels if with_labels else []), *([] if silo is None else [silo])])
     special = {id, *labels, silo, "split"}
     place = _places(table, id)
+    links, ends, weight = _edge_table(
+        replace(read_csv(Path(edges)), missing=missing), (source, target), weight, place
+    )
     features = [column for column in table.header if column not in special]
     arrays: dict[str, Any] = {
         "x": _numbers(table, features),
@@ -94,9 +99,7 @@ def from_csv(
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
         "na_values": na_values,
-        **_read_edges(
-            replace(read_csv(Path(edges)), missing=missing), (source, target, weight), place, table
-        ),
+        **_read_edges(links, ends, weight, place, table),
     }
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
@@ -233,32 +236,57 @@ def _bits(table: Table, columns: list[str]) -> np.ndarray:
     return np.stack(bits, axis=1)
 
 
-def _read_edges(
-    table: Table, columns: tuple[str, str, str | None], place: dict[str, int], nodes: Table
-) -> dict[str, np.ndarray | None]:
-    """Return edges (2, E) int64 as rows of the nodes file, and their weights (E,), or None."""
-    source, target, weight = columns
-    table = table.without_row_numbers([source, target, *([] if weight is None else [weight])])
-    if not {source, target} <= set(table.header) and len(table.header) == 2:
-        source, target = table.header
-        if source in place and target in place:
+def _edge_table(
+    table: Table, ends: tuple[str, str], weight: str | None, place: dict[str, int]
+) -> tuple[Table, tuple[str, str], str | None]:
+    """Return the table without row numbers, and its columns of both ends and of weights.
+
+    Raises:
+        DataError: there is no such column, or no header.
+    """
+    table = table.without_row_numbers([*ends, *([] if weight is None else [weight])])
+    named = [column for column in ends if column not in ENDS]
+    if not {*ends} <= {*table.header} and len(table.header) == 2:
+        first, second = ends = (table.header[0], table.header[1])
+        if first in place and second in place:
             raise DataError(
-                f"{table.path}, line 1: expected a header, got an edge between nodes {source!r} "
-                f"and {target!r}: begin with the line source,target"
+                f"{table.path}, line 1: expected a header, got an edge between nodes {first!r} "
+                f"and {second!r}: begin with the line source,target"
             )
     if weight is None:
         weight = next((column for column in WEIGHTS if column in table.header), None)
-    others = [column for column in table.header if column not in (source, target, weight)]
+    table.check_named([*named, *ends, *([] if weight is None else [weight])])
+    others = [column for column in table.header if column not in (*ends, weight)]
     report_unused(table.path, others)
+    return table, ends, weight
+
+
+def _read_edges(
+    table: Table, columns: tuple[str, str], weight: str | None, place: dict[str, int], nodes: Table
+) -> dict[str, np.ndarray | None]:
+    """Return edges (2, E) int64 as rows of the nodes file, and their weights (E,), or None."""
     ends = []
-    for column in (source, target):
+    for column in columns:
         rows = [place.get(key) for key in table.column(column)]
         if None in rows:
-            row = rows.index(None)
-            raise table.wrong(row, column, f"an id of {nodes.path.name}", table.column(column)[row])
+            raise _edge_without_node(table, columns, column, place, nodes)
         ends.append(rows)
     weights = None if weight is None else weight_column(table, weight)
     return {"edge_index": np.array(ends, dtype=np.int64), "edge_weight": weights}
+
+
+def _edge_without_node(
+    table: Table, columns: tuple[str, str], column: str, place: dict[str, int], nodes: Table
+) -> DataError:
+    """Return the error for the first end in `column` that is no node, with the number of edges."""
+    pairs = zip(*(table.column(end) for end in columns), strict=True)
+    count = sum(not {*pair} <= place.keys() for pair in pairs)
+    row, key = next((r, k) for r, k in enumerate(table.column(column)) if k not in place)
+    mend = (
+        f"drop the {counted(count, 'row')} with such an end, or list them in cross_edges of a silo "
+        "(docs/silos.md)"
+    )
+    return table.wrong(row, column, f"an id of {nodes.path.name}", key, mend)
 
 
 def weight_column(table: Table, column: str) -> np.ndarray:

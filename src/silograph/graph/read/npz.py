@@ -17,6 +17,7 @@ from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
 from silograph.graph.read.columns import NaValues
 from silograph.graph.read.edge_values import NAMES, chosen_weight, report_unused
+from silograph.graph.read.rating_columns import ITEM, RATING, USER
 from silograph.graph.read.ratings import of_archive
 from silograph.graph.read.tables import Arrays, read_arrays
 
@@ -98,14 +99,27 @@ def load_npz(path: str | os.PathLike[str], *, na_values: NaValues = ()) -> Graph
 
 def archive_has_ratings(path: Path) -> bool:
     """Whether a file is an archive of ratings, by the names of its arrays; False if unreadable."""
+    return _keys(path) >= _RATINGS
+
+
+def is_rating_table(path: Path) -> bool:
+    """Whether an .npz file is a table of ratings, by its columns, and no graph."""
+    return (
+        path.suffix == ".npz"
+        and "edge_index" not in (keys := _keys(path))
+        and keys >= {USER, ITEM, RATING}
+    )
+
+
+def _keys(path: Path) -> set[str]:
+    """Return the names of the arrays in an archive; none if it is unreadable."""
     if not path.is_file():
-        return False
+        return set()
     try:
         with zipfile.ZipFile(path) as archive:
-            keys = {name.removesuffix(".npy") for name in archive.namelist()}
+            return {name.removesuffix(".npy") for name in archive.namelist()}
     except Exception:  # foreign bytes surface as many kinds of errors
-        return False
-    return keys >= _RATINGS
+        return set()
 
 
 def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
@@ -137,7 +151,9 @@ def _check_keys(path: Path, keys: set[str]) -> None:
     labels = "y" in keys or keys.issuperset(_SPARSE_Y)
     if not (features and labels and "edge_index" in keys):
         found = ", ".join(sorted(keys)[:12]) or "none"
-        raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {found}")
+        near = keys & {USER, ITEM, RATING}
+        mend = f": a table of ratings has keys {USER}, {ITEM} and {RATING}" if near else ""
+        raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {found}{mend}")
 
 
 def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any] | None":

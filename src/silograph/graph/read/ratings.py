@@ -23,7 +23,7 @@ from silograph.core.text import counted, shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
-from silograph.graph.read.columns import to_number
+from silograph.graph.read.columns import how_to_write, to_number
 from silograph.graph.read.rating_cells import (
     beside,
     categories_of,
@@ -239,7 +239,7 @@ def _of_table(table: Table) -> _Ratings:
     numbers = [to_number(cell) for cell in value]
     for row, number in enumerate(numbers):
         if number is None:
-            raise table.wrong(row, RATING, "a number", value[row])
+            raise table.wrong(row, RATING, "a number", value[row], how_to_write([value[row]]))
     columns: RatingColumns = {}
     for name in table.header:
         if name == TIME:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, nearest
 from silograph.core.text import counted, printable
 from silograph.graph.read.columns import (
     INDEX_NAMES,
@@ -21,6 +21,7 @@ from silograph.graph.read.columns import (
     USUAL,
     MissingValues,
     compact_features,
+    how_to_write,
     is_null,
     read_column,
     report_row_numbers,
@@ -110,12 +111,22 @@ class Table:
             DataError: there is none of that name.
         """
         if name not in self.header:
-            raise DataError(
-                f"{self.head}: expected a column {name!r}, got columns {self._listed()}: "
-                f"rename one, or {advice}"
-            )
+            raise self._no_column(name, f"rename one, or {advice}")
         place = self.header.index(name)
         return [row[place] for row in self.rows]
+
+    def check_named(self, names: Iterable[str]) -> None:
+        """Raise `DataError` for a name that no column has; it says which one is near."""
+        for name in names:
+            near = None if name in self.header else nearest(name, self.header)
+            if near:
+                raise self._no_column(name, f"did you mean {printable(near)!r}?")
+            self.column(name)
+
+    def _no_column(self, name: str, mend: str) -> DataError:
+        return DataError(
+            f"{self.head}: expected a column {name!r}, got columns {self._listed()}: {mend}"
+        )
 
     def _listed(self) -> str:
         """Return the first names of columns, as the file has them."""
@@ -169,7 +180,7 @@ class Table:
                 several = sum(cell in self.missing for cell in cells)
                 mend = f"missing in {counted(several, 'row')}: fill it, or take the column out"
             else:
-                mend = (
+                mend = self._how_to_write(cells, row) or (
                     "columns without another meaning are features; take this one out, or write a "
                     "column of 0 and 1 for each of its words"
                 )
@@ -186,8 +197,13 @@ class Table:
         numbers = [math.nan if cell in self.missing else to_number(cell) for cell in cells]
         if None in numbers:
             row = numbers.index(None)
-            raise self.wrong(row, column, expected, cells[row])
+            raise self.wrong(row, column, expected, cells[row], self._how_to_write(cells, row))
         return np.array(numbers, dtype=np.float64)
+
+    def _how_to_write(self, cells: Sequence[str], row: int) -> str:
+        """Return how the words of a column become numbers; nothing if that of `row` is none."""
+        words = [cell for cell in cells if cell not in self.missing and to_number(cell) is None]
+        return how_to_write(words) if cells[row] in words else ""
 
     def labels(self, column: str) -> np.ndarray:
         """Return a column of labels (n,): float64 with NaN where missing, or words and None."""
