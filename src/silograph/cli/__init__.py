@@ -18,12 +18,13 @@ import typer
 from silograph.cli import agent, audit, federation, reproduce, server, silo  # noqa: F401 - registers them
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
-from silograph.cli.hints import INTERRUPTED, StoppedError, resume_hint, usage_error
+from silograph.cli.hints import StoppedError, resume_hint, usage_error
 from silograph.cli.spelling import logged_as_flags
 from silograph.cli.typed import as_typed
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.interruptible import is_compiling
+from silograph.core.stop_signals import INTERRUPTED, handle_signals
 from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ def main() -> None:
     SIGTERM, with which services are stopped, does what Ctrl-C does: nothing is left behind. Once a
     command is over SIGTERM is ignored: Python ends anyway, and an exception would be a traceback.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handle_signals()
     code = run_app(sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
