@@ -30,6 +30,8 @@ from silograph.core.text import counted, printable
 if TYPE_CHECKING:
     from silograph.experiment.run.result import Result
 
+DAMAGED = 1  # exit code of a report on files that were altered or are missing
+
 
 @command(
     "run",
@@ -120,21 +122,22 @@ def report_command(
             help="the page (default: DIR/report.html; of several folders, comparison.html here)",
         ),
     ] = None,
-) -> None:
+) -> int:
     """Write a page about a run, about several side by side, or about the runs of a comparison."""
-    from silograph.experiment.report import runs_of, write_comparison, write_report
+    from silograph.experiment.report import make_comparison_report, make_report, runs_of
 
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
     if len(folders) == 1 and (runs := runs_of(folders[0])):
-        page = write_comparison(runs, out or folders[0] / "report.html", comparison=folders[0])
+        page = make_comparison_report(runs, out or folders[0] / "report.html", comparison=folders[0])
     elif len(folders) == 1:
-        page = write_report(folders[0], out)
+        page = make_report(folders[0], out)
     else:
-        page = write_comparison(folders, out or Path("comparison.html"))
-    typer.echo(f"written to {page}")
+        page = make_comparison_report(folders, out or Path("comparison.html"))
+    typer.echo(f"written to {page.path}")
+    return DAMAGED if page.is_of_damaged else 0
 
 
 @app.command("predict")
