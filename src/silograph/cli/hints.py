@@ -172,4 +172,4 @@ def _elsewhere(error: click.NoSuchOption) -> str:
             "says in its silo.toml what its tables mean"
         )
     others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
-    return f"{message}{'' if message.endswith('?') else '.'} It is a flag of {having[0]}{others}"
+    return f"No such option: {error.option_name}. It is a flag of {having[0]}{others}"
