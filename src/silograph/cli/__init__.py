@@ -71,10 +71,11 @@ def resume_command(
     ] = False,
 ) -> int:
     """Continue an interrupted run, comparison or search, with the same numbers."""
+    from silograph.experiment.report import LINES
     from silograph.experiment.result_files import RESULT
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
-    from silograph.study.compare.compare import LINES, is_comparison, resume_comparison
+    from silograph.study.compare.compare import is_comparison, resume_comparison
     from silograph.study.tune.search_folder import LINES as TRIALS
     from silograph.study.tune.search_folder import WINNER, is_search
     from silograph.study.tune.tune import resume_search
@@ -131,7 +132,9 @@ def report_command(
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
     if len(folders) == 1 and (runs := runs_of(folders[0])):
-        page = make_comparison_report(runs, out or folders[0] / "report.html", comparison=folders[0])
+        page = make_comparison_report(
+            runs, out or folders[0] / "report.html", comparison=folders[0]
+        )
     elif len(folders) == 1:
         page = make_report(folders[0], out)
     else:

@@ -13,7 +13,7 @@ from types import FrameType
 INTERRUPTED = 130  # exit code of a program that was stopped by Ctrl-C
 _IMPORTS = "<frozen importlib._bootstrap>"  # file name of the code that carries out an import
 _WAITS = "interruptible.py"  # where the main thread waits for a kernel, perhaps inside an import
-_was_stopped = False
+_stopped_by: list[int] = []  # signals that came
 
 
 def handle_signals() -> None:
@@ -25,13 +25,13 @@ def handle_signals() -> None:
 
 def was_stopped() -> bool:
     """Return whether a signal has come; an error after it may be what became of the interrupt."""
-    return _was_stopped
+    return bool(_stopped_by)
 
 
 def exit_interrupted() -> None:
     """End the process with one line and `INTERRUPTED`, without whatever Python does at its end."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        try:  # noqa: SIM105 - contextlib would be one more import before signals are handled
             stream.flush()
         except (AttributeError, OSError, RuntimeError, ValueError):  # closed, or just being used
             pass
@@ -43,8 +43,7 @@ def exit_interrupted() -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Raise `KeyboardInterrupt`, or end the process where an import would lose it."""
-    global _was_stopped
-    _was_stopped = True
+    _stopped_by.append(number)
     if _is_importing(frame) and not _is_loaded("torch"):
         exit_interrupted()
     raise KeyboardInterrupt

@@ -325,7 +325,7 @@ def test_folders_of_other_results_lead_to_their_pages(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a silo's result, its page is .*silo/report\.html"):
         write_report(silo)
     (silo / "result.json").write_text('{"format": 1}')
-    with pytest.raises(DataError, match="got run.json: No such file"):
+    with pytest.raises(DataError, match=r"got run\.json: No such file"):
         write_report(silo)
 
 
