@@ -9,7 +9,8 @@ Names are imported on first use, so that `import silograph` itself costs nothing
 """
 
 import importlib
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # as in typing, which the program would wait for before it handles Ctrl-C
 
 if TYPE_CHECKING:
     from silograph.core.config import RunConfig

@@ -1,6 +1,7 @@
 """Laws of the command line: flags are fields, and it is a well-behaved program."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -364,6 +365,63 @@ def test_the_program_is_interrupted(work: Path, sent: signal.Signals) -> None:
     rounds = Path("x", "rounds.csv").read_bytes()
     assert rounds.endswith(b"\n")
     assert len({line.count(b",") for line in rounds.splitlines()}) == 1
+
+
+IMPORTING = """
+import os, signal, sys
+
+stop, number, lost = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "lost"
+del sys.argv[1:4]
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == stop:
+            try:
+                os.kill(os.getpid(), number)
+            except KeyboardInterrupt:
+                if lost:  # as C extensions do
+                    raise ImportError("numpy.core.multiarray failed to import") from None
+                raise
+
+# A test suite in the background of a shell has the signal switched off, for children too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder())
+from silograph.__main__ import main  # as the program does
+main()
+"""
+
+
+@pytest.mark.parametrize("outcome", ["raised", "lost"])
+@pytest.mark.parametrize(
+    ("module", "sent"),
+    [
+        ("click", signal.SIGINT),
+        ("click", signal.SIGTERM),
+        ("silograph.cli.spelling", signal.SIGINT),
+        ("numpy", signal.SIGINT),
+        ("numpy.linalg", signal.SIGINT),
+        ("torch._C", signal.SIGINT),
+        ("silograph.experiment.run.progress", signal.SIGINT),  # after torch
+    ],
+)
+def test_the_program_is_interrupted_while_it_imports(
+    work: Path, module: str, sent: signal.Signals, outcome: str
+) -> None:
+    """One line and no traceback, also where C code makes another error of the interrupt."""
+    told = [module, str(int(sent)), outcome]
+    command = [sys.executable, "-c", IMPORTING, *told, "run", "g.npz", *QUICK, "--out", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_installed_program_handles_signals_before_it_imports_the_command_line() -> None:
+    (program,) = importlib.metadata.entry_points(group="console_scripts", name="silograph")
+    code = (
+        f"import signal, sys; import {program.module};"
+        "handled = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL;"
+        "sys.exit(not handled or 'silograph.cli' in sys.modules or 'typing' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0
 
 
 def test_the_program_is_stopped_while_python_ends() -> None:

@@ -130,6 +130,8 @@ def test_damage_is_told_with_its_line(file: Path, capsys: Capture) -> None:
         f"BROKEN: {file}, line 3: expected the bytes that its hash was made of, got others" in text
     )
     assert "the 2 lines before it are whole; nothing is known of those after it" in text
+    assert "ended    not known, the file is broken" in text
+    assert "no line of an end" not in text
     assert run_app(["audit", str(file), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["broken"]["line"] == 3
     file.write_bytes(data[:-5])

@@ -31,7 +31,7 @@ def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
     assert text.endswith("written to c\n")
     assert {path.name for path in (work / "c").iterdir()} == {
-        *("compare.json", "compare.jsonl", "compare.md", "paired.json", "runs")
+        *("checksums.json", "compare.json", "compare.jsonl", "compare.md", "paired.json", "runs")
     }
     again = printed(capsys, *COMPARE, "--processes", "0", "--out", "c")
     assert again == text  # nothing ran: seconds too are the same

@@ -299,6 +299,14 @@ def test_three_commands_make_a_federation(
             "out to use certs/ca.pem",
         ),
         (
+            ["silo", "--data", "untold", "--server", "localhost"],  # before data are read
+            "error: --server: expected HOST:PORT, got 'localhost'",
+        ),
+        (
+            ["silo", "--data", "nowhere"],
+            "error: expected the address of a server, got none: give --server HOST:PORT",
+        ),
+        (
             ["silo", "--make-key", "--data", "certs"],
             "error: certs/silo.toml: expected what the tables mean, got No such file or directory",
         ),

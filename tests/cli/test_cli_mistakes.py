@@ -266,6 +266,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["run", "g.npz", "--silos", "a,b"],
         " It is a flag of silograph server",
     ),
+    "flag of a silo at a server": (
+        ["server", "--ca", "X"],
+        "error: No such option: --ca. It is a flag of silograph silo\n",
+    ),
     "flag of the cut at a server": (
         ["server", "--columns", "id=key", "--listen", "127.0.0.1:0"],
         "No such option: --columns. The data are at the silos, cut already: each says in its silo",

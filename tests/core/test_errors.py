@@ -80,6 +80,15 @@ def test_lookup_of_an_unknown_name_hides_the_key_error() -> None:
     assert caught.value.__suppress_context__
 
 
+def test_numbers_are_alike_whatever_zeros_are_in_front() -> None:
+    clients = [f"client_{number:02}" for number in range(12)]
+    for got, meant in (("client_0", "client_00"), ("client_1", "client_01"), ("Client_011", 11)):
+        meant = meant if isinstance(meant, str) else f"client_{meant}"
+        assert str(unknown("client", got, clients)) == (
+            f"unknown client {got!r}: did you mean {meant!r}?"
+        )
+
+
 def test_choices_do_not_bury_the_nearest() -> None:
     names = ["name03", "name04"]
     assert str(unknown("x", "nam03", names)) == "unknown x 'nam03': did you mean 'name03'?"

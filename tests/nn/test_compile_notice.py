@@ -1,23 +1,27 @@
 """Kernels are reported as they are compiled; their time is that of the outermost functions."""
 
+import ast
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from numba.core import event
 
+import silograph
 from remote_runs import setup_of
 from runs import MakeGraph
+from silograph.experiment.run import compile_kernels
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.trackers import Watched
 from silograph.methods import METHODS
-from silograph.nn.kernels.compile_notice import LINE, told_of_compiling
+from silograph.nn.kernels.compile_notice import LINE, PLAIN_NAMES, told_of_compiling
 
 
 def compiles(name: str) -> AbstractContextManager[None]:
@@ -39,13 +43,40 @@ def test_nested_functions_are_timed_once_and_kernels_are_counted() -> None:
         with compiles("predict"):
             time.sleep(0.01)
         assert watch.seconds >= before + 0.01
-    expected = [LINE, "compiling kernel 1: train ...", "compiling kernel 2: predict ..."]
+    expected = [LINE, "compiling kernel 1 (training) ...", "compiling kernel 2 (predictions) ..."]
     assert lines == expected
     assert watch.kernels == 2
     with compiles("rest"):
         pass
     assert lines == expected
     assert watch.seconds < whole + 1
+
+
+DECORATORS = {"kernel", "interruptible"}  # of functions that Python calls
+
+
+def test_every_kernel_has_a_plain_name() -> None:
+    found = {
+        node.name
+        for path in Path(silograph.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and DECORATORS & {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
+    }
+    assert found == PLAIN_NAMES.keys()
+
+
+def test_the_lines_of_compiling_all_tell_of_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_optimizer(*_: object, **__: object) -> None:
+        with compiles("rest"):
+            pass
+
+    monkeypatch.setattr(compile_kernels, "run", compile_optimizer)
+    monkeypatch.setattr(compile_kernels, "_runs", lambda: [(None, {})])
+    lines: list[str] = []
+    assert compile_kernels.compile_kernels("float32", lines.append) == 1
+    assert "this run" not in lines[0]
+    assert lines[1:] == ["compiling kernel 1 (optimizer) ..."]
 
 
 def test_a_result_says_what_went_into_compiling() -> None:

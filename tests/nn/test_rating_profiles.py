@@ -214,7 +214,7 @@ def test_a_files_shape_is_checked(tmp_path: Path) -> None:
 def test_the_model_alone_predicts_nothing() -> None:
     result = sg.run(rating_graph(), **OPTIONS)
     assert result.model is not None
-    with pytest.raises(DataError, match="expected a model whose weights say all, got model rating"):
+    with pytest.raises(DataError, match="expected a model of nodes, got model rating"):
         result.model.predict(rating_graph())
 
 

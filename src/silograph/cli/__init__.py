@@ -18,16 +18,19 @@ import typer
 from silograph.cli import agent, audit, federation, reproduce, server, silo  # noqa: F401 - registers them
 from silograph.cli.compare_tune import print_comparison, print_search
 from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
-from silograph.cli.hints import INTERRUPTED, StoppedError, resume_hint, usage_error
+from silograph.cli.hints import StoppedError, resume_hint, usage_error
 from silograph.cli.spelling import logged_as_flags
 from silograph.cli.typed import as_typed
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.interruptible import is_compiling
+from silograph.core.stop_signals import INTERRUPTED, handle_signals
 from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
     from silograph.experiment.run.result import Result
+
+DAMAGED = 1  # exit code of a report on files that were altered or are missing
 
 
 @command(
@@ -68,10 +71,11 @@ def resume_command(
     ] = False,
 ) -> int:
     """Continue an interrupted run, comparison or search, with the same numbers."""
+    from silograph.experiment.report import LINES
     from silograph.experiment.result_files import RESULT
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
-    from silograph.study.compare.compare import LINES, is_comparison, resume_comparison
+    from silograph.study.compare.compare import is_comparison, resume_comparison
     from silograph.study.tune.search_folder import LINES as TRIALS
     from silograph.study.tune.search_folder import WINNER, is_search
     from silograph.study.tune.tune import resume_search
@@ -119,21 +123,24 @@ def report_command(
             help="the page (default: DIR/report.html; of several folders, comparison.html here)",
         ),
     ] = None,
-) -> None:
+) -> int:
     """Write a page about a run, about several side by side, or about the runs of a comparison."""
-    from silograph.experiment.report import runs_of, write_comparison, write_report
+    from silograph.experiment.report import make_comparison_report, make_report, runs_of
 
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
     if len(folders) == 1 and (runs := runs_of(folders[0])):
-        page = write_comparison(runs, out or folders[0] / "report.html", comparison=folders[0])
+        page = make_comparison_report(
+            runs, out or folders[0] / "report.html", comparison=folders[0]
+        )
     elif len(folders) == 1:
-        page = write_report(folders[0], out)
+        page = make_report(folders[0], out)
     else:
-        page = write_comparison(folders, out or Path("comparison.html"))
-    typer.echo(f"written to {page}")
+        page = make_comparison_report(folders, out or Path("comparison.html"))
+    typer.echo(f"written to {page.path}")
+    return DAMAGED if page.is_of_damaged else 0
 
 
 @app.command("predict")
@@ -372,7 +379,7 @@ def main() -> None:
     SIGTERM, with which services are stopped, does what Ctrl-C does: nothing is left behind. Once a
     command is over SIGTERM is ignored: Python ends anyway, and an exception would be a traceback.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handle_signals()
     code = run_app(sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

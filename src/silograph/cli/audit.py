@@ -99,7 +99,7 @@ def _plain(entry: "AuditEntry") -> dict[str, Any]:
 def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]:
     """Yield what people read."""
     for run in found.runs:
-        yield from _lines_of_run(run)
+        yield from _lines_of_run(run, is_broken=found.broken is not None)
         yield ""
     if found.broken is not None:
         yield f"BROKEN: {file}, {found.broken}"
@@ -122,7 +122,7 @@ def short_authority(facts: Mapping[str, Any]) -> str:
     return told if " " in told else told[:16]
 
 
-def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
+def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
     from silograph.experiment.report.figures import size_text
 
     yield f"run {run.run}"
@@ -143,7 +143,7 @@ def _lines_of_run(run: "AuditedRun") -> Iterator[str]:
         calls = sum(run.calls.values())
         yield f"  {'all of it':<16}{calls:>10,}{size_text(run.sent):>16}"
     yield from _refusals(run)
-    yield f"  ended    {_end(run)}"
+    yield f"  ended    {_end(run, is_broken=is_broken)}"
 
 
 def _refusals(run: "AuditedRun") -> Iterator[str]:
@@ -167,7 +167,10 @@ def _rounds(facts: Mapping[str, Any]) -> str:
     return counted(rounds, "round") if isinstance(rounds, int) else f"{rounds} rounds"
 
 
-def _end(run: "AuditedRun") -> str:
+def _end(run: "AuditedRun", *, is_broken: bool) -> str:
+    """Return how a run ended; a line behind the broken one of a file may tell it."""
+    if run.ended is None and is_broken:
+        return "not known, the file is broken"
     if run.agreed is None:
         reason = None if run.ended is None else run.ended.facts.get("reason")
         return f"the silo did not agree to this run{f': {reason}' if reason else ''}"

@@ -9,11 +9,12 @@ import click
 
 from silograph.cli.flags import AT_SILOS
 from silograph.cli.spelling import as_flags
+from silograph.core.stop_signals import INTERRUPTED
 from silograph.core.text import counted
 from silograph.experiment.result_files import CHECKPOINTS
 
 EXTRA = "Got unexpected extra argument"  # click's words
-MISTAKE, INTERRUPTED = 2, 130  # exit codes; the latter is that of a program stopped by Ctrl-C
+MISTAKE = 2  # exit code
 
 
 class StoppedError(Exception):
@@ -171,4 +172,4 @@ def _elsewhere(error: click.NoSuchOption) -> str:
             "says in its silo.toml what its tables mean"
         )
     others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
-    return f"{message}{'' if message.endswith('?') else '.'} It is a flag of {having[0]}{others}"
+    return f"No such option: {error.option_name}. It is a flag of {having[0]}{others}"

@@ -131,6 +131,7 @@ def silo_command(flags: SiloFlags) -> int:
     from silograph.experiment.run.progress import best_mode
     from silograph.graph.silos.read import read_silo
 
+    _check_server(flags.server)  # before data are read, which takes long and logs lines
     silo = read_silo(flags.data)
     _check_name(flags, silo.name)
     how = _attendance(flags)
@@ -142,6 +143,15 @@ def silo_command(flags: SiloFlags) -> int:
     if best_mode() == "plain":
         typer.echo("the run is over", err=True)
     return 0
+
+
+def _check_server(address: str | None) -> None:
+    """Raise `ConfigError` unless an address is HOST:PORT."""
+    from silograph.federation.session.wire import split_address
+
+    if address is None:
+        raise ConfigError("expected the address of a server, got none: give --server HOST:PORT")
+    split_address(address, "server")
 
 
 def _check_name(flags: SiloFlags, name: str) -> None:
@@ -187,8 +197,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
     from silograph.federation.session.audit import AUDIT
     from silograph.graph.silos.spec import SECRET
 
-    if flags.server is None:
-        raise ConfigError("expected the address of a server, got none: give --server HOST:PORT")
+    assert flags.server is not None  # it is checked
     if not flags.wait >= 0:
         raise ConfigError(f"wait: expected 0 seconds or more, got {flags.wait:g}")
     data, secret = flags.data, flags.secret

@@ -7,7 +7,7 @@ does the process; a parent that is killed can tell its children nothing.
 import os
 import threading
 
-from silograph.cli import main
+from silograph.core.stop_signals import handle_signals
 
 
 def end_with_input() -> None:
@@ -18,5 +18,8 @@ def end_with_input() -> None:
 
 
 if __name__ == "__main__":
+    handle_signals()  # before the command line is imported
     threading.Thread(target=end_with_input, daemon=True).start()
+    from silograph.cli import main
+
     main()

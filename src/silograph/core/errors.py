@@ -14,6 +14,7 @@ SilographError
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -86,12 +87,20 @@ def nearest(got: str, known: Sequence[str]) -> str | None:
     as_told = got.replace("+", "plus").replace("-", "")  # papers write GCFL+ and FED-PUB
     if as_told in known:
         return as_told
+    same_numbers = [name for name in known if _unpadded(name) == _unpadded(got)]
+    if same_numbers:
+        return same_numbers[0]
     swapped = [name for name in known if sorted(name) == sorted(got)]
     longer = sorted((name for name in known if name.startswith(got)), key=len)
     if len(got) < 3 or not all(name.startswith(longer[0]) for name in longer):
         longer = []  # it may be the beginning of several
     near = swapped or longer or difflib.get_close_matches(got, known, n=1, cutoff=0.5)
     return near[0] if near else None
+
+
+def _unpadded(name: str) -> str:
+    """Return a name whose numbers have no zeros in front: client_01 as client_1."""
+    return re.sub(r"0*(\d+)", r"\1", name.lower())
 
 
 def lookup(table: Mapping[str, T], name: str, what: str) -> T:

@@ -7,6 +7,7 @@ line of its cells, have a digest of their own, because a study grows until it is
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,15 @@ def replace_sums(folder: Path, digests: Mapping[str, str]) -> None:
     """Write down what files are from now on, whatever they may have been before."""
     sums = read_sums(folder)
     write_sums(folder, sums | {name: [digest] for name, digest in digests.items()})
+
+
+def write_with_sums(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files and their digests alone; a kill in between leaves files that fit digests."""
+    sums = {n: digest_of_bytes(t.encode(errors="backslashreplace")) for n, t in texts.items()}
+    write_sums(folder, {name: [digest_of(folder / name), sums[name]] for name in texts})
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    write_sums(folder, {name: [digest] for name, digest in sums.items()})
 
 
 def is_of_model(name: str) -> bool:
@@ -152,6 +162,12 @@ class FolderCheck:
     altered: tuple[str, ...]
     missing: tuple[str, ...]
     unchecked: tuple[str, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a file was altered or is missing; folders of old have no checksums.json."""
+        has_bad_sums = not self.has_sums and os.path.lexists(Path(self.folder) / SUMS)
+        return bool(self.altered or self.missing) or has_bad_sums
 
     def lines(self) -> Iterator[str]:
         """Yield what a reader of the folder must know, one line each; none where all files fit."""

@@ -166,8 +166,28 @@ def test_a_result_that_is_removed_hides_no_altered_table(
 
 def test_the_command_says_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     flip(folder / "rounds.csv", (folder / "rounds.csv").stat().st_size - 2)
-    assert run_app(["report", str(folder)]) == 0
+    assert run_app(["report", str(folder)]) == 1
     assert "rounds.csv does not fit its digest" in caplog.text  # which a terminal shows
+    assert "rounds.csv does not fit its digest" in read_page(folder / "report.html").text
+
+
+def test_the_status_of_the_command_says_it(whole: Path, folder: Path, tmp_path: Path) -> None:
+    page = str(tmp_path / "page.html")
+    assert run_app(["report", str(folder)]) == 0
+    assert run_app(["report", str(folder), str(whole), "--out", page]) == 0
+    sums = read_sums(folder)
+    early = {name: sums[name] for name in ("run.json", "simulation.json", "clients.csv")}
+    write_sums(folder, early)  # all that older versions had
+    assert run_app(["report", str(folder)]) == 0
+    write_sums(folder, sums)
+    (folder / FILES[-1]).unlink()
+    assert run_app(["report", str(folder)]) == 1
+    assert run_app(["report", str(folder), str(whole), "--out", page]) == 1
+    shutil.copy(whole / FILES[-1], folder / FILES[-1])
+    (folder / "checksums.json").unlink()
+    assert run_app(["report", str(folder)]) == 0
+    (folder / "checksums.json").mkdir()
+    assert run_app(["report", str(folder)]) == 2
 
 
 def test_resume_and_models_refuse_what_was_altered(folder: Path, make_graph: MakeGraph) -> None:
@@ -213,6 +233,100 @@ def test_altered_files_of_a_comparison_are_named(
     (copy / "compare.jsonl").write_text(text, encoding="utf-8")
     sg.compare(planted_graph(40), **given, **COMPARED, out=copy)
     assert "4 of 4 lines of" in caplog.text
+
+
+def raise_score(copy: Path) -> None:
+    path = copy / "compare.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines[1]["test"]["personalized"]["accuracy"] = 0.99
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def write_without_digest(path: Path) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    del values["digest"]
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+ALTERED: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "a score": ("line 2 of {}/compare.jsonl does not fit its digest", raise_score),
+    "no JSON": (
+        "line 1 of {}/compare.jsonl does not fit its digest",
+        lambda copy: flip(copy / "compare.jsonl", 0),
+    ),
+    "no lines": ("{}/compare.jsonl is missing", lambda copy: (copy / "compare.jsonl").unlink()),
+    "tables": (
+        "{}/compare.md does not fit its digest",
+        lambda copy: flip(copy / "compare.md", (copy / "compare.md").read_text().index("0.") + 2),
+    ),
+    "no tables": ("{}/compare.md is missing", lambda copy: (copy / "compare.md").unlink()),
+    "other tests": (
+        "{}/paired.json does not fit its digest",
+        lambda copy: write_without_digest(copy / "paired.json"),
+    ),
+    "no tests": ("{}/paired.json is missing", lambda copy: (copy / "paired.json").unlink()),
+    "digests": (
+        "expected digests of the run's files in {}/checksums.json",
+        lambda copy: flip(copy / "checksums.json", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", ALTERED)
+def test_altered_tables_of_a_comparison_are_named(
+    comparison: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    copy, (line, alter) = tmp_path / "c", ALTERED[change]
+    shutil.copytree(comparison, copy)
+    assert run_app(["report", str(copy)]) == 0
+    assert not caplog.records
+    alter(copy)
+    assert run_app(["report", str(copy)]) == 1
+    assert line.format(copy) in caplog.text
+    assert line.format(copy) in read_page(copy / "report.html").text
+
+
+def test_tables_of_older_comparisons_and_torn_lines_are_no_damage(
+    comparison: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "c"
+    shutil.copytree(comparison, copy)
+    (copy / "checksums.json").unlink()
+    with (copy / "compare.jsonl").open("a") as file:
+        file.write('{"labels": {"meth')
+    assert run_app(["report", str(copy)]) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{copy}/compare.md has no digest that it could be checked by: an older version wrote it"
+    ]
+
+
+def test_tables_that_were_being_written_are_no_damage(comparison: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "c"
+    shutil.copytree(comparison, copy)
+    sums = read_sums(copy)
+    write_sums(copy, {name: ["none", *known] for name, known in sums.items()})
+    (copy / "paired.json").unlink()
+    assert run_app(["report", str(copy)]) == 0
+
+
+def test_folders_of_other_results_lead_to_their_pages(tmp_path: Path) -> None:
+    search = tmp_path / "search"
+    given: dict[str, Any] = {"ranges": {"lr": "0.01,0.02"}, "trials": 1, "processes": 0}
+    fixed = {k: v for k, v in COMPARED.items() if k != "lr"}
+    sg.tune(planted_graph(40), method="fedavg", **given, **fixed, out=search)
+    with pytest.raises(DataError, match=r"this is a search, see .*search/tune\.md"):
+        write_report(search)
+    (search / "tune.md").unlink()
+    with pytest.raises(DataError, match=r"go on with it by silograph resume .*search"):
+        write_report(search)
+    silo = tmp_path / "silo"
+    silo.mkdir()
+    (silo / "result.json").write_text('{"format": 1, "silo": "north"}')
+    with pytest.raises(DataError, match=r"a silo's result, its page is .*silo/report\.html"):
+        write_report(silo)
+    (silo / "result.json").write_text('{"format": 1}')
+    with pytest.raises(DataError, match=r"got run\.json: No such file"):
+        write_report(silo)
 
 
 # --- files that are none -------------------------------------------------------------------------
@@ -275,7 +389,7 @@ def test_commands_refuse_what_is_no_file_at_once(
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize("name", ["compare.json", "compare.jsonl", "paired.json"])
+@pytest.mark.parametrize("name", ["compare.json", "compare.jsonl", "compare.md", "paired.json"])
 def test_comparisons_refuse_what_is_no_file_at_once(
     comparison: Path, tmp_path: Path, kind: str, name: str
 ) -> None:
@@ -286,8 +400,7 @@ def test_comparisons_refuse_what_is_no_file_at_once(
         given: dict[str, Any] = {"methods": ["local", "fedavg"], "seeds": 2, "processes": 0}
         with pytest.raises(DataError, match="expected a regular file"):
             sg.compare(planted_graph(40), **given, **COMPARED, out=copy)
-    else:
-        assert run_app(["report", str(copy)]) != 0
+    assert run_app(["report", str(copy)]) == 2
     if name == "compare.json":
         assert run_app(["resume", str(copy)]) != 0
 

@@ -94,6 +94,9 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
         r"NAME, or give a model's file, such as .*/out/models/0-client_00\.safetensors, in pla",
     ):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
+    for got, meant in (("client_1", "client_01"), ("client_0", "client_00")):
+        with pytest.raises(ConfigError, match=f"^unknown client '{got}': did you mean '{meant}'"):
+            predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv", client=got)
     with pytest.raises(
         DataError,
         match=r"a folder of models: give one .*/models/0-client_00\.saf",

@@ -128,6 +128,18 @@ def test_local_training_has_no_model_to_save(make_graph: Callable[..., Graph]) -
     assert sg.run(make_graph(), clients=3, rounds=1, method="local").model is None
 
 
+def test_a_result_folder_stands_for_its_model(
+    make_graph: Callable[..., Graph], tmp_path: Path
+) -> None:
+    graph, out = make_graph(), tmp_path / "out"
+    sg.run(graph, clients=3, rounds=1, partition="random", out=str(out))
+    model, same = sg.load_model(out), sg.load_model(out / "model.safetensors")
+    assert np.array_equal(model.predict(graph), same.predict(graph))
+    (out / "model.safetensors").write_bytes(b"changed")
+    with pytest.raises(DataError, match=r"model\.safetensors as the run has written it"):
+        sg.load_model(out)
+
+
 def test_files_that_are_no_models(make_graph: Callable[..., Graph], tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     with pytest.raises(DataError, match=r"expected a model file at .*, got no such file: give "):

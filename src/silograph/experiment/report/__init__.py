@@ -1,26 +1,55 @@
 """Reports: one run, or several side by side, as a page that needs nothing but a browser."""
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.core.errors import CheckpointError, ConfigError, DataError, SilographError
 from silograph.core.files import check_regular, write_atomic
-from silograph.experiment.checksums import UNCHECKED, check_folder, without_digest
+from silograph.experiment.checksums import (
+    UNCHECKED,
+    check_folder,
+    digest_of,
+    read_sums,
+    without_digest,
+)
 from silograph.experiment.report.reading import RunRecord, read_run
-from silograph.experiment.result_files import ABOUT, REPORT, RESULT, read_json
+from silograph.experiment.result_files import ABOUT, REPORT, RESULT, SUMS, read_json
 
 LOG = logging.getLogger("silograph")
 COMPARISON = "compare.json"  # says that a folder is that of a comparison
 PAIRED = "paired.json"  # its paired tests
+TABLES, LINES = "compare.md", "compare.jsonl"  # its tables, and a line for each run
 MARK = "<!-- silograph report -->"
 
 
+@dataclass(frozen=True)
+class WrittenPage:
+    """A page that was written.
+
+    Attributes:
+        path: of the file.
+        is_of_damaged: whether a file that it tells of was altered or is missing.
+    """
+
+    path: Path
+    is_of_damaged: bool
+
+
 def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of one run and return its path.
+    """Write the page of one run and return its path; arguments and errors of `make_report`."""
+    return make_report(folder, out).path
+
+
+def make_report(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
+) -> WrittenPage:
+    """Write the page of one run.
 
     Args:
         folder: a result folder; the run may still be going.
@@ -38,7 +67,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         run = read_run(folder)
         page = run_page(run)
     _warn([run])
-    return _written(path, page)
+    return WrittenPage(_written(path, page), run.is_damaged)
 
 
 def write_comparison(
@@ -47,7 +76,17 @@ def write_comparison(
     *,
     comparison: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write one page about several runs and return its path.
+    """Write one page about several runs and return its path; see `make_comparison_report`."""
+    return make_comparison_report(folders, out, comparison=comparison).path
+
+
+def make_comparison_report(
+    folders: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    comparison: str | os.PathLike[str] | None = None,
+) -> WrittenPage:
+    """Write one page about several runs.
 
     Args:
         folders: result folders; the runs may still be going.
@@ -67,15 +106,18 @@ def write_comparison(
     with _as_runs_write_them(folders):
         runs = [read_run(folder) for folder in folders]
         check_metrics(runs)
-        paired, lines = None, list[str]()
+        paired, lines, damaged = None, list[str](), list[str]()
         if comparison is not None:
             (plan, of_plan), (paired, of_tables) = (
                 _read_table(Path(comparison) / name) for name in (COMPARISON, PAIRED)
             )
-            runs, lines = in_order_of(plan or {}, runs), of_plan + of_tables
+            damaged, unchecked = _check_comparison(Path(comparison))
+            runs = in_order_of(plan or {}, runs)
+            lines = [*damaged, *of_plan, *of_tables, *unchecked]
         page = comparison_page(runs, paired, lines)
     _warn(runs, lines)
-    return _written(Path(out), page)
+    is_of_damaged = bool(damaged) or any(run.is_damaged for run in runs)
+    return WrittenPage(_written(Path(out), page), is_of_damaged)
 
 
 def _warn(runs: Sequence[RunRecord], lines: Sequence[str] = ()) -> None:
@@ -133,6 +175,61 @@ def _read_table(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
         return None, []
     found, has_digest = without_digest(read_json(path), str(path))
     return found, [] if has_digest else [UNCHECKED.format(path)]
+
+
+def _check_comparison(folder: Path) -> tuple[list[str], list[str]]:
+    """Return a line for each damaged file of a comparison, and for each that has no digest.
+
+    Its plan and its paired tests are checked as they are read.
+
+    Raises:
+        DataError: one of them is no regular file.
+    """
+    try:
+        has_sums = (folder / SUMS).exists()
+        sums, damaged = read_sums(folder) if has_sums else {}, list[str]()
+    except CheckpointError as error:
+        sums, damaged = {}, [str(error)]
+    unchecked = []
+    for name in (TABLES, PAIRED):
+        digest = digest_of(folder / name)
+        if digest == "none":
+            # A comparison that was stopped while it wrote them may lack some.
+            damaged += [] if "none" in sums.get(name, ["none"]) else [_missing(folder / name)]
+        elif name in sums and digest not in sums[name]:
+            damaged.append(_altered(f"{folder / name}", f"its digest in {SUMS}"))
+        elif name not in sums and name != PAIRED:
+            unchecked.append(UNCHECKED.format(folder / name))
+    check_regular(folder / LINES)
+    if not (folder / LINES).exists():
+        damaged += [_missing(folder / LINES)] if sums else []
+        return damaged, unchecked
+    # A last line without an end is one that is being written.
+    *whole, _ = (folder / LINES).read_bytes().split(b"\n")
+    numbers = []
+    for number, line in enumerate(whole, start=1):
+        where = f"line {number} of {folder / LINES}"
+        try:
+            _, has_digest = without_digest(json.loads(line), where) if line.strip() else ({}, True)
+        except (ValueError, AttributeError, RecursionError):
+            damaged.append(_altered(where, "its digest"))
+        else:
+            numbers += [] if has_digest else [number]
+    if numbers:
+        of = f"{len(numbers)} of {len(whole)} lines of {folder / LINES}"
+        unchecked.append(UNCHECKED.format(of))
+    return damaged, unchecked
+
+
+def _missing(path: Path) -> str:
+    return f"{path} is missing: silograph resume {path.parent} writes it anew"
+
+
+def _altered(what: str, digest: str) -> str:
+    return (
+        f"{what} does not fit {digest}: it has been altered or damaged since the comparison wrote "
+        "it, so do not trust its figures"
+    )
 
 
 def check_metrics(runs: Sequence[RunRecord]) -> None:

@@ -19,6 +19,7 @@ from silograph.experiment.result_files import (
     LEDGER,
     MODEL,
     MODELS,
+    REPORT,
     RESULT,
     ROUNDS,
     SIMULATION,
@@ -33,6 +34,7 @@ from silograph.experiment.result_files import (
 from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
 
 VIEWS = ("server", "uncut", "personalized")
+SEARCH = "tune.json"  # says that a folder is that of a search
 # Of run.json.
 NEEDED = ("config", "given", "method", "versions", "model", "metrics", "dataset", "partition_hash")
 
@@ -53,6 +55,7 @@ class RunRecord:
         models: number of clients' own models in the folder; 0 while the run is not over.
         diverged: why training ended early, where it diverged; None elsewhere.
         warnings: which files do not fit their digests, or could not be checked, a line each.
+        is_damaged: whether a file was altered or is missing.
     """
 
     path: str
@@ -66,6 +69,7 @@ class RunRecord:
     models: int = 0
     diverged: str | None = None
     warnings: tuple[str, ...] = ()
+    is_damaged: bool = False
 
     @property
     def judge(self) -> str:
@@ -172,6 +176,8 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         DataError: there is no run, or a file of it is missing or damaged.
     """
     folder, check = Path(path), None
+    if (other := _other_folder(folder)) is not None:
+        raise DataError(f"expected the result folder of a run, got {os.fspath(path)}: {other}")
     try:
         about = read_json(folder / ABOUT)
         check_format(about, folder / ABOUT)
@@ -198,6 +204,7 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if over else 0,
             diverged=None if over else _text_of(folder / DIVERGED),
             warnings=tuple(check.lines()),
+            is_damaged=check.is_damaged,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, SilographError):
@@ -214,6 +221,21 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         raise DataError(
             f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
         ) from None
+
+
+def _other_folder(folder: Path) -> str | None:
+    """Return what a folder is that has results and no run, and what to do; None: it is not."""
+    if (folder / ABOUT).exists():
+        return None
+    if (folder / SEARCH).is_file():
+        page = folder / "tune.md"
+        best = f"see {page}" if page.is_file() else f"go on with it by silograph resume {folder}"
+        return f"this is a search, {best}"
+    try:
+        of_silo = "silo" in read_json(folder / RESULT)
+    except (OSError, DataError):
+        return None
+    return f"this is a silo's result, its page is {folder / REPORT}" if of_silo else None
 
 
 def _check_whole(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silograph.core.csv_text import to_text
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.checksums import check_written
@@ -79,6 +79,8 @@ def predict_to(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
             "--client out"
         )
+    if own and client is not None and client not in (known := _clients_of(folder)):
+        raise unknown("client", client, known)
     graph_or_silo = read_data(data, data_dir, columns, na_values, with_labels=False)
     if isinstance(graph_or_silo, Graph):
         graph_or_silo = without_classes(graph_or_silo, trained.class_names)
@@ -117,12 +119,17 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
         )
     check_written(folder, [CLIENT_STATISTICS])
     if client is None:
-        known = [row.get("client", "") for row in read_csv(folder / CLIENTS)]
+        known = _clients_of(folder)
         raise ConfigError(
             f"the model in {run} was trained with normalize standard_client, where each client "
             f"has its own means and deviations: choose one by --client, of {_some(known)}"
         )
     return read_client_statistics(path, client, features)
+
+
+def _clients_of(folder: Path) -> list[str]:
+    """Return the names of the clients of a result folder."""
+    return [row.get("client", "") for row in read_csv(folder / CLIENTS)]
 
 
 def read_data(
@@ -225,7 +232,7 @@ def model_file(run: Path, silo: str | None = None) -> Path:
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"
         )
-    known = [row.get("client", "") for row in read_csv(run / CLIENTS)]
+    known = _clients_of(run)
     if silo not in known:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "

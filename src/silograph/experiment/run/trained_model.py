@@ -25,6 +25,7 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.pickling import state_of_fields
 from silograph.experiment.checksums import check_model_file
 from silograph.experiment.resolve.user_code import absolute, imported, names_file
+from silograph.experiment.result_files import MODEL
 from silograph.experiment.run.preprocessing import (
     Preprocessing,
     check_names,
@@ -103,8 +104,8 @@ class TrainedModel:
         """Raise `DataError` for a model of ratings: tables of its clients belong to it."""
         if self.shape.task == "rating":
             raise DataError(
-                f"expected a model whose weights say all, got {self.shape.noun}: what it knows of "
-                "users and items stays with the clients; `silograph recommend` predicts ratings "
+                f"expected a model of nodes, got {self.shape.noun}: what it knows of users and "
+                "items stays with the clients; `silograph recommend` predicts ratings "
                 "with the result folder that a silo keeps"
             )
 
@@ -284,13 +285,15 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
     """Return the model of a file that `TrainedModel.save` wrote.
 
     Args:
-        path: the file.
+        path: the file, or a result folder with a model of all clients.
         model: the class of the model, if it was a torch.nn.Module of yours.
 
     Raises:
         DataError: the file is missing, damaged, or holds something else; in a result folder also
             where it is not as the run has written it.
     """
+    if (Path(path) / MODEL).is_file():
+        path = Path(path) / MODEL
     if not Path(path).is_dir():
         check_regular(path)
     try:

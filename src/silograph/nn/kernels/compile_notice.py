@@ -7,6 +7,24 @@ from contextlib import contextmanager
 from numba.core import event
 
 LINE = "compiling kernels that this run needs, once for this machine: up to a minute ..."
+LINE_FOR_ALL = "compiling kernels for later runs, once for this machine: some minutes ..."
+# What the kernels do, by the names of their functions; `predict` is that of two.
+PLAIN_NAMES = {
+    "train": "training",
+    "train_flow": "training with chosen neighbors",
+    "train_stored": "training with stored rows",
+    "predict": "predictions",
+    "rest": "optimizer",
+    "finish": "layers of ratings",
+    "finish_back": "gradients of ratings",
+    "loss_gradient": "loss of ratings",
+    "tally": "scores",
+    "add_rows": "sums of rows",
+    "add_slices": "sums of weights",
+    "to_mean": "means of weights",
+    "compare": "comparison of weights",
+    "compiled_loop": "selection of clients",
+}
 # The second event spans a compilation, or the loading of one from the cache, for each signature.
 COMPILE, COMPILER_LOCK = "numba:compile", "numba:compiler_lock"
 
@@ -20,11 +38,11 @@ class CompileWatch(event.Listener):
         kernels: number of kernels compiled so far, the current one included.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], first_line: str) -> None:
         self.seconds = 0.0
         self.warm_up_seconds = 0.0
         self.kernels = 0
-        self._tell = tell
+        self._tell, self._first_line = tell, first_line
         # A kernel's compilation has those that it calls inside.
         self._inside = {COMPILE: 0, COMPILER_LOCK: 0}
         self._began = {COMPILE: 0.0, COMPILER_LOCK: 0.0}
@@ -34,9 +52,9 @@ class CompileWatch(event.Listener):
         if not self._inside[event.kind]:
             if event.kind == COMPILE:
                 if not self.kernels:
-                    self._tell(LINE)
+                    self._tell(self._first_line)
                 self.kernels += 1
-                self._tell(f"compiling kernel {self.kernels}: {name_of(event)} ...")
+                self._tell(f"compiling kernel {self.kernels} ({name_of(event)}) ...")
             self._began[event.kind] = time.monotonic()
         self._inside[event.kind] += 1
 
@@ -53,13 +71,16 @@ class CompileWatch(event.Listener):
 
 
 def name_of(event: event.Event) -> str:
-    """Return the name of the function that an event is about."""
-    return str((event.data or {})["dispatcher"].py_func.__name__)
+    """Return what the function does that an event is about."""
+    name = str((event.data or {})["dispatcher"].py_func.__name__)
+    return PLAIN_NAMES.get(name, name)
 
 
 @contextmanager
-def told_of_compiling(tell: Callable[[str], None]) -> Iterator[CompileWatch]:
+def told_of_compiling(
+    tell: Callable[[str], None], first_line: str = LINE
+) -> Iterator[CompileWatch]:
     """Inside, `tell` hears when kernels have to be compiled; yields how long that has taken."""
-    watch = CompileWatch(tell)
+    watch = CompileWatch(tell, first_line)
     with event.install_listener(COMPILE, watch), event.install_listener(COMPILER_LOCK, watch):
         yield watch

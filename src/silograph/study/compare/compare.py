@@ -17,8 +17,15 @@ from silograph.core.errors import ConfigError, SilographError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.ranges import Scalar
-from silograph.experiment.checksums import UNCHECKED, with_digest, without_digest
-from silograph.experiment.report import PAIRED
+from silograph.experiment.checksums import (
+    UNCHECKED,
+    with_digest,
+    without_digest,
+    write_with_sums,
+)
+from silograph.experiment.report import COMPARISON as PLAN
+from silograph.experiment.report import LINES, PAIRED
+from silograph.experiment.report import TABLES as PAGE
 from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths, with_model_for
 from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
@@ -59,7 +66,6 @@ from silograph.study.study import How, StudyFile, check_processes, read_lines, r
 from silograph.task.metric_table import added
 
 LOG = logging.getLogger("silograph")
-PLAN, LINES, PAGE = "compare.json", "compare.jsonl", "compare.md"
 
 
 @with_keywords(StudyOptions)
@@ -295,6 +301,8 @@ def _compared(
             run_missing(cells, file, how, len(cells))
         return _comparison(plan, cells, file, None)
     check_known_again(plan.own)
+    for name in (PAGE, PAIRED):
+        check_regular(out / name)
     fetch(cells, _checked_lines(out, cells), out / LINES)
     with StudyFile(out / LINES) as file:
         file.warn_of_unchecked()
@@ -303,8 +311,8 @@ def _compared(
         write_atomic(out / PLAN, json.dumps(with_digest(plan.to_dict()), indent=2) + "\n")
         run_missing(cells, file, replace(how, runs=out / "runs"), len(cells))
         found = _comparison(plan, cells, file, str(out))
-        write_atomic(out / PAGE, found.to_markdown())
-        write_atomic(out / PAIRED, json.dumps(with_digest(paired_tables(found)), indent=2) + "\n")
+        paired = json.dumps(with_digest(paired_tables(found)), indent=2) + "\n"
+        write_with_sums(out, {PAGE: found.to_markdown(), PAIRED: paired})
     return found
 
 
