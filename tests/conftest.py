@@ -16,10 +16,9 @@ import unsynced  # noqa: F401
 from commands import save
 from pretended import register
 from silograph.core.key import Key
-from silograph.experiment.resolve.simulated import SimulatedRun
+from silograph.experiment.resolve.resolve import SimulatedRun
 from silograph.experiment.run.setup import Setup, set_up
-from silograph.graph.block.block import ClientBlock, make_block
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.partition.partition import Partition, make_partition

@@ -13,8 +13,7 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.nn.backends import BACKENDS

@@ -21,8 +21,7 @@ from silograph.graph.graph import Features, Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.columns import INDEX_NAMES
 from silograph.graph.read.csv import from_csv
-from silograph.graph.read.networkx import from_networkx
-from silograph.graph.read.pyg_data import from_pyg
+from silograph.graph.read.in_memory import from_networkx, from_pyg
 from silograph.graph.silos.data import Silo
 from silograph.graph.silos.read import read_silo
 

@@ -37,7 +37,7 @@ from silograph.federation.base import Op, Sum, WeightedMean
 from silograph.federation.check import check_fields, run_op
 from silograph.federation.fold import Fold
 from silograph.federation.frame import DTYPES, Envelope, decode, encode
-from silograph.federation.session.names import own_ops, qualified
+from silograph.federation.session.message import own_ops, qualified
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.backends import COMPILED, TORCH
 

@@ -16,12 +16,7 @@ from torch_geometric.nn import GraphConv as PyGGraphConv
 
 from silograph.nn.conv import Conv
 from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.gcn import GCN
-from silograph.nn.conv.gin import GIN
-from silograph.nn.conv.graphconv import GraphConv
-from silograph.nn.conv.mlp import MLP
-from silograph.nn.conv.plain import PlainConv
-from silograph.nn.conv.sage import SAGE
+from silograph.nn.conv.layers import GCN, GIN, MLP, SAGE, GraphConv, PlainConv
 from silograph.nn.model import MODELS, Model
 
 CONVS: dict[str, Conv] = {

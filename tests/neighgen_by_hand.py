@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.graph.block.block import ClientBlock, dense_rows
-from silograph.graph.block.extension import neighbor_keys
-from silograph.nn.neighgen import NeighGen
+from silograph.graph.block.block import ClientBlock, dense_rows, neighbor_keys
+from silograph.methods.fedsage import NeighGen
 
 
 def _neighbor_key(block: ClientBlock, row: int, nth: int) -> Tensor:

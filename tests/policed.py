@@ -10,21 +10,19 @@ from runs import FAST
 from sessions import TOKEN, DirectLink
 from silograph.core.errors import ConfigError
 from silograph.deploy.policy import NO_POLICY, SiloPolicy
+from silograph.deploy.server import start_facts
 from silograph.deploy.silo import OwnData
-from silograph.deploy.start_messages import start_facts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup
-from silograph.federation.course import Course
+from silograph.federation.program import Course
 from silograph.federation.session.audit import Audit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Event
-from silograph.federation.session.limits import Limits
-from silograph.federation.session.meeting import agree
-from silograph.federation.session.message import Type
-from silograph.federation.session.names import own_ops
-from silograph.federation.session.peer import LostError, Peer
+from silograph.federation.session.hub import agree
+from silograph.federation.session.message import Type, own_ops
+from silograph.federation.session.peer import Limits, LostError, Peer
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, Schema

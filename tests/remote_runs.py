@@ -8,18 +8,17 @@ import torch
 from runs import FAST
 from sessions import DirectLink, session, table
 from silograph.core.config import make_config
-from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.resolve.cutting import clients_of
 from silograph.experiment.resolve.resolve import DTYPES, choose
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent
+from silograph.experiment.run.progress import Silent, Watched
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.experiment.run.trackers import Watched
 from silograph.federation.base import Op
 from silograph.federation.ledger import Record
 from silograph.federation.session.engine import Session
-from silograph.federation.session.names import own_ops
+from silograph.federation.session.message import own_ops
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 

@@ -16,23 +16,20 @@ from silograph.core.payload import Payload, State
 from silograph.core.work import Meter
 from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
-from silograph.federation.course import Course
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
-from silograph.federation.program import Call, Program, Steps
-from silograph.federation.session import answers, engine
+from silograph.federation.program import Call, Course, Program, Steps
+from silograph.federation.session import engine
+from silograph.federation.session import engine as answers
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
 from silograph.federation.session.holder import Prepared
-from silograph.federation.session.limits import Limits, WorkBound
-from silograph.federation.session.message import Type, facts_body
-from silograph.federation.session.names import qualified
-from silograph.federation.session.peer import Arrived, LostError, Peer
+from silograph.federation.session.message import Type, facts_body, qualified
+from silograph.federation.session.peer import Arrived, Limits, LostError, Peer, WorkBound
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 
 TOKEN = b"0123456789abcdef"
 Change = Callable[[bytes], bytes | None]

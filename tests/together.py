@@ -7,14 +7,13 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
 from silograph.nn.model import Model
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 
 KEY = Key.of(5)
 EPOCHS = {"fedgraph": 1}  # of methods that take no other number

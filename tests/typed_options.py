@@ -42,7 +42,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from torch import Tensor
 
-from silograph.core.ranges import Scalar
+from silograph.core.setting_values import Scalar
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition
 from silograph.methods.base import Method

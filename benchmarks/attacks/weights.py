@@ -15,12 +15,11 @@ import torch
 
 import silograph as sg
 from silograph.core.config import make_config
-from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.setup import prepare
+from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph, subgraph
 from silograph.study.attack.attack import ALL
-from silograph.study.attack.measured_weights import crafted_rows, words_of
-from silograph.study.attack.overheard import overhear
+from silograph.study.attack.attacks import crafted_rows, overhear, words_of
 
 HERE = Path(__file__).parent
 HEAD = (

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, cell, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, beside, cell, spread
 
 DATASETS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 SEEDS = range(10)

@@ -17,11 +17,10 @@ from itertools import product
 from pathlib import Path
 
 import silograph as sg
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
-from silograph.study.compare.paired_statistics import Paired, overlap_of, paired
-from silograph.study.reproduce.recipe import spread
-from silograph.study.reproduce.reproduce import filled
+from silograph.study.compare.tables import Paired, overlap_of, paired
+from silograph.study.reproduce.reproduce import filled, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

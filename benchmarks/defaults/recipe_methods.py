@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, scores_of, spread
 
 NAMES = {
     "cora": "Cora",

@@ -5,9 +5,9 @@ from functools import cache
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
 
 SEEDS = range(10)
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
-from silograph.experiment.report.figures import size_text
+from silograph.experiment.report.reading import size_text
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell
 
 DATASETS = {"ciao": (0, 1, 2), "epinions": (0, 1, 2)}  # seeds of the rows without training
 TRAINED = ("ciao",)

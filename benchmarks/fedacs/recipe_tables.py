@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
-from silograph.experiment.report.figures import size_text
+from silograph.experiment.report.reading import size_text
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 

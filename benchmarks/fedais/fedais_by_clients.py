@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, scores_of, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from silograph.core.config import RunConfig, Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, cell
+from silograph.study.reproduce.reproduce import Found, cell
 
 CUTS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "random"},

@@ -33,10 +33,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from silograph.graph.block.block import ClientBlock, SparseRows, make_block
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block
 from silograph.nn.conv import Params
-from silograph.nn.stored_batches import surroundings
+from silograph.nn.stored_rows import surroundings
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "speed")]

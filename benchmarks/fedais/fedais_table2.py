@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, scores_of, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, beside, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

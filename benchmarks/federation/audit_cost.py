@@ -36,25 +36,19 @@ from silograph.core.payload import Payload, Shared
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.setup import prepare
 from silograph.federation.base import Op
-from silograph.federation.course import Course
 from silograph.federation.in_process import InProcess
-from silograph.federation.program import Call, Maybe, Program, calls_of
+from silograph.federation.program import Call, Course, Maybe, Program, calls_of
 from silograph.federation.session.attach import Attaching, take_part
-from silograph.federation.session.audit import RunAudit
-from silograph.federation.session.audit_file import open_audit
-from silograph.federation.session.certificates import make_certificates
+from silograph.federation.session.audit import RunAudit, open_audit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.holder import Prepared
-from silograph.federation.session.hub import Hub
-from silograph.federation.session.identity import Register, SiloKey
-from silograph.federation.session.limits import Limits
-from silograph.federation.session.message import Type
-from silograph.federation.session.names import own_ops, qualified
-from silograph.federation.session.parting import say_goodbye
-from silograph.federation.session.peer import Peer
+from silograph.federation.session.hub import Hub, say_goodbye
+from silograph.federation.session.identity import Register, SiloKey, make_certificates
+from silograph.federation.session.message import Type, own_ops, qualified
+from silograph.federation.session.peer import Limits, Peer
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import Route
 
 CALLS = 1000
 BLOCK = 20  # calls

@@ -27,26 +27,20 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
-from silograph.federation.course import Course
 from silograph.federation.field_specs import FieldSpec
 from silograph.federation.joining.matching import Disagreement, Hello
-from silograph.federation.program import Call, Maybe, Program
+from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.audit import RunAudit
-from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session
 from silograph.federation.session.holder import Prepared
-from silograph.federation.session.hub import Hub
-from silograph.federation.session.identity import Register, SiloKey
-from silograph.federation.session.limits import Limits
-from silograph.federation.session.message import Type
-from silograph.federation.session.names import qualified
-from silograph.federation.session.parting import say_goodbye
-from silograph.federation.session.peer import Peer
+from silograph.federation.session.hub import Hub, say_goodbye
+from silograph.federation.session.identity import Register, SiloKey, make_certificates
+from silograph.federation.session.message import Type, qualified
+from silograph.federation.session.peer import Limits, Peer
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import Split
 from silograph.graph.read.arrays import from_arrays
 

@@ -33,8 +33,7 @@ from silograph.core.payload import Patched, Payload, Stacked, State, take_all
 from silograph.experiment.run.result import Result
 from silograph.federation.base import Op, positions_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.session.answers import WEIGHTS, update_norm
-from silograph.federation.session.usual_update import FAR_UPDATE, UsualUpdate
+from silograph.federation.session.engine import FAR_UPDATE, WEIGHTS, UsualUpdate, update_norm
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS

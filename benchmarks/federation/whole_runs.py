@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from proxy import Proxy
 from silograph.core.config import RunConfig, make_config
 from silograph.core.run_file import write_toml
-from silograph.deploy.export_silos import export_silos
-from silograph.federation.session.certificates import make_certificates
+from silograph.deploy.demo import export_silos
+from silograph.federation.session.identity import make_certificates
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_epochs": 3},

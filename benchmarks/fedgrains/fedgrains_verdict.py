@@ -17,9 +17,9 @@ from personal_cells import (
     scores,
 )
 
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.recipe import Found
+from silograph.study.reproduce.reproduce import Found
 
 POINT = 1.0  # how far a base may be below the paper's cell
 CONTROLS = {

@@ -32,10 +32,9 @@ from fedgrains_tables import (
 
 import silograph as sg
 from silograph.core.key import Key
-from silograph.graph.graph import Graph, largest_component
-from silograph.graph.measure.statistics import describe
-from silograph.graph.node_key import key_order
-from silograph.graph.partition.held_edges import held_edges
+from silograph.graph.graph import Graph, key_order, largest_component
+from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.partition.cuts import held_edges
 from silograph.graph.partition.partition import Partition, make_partition
 
 HERE = Path(__file__).parent

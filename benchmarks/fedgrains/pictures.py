@@ -30,7 +30,7 @@ from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 from silograph.methods.fedpub import cosines, embedding_of, shares
-from silograph.nn.neighbors import Reached, edges_of
+from silograph.nn.mini_batches import Reached, edges_of
 from silograph.sampling.fedgrains import FedGrains
 
 sys.path.append(str(Path(__file__).parents[1] / "speed"))

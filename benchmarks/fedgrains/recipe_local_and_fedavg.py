@@ -11,10 +11,9 @@ from itertools import product
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, cell, spread
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, beside, cell, spread
 
 CLIENTS, SEEDS = (5, 10, 20), (0, 1, 2)
 PAPER = {  # table 1, rows Local and FedAvg

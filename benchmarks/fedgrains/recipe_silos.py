@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe
+from silograph.study.reproduce.reproduce import Found, Page, Recipe
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -17,10 +17,10 @@ import torch
 
 from silograph.core.config import Scalar
 from silograph.core.key import Key
-from silograph.core.ranges import Range, choice, lin, log
-from silograph.experiment.markdown import markdown_table
+from silograph.core.setting_values import Range, choice, lin, log
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 
 import silograph as sg
-from silograph.control.agent_file import write_agent
+from silograph.control.ddpg import write_agent
 from silograph.core.files import write_atomic
 from silograph.core.key import Key
-from silograph.experiment.markdown import markdown_table
-from silograph.study.reproduce.plots import Curves, svg_of
-from silograph.study.reproduce.reproduce import filled
+from silograph.experiment.terminal_table import markdown_table
+from silograph.study.reproduce.reproduce import Curves, filled, svg_of
 
 HERE = Path(__file__).parent
 LINES, EPISODES = HERE / "agent.jsonl", HERE / "agent_episodes.jsonl"

@@ -8,7 +8,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, cell
+from silograph.study.reproduce.reproduce import Found, cell
 
 SEEDS = (0, 1, 2)
 DATASETS = ("cora", "citeseer", "pubmed")

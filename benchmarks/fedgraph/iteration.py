@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import silograph as sg
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 
 FEW = 1
 REDDIT = "generated:reddit"

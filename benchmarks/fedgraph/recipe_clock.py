@@ -7,9 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.recipe import Found, Page, Recipe
+from silograph.study.reproduce.reproduce import Found, Page, Recipe
 
 sys.path.insert(0, str(Path(__file__).parent))
 

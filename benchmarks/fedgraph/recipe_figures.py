@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.plots import Curves, Points
-from silograph.study.reproduce.recipe import Found, Page, Recipe, spread
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Points, Recipe, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -19,8 +19,8 @@ from torch import Tensor
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.core.resolved_config import training_key
-from silograph.experiment.markdown import markdown_table
 from silograph.experiment.run.setup import first_weights, prepare, uncut_block
+from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
 from silograph.study.reproduce.reproduce import filled
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -11,11 +11,10 @@ from itertools import product
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.paired_statistics import paired
-from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, cell, spread
+from silograph.study.compare.tables import paired
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, beside, cell, spread
 
 SEEDS, RATES = (0, 1, 2, 3, 4), (0.01, 0.1, 0.001)
 PROTOCOL: dict[str, Any] = {

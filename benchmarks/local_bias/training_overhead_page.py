@@ -7,8 +7,8 @@ from pathlib import Path
 from page import spread
 from side import Row
 
-from silograph.experiment.markdown import markdown_table
-from silograph.study.reproduce.plots import Curves, svg_of
+from silograph.experiment.terminal_table import markdown_table
+from silograph.study.reproduce.reproduce import Curves, svg_of
 
 HERE = Path(__file__).parent
 RUNS = HERE / "pubmed.jsonl"  # lines of the recipe local_bias/pubmed

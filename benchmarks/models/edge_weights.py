@@ -15,7 +15,7 @@ import torch
 
 import silograph as sg
 from bank_graphs import bank_graph
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
 
 RULES = ("ignore", "use", "scale", "log")

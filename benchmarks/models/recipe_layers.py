@@ -9,9 +9,9 @@ from itertools import product
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, scores_of, spread
 
 DATASETS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 ROUNDS = {"best validation": False, "last round": True}

@@ -11,12 +11,11 @@ from itertools import product
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
-from silograph.experiment.report.figures import size_text
+from silograph.experiment.report.reading import size_text
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.paired_statistics import overlap_of, paired
-from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell
+from silograph.study.compare.tables import overlap_of, paired
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell
 
 COAUTHOR: dict[str, Any] = {"dataset": "coauthor_cs"}
 # Names of PubMed's are older than those of the other graph; they are parts of cells.

@@ -10,10 +10,9 @@ from itertools import product
 from typing import Any
 
 from silograph.core.config import Scalar
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.plots import Curves
-from silograph.study.reproduce.recipe import Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell, scores_of, spread
 
 SEEDS = (0, 1, 2)
 # Small silos: a standard deviation above 2 points asks for more seeds.

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from silograph.graph.partition.partition import Partition, make_partition
     from silograph.graph.read.arrays import from_arrays
     from silograph.graph.read.csv import from_csv
-    from silograph.graph.read.networkx import from_networkx
-    from silograph.graph.read.pyg_data import from_pyg
+    from silograph.graph.read.in_memory import from_networkx, from_pyg
     from silograph.graph.read.ratings import ratings
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
@@ -60,8 +59,8 @@ _HOME = {
     "make_partition": "graph.partition.partition",
     "load": "graph.datasets",
     "from_arrays": "graph.read.arrays",
-    "from_networkx": "graph.read.networkx",
-    "from_pyg": "graph.read.pyg_data",
+    "from_networkx": "graph.read.in_memory",
+    "from_pyg": "graph.read.in_memory",
     "from_csv": "graph.read.csv",
     "ratings": "graph.read.ratings",
     "generate": "graph.generated.generate",

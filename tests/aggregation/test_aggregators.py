@@ -24,7 +24,7 @@ from silograph.aggregation.aggregators import (
 )
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError, ProtocolError
-from silograph.deploy.start_messages import check_deployable
+from silograph.deploy.server import check_deployable
 from silograph.methods import FEDAVG, METHODS, SCAFFOLD, Stacked, train
 from silograph.methods import averaging as averaging_by
 

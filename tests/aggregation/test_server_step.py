@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from silograph.aggregation.server_step import (
+from silograph.aggregation.aggregators import (
     ScaleFreeAdam,
     ServerAdam,
     ServerMomentum,

@@ -23,8 +23,7 @@ import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from forked import Forked
 from silograph.cli import ORDER, run_app
-from silograph.cli.flags import CUT_FIELDS, CommandGroup, app
-from silograph.cli.hints import usage_error
+from silograph.cli.flags import CUT_FIELDS, CommandGroup, app, usage_error
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.core.run_file import read_toml, write_toml
@@ -397,7 +396,7 @@ main()
     [
         ("click", signal.SIGINT),
         ("click", signal.SIGTERM),
-        ("silograph.cli.spelling", signal.SIGINT),
+        ("silograph.cli.flags", signal.SIGINT),
         ("numpy", signal.SIGINT),
         ("numpy.linalg", signal.SIGINT),
         ("torch._C", signal.SIGINT),

@@ -8,11 +8,11 @@ import pytest
 
 from commands import Capture, printed
 from silograph.cli import run_app
-from silograph.cli.audit import short_authority
+from silograph.cli.federation import short_authority
 from silograph.core.kinds import Kind
 from silograph.deploy.policy import STRICT_POLICY
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit_file import open_audit
+from silograph.federation.session.audit import open_audit
 
 ABOUT = {"server": "far.example.org:8443", "authority": "a" * 64, "policy": "b" * 64}
 

@@ -15,8 +15,8 @@ from test_cli import flags_of
 from commands import Capture, everything, printed
 from forked import Forked
 from silograph.cli import run_app
-from silograph.cli.compare_tune import options_of, over_of, seeds_of
-from silograph.cli.hints import resume_hint
+from silograph.cli.flags import resume_hint
+from silograph.cli.studies import options_of, over_of, seeds_of
 from silograph.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("work")

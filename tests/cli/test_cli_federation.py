@@ -26,9 +26,9 @@ from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
 from silograph.deploy.demo import SECONDS_TO_START, SECONDS_TO_STOP, _own_same, _wait_for_end
-from silograph.deploy.start_messages import read_versions
+from silograph.deploy.server import read_versions
 from silograph.federation.session.identity import SiloKey, read_keys
-from silograph.federation.session.own_folder import held
+from silograph.federation.session.state_store import held
 from silos import running
 
 CERTIFIED = ["--listen", "localhost:0", "--certs", "certs"]

@@ -523,7 +523,7 @@ def test_a_full_disk_is_one_line_and_how_to_go_on(
     }
 
 
-@pytest.mark.parametrize("where", ["silograph.graph.source.load", "pathlib.Path.rename"])
+@pytest.mark.parametrize("where", ["silograph.graph.datasets.load", "pathlib.Path.rename"])
 def test_a_full_disk_before_there_is_a_folder(
     work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

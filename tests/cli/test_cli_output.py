@@ -20,8 +20,8 @@ from silograph.cli.printing import print_parts
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import read_toml
-from silograph.experiment.report.figures import size_text
-from silograph.experiment.run import make_result
+from silograph.experiment.report.reading import size_text
+from silograph.experiment.run import result as make_result
 from silograph.experiment.run.run import run
 from silograph.experiment.terminal_table import console_to, print_fitted
 from silograph.graph.datasets import DATASETS
@@ -86,7 +86,7 @@ def test_the_same_millisecond_gives_two_folders(
     frozen = SimpleNamespace(
         time=lambda: 1700000000.0425, localtime=time.localtime, strftime=lambda *_: "TIME"
     )
-    monkeypatch.setattr("silograph.experiment.run.new_folder.time", frozen)
+    monkeypatch.setattr("silograph.experiment.run.result_folder.time", frozen)
     for seed in ("1", "2"):
         printed(capsys, "run", "g.npz", *QUICK, "--seed", seed)
     names = ["g-fedavg-TIME-042", "g-fedavg-TIME-042-2"]

@@ -9,7 +9,7 @@ import pytest
 import silograph as sg
 from commands import MakeGraph, save
 from silograph.cli import run_app
-from silograph.cli.spelling import as_flags
+from silograph.cli.flags import as_flags
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 from silograph.control import AgentOptions, Knob, RunStanding
 from silograph.control import ddpg as agents
 from silograph.control.base import ControllerState
-from silograph.control.weight_sketch import sketch_of
+from silograph.control.ddpg import sketch_of
 from silograph.core.key import Key
 
 CLIENTS, ROUNDS = 20, 30

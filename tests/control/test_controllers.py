@@ -30,7 +30,7 @@ from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Payload, Shared, Stacked, State, under
-from silograph.core.ranges import choice, lin, log
+from silograph.core.setting_values import choice, lin, log
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.loop import first_snapshot
 from silograph.federation.base import Federation
@@ -43,11 +43,11 @@ from silograph.federation.session.message import (
     Message,
     Type,
     call_body,
+    own_ops,
     pack,
     read_call,
     unpack,
 )
-from silograph.federation.session.names import own_ops
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import (

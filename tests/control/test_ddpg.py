@@ -13,9 +13,11 @@ from torch import Tensor
 
 from silograph.control import AgentOptions, Knob, RunStanding
 from silograph.control import ddpg as agents
-from silograph.control.actor_critic import (
+from silograph.control.base import ControllerState
+from silograph.control.ddpg import (
     ACTOR,
     CRITIC,
+    SIZE,
     Learning,
     Networks,
     Transitions,
@@ -23,12 +25,13 @@ from silograph.control.actor_critic import (
     actor_loss,
     critic_loss,
     first_networks,
+    principal,
+    read_agent,
+    sketch_of,
     updated,
     value,
+    write_agent,
 )
-from silograph.control.agent_file import read_agent, write_agent
-from silograph.control.base import ControllerState
-from silograph.control.weight_sketch import SIZE, principal, sketch_of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import named

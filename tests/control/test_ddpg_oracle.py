@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from silograph.control import AgentOptions, Knob, RunStanding
 from silograph.control import ddpg as agents
-from silograph.control.actor_critic import Learning, Networks, Transitions, first_networks, updated
 from silograph.control.base import ControllerState
+from silograph.control.ddpg import Learning, Networks, Transitions, first_networks, updated
 from silograph.core.key import Key
 from silograph.nn.conv import Params
 

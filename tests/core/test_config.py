@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from silograph.core.config import RunConfig, checked, make_config
-from silograph.core.config_changes import changed_values, not_said_again
+from silograph.core.config import RunConfig, changed_values, checked, make_config, not_said_again
 from silograph.core.errors import ConfigError
-from silograph.core.rating_scale import parse_rating_scale
 from silograph.core.run_file import parse_option, read_toml, write_toml
-from silograph.core.widths import hidden_widths, parse_widths
+from silograph.core.setting_values import hidden_widths, parse_rating_scale, parse_widths
 from silograph.experiment.resolve.resolve import choose, known_values
 
 SEEDS = st.integers(0, 2**63 - 1)

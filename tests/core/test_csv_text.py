@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silograph.core.csv_text import from_cell, to_cell, to_text
+from silograph.core.files import from_cell, to_cell, to_text
 
 
 @given(st.text(alphabet="'=+-@\t\r0a. ", max_size=6))

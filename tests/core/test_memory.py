@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from silograph.core.memory import hand_back_freed_memory, keep_freed_memory
+from silograph.core.work import hand_back_freed_memory, keep_freed_memory
 
 SIZE = 2 << 20
 

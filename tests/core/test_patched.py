@@ -27,8 +27,7 @@ from silograph.core.payload import (
 )
 from silograph.federation.frame import Envelope, decode, encode, frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 
 LAW = settings(deadline=None)

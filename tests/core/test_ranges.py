@@ -6,7 +6,7 @@ import pytest
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
-from silograph.core.ranges import Range, choice, declared, lin, log, parse_range
+from silograph.core.setting_values import Range, choice, declared, lin, log, parse_range
 from silograph.experiment.resolve.resolve import choose
 from silograph.methods import METHODS
 

@@ -7,7 +7,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from silograph.core.errors import ConfigError
-from silograph.core.rate_schedule import CONSTANT, parse_rate_schedule
+from silograph.core.setting_values import CONSTANT, parse_rate_schedule
 
 ROUNDS = 12
 

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 import silograph as sg
-from silograph.core.config import make_config
+from silograph.core.config import make_config, unread
 from silograph.core.errors import ConfigError
-from silograph.core.unread_options import unread
 from silograph.experiment.resolve.parts import TABLES, choose_parts, options_of
 from silograph.methods import METHODS
 from silograph.nn.backends import CompiledBackend

@@ -16,15 +16,21 @@ from sessions import TOKEN
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
-from silograph.deploy.server import serve
+from silograph.deploy.server import serve, start_facts
 from silograph.deploy.silo import OwnData, read_allowed
-from silograph.deploy.start_messages import start_facts
 from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.resolve import choose, known_values, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program
-from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
-from silograph.federation.session.names import own_ops, qualified
+from silograph.federation.session.message import (
+    Message,
+    Type,
+    facts_body,
+    own_ops,
+    pack,
+    qualified,
+    unpack,
+)
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, schema_of

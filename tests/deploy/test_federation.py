@@ -19,8 +19,7 @@ from silo_folders import NORTH, SOUTH, folder
 from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
 from silograph.deploy.policy import SiloPolicy
-from silograph.deploy.server import Meeting, serve
-from silograph.deploy.session_file import Known
+from silograph.deploy.server import Known, Meeting, serve
 from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions

@@ -19,9 +19,9 @@ from silograph.deploy.server import serve, serve_again
 from silograph.deploy.venue import Venue
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.loop import checked_facts
+from silograph.experiment.run.progress import RunFacts
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.snapshot import to_checkpoint
-from silograph.experiment.run.trackers import RunFacts
 from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import Graph
 from silograph.methods import RoundReport

@@ -18,7 +18,7 @@ import silograph as sg
 from processes import Command, begin_forks, children, is_listened_to
 from runs import files_of
 from silograph.core.run_file import write_toml
-from silograph.federation.session.certificates import make_certificates
+from silograph.federation.session.identity import make_certificates
 from silograph.graph.graph import Graph
 from silos import ALLOW, config_of, folders
 from victims import Victim

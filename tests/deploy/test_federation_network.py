@@ -19,10 +19,10 @@ from silograph.core.payload import Payload
 from silograph.deploy.server import serve
 from silograph.deploy.venue import Venue
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.progress import RunFacts
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.trackers import RunFacts
-from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.engine import Session
+from silograph.federation.session.identity import make_certificates
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders, running
 from streams import until

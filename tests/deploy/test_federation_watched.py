@@ -24,13 +24,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from forked import Forked  # noqa: E402
 from silo_folders import folder  # noqa: E402
 from silograph.core.errors import ConfigError, DataError  # noqa: E402
-from silograph.deploy.logs import logging_to  # noqa: E402
+from silograph.deploy.display import logging_to  # noqa: E402
 from silograph.deploy.server import serve  # noqa: E402
 from silograph.deploy.silo import Attendance, attend  # noqa: E402
 from silograph.deploy.venue import Venue  # noqa: E402
 from silograph.experiment.result_files import Row  # noqa: E402
+from silograph.experiment.run.progress import RunFacts  # noqa: E402
 from silograph.experiment.run.result import Result  # noqa: E402
-from silograph.experiment.run.trackers import RunFacts  # noqa: E402
 from silograph.federation.session import hub  # noqa: E402
 from silograph.federation.session.events import Event, EventCallback, What, both, log_event  # noqa: E402
 from silograph.federation.session.identity import is_signed  # noqa: E402

@@ -24,11 +24,8 @@ from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
 from silograph.federation.checkpoint import read_checkpoint
 from silograph.federation.frame import Envelope, encode
-from silograph.federation.session.audit import STATES_STAY, Audit
-from silograph.federation.session.audit_chain import read_audit
-from silograph.federation.session.audit_file import open_audit
-from silograph.federation.session.message import CallBody, Type, call_body, facts_body
-from silograph.federation.session.names import qualified
+from silograph.federation.session.audit import STATES_STAY, Audit, open_audit, read_audit
+from silograph.federation.session.message import CallBody, Type, call_body, facts_body, qualified
 from silograph.federation.session.state_store import runs_left
 from silograph.graph.silos.data import Silo
 from silograph.methods.local_only import begin_own

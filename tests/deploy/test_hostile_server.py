@@ -17,18 +17,17 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
-from silograph.deploy.run_bounds import check_size
+from silograph.deploy.policy import check_size
+from silograph.deploy.server import start_facts
 from silograph.deploy.silo import OwnData, read_allowed
-from silograph.deploy.start_messages import start_facts
 from silograph.evaluation.evaluate import judge_own, judge_server
-from silograph.exchange.stages import absorb, begin, contribute, lose
+from silograph.exchange.passes import absorb, begin, contribute, lose
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
-from silograph.federation.joining.edge_tags import TAG_BYTES
-from silograph.federation.joining.matching import NONCE_BYTES
+from silograph.federation.joining.matching import NONCE_BYTES, TAG_BYTES
 from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit
 from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
@@ -39,10 +38,11 @@ from silograph.federation.session.message import (
     call_body,
     explain_body,
     facts_body,
+    own_ops,
     pack,
+    qualified,
     unpack,
 )
-from silograph.federation.session.names import own_ops, qualified
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, schema_of
@@ -796,7 +796,7 @@ def test_embeddings_do_not_fill_the_memory_of_a_silo(
         ConfigError, match=r"^expected embedding of at most 4096 at a silo, got 4097"
     ):
         check(embedding=4097)
-    monkeypatch.setattr("silograph.deploy.run_bounds.MOST_IN_TABLES", 30)
+    monkeypatch.setattr("silograph.deploy.policy.MOST_IN_TABLES", 30)
     check(embedding=10)
     with pytest.raises(ConfigError, match=r"^expected embeddings of at most 30 numbers at a silo"):
         check(embedding=11)

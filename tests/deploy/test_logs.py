@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silograph.core.errors import ConfigError
-from silograph.deploy.logs import logging_to
+from silograph.deploy.display import logging_to
 from silograph.federation.session.events import Cause, Event, What, log_event
 
 LOG = logging.getLogger("silograph")

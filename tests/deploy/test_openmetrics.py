@@ -16,10 +16,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.kinds import Kind
-from silograph.deploy.metrics import Figures
-from silograph.deploy.openmetrics import (
+from silograph.deploy.metrics import (
     CONTENT_TYPE,
     Family,
+    Figures,
     Sample,
     counter,
     exposition,
@@ -27,10 +27,9 @@ from silograph.deploy.openmetrics import (
     single,
 )
 from silograph.experiment.resolve.resolve import resolve
-from silograph.experiment.run.trackers import RunFacts
+from silograph.experiment.run.progress import RunFacts
 from silograph.federation.ledger import Ledger, Record
-from silograph.federation.session.events import Cause, Event, What
-from silograph.federation.session.status import Board, SiloState
+from silograph.federation.session.events import Board, Cause, Event, SiloState, What
 from silograph.graph.graph import Schema
 
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -27,21 +27,17 @@ from silograph.deploy.policy import (
     refusal,
     write_policy,
 )
-from silograph.deploy.run_plan import MOST_CALLS, PlanRow, RunPlan, lines_of, plan_of
-from silograph.deploy.silo import OwnData
+from silograph.deploy.silo import MOST_CALLS, OwnData, PlanRow, RunPlan, lines_of, plan_of
 from silograph.deploy.venue import Venue, check_update_norm
-from silograph.experiment.report.figures import size_text
+from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
 from silograph.federation.expected_bytes import SizeBound
 from silograph.federation.field_specs import Extent
 from silograph.federation.program import calls_of
-from silograph.federation.session.audit import Audit
-from silograph.federation.session.audit_chain import AuditReading, read_audit
-from silograph.federation.session.audit_file import open_audit
+from silograph.federation.session.audit import Audit, AuditReading, open_audit, read_audit
 from silograph.federation.session.holder import SendingBounds
-from silograph.federation.session.message import Message, Type, pack
-from silograph.federation.session.names import own_ops
+from silograph.federation.session.message import Message, Type, own_ops, pack
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, Schema

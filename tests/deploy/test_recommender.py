@@ -19,9 +19,9 @@ from rating_graphs import rating_graph
 from silograph.cli import run_app
 from silograph.core.errors import DataError
 from silograph.deploy.venue import Venue
-from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.cutting import client_block
 from silograph.experiment.run.recommender import FORMAT, Recommender, load_recommender
-from silograph.graph.block.pairs import pairs_of
+from silograph.graph.block.block import pairs_of
 from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 

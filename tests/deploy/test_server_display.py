@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from silograph.deploy.server_display import (
+from silograph.deploy.display import (
     MOST_ROWS,
     LiveSilos,
     RoundsOnly,
@@ -15,8 +15,7 @@ from silograph.deploy.server_display import (
     summary,
 )
 from silograph.experiment.run.progress import Silent, show_progress
-from silograph.federation.session.events import Cause, Event, What
-from silograph.federation.session.status import Board
+from silograph.federation.session.events import Board, Cause, Event, What
 from terminals import ANSI, on_terminal
 
 METRIC = "val accuracy 0.812  train loss 0.423"
@@ -142,10 +141,10 @@ def test_who_else_is_told_of_rounds(capsys: pytest.CaptureFixture[str]) -> None:
 
 LIVE = f"""
 import time
-from silograph.deploy.logs import logging_to
-from silograph.deploy.server_display import show_silos
+from silograph.deploy.display import logging_to
+from silograph.deploy.display import show_silos
 from silograph.federation.session.events import Event, What, log_event
-from silograph.federation.session.status import Board
+from silograph.federation.session.events import Board
 
 board = Board(["north", "south"], 2, log_event)
 with logging_to(None), show_silos("live", 9, board) as display:

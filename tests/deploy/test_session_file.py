@@ -7,8 +7,7 @@ import pytest
 
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.core.files import write_atomic
-from silograph.deploy.joined_silos import read_nodes
-from silograph.deploy.session_file import SESSION, Known, read_known, write_known
+from silograph.deploy.server import SESSION, Known, read_known, read_nodes, write_known
 
 
 def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from silograph.deploy.silo_display import Seen, SiloLine, seen_after, show_silo
+from silograph.deploy.display import Seen, SiloLine, seen_after, show_silo
 from silograph.federation.session.events import Event, What, log_event
 from terminals import ANSI, on_terminal
 
@@ -48,8 +48,8 @@ def test_without_a_terminal_there_is_only_the_log() -> None:
 
 LIVE = f"""
 import time
-from silograph.deploy.logs import logging_to
-from silograph.deploy.silo_display import show_silo
+from silograph.deploy.display import logging_to
+from silograph.deploy.display import show_silo
 from silograph.federation.session.events import Event, What
 
 with logging_to(None), show_silo("live", "north") as report:

@@ -23,9 +23,9 @@ from silograph.deploy import silo_result
 from silograph.deploy.silo import Attendance, attend
 from silograph.deploy.silo_result import check_new
 from silograph.deploy.venue import Venue
-from silograph.experiment.report.config_table import FIELDS
+from silograph.experiment.report.page import FIELDS
 from silograph.experiment.report.silo_page import UNUSED
-from silograph.experiment.resolve.client_data import client_block
+from silograph.experiment.resolve.cutting import client_block
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
 from silograph.federation.session.holder import run_name

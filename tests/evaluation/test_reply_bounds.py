@@ -7,7 +7,7 @@ from layers import model_of
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked
-from silograph.evaluation.evaluation_steps import server_steps
+from silograph.evaluation.evaluate import server_steps
 from silograph.federation.field_specs import Extent
 from silograph.federation.program import Call, calls_of
 from silograph.task.counts import CountRules

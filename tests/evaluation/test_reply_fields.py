@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from silograph.core.key import Key
-from silograph.evaluation.evaluation_steps import tally_specs
-from silograph.evaluation.ranking import ranking_steps
+from silograph.evaluation.evaluate import ranking_steps, tally_specs
 from silograph.federation.program import calls_of
 from silograph.graph.graph import LabelForm
 from silograph.task.counts import CountRules

@@ -17,8 +17,7 @@ from silograph.core.payload import Payload, Ragged, Shared
 from silograph.exchange.collect import collect, local_graph
 from silograph.federation.frame import frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from together import cut_of

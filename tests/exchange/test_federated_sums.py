@@ -12,7 +12,7 @@ from runs import MakeGraph, files_of, of, run_until, same_bits
 from silograph.core.errors import CheckpointError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Shared, Stacked
-from silograph.exchange.statistics import (
+from silograph.exchange.collect import (
     SumSpec,
     fit_from_sums,
     fit_statistics,
@@ -25,8 +25,7 @@ from silograph.federation.checkpoint import CheckpointFolder, read_checkpoint
 from silograph.federation.field_specs import EDGES, TRAIN, Extent, check_against
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Call, calls_of
-from silograph.graph.block.block import ClientBlock, make_block
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block
 from silograph.graph.column_statistics import FEATURES, ClientSums
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition

@@ -13,7 +13,7 @@ from remote_runs import finish, lines, remote, setup_of
 from runs import MakeGraph, weights_of
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged
-from silograph.core.row_minimum import RowMinimum
+from silograph.core.setting_values import RowMinimum
 from silograph.exchange.passes import by_sums, gradients
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
@@ -23,7 +23,7 @@ from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 from together import KEY, cut_of
 
 MODEL = Model("gcn", 7, 6, 3, 2, 0.0, "multiclass")

@@ -13,13 +13,10 @@ from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from silograph.core.key import Key
 from silograph.core.payload import Ragged
-from silograph.exchange.history import rows_form
-from silograph.exchange.moved_rows import blank_moved, moved_only
+from silograph.exchange.pull import blank_moved, moved_only, rows_form
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
-from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_batches import advance
-from silograph.methods.fedais_clients import ask, begin_stored, serve, store
+from silograph.methods.fedais import FEDAIS, advance, ask, begin_stored, serve, store
 from together import cut_of, model_of
 
 MakeGraph = Callable[..., Graph]

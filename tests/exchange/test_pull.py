@@ -38,8 +38,7 @@ from silograph.federation.session.message import (
     reply_body,
     unpack,
 )
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,

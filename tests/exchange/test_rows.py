@@ -15,8 +15,7 @@ from silograph.exchange.pull import pull
 from silograph.exchange.rows import publish, relay_sum
 from silograph.federation.base import Op
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 
 KEY = Key.of(0)

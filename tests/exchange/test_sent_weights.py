@@ -16,7 +16,7 @@ from runs import FAST, go, of, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Ragged, Shared, Stacked
-from silograph.core.sent_weights import SentWeights
+from silograph.core.setting_values import SentWeights
 from silograph.exchange.sent_weights import (
     LEFT,
     SMALL_DTYPES,
@@ -27,27 +27,25 @@ from silograph.exchange.sent_weights import (
     tell_used,
 )
 from silograph.federation.base import WeightedMean
-from silograph.federation.decoder import Decoder
-from silograph.federation.field_specs import check_against, extent_of
-from silograph.federation.frame import DIMENSION, FIELD, decode, encode
-from silograph.federation.gather import Reduction
-from silograph.federation.session.answers import FAR
-from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
-from silograph.federation.small_numbers import (
+from silograph.federation.decoder import (
     LARGEST,
     LARGEST_HALF,
+    Decoder,
     as_bytes,
     as_half_bytes,
     as_halves,
     from_small,
     unpacked,
 )
+from silograph.federation.field_specs import check_against, extent_of
+from silograph.federation.fold import Reduction
+from silograph.federation.frame import DIMENSION, FIELD, decode, encode
+from silograph.federation.session.engine import FAR
+from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
-from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_batches import advance
-from silograph.methods.fedais_clients import ask, begin_stored, serve, store
+from silograph.methods.fedais import FEDAIS, advance, ask, begin_stored, serve, store
 from silograph.methods.local_training import begin, train, train_sent
 
 MakeGraph = Callable[..., Graph]
@@ -389,7 +387,7 @@ def test_a_scale_counts_as_the_largest_number_that_it_gives(
     away: bool,
 ) -> None:
     """The bound of updates is a thousand times narrower, so it is put aside."""
-    monkeypatch.setattr("silograph.federation.session.usual_update.FAR_UPDATE", float("inf"))
+    monkeypatch.setattr("silograph.federation.session.engine.FAR_UPDATE", float("inf"))
     options = {**RUN, "weights_as": numbers, "weight_rows": rows, "participation": 1.0}
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
     over, links = remote(setup, *OPS["fedavg"], least=1)

@@ -9,8 +9,14 @@ from torch import Tensor
 
 from runs import MakeGraph, go
 from silograph.core.errors import CheckpointError
-from silograph.federation.alike_rows import MOST_TIMES, packed, unpacked
-from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
+from silograph.federation.checkpoint import (
+    MOST_TIMES,
+    Checkpoint,
+    from_bytes,
+    packed,
+    to_bytes,
+    unpacked,
+)
 
 CLIENTS, ROWS, WIDTH = 40, 200, 64
 

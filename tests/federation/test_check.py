@@ -14,8 +14,7 @@ from silograph.federation.base import Op, Sum, WeightedMean
 from silograph.federation.check import check_fields
 from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 
 KEY = Key.of(0)

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from silograph.core.payload import Field, Ragged, Shared, Stacked
-from silograph.federation.decoder import SCALE, WHOLE, Decoder
-from silograph.federation.known_rows import rows_for
-from silograph.federation.small_numbers import as_bytes, as_half_bytes, as_halves
+from silograph.federation.decoder import (
+    SCALE,
+    WHOLE,
+    Decoder,
+    as_bytes,
+    as_half_bytes,
+    as_halves,
+    rows_for,
+)
 
 BASE = torch.arange(12.0, dtype=torch.float64).view(6, 2)
 ROWS = torch.tensor([1, 4, 5])

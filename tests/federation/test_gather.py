@@ -11,7 +11,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
 from silograph.federation.base import Gather, Sum, WeightedMean, fold_of, overwrites
-from silograph.federation.gather import Reduction
+from silograph.federation.fold import Reduction
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
 

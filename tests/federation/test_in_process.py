@@ -9,11 +9,10 @@ from silograph.core.errors import OpError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State
-from silograph.federation.base import Sum, WeightedMean, overwrites, positions_of
+from silograph.federation.base import Sum, WeightedMean, overwrites, per_client, positions_of
 from silograph.federation.check import HAS
 from silograph.federation.fold import Fold
 from silograph.federation.in_process import InProcess
-from silograph.federation.per_client import per_client
 from silograph.graph.block.block import ClientBlock
 
 KEY = Key.of(0)

@@ -18,11 +18,10 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, take, under
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, WeightedMean
-from silograph.federation.decoder import Decoder
+from silograph.federation.decoder import Decoder, onto, rows_for, rows_from
 from silograph.federation.field_specs import COUNT, LOSS, Extent, FieldSpec, check_against
+from silograph.federation.fold import Reduction
 from silograph.federation.frame import decode, encode
-from silograph.federation.gather import Reduction
-from silograph.federation.known_rows import onto, rows_for, rows_from
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.graph.block.block import ClientBlock, SparseRows
@@ -44,7 +43,7 @@ from silograph.methods import (
     trained,
     weight_specs,
 )
-from silograph.selection.uniform import select_uniform
+from silograph.selection.base import select_uniform
 
 MakeGraph = Callable[..., Graph]
 FIRST = "weights/0.weight"

@@ -16,19 +16,15 @@ from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.core.work import Meter
-from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.most_work import most_work
-from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.resolve.cutting import clients_of
+from silograph.experiment.resolve.run_program import most_work, program_of
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent
+from silograph.experiment.run.progress import Silent, Watched
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.experiment.run.trackers import Watched
 from silograph.federation.frame import decode
-from silograph.federation.session.answers import check_work
-from silograph.federation.session.engine import Session
-from silograph.federation.session.limits import WorkBound
-from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
-from silograph.federation.session.names import own_ops
+from silograph.federation.session.engine import Session, check_work
+from silograph.federation.session.message import Type, own_ops, pack, read_reply, reply_body, unpack
+from silograph.federation.session.peer import WorkBound
 from silograph.graph.graph import Graph
 from silograph.sampling.neighbors import NEIGHBORS
 

@@ -13,15 +13,14 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State
 from silograph.evaluation.evaluate import judge_own
 from silograph.exchange.collect import ROWS, SLOT, choose, local_graph, serve
-from silograph.exchange.stages import begin, contribute
+from silograph.exchange.passes import begin, contribute
 from silograph.federation.base import Sum, WeightedMean
 from silograph.federation.checkpoint import state_from
 from silograph.federation.fold import Fold
 from silograph.graph.block.block import ClientBlock
 from silograph.methods import bns, cagnet
 from silograph.methods.base import MethodConfig
-from silograph.nn.doors import check_places
-from silograph.nn.fit import stacked_copies
+from silograph.nn.fit import check_places, stacked_copies
 from silograph.nn.reach import boundary_reach, partial_reach
 from silograph.sampling.label_guided import draw, learn
 from silograph.task.counts import judged_rows, judges_of, tally

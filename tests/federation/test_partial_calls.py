@@ -11,11 +11,9 @@ import silograph as sg
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, put, take_all
-from silograph.federation.base import is_overwritten, is_read, overwrites, reads
-from silograph.federation.block_state import BlockState
-from silograph.federation.called_blocks import CalledBlocks
+from silograph.federation.base import is_overwritten, is_read, overwrites, per_client, reads
 from silograph.federation.check import run_op
-from silograph.federation.per_client import per_client
+from silograph.federation.in_process import BlockState, CalledBlocks
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import Graph
 

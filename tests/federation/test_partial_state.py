@@ -28,7 +28,6 @@ from silograph.core.payload import (
     under,
 )
 from silograph.federation.base import Federation, Gather, Op, Reduce, Sum, WeightedMean
-from silograph.federation.block_state import BlockState
 from silograph.federation.check import HAS
 from silograph.federation.checkpoint import (
     Checkpoint,
@@ -38,10 +37,9 @@ from silograph.federation.checkpoint import (
     to_bytes,
 )
 from silograph.federation.field_specs import Extent, FieldSpec, check_against
-from silograph.federation.in_process import InProcess
+from silograph.federation.in_process import BlockState, InProcess
 from silograph.federation.program import Steps
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,

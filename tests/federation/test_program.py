@@ -18,14 +18,11 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
 from silograph.experiment.resolve import run_program
-from silograph.experiment.resolve.client_data import clients_of
-from silograph.experiment.resolve.most_work import most_work
-from silograph.experiment.resolve.run_program import beyond_weights, program_of
+from silograph.experiment.resolve.cutting import clients_of
+from silograph.experiment.resolve.run_program import beyond_weights, most_work, program_of
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent
+from silograph.experiment.run.progress import Silent, Watched
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.experiment.run.trackers import Watched
-from silograph.federation.course import MOST_TIMES, Course
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.field_specs import (
     BOUNDARY,
@@ -39,8 +36,10 @@ from silograph.federation.field_specs import (
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import (
+    MOST_TIMES,
     AlikeRounds,
     Call,
+    Course,
     Either,
     Maybe,
     Program,
@@ -54,11 +53,11 @@ from silograph.federation.session.message import (
     Message,
     Type,
     call_body,
+    own_ops,
     pack,
     read_call,
     unpack,
 )
-from silograph.federation.session.names import own_ops
 from silograph.federation.session.responder import Responder
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS, AllSilos

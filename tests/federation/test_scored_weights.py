@@ -10,8 +10,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Ragged, Shared, Stacked
 from silograph.federation.field_specs import FieldSpec
-from silograph.federation.program import Call, ScoringRules
-from silograph.federation.scored_weights import ScoredWeights, digest_of_weights
+from silograph.federation.program import Call, ScoredWeights, ScoringRules, digest_of_weights
 
 SPEC = {"weights/w": FieldSpec(Shared, (2,))}
 

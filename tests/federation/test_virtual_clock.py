@@ -9,14 +9,13 @@ import pytest
 
 from remote_runs import finish, remote, setup_of
 from runs import go, rows_of
-from silograph.core.client_speeds import parse_links, parse_speeds
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.kinds import Kind
+from silograph.core.setting_values import parse_links, parse_speeds
 from silograph.experiment.result_files import read_rounds
 from silograph.experiment.run.clock import clock_of
-from silograph.federation.ledger import Ledger, Record
-from silograph.federation.virtual_clock import VirtualClock, records_of_last_round
+from silograph.federation.ledger import Ledger, Record, VirtualClock, records_of_last_round
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 

@@ -11,13 +11,14 @@ from torch import Tensor
 from runs import MakeGraph, go
 from silograph.graph.column_statistics import standardize, sum_by_client
 from silograph.graph.csr import CSR
-from silograph.graph.features import (
+from silograph.graph.graph import (
+    Features,
     made_features,
     narrowing_problem,
+    normalized_rows,
     row_problem,
     scale_problem,
 )
-from silograph.graph.graph import Features, normalized_rows
 from silograph.graph.read.arrays import features_of
 
 DRAWS = torch.Generator().manual_seed(0)

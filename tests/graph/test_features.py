@@ -13,8 +13,7 @@ import silograph as sg
 from runs import FAST, go, of, rows_of, same_bits
 from silograph.experiment.run.predictions import predict_to
 from silograph.graph.csr import CSR
-from silograph.graph.features import WIDTHS, FeatureSource, made_features, with_features
-from silograph.graph.graph import Graph
+from silograph.graph.graph import WIDTHS, FeatureSource, Graph, made_features, with_features
 from silograph.graph.silos.data import featured
 
 MakeGraph = Callable[..., Graph]

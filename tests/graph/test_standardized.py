@@ -13,7 +13,7 @@ from rating_graphs import rating_graph
 from runs import MakeGraph, go
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.payload import owners
-from silograph.exchange.statistics import SumSpec, fit_from_sums
+from silograph.exchange.collect import SumSpec, fit_from_sums
 from silograph.graph.column_statistics import (
     FEATURES,
     ClientSums,

@@ -11,15 +11,14 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
-from silograph.experiment.resolve.asked_run import asked_run
-from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.resolve.asked_run import Own, asked_run
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS
-from silograph.study.tune.space import chosen_ranges, given_keys, part_options
-from silograph.task.metric_table import METRICS
+from silograph.study.tune.outcome import chosen_ranges, given_keys, part_options
+from silograph.task.scores import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -136,15 +135,15 @@ def test_commands_are_understood(
 
     monkeypatch.setattr("silograph.experiment.run.run.run", lambda **given: look(**given))
     monkeypatch.setattr("silograph.study.compare.compare.compare", look_at_all)
-    monkeypatch.setattr("silograph.cli.compare_tune.print_comparison", lambda *_: 0)
+    monkeypatch.setattr("silograph.cli.studies.print_comparison", lambda *_: 0)
     monkeypatch.setattr("silograph.study.tune.tune.tune", look_at_ranges)
-    monkeypatch.setattr("silograph.cli.compare_tune.print_search", lambda *_: 0)
+    monkeypatch.setattr("silograph.cli.studies.print_search", lambda *_: 0)
 
     def look_at_export(config: RunConfig, *_: Any) -> list[Path]:
         look(config)
         return []
 
-    monkeypatch.setattr("silograph.deploy.export_silos.export_silos", look_at_export)
+    monkeypatch.setattr("silograph.deploy.demo.export_silos", look_at_export)
     monkeypatch.setattr("silograph.cli.printing.print_cut", look)
     monkeypatch.setattr("silograph.cli.printing.print_result", lambda _: None)
     assert run_app(words) == 0

@@ -11,8 +11,7 @@ from rating_graphs import rating_graph, write_ratings
 from silograph.cli import run_app
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.resolve import choose, device_of, resolve
-from silograph.experiment.resolve.without_data import resolved_without_data
+from silograph.experiment.resolve.resolve import choose, device_of, resolve, resolved_without_data
 from silograph.graph.graph import Graph, Schema
 from silograph.methods import METHODS
 from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS

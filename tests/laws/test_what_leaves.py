@@ -19,8 +19,7 @@ from silograph.core.payload import Payload, Ragged, take
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.frame import Envelope, encode
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route, connect
+from silograph.graph.block.block import ClientBlock, Route, connect
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.methods import METHODS

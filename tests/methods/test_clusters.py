@@ -18,9 +18,8 @@ from silograph.core.payload import Patched, Shared, Stacked
 from silograph.federation.base import Federation, Gather
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
-from silograph.federation.session.names import own_ops
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.federation.session.message import own_ops
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,
@@ -43,8 +42,8 @@ from silograph.methods import (
 )
 from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
-from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
 
 Built = tuple[ClientBlock, Route]

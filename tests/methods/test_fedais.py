@@ -22,8 +22,8 @@ from silograph.core.key import Key, mix, signed
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
-from silograph.evaluation.halo_from import HaloSums
-from silograph.exchange.history import (
+from silograph.evaluation.scoring import HaloSums
+from silograph.exchange.pull import (
     HALO,
     OWN,
     PASSES,
@@ -32,32 +32,45 @@ from silograph.exchange.history import (
     rows_form,
     stored_in,
 )
+from silograph.federation.decoder import LARGEST, as_bytes
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.small_numbers import LARGEST, as_bytes
-from silograph.graph.block.block import ClientBlock, make_block
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, ServerState
-from silograph.methods.fedais import FEDAIS, PRESETS, init, told_of
-from silograph.methods.fedais_batches import advance, close_round
-from silograph.methods.fedais_clients import open_round
-from silograph.methods.fedais_options import FedAISOptions
+from silograph.methods.fedais import (
+    FEDAIS,
+    PRESETS,
+    FedAISOptions,
+    advance,
+    close_round,
+    init,
+    open_round,
+    told_of,
+)
 from silograph.methods.local_training import shared
 from silograph.nn.backends import COMPILED, TORCH, Backend
 from silograph.nn.conv import internal_messages
-from silograph.nn.fit import Schedule
+from silograph.nn.fit import LOSS_FLOPS, Schedule
 from silograph.nn.forward import Pass, Staged, forward_pass
-from silograph.nn.neighbors import FULL, Fanout
+from silograph.nn.mini_batches import FULL, Fanout
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.steps import LOSS_FLOPS
-from silograph.nn.stored_batches import batch_of_edges, drawn_batch, surroundings, whole_batch
-from silograph.nn.stored_rows import StoredRows, batch_pass, stored_stages
-from silograph.nn.stored_training import TrainingRows, started, step_
+from silograph.nn.stored_rows import (
+    StoredRows,
+    TrainingRows,
+    batch_of_edges,
+    batch_pass,
+    drawn_batch,
+    started,
+    step_,
+    stored_stages,
+    surroundings,
+    whole_batch,
+)
 from together import SHARED, cut_of, model_of
 
 MakeGraph = Callable[..., Graph]

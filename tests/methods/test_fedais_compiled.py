@@ -11,19 +11,16 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked
-from silograph.exchange.history import blank_history, stored_in
 from silograph.exchange.passes import divisible
+from silograph.exchange.pull import blank_history, stored_in
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, ServerState
-from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_options import FedAISOptions
+from silograph.methods.fedais import FEDAIS, FedAISOptions
 from silograph.nn.backends import COMPILED, TORCH
+from silograph.nn.fit import Held, Schedule, Training
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.schedule import Schedule, Training
-from silograph.nn.steps import Held
 from silograph.nn.stored_compiled import check_held, check_stored
 from together import cut_of, model_of
 

@@ -28,15 +28,14 @@ from silograph.federation.session.message import (
     Message,
     Type,
     call_body,
+    own_ops,
     pack,
     read_call,
     unpack,
 )
-from silograph.federation.session.names import own_ops
 from silograph.graph.graph import Graph
 from silograph.methods import Method
-from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_options import FedAISOptions, controller_of, knobs_in, moved_in
+from silograph.methods.fedais import FEDAIS, FedAISOptions, controller_of, knobs_in, moved_in
 from silograph.study.train_agent import AgentTraining, train_agent
 
 MakeGraph = Callable[..., Graph]

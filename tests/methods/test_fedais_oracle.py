@@ -14,17 +14,14 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.exchange.history import HALO, OWN, PASSES, SEEN
+from silograph.exchange.pull import HALO, OWN, PASSES, SEEN
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_options import FedAISOptions
-from silograph.methods.fedais_state import LOSSES
+from silograph.methods.fedais import FEDAIS, LOSSES, FedAISOptions
+from silograph.nn.fit import Schedule
 from silograph.nn.optim import SGD
-from silograph.nn.schedule import Schedule
 from together import cut_of, model_of
 
 MakeGraph = Callable[..., Graph]

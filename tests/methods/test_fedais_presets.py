@@ -13,13 +13,16 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.methods.fedais import FEDAIS
-from silograph.methods.fedais_batches import batch_share
-from silograph.methods.fedais_clients import batch_rows, draw_nodes
-from silograph.methods.fedais_options import FedAISOptions
-from silograph.methods.fedais_state import ROWS
+from silograph.methods.fedais import (
+    FEDAIS,
+    ROWS,
+    FedAISOptions,
+    batch_rows,
+    batch_share,
+    draw_nodes,
+)
+from silograph.nn.fit import Schedule
 from silograph.nn.optim import SGD
-from silograph.nn.schedule import Schedule
 from silograph.nn.segment import segment_sum
 from together import cut_of, model_of
 

@@ -21,14 +21,22 @@ from silograph.core.payload import Ragged, Shared, Stacked, offsets
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
-from silograph.methods.fedgraph import begin_round, step, submit
+from silograph.methods.fedgraph import (
+    StageDraw,
+    begin_round,
+    listen,
+    sampled_stage,
+    seeds,
+    serve,
+    step,
+    store,
+    submit,
+    take_back,
+)
 from silograph.nn.conv import Params
-from silograph.nn.neighbors import Reached
-from silograph.sampling.sampled_passes import listen, serve, store, take_back
-from silograph.sampling.sampled_stages import StageDraw, sampled_stage, seeds
+from silograph.nn.mini_batches import Reached
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -55,7 +63,7 @@ def test_announced_stages_are_drawn_once(
         drawn.append(given[-1])
         return sampled_stage(*given)
 
-    monkeypatch.setattr("silograph.sampling.sampled_passes.sampled_stage", counted)
+    monkeypatch.setattr("silograph.methods.fedgraph.sampled_stage", counted)
     fedgraph(make_graph(60), {"share": share, "local_steps": 2}, layers=3)
     assert len(drawn) == len(set(drawn)) == 2 * 3  # iterations times stages
 

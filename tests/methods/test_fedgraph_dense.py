@@ -14,8 +14,7 @@ from silograph.core.key import Key, mix_words, signed
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.fedgraph import fit_round
 from silograph.nn.conv import Params

@@ -28,8 +28,7 @@ from silograph.evaluation.scoring import personal
 from silograph.experiment.run.run import resume
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, FEDPER, MethodConfig, Params
 from silograph.methods.fedper import FedPerOptions, split

@@ -13,8 +13,7 @@ from plain import dense_client, sgd_steps
 from runs import MakeGraph, go, of, outcome, rows_of, same_bits
 from silograph.core.key import Key
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig
 from silograph.methods.fedprox import FEDPROX, FedProxOptions, corrections

@@ -18,21 +18,22 @@ from silograph.core.payload import under
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
-from silograph.federation.session.names import own_ops
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.federation.session.message import own_ops
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDPUB, LOCAL, MethodConfig, NoOptions, Params, ServerState
 from silograph.methods.fedpub import (
     FedPubOptions,
+    body,
     corrections,
     cosines,
     embedding_of,
+    functional_embedding,
     mean_of,
+    shared_graph,
     shares,
     to_others,
 )
-from silograph.methods.functional_embedding import body, functional_embedding, shared_graph
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import convolve
 from silograph.nn.fit import Schedule

@@ -14,12 +14,10 @@ from plain import dense_client
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, State, under
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDPUB, MethodConfig, Params
-from silograph.methods.fedpub import FedPubOptions, corrections
-from silograph.methods.functional_embedding import shared_graph
+from silograph.methods.fedpub import FedPubOptions, corrections, shared_graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model

@@ -14,28 +14,30 @@ from sessions import session
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, State, offsets, under
-from silograph.evaluation.views import MENDED
-from silograph.exchange.collect import local_graph
-from silograph.exchange.generated import COUNTS, GENERATED
+from silograph.evaluation.scoring import MENDED
+from silograph.exchange.collect import COUNTS, GENERATED, local_graph
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
-from silograph.federation.session.names import own_ops
-from silograph.graph.block.block import ClientBlock, dense_rows
-from silograph.graph.block.halo import Route
+from silograph.federation.session.message import own_ops
+from silograph.graph.block.block import ClientBlock, Route, dense_rows
 from silograph.graph.graph import Graph
 from silograph.methods import FEDSAGEPLUS, MethodConfig
-from silograph.methods.fedsage import ANSWERS, FedSageOptions, generator_of, learn, train_generator
-from silograph.nn.fit import Schedule
-from silograph.nn.model import Model
-from silograph.nn.neighgen import (
+from silograph.methods.fedsage import (
+    ANSWERS,
+    FedSageOptions,
     NeighGen,
     first_least,
+    generator_of,
     impaired,
+    learn,
     objective,
     pulls,
     shown,
+    train_generator,
 )
+from silograph.nn.fit import Schedule
+from silograph.nn.model import Model
 from silograph.nn.optim import Adam
 
 Built = tuple[ClientBlock, Route]

@@ -16,8 +16,7 @@ from runs import FAST, go, rows_of, run_until, same_bits
 from silograph.core.key import Key
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition

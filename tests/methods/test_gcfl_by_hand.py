@@ -12,8 +12,7 @@ from torch import Tensor
 from plain import dense_client, sgd_steps
 from silograph.core.key import Key
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import GCFL, GCFLPLUS, MethodConfig, Params
 from silograph.methods.base import AnyMethod

@@ -17,17 +17,15 @@ from silograph.core.kinds import Kind
 from silograph.exchange.passes import gradients
 from silograph.experiment.run.setup import Setup
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import Graph
 from silograph.graph.partition.split import draw_split
 from silograph.methods.base import MethodConfig
-from silograph.methods.graphsaint import GRAPHSAINT, GraphSAINTOptions
+from silograph.methods.graphsaint import GRAPHSAINT, GraphSAINTOptions, draw, presample, subgraph
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
-from silograph.sampling.graphsaint import draw, presample, subgraph
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 
 KEY = Key.of(5)
 STEPS = 20

@@ -29,7 +29,7 @@ from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
 from silograph.sampling.label_guided import draw
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 from together import KEY, SHARED, cut_of, model_of, train, train_centrally
 
 RUN: dict[str, Any] = {

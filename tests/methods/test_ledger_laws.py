@@ -16,18 +16,16 @@ from silograph.evaluation.evaluate import own_counts, server_counts
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Record
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.methods.local_training import shared
 from silograph.nn.backends import TORCH
-from silograph.nn.fit import Schedule, Training, TrainingInputs
+from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, TrainingInputs
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.steps import LOSS_FLOPS
-from silograph.selection.uniform import select_uniform
+from silograph.selection.base import select_uniform
 from together import EPOCHS, SHORT, held_of, whole_round
 
 Built = tuple[ClientBlock, Route]

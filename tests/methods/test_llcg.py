@@ -22,8 +22,8 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph, Split
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.llcg import LLCG, correct, corrected
-from silograph.nn.neighbors import Fanout
-from silograph.task.loss import node_loss
+from silograph.nn.mini_batches import Fanout
+from silograph.task.counts import node_loss
 
 MakeGraph = Callable[..., Graph]
 RUN: dict[str, Any] = {

@@ -14,8 +14,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Stacked, take_all
 from silograph.evaluation.evaluate import own_counts, server_counts
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, make_partition

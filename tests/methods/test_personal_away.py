@@ -14,10 +14,8 @@ from silograph.core.payload import Stacked
 from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
-from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
-from silograph.federation.session.names import own_ops
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.federation.session.message import Type, own_ops, pack, read_reply, reply_body, unpack
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import FEDPER, FEDPUB, GCFL, GCFLPLUS, MethodConfig
 from silograph.methods.base import AnyMethod

@@ -12,8 +12,7 @@ from remote_runs import setup_of
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, State
 from silograph.methods import METHODS
-from silograph.methods.base import ServerState
-from silograph.methods.private_parts import finite_or_old
+from silograph.methods.base import ServerState, finite_or_old
 
 MakeGraph = Callable[..., sg.Graph]
 KEY = Key.of(4)

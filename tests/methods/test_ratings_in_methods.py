@@ -29,7 +29,7 @@ from silograph.federation.frame import Envelope
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import whole
 from silograph.methods import METHODS
-from silograph.nn.rating_graph import rating_graph as messages_of
+from silograph.nn.rating_steps import rating_graph as messages_of
 
 OPTIONS: dict[str, Any] = {
     "model": "rating_gcn",

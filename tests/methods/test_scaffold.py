@@ -16,8 +16,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Stacked, under
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedavg import FEDAVG
@@ -25,11 +24,10 @@ from silograph.methods.scaffold import SCAFFOLD, ScaffoldOptions, variate_change
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
-from silograph.nn.fit import Schedule, TrainingInputs
+from silograph.nn.fit import Fitted, Schedule, TrainingInputs
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
-from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD
-from silograph.nn.schedule import Fitted
 
 Built = tuple[ClientBlock, Route]
 ROUNDS, LR, DECAY, STEPS, SERVER_LR = 3, 0.3, 5e-3, 4, 0.7

@@ -19,8 +19,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, below, take
 from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, AskedRun, policy_of, refusal
+from silograph.deploy.server import check_deployable
 from silograph.deploy.silo import read_allowed
-from silograph.deploy.start_messages import check_deployable
 from silograph.deploy.venue import Venue, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
@@ -28,13 +28,13 @@ from silograph.federation.base import WeightedMean, fold_of
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
-from silograph.graph.block.pairs import UNSEEN
+from silograph.graph.block.block import UNSEEN
 from silograph.methods import METHODS
 from silograph.methods.fedgnn import laplace, normal
 from silograph.methods.fedgnn import rows_of as sent_rows
 from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, train_items
 from silograph.methods.fesog import labeled_gradients, mean_size
-from silograph.nn.rating_graph import rating_graph as messages_of
+from silograph.nn.rating_steps import rating_graph as messages_of
 from silograph.nn.shared_items import ITEMS, item_counts, item_rows
 
 ROWS = 300

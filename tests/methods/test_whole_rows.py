@@ -16,13 +16,11 @@ from runs import files_of, run_until
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared
-from silograph.exchange.passes import forward
-from silograph.exchange.stages import logits_of
+from silograph.exchange.passes import forward, logits_of
 from silograph.experiment.run.setup import Setup
 from silograph.federation.frame import frame_sizes
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition
@@ -35,7 +33,7 @@ from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 from together import KEY, SHARED, cut_by, cut_of, model_of, train, train_centrally
 
 WHOLE: list[tuple[Method, object]] = [(BNS, BNSOptions(1.0)), (CAGNET, NoOptions())]

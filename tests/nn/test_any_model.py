@@ -13,21 +13,19 @@ from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, Stacked, State
 from silograph.evaluation.evaluate import counts_of, rows_here
 from silograph.exchange.passes import divisible
-from silograph.experiment.resolve.plan import choose_block_size
+from silograph.experiment.resolve.resolve import choose_block_size
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph, LabelForm
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.fedavg import FEDAVG
 from silograph.nn.any_model import NO_TABLES
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, start_fields, whole
 from silograph.nn.model import Model
-from silograph.nn.operation_counter import OperationCounter
-from silograph.nn.operation_counter import _left_alone_by_the_compiler as leave_alone
 from silograph.nn.optim import SGD
-from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
-from silograph.nn.start import start_fields, whole
+from silograph.nn.own_module import OperationCounter
+from silograph.nn.own_module import _left_alone_by_the_compiler as leave_alone
 from silograph.sampling.neighbors import Bernoulli
 
 MakeGraph = Callable[..., Graph]

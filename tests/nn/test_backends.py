@@ -14,21 +14,25 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked
 from silograph.core.work import Meter, metered
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params, Scales
-from silograph.nn.conv.base import glorot_init, inverse, inverse_root, rooted_init
-from silograph.nn.conv.gcn import GCN
-from silograph.nn.conv.plain import PlainConv
-from silograph.nn.conv.sage import SAGE
+from silograph.nn.conv.layers import (
+    GCN,
+    SAGE,
+    PlainConv,
+    glorot_init,
+    inverse,
+    inverse_root,
+    rooted_init,
+)
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, rest, stacked_copies
 from silograph.nn.forward import Stage
 from silograph.nn.masked import Near, SparseMasks
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import MODELS, Model, layers_of
-from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 pytest.importorskip("numba")

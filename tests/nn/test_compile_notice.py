@@ -17,11 +17,10 @@ from runs import MakeGraph
 from silograph.experiment.run import compile_kernels
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent
+from silograph.experiment.run.progress import Silent, Watched
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.trackers import Watched
 from silograph.methods import METHODS
-from silograph.nn.kernels.compile_notice import LINE, PLAIN_NAMES, told_of_compiling
+from silograph.nn.kernels.arrays import LINE, PLAIN_NAMES, told_of_compiling
 
 
 def compiles(name: str) -> AbstractContextManager[None]:

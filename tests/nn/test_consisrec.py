@@ -19,17 +19,25 @@ from runs import SCORING_COSTS, assert_close, files_of, run_until
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.pairs import pairs_of, trained_rows
+from silograph.graph.block.block import ClientBlock, make_block, pairs_of, trained_rows, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.partition.split import choose_split
-from silograph.nn import consisrec, rating_neighborhood
-from silograph.nn.consisrec import ConsisRec, DrawnNeighbors, attended, drawn_neighbors
+from silograph.nn import consisrec
+from silograph.nn import consisrec as rating_neighborhood
+from silograph.nn.consisrec import (
+    ConsisRec,
+    DrawnNeighbors,
+    Neighborhood,
+    _levels,
+    attended,
+    drawn_neighbors,
+    neighborhood,
+    similar_items,
+)
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.optim import SGD
-from silograph.nn.rating_graph import rating_graph as messages_of
-from silograph.nn.rating_neighborhood import Neighborhood, _levels, neighborhood, similar_items
+from silograph.nn.rating_steps import rating_graph as messages_of
 
 KEY = Key.of(7)
 OPTIONS: dict[str, Any] = {

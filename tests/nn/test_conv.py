@@ -9,8 +9,7 @@ from torch import Tensor
 
 from layers import CONVS, model_of, reference
 from silograph.core.key import Key
-from silograph.graph.block.block import ClientBlock, Rows, SparseRows, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, Rows, SparseRows, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.nn.conv import (
@@ -20,14 +19,8 @@ from silograph.nn.conv import (
     internal_messages,
     operator,
 )
-from silograph.nn.conv.base import glorot
 from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.gcn import GCN
-from silograph.nn.conv.gin import GIN
-from silograph.nn.conv.graphconv import GraphConv
-from silograph.nn.conv.mlp import MLP
-from silograph.nn.conv.propagation import Propagation
-from silograph.nn.conv.sage import SAGE
+from silograph.nn.conv.layers import GCN, GIN, MLP, SAGE, GraphConv, Propagation, glorot
 from silograph.nn.model import MODELS
 
 MakeGraph = Callable[..., Graph]

@@ -19,8 +19,8 @@ from silograph.graph.block.block import SparseRows
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, Training, TrainingInputs
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
-from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import ModuleModel
 from silograph.nn.segment import sparse_product

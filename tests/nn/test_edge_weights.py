@@ -18,8 +18,7 @@ from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Split
 from silograph.nn.backends import COMPILED
 from silograph.nn.forward import forward_pass
-from silograph.nn.mini_batches import sampled_pass
-from silograph.nn.neighbors import FULL, Fanout, Neighbors
+from silograph.nn.mini_batches import FULL, Fanout, Neighbors, sampled_pass
 
 NODES = 30
 

@@ -20,8 +20,7 @@ from silograph.graph.graph import Graph
 
 pytest.importorskip("numba")
 
-from silograph.nn.kernels.compile_notice import LINE
-from silograph.nn.kernels.one_compiler import one_at_a_time, saved_alone
+from silograph.nn.kernels.arrays import LINE, one_at_a_time, saved_alone
 
 MakeGraph = Callable[..., Graph]
 CODE = """
@@ -29,7 +28,8 @@ import json, sys
 import numba
 import numpy as np
 import silograph
-from silograph.nn.kernels import loss, training
+from silograph.nn.kernels import training
+from silograph.nn.kernels import training as loss
 
 @numba.njit
 def another(logits):

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import COMPILED, TORCH
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.kernel_threads import flushed, share_out
+from silograph.nn.kernel_block import flushed, share_out
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 

@@ -17,22 +17,21 @@ from hypothesis import strategies as st
 
 import silograph
 from silograph.core.key import Key, hash_text, keep_probability, mix, mix_words, signed
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
-from silograph.nn import kernel_block, kernel_model
+from silograph.nn import kernel_block
+from silograph.nn import kernel_block as kernel_model
 from silograph.nn.fit import Schedule
-from silograph.nn.mini_batches import batches
+from silograph.nn.mini_batches import FULL, Fanout, Reached, batches
 from silograph.nn.model import Model
-from silograph.nn.neighbors import FULL, Fanout, Reached
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 
 pytest.importorskip("numba")
 
 import numba
 
 from silograph.nn.kernels import arrays, draws, layers, training
-from silograph.nn.kernels import loss as loss_kernels
+from silograph.nn.kernels import training as loss_kernels
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]

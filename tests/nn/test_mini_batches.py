@@ -22,8 +22,7 @@ from torch import Tensor
 from layers import COMPILED_MODELS, CONVS, model_of
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked
-from silograph.graph.block.block import ClientBlock, Rows, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, Rows, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import Partition, make_partition
@@ -37,13 +36,11 @@ from silograph.nn.conv import (
     internal_messages,
 )
 from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.gin import GIN
-from silograph.nn.conv.propagation import Propagation
+from silograph.nn.conv.layers import GIN, Propagation
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, stacked_copies
 from silograph.nn.forward import Pass
-from silograph.nn.mini_batches import batches, sampled_pass
+from silograph.nn.mini_batches import Fanout, Reached, batches, sampled_pass
 from silograph.nn.model import MODELS, Model
-from silograph.nn.neighbors import Fanout, Reached
 from silograph.nn.optim import Adam
 from silograph.sampling.neighbors import Bernoulli
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from layers import MODELS_WITH_SKIPS, model_of, reference_model
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key, keep_probability
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Graph
 from silograph.nn.conv import Params
 from silograph.nn.forward import dropped

@@ -13,11 +13,10 @@ from rating_graphs import rating_graph
 from silograph.core.config import make_config
 from silograph.core.key import Key
 from silograph.experiment.run.setup import prepare, uncut_block
-from silograph.graph.block.block import ClientBlock, make_block
-from silograph.graph.block.pairs import pairs_of
+from silograph.graph.block.block import ClientBlock, make_block, pairs_of
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import choose_split
-from silograph.nn.rating_biases import RatingBiases
+from silograph.nn.rating_factors import RatingBiases
 
 KEY = Key.of(7)
 CLOSE = 1e-10

@@ -20,8 +20,8 @@ from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.masked import SparseMasks
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.rating_compiled import CompiledPasses
-from silograph.nn.rating_graph import rating_graph as messages_of
 from silograph.nn.rating_model import RatingModel
+from silograph.nn.rating_steps import rating_graph as messages_of
 
 pytest.importorskip("numba")
 

@@ -15,15 +15,13 @@ from runs import SCORING_COSTS, assert_close, files_of, run_until
 from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words, unmix_words
 from silograph.core.payload import Ragged
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.pairs import pairs_of, trained_rows
-from silograph.graph.graph import Graph, Split
-from silograph.graph.node_key import node_words, row_keys, words_of_rows
+from silograph.graph.block.block import ClientBlock, make_block, pairs_of, trained_rows, whole
+from silograph.graph.graph import Graph, Split, node_words, row_keys, words_of_rows
 from silograph.graph.partition.split import choose_split
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.optim import SGD
 from silograph.nn.rating_factors import RatingFactors, Social, likeness
-from silograph.nn.rating_graph import rating_graph as messages_of
+from silograph.nn.rating_steps import rating_graph as messages_of
 from silograph.nn.shared_items import ITEMS, item_counts, item_rows
 
 KEY = Key.of(7)

@@ -14,15 +14,14 @@ from rating_graphs import drawn, rating_graph
 from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.pairs import pairs_of
+from silograph.graph.block.block import ClientBlock, make_block, pairs_of, whole
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import choose_split
 from silograph.nn.fit import Schedule, Training, TrainingInputs
 from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.nn.rating_graph import rating_graph as messages_of
 from silograph.nn.rating_model import RatingConv, RatingModel
+from silograph.nn.rating_steps import rating_graph as messages_of
 
 KEY = Key.of(7)
 CLOSE = 1e-10

@@ -13,12 +13,11 @@ from rating_graphs import rating_graph
 from runs import SCORING_COSTS, assert_close, files_of, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.pairs import kinds, pairs_of
+from silograph.graph.block.block import ClientBlock, kinds, make_block, pairs_of, whole
 from silograph.graph.graph import Split
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
-from silograph.nn.rating_biases import OFFSET, RatingBiases
+from silograph.nn.rating_factors import OFFSET, RatingBiases
 from silograph.nn.rating_profiles import PROFILE, RatingProfiles, profiles_of
 
 MODEL = RatingProfiles(hidden=6, layers=2, dropout=0.0, damping=3.0, folds=4)

@@ -10,8 +10,7 @@ from torch.nn.functional import leaky_relu
 
 from layers import model_of
 from silograph.core.key import Key, keep_probability
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Graph
 from silograph.nn.conv import Params, internal_messages
 from silograph.nn.conv.gat import GAT, SLOPE

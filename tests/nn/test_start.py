@@ -15,18 +15,16 @@ from torch import Tensor, nn
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Stacked, from_bases, offsets
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal, Shift
-from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.fit import Fitted, Schedule, Start, Training, TrainingInputs
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
-from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.own_module import ModuleModel
-from silograph.nn.start import Start
 
 pytest.importorskip("numba")
 

@@ -8,12 +8,17 @@ import torch
 from silograph.core.key import Key
 from silograph.core.payload import offsets
 from silograph.core.work import metered
-from silograph.exchange.history import blank_history, stored_in
+from silograph.exchange.pull import blank_history, stored_in
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.nn.forward import Staged
-from silograph.nn.stored_batches import batch_of_edges, surroundings
-from silograph.nn.stored_rows import StoredRows, batch_pass, rows_entering
+from silograph.nn.stored_rows import (
+    StoredRows,
+    batch_of_edges,
+    batch_pass,
+    rows_entering,
+    surroundings,
+)
 from together import SHARED, cut_of, model_of
 
 MakeGraph = Callable[..., Graph]

@@ -19,26 +19,23 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import State, under
-from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.resolve.asked_run import Own
 from silograph.experiment.run.loop import first_snapshot
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
-from silograph.federation.session.names import own_ops
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.federation.session.message import own_ops
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.methods import FEDAVG, METHODS, MethodConfig, NoOptions
 from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule, Training, TrainingInputs
-from silograph.nn.mini_batches import sampled_pass
+from silograph.nn.mini_batches import FULL, Drawn, Neighbors, Reached, Signal, sampled_pass
 from silograph.nn.model import Model
-from silograph.nn.neighbors import FULL, Drawn, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam
-from silograph.sampling.fedgrains import MOST_ALPHA, FedGrains, FedGrainsOptions
-from silograph.sampling.fedgrains_policy import log_forward, top_k
+from silograph.sampling.fedgrains import MOST_ALPHA, FedGrains, FedGrainsOptions, log_forward, top_k
 from silograph.sampling.neighbors import NEIGHBORS, Depth
-from silograph.study.tune.space import chosen_ranges, part_options
+from silograph.study.tune.outcome import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]

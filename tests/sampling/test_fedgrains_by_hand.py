@@ -15,8 +15,8 @@ from silograph.graph.graph import Graph, Split
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule, Training, TrainingInputs
+from silograph.nn.mini_batches import Drawn, Reached
 from silograph.nn.model import Model
-from silograph.nn.neighbors import Drawn, Reached
 from silograph.nn.optim import SGD
 from silograph.sampling.fedgrains import FedGrains
 

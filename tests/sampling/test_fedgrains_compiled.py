@@ -13,15 +13,14 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.work import metered
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.flow import rule_of
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
-from silograph.nn.neighbors import Fanout
 from silograph.nn.optim import SGD, Adam
 from silograph.sampling.fedgrains import FedGrains
 

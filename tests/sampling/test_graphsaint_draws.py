@@ -15,18 +15,13 @@ from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
-from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.exchange.passes import forward, gradients
-from silograph.exchange.stages import end, logits_of
-from silograph.federation.block_state import BlockState
-from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.core.setting_values import NO_MINIMUM, RowMinimum
+from silograph.exchange.passes import end, forward, gradients, logits_of
+from silograph.federation.in_process import BlockState, InProcess
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.nn.model import Model
-from silograph.nn.reach import entries_among
-from silograph.sampling.graphsaint import (
+from silograph.methods.graphsaint import (
     Sampler,
     chances,
     draw,
@@ -35,6 +30,8 @@ from silograph.sampling.graphsaint import (
     walked,
     weighed,
 )
+from silograph.nn.model import Model
+from silograph.nn.reach import entries_among
 
 KEY = Key.of(3)
 EDGES = np.array([[0, 1, 0, 2, 3], [1, 2, 2, 3, 4]])  # a triangle with a tail; node 5 is alone

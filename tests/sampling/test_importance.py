@@ -9,14 +9,14 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
-from silograph.nn.segment import segment_sum
-from silograph.sampling.importance import (
+from silograph.methods.fedais import (
     draw_order,
     first_of,
     inclusions,
     probabilities,
     systematic,
 )
+from silograph.nn.segment import segment_sum
 
 SIZES = torch.tensor([5, 0, 1, 7])
 OFF = offsets(SIZES)

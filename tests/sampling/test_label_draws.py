@@ -14,14 +14,11 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, State
-from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.exchange.passes import forward, gradients, predict
+from silograph.core.setting_values import NO_MINIMUM, RowMinimum
+from silograph.exchange.passes import end, forward, gradients, logits_of, predict
 from silograph.exchange.pull import pull
-from silograph.exchange.stages import end, logits_of
-from silograph.federation.block_state import BlockState
-from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.federation.in_process import BlockState, InProcess
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.model import Model
 from silograph.sampling.label_guided import (

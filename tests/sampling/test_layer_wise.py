@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
-from silograph.nn.neighbors import Drawn, Neighbors, Reached, edges_of
+from silograph.nn.mini_batches import Drawn, Neighbors, Reached, edges_of
 from silograph.sampling.layer_wise import FastGCN, Ladies
 
 MakeGraph = Callable[..., Graph]

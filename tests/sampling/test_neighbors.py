@@ -22,14 +22,13 @@ from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, State, take
-from silograph.core.ranges import lin
+from silograph.core.setting_values import lin
 from silograph.core.work import metered
-from silograph.experiment.resolve.in_memory_parts import Own
+from silograph.experiment.resolve.asked_run import Own
 from silograph.experiment.resolve.resolve import choose, neighbors_of
 from silograph.experiment.run.run import resume
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
@@ -40,20 +39,21 @@ from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.mini_batches import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.model import Model
-from silograph.nn.neighbors import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.sampling.drops import DropEdge, DropNode
 from silograph.sampling.fedgrains import FedGrains
 from silograph.sampling.layer_wise import FastGCN, Ladies
 from silograph.sampling.neighbors import (
     NEIGHBORS,
     Bernoulli,
     Depth,
+    DropEdge,
+    DropNode,
     FullOptions,
     NeighborSampler,
 )
-from silograph.study.tune.space import chosen_ranges, part_options
+from silograph.study.tune.outcome import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]

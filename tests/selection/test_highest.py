@@ -6,9 +6,9 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key, hash_texts
+from silograph.selection.base import drawn, draws_of, highest, race, top
 from silograph.selection.harmony import numpy_loop
 from silograph.selection.oort import quantile
-from silograph.selection.ranking import drawn, draws_of, highest, race, top
 from silograph.selection.registry import SELECTORS
 
 IDS = tuple(f"silo {i}" for i in range(40))

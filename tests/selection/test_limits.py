@@ -18,7 +18,7 @@ from silograph.federation.base import positions_of
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.selection.limits import SelectionLimits, resized
+from silograph.selection.base import SelectionLimits, resized
 
 MakeGraph = Callable[..., Graph]
 DECLARED = [

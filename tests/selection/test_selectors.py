@@ -17,19 +17,18 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.resolved_config import training_key
-from silograph.experiment.resolve.client_data import clients_of
+from silograph.experiment.resolve.cutting import clients_of
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.loop import _round, _selection, first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.base import positions_of
 from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
-from silograph.federation.session.names import own_ops
+from silograph.federation.session.message import own_ops
 from silograph.graph.graph import Graph
-from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector, SelectorState, select_uniform
 from silograph.selection.harmony import balancing
 from silograph.selection.registry import SELECTORS
-from silograph.selection.uniform import select_uniform
 
 IDS = tuple(f"silo {i}" for i in range(7))
 OPTIONS: dict[str, dict[str, Any]] = {

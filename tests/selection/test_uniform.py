@@ -6,7 +6,7 @@ import math
 import pytest
 
 from silograph.core.key import Key
-from silograph.selection.uniform import select_uniform
+from silograph.selection.base import select_uniform
 
 IDS = [f"silo {i}" for i in range(7)]
 

@@ -19,10 +19,15 @@ from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.graph.read.ratings import ratings
 from silograph.study.cells import Cell, Line, deciding, digest_of, run_cell
-from silograph.study.graph_file import read_graph, write_graph
-from silograph.study.progress import StudyProgress, outcome_of, show_study
 from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
-from silograph.study.workers import Worker
+from silograph.study.workers import (
+    StudyProgress,
+    Worker,
+    outcome_of,
+    read_graph,
+    show_study,
+    write_graph,
+)
 
 HERE = How(processes=0)
 SHORT = FAST | {"rounds": 2}

@@ -13,9 +13,8 @@ import silograph as sg
 from commands import everything, save
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
-from silograph.experiment.checksums import DIGEST
-from silograph.study.reproduce.recipe import Page, Recipe, cell
-from silograph.study.reproduce.reproduce import reproduce
+from silograph.experiment.result_files import DIGEST
+from silograph.study.reproduce.reproduce import Page, Recipe, cell, reproduce
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 1, "hidden": 4}
 NAMED: dict[str, Any] = SMALL | {"data_dir": "data", "processes": 0, "out": "out"}
@@ -81,7 +80,7 @@ def test_a_graph_is_read_only_where_its_file_is_another(
         loads.append(Path(name).stem)
         return sg.load(name, **options)
 
-    monkeypatch.setattr("silograph.graph.source.load", load)
+    monkeypatch.setattr("silograph.graph.datasets.load", load)
     run()
     assert loads == []
     with np.load(FILE) as arrays:

@@ -14,7 +14,7 @@ from silograph.cli import run_app
 from silograph.control.ddpg import PROFILE
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.deploy.start_messages import start_facts
+from silograph.deploy.server import start_facts
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph
 from silograph.study import train_agent as training

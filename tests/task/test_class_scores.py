@@ -10,8 +10,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from silograph.evaluation.evaluate import counts_of
 from silograph.graph.graph import LabelForm
 from silograph.task.counts import MOST_CONFUSED, JudgedRows, confusion
-from silograph.task.node_labels import NODE_CLASS
-from silograph.task.node_value import NODE_VALUE
+from silograph.task.node_labels import NODE_CLASS, NODE_VALUE
 from silograph.task.scores import PARTS, constant_scores, score
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, State, named
-from silograph.core.sent_weights import PLAIN_WEIGHTS
+from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import (
     counts_of,
     judge_own,
@@ -30,8 +30,7 @@ from silograph.evaluation.evaluate import (
     server_counts,
 )
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import MISSING, Graph, LabelForm, Split, subgraph
 from silograph.graph.partition.partition import Partition
 from silograph.methods.local_training import shared
@@ -48,9 +47,9 @@ from silograph.task.counts import (
     judged_mask,
     judged_rows,
     log_odds,
+    node_loss,
     tally,
 )
-from silograph.task.loss import node_loss
 from silograph.task.scores import auc_of
 
 MakeGraph = Callable[..., Graph]

@@ -13,6 +13,7 @@ from silograph.evaluation.evaluate import sum_histograms
 from silograph.graph.graph import LabelForm
 from silograph.task.counts import ALL_COUNTS, BINS, CountRules, EvaluationLevel, JudgedRows
 from silograph.task.least_count import (
+    count_problem,
     counts_to_send,
     limited_sums,
     merge_bins,
@@ -20,7 +21,6 @@ from silograph.task.least_count import (
     specs_to_send,
     spread_bins,
 )
-from silograph.task.plausible import count_problem
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, constant_scores
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from silograph.graph.graph import MISSING
-from silograph.task.loss import node_loss
+from silograph.task.counts import node_loss
 
 N, K = 40, 4
 

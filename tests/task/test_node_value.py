@@ -20,12 +20,11 @@ from silograph.core.errors import DataError, ProtocolError
 from silograph.experiment.run.setup import prepare
 from silograph.graph.silos.export import write_silos
 from silograph.nn.backends import COMPILED
-from silograph.nn.doors import check_labels
-from silograph.nn.fit import Schedule, Training
+from silograph.nn.fit import Schedule, Training, check_labels
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 from silograph.task.counts import JudgedRows
-from silograph.task.node_value import NODE_VALUE
+from silograph.task.node_labels import NODE_VALUE
 from silograph.task.scores import PARTS
 
 N, C = 400, 7

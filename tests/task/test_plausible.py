@@ -8,7 +8,7 @@ from torch import Tensor
 
 from silograph.graph.graph import LabelForm
 from silograph.task.counts import JudgedRows
-from silograph.task.plausible import count_problem
+from silograph.task.least_count import count_problem
 from silograph.task.registry import task_of
 
 CLASSES = 3

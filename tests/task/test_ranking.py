@@ -17,16 +17,15 @@ from runs import files_of, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked
-from silograph.evaluation.ranking import rank_own, rank_server
+from silograph.evaluation.evaluate import rank_own, rank_server
 from silograph.federation.base import Op
-from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.pairs import kinds, pairs_of
+from silograph.graph.block.block import ClientBlock, kinds, make_block, pairs_of, whole
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
-from silograph.task import ranking
-from silograph.task.metric_table import RANKINGS
-from silograph.task.ranking import FIELDS, Factors, ranking_counts, ranking_scores
+from silograph.task import rating_value as ranking
+from silograph.task.rating_value import FIELDS, Factors, ranking_counts, ranking_scores
+from silograph.task.scores import RANKINGS
 
 OPTIONS: dict[str, Any] = {
     "method": "fedavg",

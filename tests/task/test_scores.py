@@ -22,8 +22,7 @@ from silograph.graph.graph import MISSING, Graph, LabelForm, Split
 from silograph.graph.partition.partition import Partition
 from silograph.nn.backends import TORCH
 from silograph.nn.model import Model
-from silograph.task.counts import BINS, STEEPNESS, JudgedRows, log_odds
-from silograph.task.loss import node_loss
+from silograph.task.counts import BINS, STEEPNESS, JudgedRows, log_odds, node_loss
 from silograph.task.scores import Scores, auc_of, score
 
 MakeGraph = Callable[..., Graph]

@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Annotated
 import click
 import typer
 
-from silograph.cli import agent, audit, federation, reproduce, server, silo  # noqa: F401 - registers them
-from silograph.cli.compare_tune import print_comparison, print_search
-from silograph.cli.flags import CUT_FIELDS, FIELDS, Given, app, command
-from silograph.cli.hints import StoppedError, resume_hint, usage_error
-from silograph.cli.spelling import logged_as_flags
-from silograph.cli.typed import as_typed
+from silograph.cli import federation  # noqa: F401 - registers its commands
+from silograph.cli.flags import (
+    CUT_FIELDS,
+    FIELDS,
+    Given,
+    StoppedError,
+    app,
+    as_typed,
+    command,
+    logged_as_flags,
+    resume_hint,
+    usage_error,
+)
+from silograph.cli.studies import print_comparison, print_search
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.interruptible import is_compiling
@@ -47,8 +55,8 @@ DAMAGED = 1  # exit code of a report on files that were altered or are missing
 def run_command(given: Given, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
     from silograph.experiment.resolve.parts import own_code
-    from silograph.experiment.run.new_folder import default_folder
     from silograph.experiment.run.progress import best_mode
+    from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
 
     config = given.config
@@ -76,9 +84,8 @@ def resume_command(
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
     from silograph.study.compare.compare import is_comparison, resume_comparison
-    from silograph.study.tune.search_folder import LINES as TRIALS
-    from silograph.study.tune.search_folder import WINNER, is_search
-    from silograph.study.tune.tune import resume_search
+    from silograph.study.tune.tune import LINES as TRIALS
+    from silograph.study.tune.tune import WINNER, is_search, resume_search
 
     progress = "none" if quiet else best_mode()
     run = not is_comparison(folder) and not is_search(folder)
@@ -171,7 +178,7 @@ def predict_command(
     ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
-    from silograph.experiment.resolve.model_options import own_module
+    from silograph.experiment.resolve.exclusions import own_module
     from silograph.experiment.run.predictions import predict_to
 
     make = None if model is None else own_module(make_config({"model": model}))
@@ -251,7 +258,7 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
 def attack_command(given: Given, json: bool) -> None:
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
-    from silograph.experiment.run.new_folder import default_folder
+    from silograph.experiment.run.result_folder import default_folder
     from silograph.study.attack.attack import attack, write_findings
 
     config = given.config
@@ -277,7 +284,7 @@ def attack_command(given: Given, json: bool) -> None:
 )
 def export_command(given: Given, out: Path, format: str) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
-    from silograph.deploy.export_silos import export_silos
+    from silograph.deploy.demo import export_silos
 
     folders = export_silos(given.config, out, format)
     typer.echo(f"{counted(len(folders), 'silo')} written to {out}")

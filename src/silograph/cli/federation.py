@@ -1,12 +1,43 @@
-"""Commands that try a real federation on one machine: certificates, and a demonstration."""
+"""Commands of real federations: `server`, `silo`, `audit`, `certs` and `demo-federation`."""
 
+import dataclasses
+import itertools
+import json as jsonlib
+import logging
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from click.core import ParameterSource
 
-from silograph.cli.flags import FIELDS, Given, app, command
-from silograph.core.files import describe_exposure
+from silograph.cli.flags import (
+    AT_SILOS,
+    FIELDS,
+    Given,
+    app,
+    command,
+    declared_flags,
+    flags_command,
+    going_on,
+)
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.files import check_regular, describe_exposure
+from silograph.core.text import counted, printable
+
+if TYPE_CHECKING:
+    from silograph.deploy.silo import Attendance
+    from silograph.deploy.venue import Venue
+    from silograph.federation.session.audit import AuditedRun, AuditEntry, AuditReading
+
 
 FAILED = 1  # exit code where the two ends differ
 
@@ -24,7 +55,7 @@ def certs_command(
     from silograph.federation.session.wire import need_packages
 
     need_packages()
-    from silograph.federation.session.certificates import CA_KEY, SERVER_KEY, make_certificates
+    from silograph.federation.session.identity import CA_KEY, SERVER_KEY, make_certificates
 
     hosts = host or ["localhost", "127.0.0.1"]
     make_certificates(out, hosts, days)
@@ -54,3 +85,588 @@ def demo_command(given: Given, quiet: bool) -> int:
 
 def _tell(line: str) -> None:
     typer.echo(line, err=True)
+
+
+# --- `silograph server`: waits for silos, and trains with them -----------------------------------
+
+
+LOG = logging.getLogger("silograph")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in our own words
+PANEL = "Federation"
+LOG_FILE = "file that gets what happens as JSON lines, one an event"
+LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
+WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
+
+
+def _option(name: str, text: str) -> Any:
+    return typer.Option(name, help=text, show_default=False, rich_help_panel=PANEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Flags of the server besides those of the run."""
+
+    listen: Annotated[str, _option("--listen", "HOST:PORT that silos connect to; port 0: any")]
+    silos: Annotated[
+        str | None, _option("--silos", "names of the silos: a,b,c (default: --clients, by name)")
+    ] = None
+    certs: Annotated[
+        Path | None,
+        _option("--certs", "folder with server.pem and server.key (see silograph certs)"),
+    ] = None
+    insecure: Annotated[bool, _option("--insecure", "without TLS, on this machine only")] = False
+    keys: Annotated[
+        Path | None,
+        _option(
+            "--keys",
+            "file of the lines that silograph silo --make-key prints, or folder of NAME.pub: only "
+            "these silos can attach",
+        ),
+    ] = None
+    accept_first_keys: Annotated[
+        bool,
+        _option(
+            "--accept-first-keys",
+            "in place of --keys: the first key that takes a name keeps it (default with "
+            "--insecure only)",
+        ),
+    ] = False
+    least: Annotated[
+        int | None, _option("--least", "silos without which a round fails (default: all)")
+    ] = None
+    round_seconds: Annotated[
+        float,
+        _option(
+            "--round-seconds",
+            "how long a silo may take over its answers of a round (default: 600)",
+        ),
+    ] = 600.0
+    max_update_norm: Annotated[
+        float | None,
+        _option(
+            "--max-update-norm",
+            "Euclidean norm beyond which a silo's update counts as a failure (default: any)",
+        ),
+    ] = None
+    rejoin_seconds: Annotated[
+        float,
+        _option("--rejoin-seconds", "how long a round waits for silos that it needs (default: 60)"),
+    ] = 60.0
+    resume: Annotated[
+        Path | None,
+        _option("--resume", "result folder of a run to go on with, in place of a config"),
+    ] = None
+    wait: Annotated[float, _option("--wait", "seconds to wait for all silos (default: 600)")] = (
+        600.0
+    )
+    metrics: Annotated[
+        str | None, _option("--metrics", "PORT or HOST:PORT where OpenMetrics text is read")
+    ] = None
+    keep_model: Annotated[
+        bool, _option("--keep-model", "silos do not get the model when the run is over")
+    ] = False
+    log_file: Annotated[Path | None, _option("--log-file", LOG_FILE)] = None
+    log_level: Annotated[str, _option("--log-level", LOG_LEVEL)] = "info"
+    json: Annotated[
+        bool, typer.Option("--json", help="print the final result as one JSON object")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False
+
+
+@command(
+    "server",
+    [name for name in FIELDS if name not in AT_SILOS],
+    declared_flags(ServerFlags),
+    "what tables and the result folder call the silos' data, which the server does not have "
+    "(default: silos)",
+)
+def server_command(given: Given, **said: Any) -> None:
+    """Wait for silos, train with them, and write a result folder."""
+    from silograph.cli.printing import print_result
+    from silograph.deploy.display import logging_to
+    from silograph.deploy.server import serve, serve_again
+    from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.run.progress import best_mode
+
+    flags, words = ServerFlags(**said), _words()
+    if flags.resume is not None:
+        _check_alone(words)
+    _check_number(given, flags, words)
+    config, venue = _served(given.config), _venue(flags)
+    _tell_unused(config, words)
+    mode = "none" if flags.quiet else best_mode()
+    folder = str(config.out if flags.resume is None else flags.resume)
+    if own_code(config):
+        words["trust"] = ["--trust"]
+    anew = None  # where there is no folder yet
+    if flags.resume is None:
+        anew = shlex.join(["silograph", "server", *itertools.chain(*words.values())])
+    again = going_on(_again(folder, words), folder, also=(ProtocolError,), before=anew)
+    with again, logging_to(flags.log_file, flags.log_level):
+        if flags.resume is not None:
+            result = serve_again(flags.resume, venue, trust=given.trust, progress=mode)
+        else:
+            result = serve(config, venue, progress=mode)
+    if flags.json:
+        typer.echo(result.to_json())
+    else:
+        print_result(result)
+
+
+def _served(config: RunConfig) -> RunConfig:
+    """Return the config of a run at silos: with a name of its own, and a result folder."""
+    from silograph.experiment.run.result_folder import default_folder
+
+    if config.dataset == RunConfig().dataset:
+        config = dataclasses.replace(config, dataset="silos")
+    if config.out is None:
+        config = dataclasses.replace(config, out=default_folder(config))
+    return config
+
+
+def _venue(flags: ServerFlags) -> "Venue":
+    """Return how the server meets its silos."""
+    from silograph.deploy.venue import Venue
+
+    certs, silos = flags.certs, flags.silos
+    return Venue(
+        listen=flags.listen,
+        silos=None if silos is None else tuple(name.strip() for name in silos.split(",")),
+        certificate=None if certs is None else (certs / "server.pem", certs / "server.key"),
+        insecure=flags.insecure,
+        keys=flags.keys,
+        accept_first_keys=flags.accept_first_keys,
+        least=flags.least,
+        seconds=flags.round_seconds,
+        patience=flags.wait,
+        rejoin=flags.rejoin_seconds,
+        metrics=flags.metrics,
+        hand_over=not flags.keep_model,
+        update_norm=flags.max_update_norm,
+    )
+
+
+def _tell_unused(config: RunConfig, words: Mapping[str, list[str]]) -> None:
+    """Log what was given and changes nothing of the training."""
+    if "dataset" in words:
+        LOG.warning("%s is a name in tables only: the data are the silos' own", config.dataset)
+    if "block_size" in words and config.block_size != 1:
+        LOG.warning("%s is not used: each silo trains by itself", " ".join(words["block_size"]))
+
+
+def _check_number(given: Given, flags: ServerFlags, words: Mapping[str, list[str]]) -> None:
+    """Raise `ConfigError` where a run file has another number of silos than there are names."""
+    number = given.file.clients
+    if flags.silos is None or number is None or "clients" in given.flags:
+        return
+    names = flags.silos.split(",")
+    if len(names) != number:
+        raise ConfigError(
+            f"--silos: expected as many names as clients = {number} in {words['config'][1]}, got "
+            f"{len(names)}: leave clients out of the file, or add --clients {len(names)}"
+        )
+
+
+def _check_alone(words: Mapping[str, list[str]]) -> None:
+    """Raise `ConfigError` where `--resume` stands beside what the run's folder says."""
+    for name, said in words.items():
+        if name in WRITTEN_DOWN:
+            raise ConfigError(
+                f"expected --resume alone, for the run's folder says the rest, got {said[0]} "
+                "besides: leave it out"
+            )
+
+
+def _again(folder: str, words: Mapping[str, list[str]]) -> str:
+    """Return the command with which a server that was stopped goes on."""
+    kept = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
+    return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*kept)])
+
+
+def _words() -> dict[str, list[str]]:
+    """Return the words of the command line, by the names of their parameters."""
+    context, found = click.get_current_context(), {}
+    for each in context.command.params:
+        assert each.name is not None  # typer names all
+        if context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
+            value = context.params[each.name]
+            if isinstance(each, click.Argument):
+                found[each.name] = [str(value)]
+            elif isinstance(value, bool):
+                found[each.name] = [(each.opts if value else each.secondary_opts)[0]]
+            else:
+                several = value if isinstance(value, list | tuple) else [value]
+                found[each.name] = [w for v in several for w in (each.opts[0], str(v))]
+    return found
+
+
+# --- `silograph silo`: one silo takes part in one run --------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiloFlags:
+    """Flags of a silo."""
+
+    data: Annotated[Path, typer.Option("--data", help="the silo's folder (docs/silos.md)")]
+    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the server")] = None
+    init_policy: Annotated[
+        bool,
+        typer.Option(
+            "--init-policy",
+            help="write a strict DATA/policy.toml with comments, and stop (docs/federation.md)",
+        ),
+    ] = False
+    make_key: Annotated[
+        bool,
+        typer.Option(
+            "--make-key",
+            help="make the silo's own key if there is none, print its name and public key for the "
+            "server's --keys, and stop",
+        ),
+    ] = False
+    name: Annotated[
+        str | None, typer.Option("--name", help="the silo's name, if it is to be checked")
+    ] = None
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="certificate that the server's comes from")
+    ] = None
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="without TLS, to this machine only")
+    ] = False
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", help="the silo's own key (default: DATA/key.pem, made if absent)"),
+    ] = None
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            "--secret",
+            help="shared with other silos: a file, or a folder of NAME files (default: "
+            "DATA/secret, if there is one)",
+        ),
+    ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="folder for the last two rounds (default: DATA/state)"),
+    ] = None
+    device: Annotated[
+        str | None, typer.Option("--device", help="torch device (default: the server's config)")
+    ] = None
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", help="seconds to try to reach the server, also one that was stopped"
+        ),
+    ] = 600.0
+    no_wait: Annotated[
+        bool,
+        typer.Option(
+            "--no-wait", help="end with exit code 1 when the server is stopped, in place of waiting"
+        ),
+    ] = False
+    allow: Annotated[
+        str | None,
+        typer.Option(
+            "--allow",
+            help="methods with rows of single nodes that this silo agrees to, besides those that "
+            "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
+            "fedais and its presets, collect, items, features, or own.py:METHOD, separated by "
+            "commas (docs/federation.md says what each sends)",
+        ),
+    ] = None
+    allow_code: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-code",
+            help="FILE.py or package.module with methods or models that the server may name; its "
+            "code runs here (repeatable; docs/federation.md)",
+        ),
+    ] = None
+    result: Annotated[
+        Path | None,
+        typer.Option(
+            "--result",
+            help="new folder for the model, the silo's scores and a report (default: "
+            "DATA/results/METHOD-RUN)",
+        ),
+    ] = None
+    audit: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit", help="file of all that leaves the silo (default: DATA/audit.jsonl)"
+        ),
+    ] = None
+    log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None
+    log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info"
+
+
+@flags_command("silo", SiloFlags)
+def silo_command(flags: SiloFlags) -> int:
+    """Take part in one run with the data of a folder, which stay here."""
+    if flags.init_policy:
+        from silograph.deploy.policy import write_policy
+
+        typer.echo(f"written to {write_policy(flags.data)}: read it, and change what does not fit")
+        return 0
+    if flags.make_key:
+        _make_key(flags)
+        return 0
+    from silograph.deploy.display import logging_to, show_silo
+    from silograph.deploy.silo import attend
+    from silograph.experiment.run.progress import best_mode
+    from silograph.graph.silos.read import read_silo
+
+    _check_server(flags.server)  # before data are read, which takes long and logs lines
+    silo = read_silo(flags.data)
+    _check_name(flags, silo.name)
+    how = _attendance(flags)
+    with logging_to(flags.log_file, flags.log_level), show_silo(best_mode(), silo.name) as report:
+        reason = attend(silo, how, report)
+    if reason is not None:
+        typer.echo(f"error: the run failed: {reason}", err=True)
+        return FAILED
+    if best_mode() == "plain":
+        typer.echo("the run is over", err=True)
+    return 0
+
+
+def _check_server(address: str | None) -> None:
+    """Raise `ConfigError` unless an address is HOST:PORT."""
+    from silograph.federation.session.wire import split_address
+
+    if address is None:
+        raise ConfigError("expected the address of a server, got none: give --server HOST:PORT")
+    split_address(address, "server")
+
+
+def _check_name(flags: SiloFlags, name: str) -> None:
+    """Raise `ConfigError` where the silo of the folder is not the one that was named."""
+    if flags.name is not None and flags.name != name:
+        raise ConfigError(
+            f"expected the silo {flags.name} in {flags.data}, got {name}: see its silo.toml"
+        )
+
+
+def _make_key(flags: SiloFlags) -> None:
+    """Make the silo's key if there is none, and print the line for the server's `--keys`.
+
+    The line alone is on standard output, so that it can be appended to a file.
+    """
+    from silograph.federation.session.wire import need_packages
+    from silograph.graph.silos.read import SPEC, read_spec
+
+    need_packages()
+    from silograph.federation.session.identity import SiloKey, check_name, key_line
+
+    name = check_name(read_spec(flags.data / SPEC).name)
+    _check_name(flags, name)
+    path = flags.data / "key.pem" if flags.key is None else flags.key
+    verb = "is already in" if path.exists() else "was written to"
+    key = SiloKey.load(path)
+    typer.echo(key_line(name, key.public))
+    typer.echo(
+        f"the private key {verb} {path}: keep it here. Send the line above to the server's people, "
+        "who add it to the file that they give as --keys",
+        err=True,
+    )
+    if (line := describe_exposure(path)) is not None:
+        typer.echo(f"warning: {line}", err=True)
+
+
+def _attendance(flags: SiloFlags) -> "Attendance":
+    """Return how the silo takes part; what its folder holds are the defaults."""
+    from silograph.deploy.allowed_code import allow_code, split_names
+    from silograph.deploy.policy import read_policy
+    from silograph.deploy.silo import Attendance, read_allowed
+    from silograph.deploy.silo_result import RESULTS
+    from silograph.federation.session.audit import AUDIT
+    from silograph.graph.silos.read import SECRET
+
+    assert flags.server is not None  # it is checked
+    if not flags.wait >= 0:
+        raise ConfigError(f"wait: expected 0 seconds or more, got {flags.wait:g}")
+    data, secret = flags.data, flags.secret
+    if secret is None and (data / SECRET).exists():
+        secret = data / SECRET
+    code = allow_code(split_names(flags.allow_code or ()))
+    return Attendance(
+        server=flags.server,
+        key=data / "key.pem" if flags.key is None else flags.key,
+        secret=secret,
+        ca=flags.ca,
+        insecure=flags.insecure,
+        state=data / "state" if flags.state is None else flags.state,
+        device=flags.device,
+        patience=flags.wait,
+        waits=not flags.no_wait,
+        allow=read_allowed(flags.allow, code),
+        code=code,
+        out=flags.result,
+        results=data / RESULTS,
+        policy=read_policy(data),
+        audit=data / AUDIT if flags.audit is None else flags.audit,
+    )
+
+
+# --- `silograph audit`: what has left a silo, read from its audit file and checked ---------------
+
+
+INDENT = 11  # columns before what a line says
+MOST_SHOWN = 20  # refusals of a run that are shown
+
+
+@app.command("audit")
+def audit_command(
+    file: Annotated[Path, typer.Argument(help="audit.jsonl of a silo's folder")],
+    head: Annotated[
+        str | None,
+        typer.Option("--head", help="hash of a line that was noted elsewhere: it must be there"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> int:
+    """Check the audit file of a silo, and show what has left it by run and kind."""
+    from silograph.federation.session.audit import read_audit
+
+    if not file.is_dir():
+        check_regular(file)
+    try:
+        with file.open("rb") as reader:
+            found = read_audit(reader, head)
+    except IsADirectoryError:
+        raise ConfigError(
+            f"expected an audit file, got the folder {file}: name its audit.jsonl"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"expected an audit file at {file}, got: {error.strerror}") from None
+    missing = head is not None and found.noted is None
+    if json:
+        typer.echo(jsonlib.dumps(_facts(file, found, head)))
+    else:
+        width = shutil.get_terminal_size().columns
+        for line in _lines(file, found, head):
+            typer.echo(_folded(printable(line), width))
+    return FAILED if missing or found.broken is not None else 0
+
+
+def _folded(line: str, width: int) -> str:
+    """Return a line of a run as lines of a terminal, those after the first indented."""
+    if len(line) <= width or not line.startswith("  "):  # the others have the file's path
+        return line
+    lines = wrap(line, max(width, 40), subsequent_indent=" " * INDENT, break_long_words=False)
+    return "\n".join(lines)
+
+
+def _facts(file: Path, found: "AuditReading", head: str | None) -> dict[str, Any]:
+    broken = found.broken
+    return {
+        "file": str(file),
+        "lines": found.lines,
+        "head": found.head,
+        "broken": None if broken is None else {"line": broken.line, "reason": str(broken)},
+        "noted": None if head is None else {"head": head, "line": found.noted},
+        "runs": [_facts_of_run(run) for run in found.runs],
+    }
+
+
+def _facts_of_run(run: "AuditedRun") -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "agreed": None if run.agreed is None else _plain(run.agreed),
+        "agreements": run.agreements,
+        "rounds": run.rounds,
+        "repeats": run.repeats,
+        "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in run.bytes.items()},
+        "bytes": run.sent,
+        "refused": run.refused,
+        "refusals": [_plain(entry) for entry in run.refusals],
+        "ended": None if run.ended is None else _plain(run.ended),
+    }
+
+
+def _plain(entry: "AuditEntry") -> dict[str, Any]:
+    own = {k: v for k, v in entry.facts.items() if k not in ("former", "event", "run")}
+    return {"line": entry.line, **own}
+
+
+def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]:
+    """Yield what people read."""
+    for run in found.runs:
+        yield from _lines_of_run(run, is_broken=found.broken is not None)
+        yield ""
+    if found.broken is not None:
+        yield f"BROKEN: {file}, {found.broken}"
+        before = "the line" if found.lines == 1 else f"the {found.lines:,} lines"
+        are = "is" if found.lines == 1 else "are"
+        yield f"{before} before it {are} whole; nothing is known of those after it"
+    else:
+        yield f"{file}: {counted(found.lines, 'line')}, each as it was written"
+    if head is not None:
+        at = f"line {found.noted} has" if found.noted else "MISSING: no line has"
+        yield f"{at} the noted hash {head}"
+    yield f"head {found.head}"
+    if not found.broken:
+        yield "note the head elsewhere: whoever holds the file can write all of it anew"
+
+
+def short_authority(facts: Mapping[str, Any]) -> str:
+    """Return the beginning of a digest, and other words as they are."""
+    told = str(facts.get("authority"))
+    return told if " " in told else told[:16]
+
+
+def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
+    from silograph.experiment.report.reading import size_text
+
+    yield f"run {run.run}"
+    if run.agreed is not None:
+        facts = run.agreed.facts
+        yield f"  agreed   {facts.get('time')}, {facts.get('method')}, {_rounds(facts)}"
+        yield f"  server   {facts.get('server')}, authority {short_authority(facts)}"
+        yield f"  config   {facts.get('config')}"
+        yield f"  policy   {facts.get('policy')}"
+    if run.agreements > 1:
+        yield f"  started  {counted(run.agreements, 'time')}"
+    if run.bytes:
+        rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
+        rounds += f", {run.repeats} done again" if run.repeats else ""
+        yield f"  {'sent':<16}{'calls':>10}{'bytes':>16}   {rounds}".rstrip()
+        for kind, size in run.bytes.items():
+            yield f"  {kind:<16}{run.calls.get(kind, ''):>10}{size_text(size):>16}"
+        calls = sum(run.calls.values())
+        yield f"  {'all of it':<16}{calls:>10,}{size_text(run.sent):>16}"
+    yield from _refusals(run)
+    yield f"  ended    {_end(run, is_broken=is_broken)}"
+
+
+def _refusals(run: "AuditedRun") -> Iterator[str]:
+    """Yield what was refused; lines alike that follow each other are shown as one."""
+    if run.refused:
+        yield f"  refused  {run.refused:,}"
+    alike = groupby(run.refusals, key=lambda entry: str(entry.facts.get("reason")))
+    groups = [(reason, list(entries)) for reason, entries in alike]
+    for reason, entries in groups[:MOST_SHOWN]:
+        first, last = entries[0].line, entries[-1].line
+        where = f"line {first}" if first == last else f"lines {first} to {last}"
+        number = sum(entry.facts["times"] for entry in entries)
+        yield f"    {where}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
+    if len(groups) > MOST_SHOWN:
+        yield f"    and {counted(len(groups) - MOST_SHOWN, 'other')} (all of them: --json)"
+
+
+def _rounds(facts: Mapping[str, Any]) -> str:
+    """Return the rounds that were agreed to; the file may say anything."""
+    rounds = facts.get("rounds")
+    return counted(rounds, "round") if isinstance(rounds, int) else f"{rounds} rounds"
+
+
+def _end(run: "AuditedRun", *, is_broken: bool) -> str:
+    """Return how a run ended; a line behind the broken one of a file may tell it."""
+    if run.ended is None and is_broken:
+        return "not known, the file is broken"
+    if run.agreed is None:
+        reason = None if run.ended is None else run.ended.facts.get("reason")
+        return f"the silo did not agree to this run{f': {reason}' if reason else ''}"
+    if run.ended is None:
+        return "no line of an end: the process was killed, or is at work"
+    facts = run.ended.facts
+    return f"{facts.get('time')}, {facts.get('reason') or 'the run is over'}"

@@ -2,19 +2,26 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+import click
 import typer
 from pydantic import BeforeValidator
 from typer.core import TyperArgument, TyperGroup
 from typer.utils import get_params_from_function
 
-from silograph.core.config import RunConfig, make_config
-from silograph.core.config_changes import changed_values, not_said_again
+from silograph.core.config import RunConfig, changed_values, make_config, not_said_again
 from silograph.core.run_file import parse_options, read_toml
+from silograph.core.stop_signals import INTERRUPTED
+from silograph.core.text import counted
 from silograph.experiment.resolve.flat_options import HELP
+from silograph.experiment.result_files import CHECKPOINTS
 
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
 # What says which graph there is, and how it is cut.
@@ -238,3 +245,350 @@ def _check_file(file: Path, config: RunConfig, flags: Mapping[str, Any]) -> None
 
     named = {kind: spec for kind, spec in own_code(config).items() if kind not in flags}
     check_trusted(named, trust=False, where=file)
+
+
+# --- Names of settings as the command line spells them -------------------------------------------
+#
+# Messages are written for Python and run files: `local_epochs=2`. On the command line the same
+# setting is `--local-epochs 2`.
+
+
+SETTINGS = {
+    f.name: f for f in dataclasses.fields(RunConfig) if f.name not in ("dataset", "options")
+}
+CHOICES = {n: get_args(f.type) for n, f in SETTINGS.items() if get_origin(f.type) is Literal}
+OTHERS = (
+    *("listen", "silos", "least", "metrics", "wait", "round_seconds", "rejoin_seconds"),
+    *(
+        "max_update_norm",
+        "log_level",
+        "ca",
+        "certs",
+        "keys",
+        "secret",
+        "server",
+        "seeds",
+        "trials",
+        "max_minutes",
+        "search_seed",
+    ),
+)
+# A name stands alone: it is no part of a path, of a quotation or of a dotted or longer name.
+BEFORE, AFTER = r"(?<![\w./'\"=-])(?<!--option )", r"(?![\w'\"/=-]|\.\w|\()"
+NAMES = "|".join(sorted(SETTINGS, key=len, reverse=True))
+LONG = "|".join(sorted((n for n in SETTINGS if "_" in n), key=len, reverse=True))
+CHOSEN = "|".join(f"{n} (?:{'|'.join(map(re.escape, c))})" for n, c in CHOICES.items())
+SETTING = re.compile(
+    rf"{BEFORE}(?:(?P<set>{NAMES})=(?P<value>[^\s,;:()]*[^\s,;:().])|(?P<chosen>{CHOSEN}){AFTER}"
+    rf"|(?P<name>(?:^(?:{NAMES})(?=: )|{LONG}|(?<=leave )(?:{NAMES})(?= out)"
+    rf"|(?<=give )(?:{NAMES})(?= itself))){AFTER})"
+)
+# What was quoted, Python that is called, and names to choose from are not the message's own.
+KEPT = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
+# Settings that begin a message without being a run's: those of servers, silos and studies.
+HEAD = re.compile(rf"(?P<name>{'|'.join(OTHERS)})(?=: )|option (?P<option>\w[\w.]*)(?=: )")
+# What is said of a part's own option: settings in it are other parts'.
+OF_PART = re.compile(r"(?P<name>[a-z]\w*): (?P<said>.* \(options of (?P<part>[^()]+)\))")
+LOG = logging.getLogger("silograph")
+
+
+def as_flags(text: str) -> str:
+    """Return a message with settings spelled as flags.
+
+    Words that are settings, too, stay where they may be only words ("2 clients"). So does a
+    message about a run file.
+
+    >>> as_flags("expected local_epochs=1 and no batch_size: add edge_weights=ignore")
+    'expected --local-epochs 1 and no --batch-size: add --edge-weights ignore'
+    >>> as_flags("alpha: input is 0 (options of dirichlet)")
+    '--alpha: input is 0 (options of dirichlet)'
+    """
+    if ".toml" in text:
+        return text
+    if own := OF_PART.fullmatch(text):
+        return f"{_option_flag(own['name'], own['part'])}: {own['said']}"
+    if head := HEAD.match(text):
+        flag = f"--option {head['option']}" if head["option"] else _spelled(head["name"])
+        return flag + as_flags(text[head.end() :])
+    pieces = KEPT.split(text)
+    pieces[::2] = [SETTING.sub(_flag_spelling, piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def _option_flag(name: str, part: str) -> str:
+    """Return how an option of a part is given: by the flag of its own, where it has one."""
+    from silograph.experiment.resolve.parts import FLAT, TABLES
+
+    has_flag = name in FLAT and part in TABLES[FLAT[name]]
+    return _spelled(name) if has_flag else f"--option {name}"
+
+
+def _spelled(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _flag_spelling(found: "re.Match[str]") -> str:
+    name, value = found["set"] or found["name"] or "", found["value"]
+    if found["chosen"]:
+        name, value = found["chosen"].split(" ")
+    field = SETTINGS[name]
+    if value is not None and value not in CHOICES.get(name, (value,)):
+        return f"--option {name}={value}"  # a part has an option of the same name
+    flag = _spelled(name)
+    if plain_type(field.type) is bool and value is not None:
+        off = field.metadata["off"] or f"--no-{flag[2:]}"
+        return {"true": flag, "false": off}.get(value.lower(), f"{flag} {value}")
+    return flag if value is None else f"{flag} {value}"
+
+
+class _AsFlags(logging.Filter):
+    """Spells settings of whole lines as flags; values that lines are made of stay."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.args and isinstance(record.msg, str):
+            record.msg = as_flags(record.msg)
+        return True
+
+
+@contextmanager
+def logged_as_flags() -> Iterator[None]:
+    """Spell settings as flags in what is logged meanwhile."""
+    spelling = _AsFlags()
+    LOG.addFilter(spelling)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(spelling)
+
+
+# --- What a command says when it is stopped, or was given an option of a method as a flag --------
+
+
+EXTRA = "Got unexpected extra argument"  # click's words
+MISTAKE = 2  # exit code
+
+
+class StoppedError(Exception):
+    """A command was stopped that can go on.
+
+    Attributes:
+        lines: why it stopped, and last how to go on.
+        code: exit code.
+    """
+
+    def __init__(self, why: str, how: str, code: int) -> None:
+        """Say why, and how to go on."""
+        super().__init__(why)
+        self.lines = (why, f"to go on: {how}")
+        self.code = code
+
+
+@contextmanager
+def going_on(
+    how: str,
+    folder: str | None = None,
+    *,
+    also: tuple[type[Exception], ...] = (),
+    before: str | None = None,
+) -> Iterator[None]:
+    """On Ctrl-C or a full disk, say with which command it goes on.
+
+    Args:
+        how: the command.
+        folder: what must be there for it; None for nothing.
+        also: other errors after which it goes on.
+        before: the command after Ctrl-C while the folder is not there yet; None: none is said.
+
+    Raises:
+        StoppedError: it was stopped.
+    """
+    stops: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *also)
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads what is printed
+        raise
+    except stops as error:
+        if folder is not None and not Path(folder).is_dir():
+            if before is None or not isinstance(error, KeyboardInterrupt):
+                raise
+            how = before
+        if isinstance(error, KeyboardInterrupt):
+            raise StoppedError("interrupted", how, INTERRUPTED) from None
+        raise StoppedError(f"error: {as_flags(str(error))}", how, MISTAKE) from error
+
+
+@contextmanager
+def resume_hint(folder: str, *, trust: bool, run: bool = False) -> Iterator[None]:
+    """On Ctrl-C or a full disk, say how the run or study of a folder goes on.
+
+    Args:
+        folder: of the run or study.
+        trust: whether it has code of the user's.
+        run: whether it is of a run, which goes on from a checkpoint.
+    """
+    how = f"silograph resume {shlex.quote(folder)}{' --trust' * trust}"
+    try:
+        with going_on(how, folder):
+            yield
+    except StoppedError as stopped:
+        if run and not any(Path(folder, CHECKPOINTS).glob("round-*.checkpoint")):
+            first = f"to go on from the first round, for no checkpoint was written: {how}"
+            stopped.lines = (stopped.lines[0], first)
+        raise
+
+
+def usage_error(error: click.ClickException) -> str:
+    """Return what is wrong with a command line, and how to mend it where that is known."""
+    if isinstance(error, click.NoSuchOption):
+        return flag_error(error)
+    # typer names similar commands in the message; click 8.4 appends them a second time.
+    has_suggestions = error.message.startswith("No such command")
+    message = error.message if has_suggestions else error.format_message()
+    if message.startswith(EXTRA) and isinstance(error, click.UsageError) and error.ctx is not None:
+        return _too_many(error.ctx, message.partition("(")[2].removesuffix(")"))
+    if not isinstance(error, click.MissingParameter) or error.param is None:
+        return message
+    param = error.param
+    name = (
+        f"{param.opts[0]} VALUE" if isinstance(param, click.Option) else param.human_readable_name
+    )
+    help = getattr(param, "help", None)
+    return f"{message} Give {name}: {help}" if help else message
+
+
+def _too_many(context: click.Context, extra: str) -> str:
+    """Return what a command takes that was given more arguments."""
+    taken = [p.human_readable_name for p in context.command.params if isinstance(p, click.Argument)]
+    what = f"{' and '.join(taken)} alone" if taken else "no argument"
+    also = ", too" if taken else ""
+    return f"silograph {context.info_name}: expected {what}, got {extra}{also}"
+
+
+def flag_error(error: click.NoSuchOption) -> str:
+    """Return what is wrong with a flag that does not exist: it may be an option of a part."""
+    from silograph.experiment.resolve.parts import listed, owners_of
+    from silograph.methods import METHODS
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    own = [] if error.ctx is None else [opt for p in error.ctx.command.params for opt in p.opts]
+    part, _, short = name.rpartition(".")  # such as selector.budget
+    owners = owners_of(short) if {"--option", "--options"} & {*own} else []
+    owners = [owner for owner in owners if part in ("", owner.partition(" ")[0])]
+    if not owners:
+        return _elsewhere(error)
+    kind, _, method = owners[0].partition(" ")
+    flag = f"--option {name}"
+    if error.ctx is not None and error.ctx.info_name == "compare":
+        of_method = kind == "method" and method in METHODS
+        flag = f"--options {method if of_method else kind}.{short}"
+    return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
+
+
+def _unknown_flag(error: click.NoSuchOption) -> str:
+    """Return that there is no such flag, and similar ones; click's own text varies by version."""
+    similar = sorted(error.possibilities or ())
+    line = f"No such option: {error.option_name}"
+    if len(similar) == 1:
+        return f"{line} Did you mean {similar[0]}?"
+    return f"{line} (Possible options: {', '.join(similar)})" if similar else line
+
+
+def _elsewhere(error: click.NoSuchOption) -> str:
+    """Return that there is no such flag, and which other commands have it."""
+    context, message = error.ctx, _unknown_flag(error)
+    if context is None or context.parent is None:
+        return message
+    group = context.parent.command
+    assert isinstance(group, click.Group)  # silograph itself
+    having = [
+        f"silograph {name}"
+        for name, each in group.commands.items()
+        if any(error.option_name in (*p.opts, *p.secondary_opts) for p in each.params)
+    ]
+    if not having:
+        return message
+    if context.info_name == "resume" and "silograph run" in having:
+        return (
+            f"No such option: {error.option_name}. A run's settings are fixed: silograph run "
+            f"--config DIR/config.toml {error.option_name} VALUE begins another one"
+        )
+    if context.info_name == "compare" and error.option_name == "--option":
+        return (
+            "No such option: --option. It is --options METHOD.NAME=VALUE for one method, and "
+            "--options PART.NAME=VALUE for all, such as partition.column=shop"
+        )
+    if context.info_name == "server" and error.option_name[2:].replace("-", "_") in AT_SILOS:
+        return (
+            f"No such option: {error.option_name}. The data are at the silos, cut already: each "
+            "says in its silo.toml what its tables mean"
+        )
+    others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
+    return f"No such option: {error.option_name}. It is a flag of {having[0]}{others}"
+
+
+# --- typed ---------------------------------------------------------------------------------------
+# Messages that begin with what was typed: the flag whose value is wrong, an option by its name.
+
+
+UNKNOWN = re.compile(r"unknown (?P<what>[a-z]+)[^']*'(?P<got>[^']*)'")
+OPTION = re.compile(r"--option (?P<name>[\w.]+)(?=: )")
+DATASET = "dataset"  # what a command names without a flag
+
+
+def as_typed(text: str, words: Sequence[str]) -> str:
+    """Return a message as the command line spells it, which begins with the flag it is about.
+
+    >>> as_typed("unknown model 'gnc'; choices: gcn", ["run", "--model", "gnc"])
+    "--model: unknown model 'gnc'; choices: gcn"
+    >>> as_typed("option budget: got 0", ["run", "--option", "selector.budget=0"])
+    '--option selector.budget: got 0'
+    >>> as_typed("option mu: got 0", ["compare", "--over", "mu=0,1"])
+    '--over mu: got 0'
+
+    Args:
+        text: the message.
+        words: of the command line.
+    """
+    spelled = as_flags(text)
+    if found := UNKNOWN.match(spelled):
+        flag = _flag_with(found["what"], found["got"], words)
+        return spelled if flag is None else f"{flag}: {spelled}"
+    if found := OPTION.match(spelled):
+        return _option(found["name"], words) + spelled[found.end() :]
+    return spelled
+
+
+def _flag_with(what: str, got: str, words: Sequence[str]) -> str | None:
+    """Return the flag that a value was given to, that of its kind first; None: it was not typed."""
+    alone = re.compile(rf"(?<![\w./:-]){re.escape(got)}(?![\w/:-])")
+    flags = [flag for flag, value in _pairs(words) if alone.search(value)]
+    own = [flag for flag in flags if flag.lstrip("-").startswith(what)]
+    named = own or [flag for flag in flags if flag.startswith("--")]
+    return named[-1].replace(DATASET, DATASET.upper()) if named else None
+
+
+def _option(name: str, words: Sequence[str]) -> str:
+    """Return how an option was given: with the part or method whose it is, if that was said."""
+    for flag, value in _pairs(words):
+        typed = value.partition("=")[0].strip()
+        if (
+            flag in ("--option", "--options", "--over")
+            and typed.rpartition(".")[2] == name.rpartition(".")[2]
+        ):
+            return f"{flag} {typed}"
+    return f"--option {name}"
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield flags with their values, and values without a flag as those of a dataset."""
+    before = ""
+    for word in words[1:]:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--"):
+            if equals:
+                yield flag, value
+            before = "" if equals else word
+        else:
+            yield before or DATASET, word
+            before = ""

@@ -19,12 +19,11 @@ from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
 from silograph.experiment.terminal_table import console_to, print_fitted, table_of
 from silograph.graph.datasets import DATASETS
-from silograph.graph.measure.statistics import describe
+from silograph.graph.measure.heterogeneity import describe
 from silograph.methods import METHODS
-from silograph.methods.base import Method
-from silograph.methods.needs import Needs
+from silograph.methods.base import Method, Needs
 from silograph.study.attack.attack import NOTHING, shown_row, unmeasured
-from silograph.study.attack.finding import Finding
+from silograph.study.attack.attacks import Finding
 
 MOST_ROWS = 40  # clients shown one by one
 

@@ -1,13 +1,19 @@
 """Knobs that change during a run, and what changes them, by the name users give."""
 
-from silograph.control.base import Controller, ControllerState, Knob, RunStanding, knobs_of
+from silograph.control.base import (
+    FIXED,
+    Controller,
+    ControllerState,
+    Knob,
+    RunStanding,
+    knob_fields,
+    knob_specs,
+    knobs_of,
+)
 from silograph.control.bound_interval import BOUND_INTERVAL
 from silograph.control.ddpg import DDPG, AgentOptions
-from silograph.control.drawn import DRAWN
-from silograph.control.fixed import FIXED
-from silograph.control.knob_messages import knob_fields, knob_specs
 from silograph.control.loss_interval import LOSS_INTERVAL
-from silograph.control.policy import by_policy
+from silograph.control.policy import DRAWN, by_policy
 
 CONTROLLERS: dict[str, Controller] = {
     c.name: c for c in (FIXED, DRAWN, DDPG, LOSS_INTERVAL, BOUND_INTERVAL)

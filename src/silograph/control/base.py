@@ -8,6 +8,7 @@ C: clients of the federation.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,10 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
-from silograph.core.ranges import Range
+from silograph.core.payload import Field, Shared, Stacked
+from silograph.core.setting_values import Range
+from silograph.federation.base import positions_of
+from silograph.federation.field_specs import FieldSpec, FieldSpecs
 
 ControllerState = Mapping[str, Tensor]
 KNOB, BY_CLIENT = "knob", "by_client"  # metadata of an option
@@ -187,3 +191,131 @@ def _knob(option: "dataclasses.Field[Any]", start: Any) -> Knob:
             f"run, got {start}"
         )
     return knob
+
+
+# --- Knobs that stay what the options say --------------------------------------------------------
+
+
+def propose(
+    options: object, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
+) -> Mapping[str, Tensor]:
+    """Return the first values."""
+    del options, state, key
+    return {knob.name: knob.constant(knob.start, standing.clients) for knob in knobs}
+
+
+FIXED = Controller("fixed", "knobs stay what the options say", propose)
+
+
+# --- Knobs on their way to clients: fields of an inbox, and what silos hold them to --------------
+#
+# C: clients of the federation. k: clients of a call.
+
+
+PREFIX = "knobs/"
+
+
+def knob_fields(
+    knobs: Mapping[str, Tensor], ids: Sequence[str], to: Sequence[str] | None = None
+) -> dict[str, Field]:
+    """Return the fields `knobs/NAME` of an inbox: shared, or a value for each called client.
+
+    Args:
+        knobs: values of a round, () or (C,).
+        ids: of the federation.
+        to: clients that are called; all by default.
+    """
+    at = positions_of(ids, to)
+    return {PREFIX + n: Stacked(t[at]) if t.dim() else Shared(t) for n, t in knobs.items()}
+
+
+def knob_specs(
+    options: Any, *, moved: bool = True, names: Collection[str] | None = None
+) -> FieldSpecs:
+    """Return the specs of these fields, with the ranges that the options declare.
+
+    Args:
+        options: of the method.
+        moved: whether anything moves the knobs; if not, clients take the options' values alone.
+        names: of the knobs that are sent; all by default.
+    """
+    return {
+        PREFIX + knob.name: FieldSpec(
+            Stacked if knob.by_client else Shared,
+            (),
+            knob.dtype,
+            low=knob.low if moved else knob.start,
+            high=knob.high if moved else knob.start,
+        )
+        for knob in knobs_of(options, names)
+    }
+
+
+# --- round costs ---------------------------------------------------------------------------------
+# What exchanges and all else cost in a round, and the interval that a limit of bytes allows.
+#
+# If a run has a limit of bytes, an interval is the least from the controller's own on with which
+# what is left lasts to the last round. The estimate takes the cost of an exchange from the last
+# round, and what else a round costs from the mean of all, since only some are scored. By how much
+# the dearest round exceeds that mean is set aside, since the last round is scored. Before a round
+# has been scored that is not known, so a limit can be exceeded by what scoring costs.
+#
+# State between rounds, each a () float64, all but the last in bytes:
+#
+#     bytes      the ledger's total
+#     fixed      mean of a round without exchanges
+#     dear       largest of a round without exchanges
+#     exchange   one exchange of the last round, at all clients
+#     batches    how many the last round had
+
+
+ROW_BYTES, EXCHANGES, BATCHES = "row_bytes", "exchanges", "batches"  # facts of a round
+
+
+def no_costs(standing: RunStanding) -> ControllerState:
+    """Return the costs before the first round, which has nothing to do with those of set-up."""
+    return _tensors({"bytes": standing.bytes, "fixed": 0, "dear": 0, "exchange": 0, "batches": 0})
+
+
+def costs_after(
+    state: ControllerState, standing: RunStanding, facts: Mapping[str, float]
+) -> ControllerState:
+    """Return the costs with one more round's."""
+    rows, times = facts.get(ROW_BYTES, 0.0), facts.get(EXCHANGES, 0.0)
+    mean, now = float(state["fixed"]), standing.bytes - float(state["bytes"]) - rows
+    return _tensors(
+        {
+            "bytes": standing.bytes,
+            "fixed": mean + (now - mean) / max(standing.round, 1),
+            "dear": max(float(state["dear"]), now),
+            "exchange": rows / max(times, 1),
+            "batches": facts.get(BATCHES, 0.0),
+        }
+    )
+
+
+def affordable(knob: Knob, wanted: float, state: ControllerState, standing: RunStanding) -> Tensor:
+    """Return the least interval from `wanted` on that the bytes left allow, as the knob has it.
+
+    It is the largest of the knob where no interval suffices. `wanted` may be 0: silos may report a
+    loss of 0.
+    """
+    least = max(1, math.ceil(min(wanted, knob.high)))
+    return knob.constant(_interval(least, int(knob.high), state, standing), standing.clients)
+
+
+def _interval(tau: int, most: int, state: ControllerState, standing: RunStanding) -> int:
+    """Return the least interval from `tau` on that the bytes left allow; `most` if none does."""
+    batches, each = float(state["batches"]), float(state["exchange"])
+    left, rounds = standing.bytes_left, standing.rounds_left
+    if left is None or not rounds or not batches or not each:
+        return tau
+    fixed = float(state["fixed"])
+    times = ((left - (float(state["dear"]) - fixed)) / rounds - fixed) / each
+    if times >= math.ceil(batches / tau):
+        return tau
+    return max(tau, math.ceil(batches / math.floor(times))) if times >= 1 else most
+
+
+def _tensors(numbers: Mapping[str, float]) -> ControllerState:
+    return {name: torch.tensor(float(n), dtype=torch.float64) for name, n in numbers.items()}

@@ -26,9 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
+from silograph.control.base import (
+    BATCHES,
+    Controller,
+    ControllerState,
+    Knobs,
+    RunStanding,
+    affordable,
+    costs_after,
+    no_costs,
+)
 from silograph.control.loss_interval import loss_of
-from silograph.control.round_costs import BATCHES, affordable, costs_after, no_costs
 from silograph.core.key import Key
 
 MOVED, RATE = "moved", "rate"  # facts of a round: mean squared move of clients' models, eta

@@ -1,9 +1,9 @@
 """DDPG: an agent at the server learns by rounds which values of the knobs pay.
 
 Chen, Li, Miyazaki and Wu, "FedGraph: Federated graph learning with intelligent sampling", IEEE
-TPDS 2022, algorithm 4 and eq. 9-14, on the networks of `silograph.control.actor_critic`.
+TPDS 2022, algorithm 4 and eq. 9-14, on the networks of `silograph.control.ddpg`.
 
-    state    the server's weights (see `silograph.control.weight_sketch`), 20 principal components
+    state    the server's weights (see `silograph.control.ddpg`), 20 principal components
     action   all knobs, each scaled to 0..1 of its range; by-client knobs have a value a client
     reward   omega^(score - target) - alpha (seconds - beta)
 
@@ -28,28 +28,350 @@ T: rounds of the profile. N: transitions kept. K: principal components. A: value
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
+import safetensors
+import safetensors.torch
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.functional import linear
 
-from silograph.control.actor_critic import (
-    ACTOR,
-    Learning,
-    Networks,
-    Transitions,
-    act,
-    first_networks,
-    updated,
-)
-from silograph.control.agent_file import read_agent
 from silograph.control.base import Controller, ControllerState, Knob, Knobs, RunStanding
-from silograph.control.weight_sketch import SIZE, principal, sketch_of
 from silograph.core.errors import ConfigError
+from silograph.core.files import check_regular, write_atomic
 from silograph.core.key import Key
 from silograph.core.payload import below, named
+from silograph.core.text import counted
+from silograph.nn.conv import Params
+from silograph.nn.optim import Adam
+
+# --- Actor and critic of DDPG as flat mappings of tensors, and one update of both ----------------
+#
+# Lillicrap, Hunt, Pritzel, Heess, Erez, Tassa, Silver and Wierstra, "Continuous control with deep
+# reinforcement learning", ICLR 2016, algorithm 1. Networks have two hidden layers with ReLU; the
+# actor ends in a sigmoid, so that actions are in (0, 1).
+#
+# Nothing here draws: initial weights take a key, and whoever calls `updated` draws the batch.
+#
+# S: values of a state. A: values of an action. B: transitions.
+
+
+ACTOR, CRITIC = "actor", "critic"
+TARGET = "target_"  # of the networks that follow slowly
+LAST = 3e-3  # bound of the last layers' first weights, as in the paper
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How networks learn.
+
+    Attributes:
+        actor_lr: Adam's step size for the actor.
+        critic_lr: for the critic.
+        discount: of the return (gamma).
+        follow: share of the way that targets go to the networks in an update (phi, tau).
+        critic_decay: L2 penalty on the critic's weights. With the .01 of the paper of DDPG its
+            gradient hardly points to the best action (see docs/decisions/064).
+        centering: weight of the actor's mean squared values before the sigmoid in its loss; without
+            it they run to where the sigmoid is flat, and no gradient brings them back.
+    """
+
+    actor_lr: float = 1e-5
+    critic_lr: float = 1e-3
+    discount: float = 0.9
+    follow: float = 0.01
+    critic_decay: float = 1e-4
+    centering: float = 0.03
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """What was done in which state, and what came of it.
+
+    Attributes:
+        state: (B, S).
+        action: (B, A).
+        reward: (B,).
+        after: (B, S) the state that followed.
+    """
+
+    state: Tensor
+    action: Tensor
+    reward: Tensor
+    after: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """Actor, critic, their targets, and what their optimizers remember.
+
+    Attributes:
+        weights: by name, `actor/0.weight` (O, I), `critic/0.bias` (O,), `target_actor/...`.
+        memory: of Adam, `actor/first/0.weight` and so on.
+    """
+
+    weights: Params
+    memory: Params
+
+    def part(self, name: str) -> Params:
+        """Return one network's weights by their own names."""
+        return below(name, self.weights)
+
+
+def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -> Networks:
+    """Return networks before the first update, float32; targets are equal to them.
+
+    Args:
+        states: S.
+        actions: A.
+        hidden: widths of the hidden layers.
+        key: of the draws.
+    """
+    weights, memory = Params(), Params()
+    for name, inputs, outputs in ((ACTOR, states, actions), (CRITIC, states + actions, 1)):
+        own = _first_layers([inputs, *hidden, outputs], key.fold(name))
+        weights |= named(name, own) | named(TARGET + name, {n: w.clone() for n, w in own.items()})
+        memory |= named(name, _optimizer(0.0).init(_stacked(own)))
+    return Networks(weights, memory)
+
+
+def _first_layers(widths: Sequence[int], key: Key) -> Params:
+    layers, last = Params(), len(widths) - 2
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        bound = LAST if number == last else inputs**-0.5
+        drawn = (2 * key.fold(number).matrix(outputs, inputs + 1) - 1) * bound
+        layers[f"{number}.weight"] = drawn[:, :-1].float().contiguous()
+        layers[f"{number}.bias"] = drawn[:, -1].float().contiguous()
+    return layers
+
+
+def forward(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return what a network makes of rows x (B, I), (B, O); ReLU between its layers."""
+    layers = len(weights) // 2
+    for number in range(layers):
+        x = linear(x, weights[f"{number}.weight"], weights[f"{number}.bias"])
+        x = torch.relu(x) if number < layers - 1 else x
+    return x
+
+
+def act(actor: Mapping[str, Tensor], state: Tensor) -> Tensor:
+    """Return the actions of states (B, S), (B, A) in (0, 1)."""
+    return torch.sigmoid(forward(actor, state))
+
+
+def value(critic: Mapping[str, Tensor], state: Tensor, action: Tensor) -> Tensor:
+    """Return what the critic expects of actions (B, A) in states (B, S), (B,)."""
+    return forward(critic, torch.cat([state, action], dim=1))[:, 0]
+
+
+def critic_loss(
+    critic: Mapping[str, Tensor], networks: Networks, found: Transitions, discount: float
+) -> Tensor:
+    """Return the mean squared error of the critic against its target (FedGraph, eq. 10), ()."""
+    target_actor, target_critic = (networks.part(TARGET + name) for name in (ACTOR, CRITIC))
+    with torch.no_grad():
+        later = value(target_critic, found.after, act(target_actor, found.after))
+        target = found.reward + discount * later
+    return (target - value(critic, found.state, found.action)).square().mean()
+
+
+def actor_loss(actor: Mapping[str, Tensor], critic: Mapping[str, Tensor], state: Tensor) -> Tensor:
+    """Return minus the mean value of the actor's own actions, (); its gradient is eq. 12's."""
+    return -value(critic, state, act(actor, state)).mean()
+
+
+def updated(networks: Networks, found: Transitions, learning: Learning) -> Networks:
+    """Return the networks after one update of critic, actor and targets (eq. 10-14).
+
+    The actor follows the critic as this update has made it, as in the paper of DDPG.
+    """
+    critic = {name: w.detach().requires_grad_() for name, w in networks.part(CRITIC).items()}
+    with torch.enable_grad():
+        loss = critic_loss(critic, networks, found, learning.discount)
+    optimizer = _optimizer(learning.critic_lr, learning.critic_decay)
+    networks = _stepped(networks, CRITIC, critic, loss, optimizer)
+    actor = {name: w.detach().requires_grad_() for name, w in networks.part(ACTOR).items()}
+    with torch.enable_grad():
+        loss = actor_loss(actor, networks.part(CRITIC), found.state)
+        loss = loss + learning.centering * forward(actor, found.state).square().mean()
+    networks = _stepped(networks, ACTOR, actor, loss, _optimizer(learning.actor_lr))
+    weights = dict(networks.weights)
+    for name in weights:
+        if name.startswith(TARGET):
+            weights[name] = weights[name].lerp(weights[name.removeprefix(TARGET)], learning.follow)
+    return replace(networks, weights=weights)
+
+
+def _stepped(
+    networks: Networks, name: str, leaves: Mapping[str, Tensor], loss: Tensor, optimizer: Adam
+) -> Networks:
+    """Return the networks after a step of one of them down a loss."""
+    found = torch.autograd.grad(loss, list(leaves.values()))
+    grads = _stacked(dict(zip(leaves, found, strict=True)))
+    weights = {n: w.detach()[None].clone() for n, w in leaves.items()}
+    memory = {n: m.clone() for n, m in below(name, networks.memory).items()}
+    optimizer.step_(weights, grads, memory)
+    own = {n: w[0] for n, w in weights.items()}
+    return Networks(
+        {**networks.weights, **named(name, own)}, {**networks.memory, **named(name, memory)}
+    )
+
+
+def _optimizer(lr: float, decay: float = 0.0) -> Adam:
+    return Adam(lr, decay)
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> Params:
+    """Return tensors with a leading dimension of one, as optimizers of clients want them."""
+    return {name: t[None] for name, t in tensors.items()}
+
+
+# --- An agent in a file: tensors in safetensors, read as a stranger's ----------------------------
+
+
+FORMAT = {"silograph_agent": "1"}
+MEND = "give the file agent.safetensors that silograph train-agent wrote"
+LARGEST = 1e12  # so that products of its numbers are finite in float32, too
+MOST_ROUNDS = 2**31
+ACTION = "replay/action"  # (N, A)
+
+
+def write_agent(path: Path, agent: Mapping[str, Tensor]) -> None:
+    """Write an agent, whole or not at all."""
+    tensors = {name: t.contiguous() for name, t in agent.items()}
+    write_atomic(path, safetensors.torch.save(tensors, FORMAT))
+
+
+def read_agent(
+    path: str | Path, like: Mapping[str, Tensor], clients: int = 0, by_client: int = 0
+) -> dict[str, Tensor]:
+    """Return the agent of a file.
+
+    Args:
+        path: of the file.
+        like: an agent with the names, shapes and dtypes that it must have.
+        clients: of the run.
+        by_client: values that an action has for each of them.
+
+    Raises:
+        ConfigError: it cannot be read, or it is no agent of such knobs and clients.
+    """
+    if Path(path).is_dir():
+        raise ConfigError(f"expected an agent in {path}, got a folder: {MEND}")
+    check_regular(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}) != FORMAT:
+                raise ConfigError(f"expected an agent in {path}, got another file: {MEND}")
+            names = file.keys()
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            wanted = {name: tuple(t.shape) for name, t in like.items()}
+            if shapes != wanted:  # nothing is read that is larger than it may be
+                had = _clients_of(shapes, wanted, clients, by_client)
+                raise ConfigError(_misfit(path, shapes, wanted, had))
+            found = {name: file.get_tensor(name) for name in wanted}
+    except FileNotFoundError:
+        raise ConfigError(f"expected an agent in {path}, got no such file: {MEND}") from None
+    except SafetensorError as error:
+        raise ConfigError(f"expected an agent in {path}, got: {error}: {MEND}") from None
+    except OSError as error:
+        raise ConfigError(f"expected an agent in {path}, got: {error}") from None
+    for name, t in found.items():
+        if t.dtype is not like[name].dtype:
+            raise ConfigError(
+                f"expected {name} as {like[name].dtype} in the agent {path}, got {t.dtype}"
+            )
+        if not bool(torch.isfinite(t).all()):
+            raise ConfigError(f"expected finite numbers in the agent {path}, got others in {name}")
+        if t.is_floating_point() and float(t.abs().max()) > LARGEST:
+            raise ConfigError(f"expected numbers up to {LARGEST:g} in the agent {path}, got {name}")
+    if not 0 <= int(found["rounds"]) < MOST_ROUNDS:
+        raise ConfigError(
+            f"expected rounds from 0 to {MOST_ROUNDS - 1} in the agent {path}, got "
+            f"{int(found['rounds'])}"
+        )
+    return found
+
+
+def _misfit(
+    path: str | Path,
+    found: Mapping[str, tuple[int, ...]],
+    wanted: Mapping[str, tuple[int, ...]],
+    clients: str,
+) -> str:
+    odd = min(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
+    return (
+        f"expected {odd[:60]} of shape {wanted.get(odd)} in the agent {path}, got "
+        f"{found.get(odd)}: it was trained for other knobs, or {clients}"
+    )
+
+
+def _clients_of(
+    found: Mapping[str, tuple[int, ...]],
+    wanted: Mapping[str, tuple[int, ...]],
+    clients: int,
+    by_client: int,
+) -> str:
+    """Return that an agent had other clients, and how many where that can be told."""
+    ours, theirs = wanted.get(ACTION, ()), found.get(ACTION, ())
+    if len(ours) != len(theirs) or len(ours) != 2 or by_client < 1 or ours == theirs:
+        return "another number of clients"
+    more, odd = divmod(theirs[1] - ours[1], by_client)
+    there = clients + more
+    if odd or there < 1:
+        return "another number of clients"
+    return f"for {counted(there, 'client')}, where this run has {clients}"
+
+
+# --- What an agent sees of a model: its weights in a few numbers ---------------------------------
+#
+# Weights are hashed into `SIZE` sums with random signs (Charikar, Chen and Farach-Colton, "Finding
+# frequent items in data streams", ICALP 2002), which keeps inner products in expectation and costs
+# one pass over the weights; then principal components of the first sketches are taken. The hash is
+# the same in all runs, so that an agent can go on in another one.
+#
+# D: weights. K: principal components.
+
+
+SIZE = 1024
+
+
+def sketch_of(weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the sketch of a model's weights, (1024,) float64, in the order of their names."""
+    flat = torch.cat([weights[name].detach().double().cpu().flatten() for name in sorted(weights)])
+    place, sign = _hash(len(flat))
+    return flat.new_zeros(SIZE).index_add_(0, place, flat * sign)
+
+
+@lru_cache(maxsize=2)  # a run has one model
+def _hash(size: int) -> tuple[Tensor, Tensor]:
+    """Return the sum (D,) int64 to which each weight is added, and its sign (D,) float64."""
+    words = Key.of(0).fold("sketch of weights").words(torch.arange(size), 1)[:, 0]
+    return words & (SIZE - 1), ((words >> 32) & 1).double() * 2 - 1
+
+
+def principal(sketches: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the mean (1024,) of sketches (T, 1024), T >= K, and a projection (1024, K).
+
+    The first coordinate of the sketches has a root mean square of 1, so that states are no larger
+    than actions beside them. Signs are chosen so that the largest entry of each component is
+    positive. Components along which the sketches do not differ are 0: any direction would do for
+    them, and machines choose different ones.
+    """
+    mean = sketches.mean(0)
+    _, sizes, axes = torch.linalg.svd(sketches - mean, full_matrices=False)
+    axes = axes[:count] * (sizes > 1e-9 * sizes[0])[:count, None]
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    axes = axes * torch.where(largest < 0, -1.0, 1.0)
+    spread = ((sketches - mean) @ axes[0]).square().mean().sqrt()
+    return mean, axes.T / spread.clamp(min=torch.finfo(axes.dtype).tiny)
+
 
 PROFILE = 20  # rounds; as many as there are principal components
 COMPONENTS = 20

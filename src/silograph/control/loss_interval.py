@@ -15,8 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
-from silograph.control.round_costs import affordable, costs_after, no_costs
+from silograph.control.base import (
+    Controller,
+    ControllerState,
+    Knobs,
+    RunStanding,
+    affordable,
+    costs_after,
+    no_costs,
+)
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 

@@ -1,12 +1,31 @@
 """What options say of an agent, alike for every method whose knobs one may set."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from silograph.control.base import Controller
-from silograph.control.ddpg import DDPG, AgentOptions
-from silograph.control.drawn import DRAWN
+from torch import Tensor
+
+from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
+from silograph.control.ddpg import DDPG, AgentOptions, action_size, to_knobs
 from silograph.core.errors import ConfigError
+from silograph.core.key import Key
+
+# --- drawn ---------------------------------------------------------------------------------------
+# Knobs that are drawn anew for every round, alike over their ranges: what an agent has to beat.
+
+
+def propose(
+    options: object, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
+) -> Mapping[str, Tensor]:
+    """Return values by chance."""
+    del options, state
+    action = key.fold("drawn").matrix(1, action_size(knobs, standing.clients))[0]
+    return to_knobs(knobs, action, standing.clients)
+
+
+DRAWN = Controller("drawn", "knobs are drawn anew for every round", propose)
+
 
 OF_AGENT: dict[str, Any] = {"read_if": {"policy": ("ddpg",)}}
 TARGET = OF_AGENT | {"help": "ddpg: score that the reward is measured from"}

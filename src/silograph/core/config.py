@@ -10,21 +10,26 @@ import dataclasses
 import inspect
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-from silograph.core.byte_size import parse_bytes
 from silograph.core.errors import ConfigError, unknown
-from silograph.core.na_values import parse_na_values
-from silograph.core.ranges import Range, choice, lin, log
-from silograph.core.ranges import Scalar as Scalar
-from silograph.core.rating_scale import parse_rating_scale
+from silograph.core.setting_values import (
+    Range,
+    choice,
+    lin,
+    log,
+    parse_bytes,
+    parse_na_values,
+    parse_rating_scale,
+    parse_widths,
+)
+from silograph.core.setting_values import Scalar as Scalar
 from silograph.core.text import shown
-from silograph.core.widths import parse_widths
 
 T = TypeVar("T")
 COMMENT = re.compile(", (got|unable to) .*")  # of pydantic on a value, which is shown anyway
@@ -56,7 +61,7 @@ def with_plain_types(kind: type[T]) -> type[T]:
 
 
 @with_plain_types
-@dataclass(frozen=True, config=STRICT, kw_only=True)
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class RunConfig:
     """A run as it is asked for; None leaves the choice to silograph (see `ResolvedConfig`).
 
@@ -519,3 +524,96 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
         where = ".".join(loc) or source
         said = "" if source == "options" else f" ({source})"
         raise ConfigError(f"{where}: {reason}, got {shown(first['input'])}{said}") from None
+
+
+# --- Changes of a config, as a flag over a run file makes them -----------------------------------
+
+
+def changed_values(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config with changes over them.
+
+    Options of a part that is replaced by another one go with it, and so does an option under
+    another name than in the changes.
+    """
+    gone = {kind for kind in changes if changes[kind] != getattr(config, kind, None)}
+    kept = {
+        f.name: getattr(config, f.name)
+        for f in dataclasses.fields(config)
+        if f.metadata.get("part") not in gone and getattr(config, f.name) is not None
+    }
+    options = {n: v for n, v in config.options.items() if n.partition(".")[0] not in gone}
+    return kept | {"options": not_said_again(options, in_full(changes))} | dict(changes)
+
+
+def in_full(keys: Collection[str]) -> list[str]:
+    """Return the PART.NAME of those keys of a config that are options of a part."""
+    own = (f for f in dataclasses.fields(RunConfig) if f.name in keys and "part" in f.metadata)
+    return [f"{f.metadata['part']}.{f.name}" for f in own]
+
+
+def not_said_again(options: Mapping[str, Scalar], names: Collection[str]) -> dict[str, Scalar]:
+    """Return the options that are not among names, each NAME or PART.NAME."""
+    return {
+        own: value
+        for own, value in options.items()
+        if not any(_is_same_option(own, name) for name in names)
+    }
+
+
+def _is_same_option(one: str, other: str) -> bool:
+    """Whether two names, each with a part or without, can be of one option."""
+    (kind, _, name), (kind2, _, name2) = one.rpartition("."), other.rpartition(".")
+    return name == name2 and (kind == kind2 or not kind or not kind2)
+
+
+# --- Options that nothing reads because of what another option of the same part says -------------
+#
+# The metadata of a field declares it: `"read_if": {"nodes": ("random", "importance")}` is an
+# option that is read where `nodes` has one of these values, and for several others where all do.
+
+
+def unread(options: type, given: Mapping[str, Any]) -> set[str]:
+    """Return the names of options that nothing reads.
+
+    Args:
+        options: dataclass of a part's options.
+        given: values of some of them; the others have their defaults.
+    """
+    values = {f.name: given.get(f.name, f.default) for f in dataclasses.fields(options)}
+    return {f.name for f in dataclasses.fields(options) if _because_of(f, values) is not None}
+
+
+def check_read(options: Any, kind: str, what: str) -> None:
+    """Raise `ConfigError` for a value that nothing reads, unless it is the default.
+
+    Args:
+        options: of a part, checked.
+        kind: of the part, such as method.
+        what: its name.
+    """
+    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    for f in dataclasses.fields(options):
+        other = _because_of(f, values)
+        if other is not None and values[f.name] != f.default:
+            *more, last = map(_text, f.metadata["read_if"][other])
+            wanted = f"{', '.join(more)} or {last}" if more else last
+            raise ConfigError(
+                f"option {kind}.{f.name}: {what} does not read it with "
+                f"{other}={_text(values[other])}, got {values[f.name]}: leave it out, "
+                f"or give {other}={wanted}"
+            )
+
+
+def _because_of(field: "dataclasses.Field[Any]", values: Mapping[str, Any]) -> str | None:
+    """Return the other option because of which a field is not read; None: it is read.
+
+    Values may be texts, as users write them.
+    """
+    needed: Mapping[str, tuple[object, ...]] = field.metadata.get("read_if", {})
+    said = {other: {_text(value) for value in wanted} for other, wanted in needed.items()}
+    return next((other for other, texts in said.items() if _text(values[other]) not in texts), None)
+
+
+def _text(value: object) -> str:
+    """Return a value as users write it."""
+    return str(value).lower()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.key import Key
-from silograph.core.ranges import Scalar
+from silograph.core.setting_values import Scalar
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from silograph.core.config import SCORED_ON_RECEIPT, RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular
-from silograph.core.ranges import Scalar
+from silograph.core.setting_values import Scalar
 
 DEFAULTS = "defaults"  # table of a run file
 

@@ -1,7 +1,11 @@
 """Text and values that others wrote, made safe to show."""
 
+import dataclasses
 import math
 import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
 
 MOST_SHOWN = 120  # characters of a value
 
@@ -52,3 +56,43 @@ def in_path(text: str) -> str:
     'a-b'
     """
     return re.sub(r"[^\w.-]+", "-", text).strip(".-") or "unnamed"
+
+
+# --- Small tables for notebooks; all text comes from data and is escaped -------------------------
+
+
+def html_table(title: str, columns: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table; a row's first cell is its name.
+
+    >>> html_table("a & b", ["test", "accuracy"], [["server", 0.5]])
+    '<table><caption>a &amp; b</caption><thead><tr><th>test</th><th>accuracy</th></tr></thead>\
+<tbody><tr><th>server</th><td>0.5</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
+    caption = f"<caption>{escape(title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_lines(lines: Iterable[str]) -> str:
+    """Return lines of text as one paragraph."""
+    return f"<p>{'<br>'.join(escape(line) for line in lines)}</p>"
+
+
+def _cells(row: Sequence[object]) -> str:
+    first, *others = (escape(str(cell)) for cell in row)
+    return f"<th>{first}</th>" + "".join(f"<td>{text}</td>" for text in others)
+
+
+# --- Pickles and copies of frozen values, such as results that leave a user's process pool -------
+#
+# The library itself reads no pickle, neither from files nor from the network.
+
+
+def state_of_fields(self: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, as its `__getstate__`.
+
+    What a `cached_property` has derived from them is left out: it is derived again on demand, and
+    some of it, such as a read-only mapping, cannot be pickled.
+    """
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -29,7 +29,7 @@ from silograph.experiment.resolve.user_code import (
 )
 from silograph.federation.base import Op
 from silograph.federation.program import Program
-from silograph.federation.session.names import (
+from silograph.federation.session.message import (
     is_library,
     name_of,
     ops_in,

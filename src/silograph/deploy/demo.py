@@ -6,6 +6,7 @@ Everything is in a temporary folder and on a port that the system chose; nothing
 import dataclasses
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -18,20 +19,46 @@ from typing import IO, Literal
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
+from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
 from silograph.core.text import counted
 from silograph.deploy.allowed_code import portable
-from silograph.deploy.export_silos import export_silos
-from silograph.deploy.joined_silos import natural
-from silograph.deploy.server import check_run, with_absolute_code, with_min_count
+from silograph.deploy.server import check_run, natural, with_absolute_code, with_min_count
 from silograph.deploy.silo_result import RESULTS
+from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.run_program import BESIDES
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
+from silograph.experiment.run.progress import best_mode, generating
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
-from silograph.task.metric_table import METRICS
+from silograph.graph.silos.export import check_target, write_silos
+from silograph.task.scores import METRICS
+
+# --- A graph cut as a run would cut it, written as folders of silos ------------------------------
+
+
+@standard_numerics()
+def export_silos(
+    config: RunConfig, out: str | os.PathLike[str], format: str = "csv"
+) -> tuple[Path, ...]:
+    """Cut and split the graph of a config, and write one folder a client.
+
+    All get the same new secret, by which they agree on the edges between them.
+
+    Returns:
+        The silos' folders, in client order.
+
+    Raises:
+        SilographError: something about the config, the graph or the cut cannot be used, or there
+            is something at `out`.
+    """
+    check_target(Path(out), format)  # before a minute of loading
+    cut = load_and_cut(config, generating(best_mode()))
+    secret = secrets.token_bytes(32)
+    return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)
+
 
 LISTENING = "listening on "
 KEYS = "keys.txt"  # public keys of the silos
@@ -101,8 +128,7 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
         SilographError: the config cannot be used by silos, or a process failed.
     """
     need_packages()
-    from silograph.federation.session.certificates import make_certificates
-    from silograph.federation.session.identity import SiloKey, key_line
+    from silograph.federation.session.identity import SiloKey, key_line, make_certificates
 
     if config.clients is None and not names_clients(config.partition):
         config = dataclasses.replace(config, clients=DEFAULT_SILOS)

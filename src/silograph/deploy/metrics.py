@@ -1,19 +1,189 @@
 """Figures of a run with silos, for a monitoring system."""
 
+import math
+import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Literal
+from urllib.parse import urlsplit
 
+from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.deploy.openmetrics import Family, Sample, counter, exposition, single
+from silograph.deploy.display import SilosProgress, show_silos
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.progress import Progress, RunFacts
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.setup import versions
-from silograph.experiment.run.trackers import RunFacts
 from silograph.federation.ledger import Ledger
-from silograph.federation.session.events import Cause, Event, What
-from silograph.federation.session.status import Board, SiloState
+from silograph.federation.session.events import Board, Cause, Event, SiloState, What
+from silograph.federation.session.wire import join_address, split_address
+
+# --- Figures as OpenMetrics text, and a port where a monitoring system reads them ----------------
+#
+# "OpenMetrics, a cloud-native, highly scalable metrics protocol", version 1.0 (Hartmann, Kochie,
+# Brazil and Rabenstein, 2022).
+
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PATH = "/metrics"
+HOST = "127.0.0.1"
+SECONDS = 10.0  # for a request to be said
+FamilyType = Literal["counter", "gauge", "info", "stateset", "summary"]
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line: what stands behind the family's name, labels, value."""
+
+    value: float
+    labels: Mapping[str, str]
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is told of one name.
+
+    Attributes:
+        name: with the unit at its end, if there is one, and without a sample's suffix.
+        type: of OpenMetrics.
+        help: one line.
+        samples: in their order.
+        unit: seconds, bytes.
+    """
+
+    name: str
+    type: FamilyType
+    help: str
+    samples: tuple[Sample, ...]
+    unit: str = ""
+
+
+def counter(name: str, help: str, values: Mapping[str, float], label: str) -> Family:
+    """Return a counter with one label."""
+    samples = tuple(Sample(v, {label: key}, "_total") for key, v in values.items())
+    return Family(name, "counter", help, samples)
+
+
+def single(name: str, type: FamilyType, help: str, value: float, unit: str = "") -> Family:
+    """Return a family of one value without labels."""
+    suffix = "_total" if type == "counter" else ""
+    return Family(name, type, help, (Sample(value, {}, suffix),), unit)
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """Return families as OpenMetrics text."""
+    return "".join(f"{line}\n" for family in families for line in _lines(family)) + "# EOF\n"
+
+
+def _lines(family: Family) -> Iterator[str]:
+    yield f"# TYPE {family.name} {family.type}"
+    if family.unit:
+        yield f"# UNIT {family.name} {family.unit}"
+    yield f"# HELP {family.name} {family.help.translate(ESCAPES)}"
+    for sample in family.samples:
+        labels = ",".join(f'{k}="{v.translate(ESCAPES)}"' for k, v in sample.labels.items())
+        labels = f"{{{labels}}}" if labels else ""
+        yield f"{family.name}{sample.suffix}{labels} {number(sample.value)}"
+
+
+def number(value: float) -> str:
+    """Return a value as OpenMetrics writes it.
+
+    >>> number(3), number(0.5), number(float("inf")), number(float("nan"))
+    ('3', '0.5', '+Inf', 'NaN')
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return host and port of `PORT`, which is of this machine only, or `HOST:PORT`.
+
+    >>> address_of("9100"), address_of("0.0.0.0:9100")
+    (('127.0.0.1', 9100), ('0.0.0.0', 9100))
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        return split_address(text if ":" in text else f"{HOST}:{text}", "metrics")
+    except ConfigError:
+        raise ConfigError(f"metrics: expected PORT or HOST:PORT, got {text!r}") from None
+
+
+@contextmanager
+def serving(text: Callable[[], str], address: str) -> Iterator[str]:
+    """Answer GET /metrics inside the block; yield where, as HOST:PORT.
+
+    Args:
+        text: makes the answer.
+        address: PORT or HOST:PORT; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the address is none or not free.
+    """
+    host, port = address_of(address)
+    try:
+        server = _Server((host, port), text)
+    except OSError as error:
+        line = f"metrics: expected a free address, got {address}: {error.strerror}"
+        raise ConfigError(line) from None
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
+    thread.start()
+    try:
+        yield join_address(host, server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True  # of a server that has ended; one that listens keeps it
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.text = text
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a reader that hangs up in the middle is no concern of the run."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = SECONDS
+    server_version = "silograph"
+    sys_version = ""
+
+    def handle_one_request(self) -> None:
+        """Answer one request of any method."""
+        self.raw_requestline = self.rfile.readline(65537)
+        self.close_connection = True
+        if self.raw_requestline and self.parse_request():
+            found = self.command == "GET" and urlsplit(self.path).path == PATH
+            body = self.server.text().encode() if found else b""
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
 
 class Figures:
@@ -142,3 +312,80 @@ class Figures:
         )
         told = "Validation scores of the last round that was judged."
         return Family("silograph_validation_score", "gauge", told, found)
+
+
+# --- monitoring ----------------------------------------------------------------------------------
+# Who sees what happens at a server of silos: log and figures by way of the board, and the view.
+
+
+class Watch:
+    """Passes on what happens, and tells of every round; a `Progress`.
+
+    Args:
+        rounds: of the run.
+        board: of its silos; told of every event first.
+        display: what a person sees.
+        figures: what a monitoring system sees.
+    """
+
+    def __init__(self, rounds: int, board: Board, display: SilosProgress, figures: Figures) -> None:
+        self._rounds = rounds
+        self._board = board
+        self._display = display
+        self._figures = figures
+        self._ledger: Callable[[], Ledger] | None = None
+        self._began = time.monotonic()
+
+    def report(self, event: Event) -> None:
+        """Pass an event on; what all frames so far have cost is added where it belongs."""
+        if event.what in (What.ROUND, What.ENDED, What.STOPPED) and self._ledger is not None:
+            event = replace(event, bytes=self._ledger().bytes)
+        self._board.take(event)
+
+    def follow(self, ledger: Callable[[], Ledger]) -> None:
+        """Silos are there: their run has this ledger."""
+        self._ledger = ledger
+        self._figures.add_up(ledger)
+
+    def say(self, line: str) -> None:
+        """Pass on a line for people."""
+        self.report(Event(What.NOTE, note=line))
+
+    def start(self, done: int) -> None:
+        """Rounds begin, or go on after `done` of them."""
+        self._began = time.monotonic()
+        self._display.start(done)
+        if done:
+            self.report(Event(What.RESUMED, round=done, rounds=self._rounds))
+
+    def update(self, done: int, metric: str) -> None:
+        """A round is over."""
+        now = time.monotonic()
+        seconds, self._began = round(now - self._began, 6), now
+        note = metric or None
+        self.report(Event(What.ROUND, round=done, rounds=self._rounds, seconds=seconds, note=note))
+        self._display.update(done, metric)
+
+
+@contextmanager
+def watching(
+    rounds: int, board: Board, progress: str | Progress, figures: Figures, metrics: str | None
+) -> Iterator[Watch]:
+    """Show where silos stand inside the block.
+
+    Args:
+        rounds: of the run.
+        board: of its silos.
+        progress: how to show it, or who is told of rounds.
+        figures: told of every event by the board.
+        metrics: PORT or HOST:PORT where figures are read; None: nowhere.
+
+    Raises:
+        ConfigError: that is no address, or not free.
+    """
+    figures.follow(board, rounds)
+    port = nullcontext() if metrics is None else serving(figures.text, metrics)
+    with port as address, show_silos(progress, rounds, board) as display:
+        if address is not None:
+            board.take(Event(What.METRICS, address=address))
+        yield Watch(rounds, board, display, figures)

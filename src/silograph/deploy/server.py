@@ -1,32 +1,38 @@
 """The server of a real federation: waits for its silos, and runs the loop of every run on them."""
 
+import dataclasses
+import json
+import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, SilographError
-from silograph.core.files import describe_exposure
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from silograph.core.config import STRICT, RunConfig, checked, make_config
+from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.core.files import check_regular, describe_exposure, write_atomic
 from silograph.core.numeric_state import standard_numerics, torch_threads
+from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.run_file import read_toml
 from silograph.core.text import counted
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
+    portable,
     server_table,
     told_of_code,
 )
-from silograph.deploy.joined_silos import check_versions, natural, read_nodes, shown_nodes
-from silograph.deploy.metrics import Figures
-from silograph.deploy.monitoring import Watch, watching
-from silograph.deploy.session_file import SESSION, Known, read_known, write_known
-from silograph.deploy.start_messages import check_deployable, check_device_name, start_facts
+from silograph.deploy.metrics import Figures, Watch, watching
+from silograph.deploy.policy import PRIVATE
 from silograph.deploy.venue import (
     Venue,
     check_update_norm,
@@ -34,34 +40,41 @@ from silograph.deploy.venue import (
     expected_silos,
     known_keys,
 )
-from silograph.experiment.resolve.client_data import CUT
+from silograph.experiment.resolve.cutting import CUT
 from silograph.experiment.resolve.exclusions import check_selected
 from silograph.experiment.resolve.fitting import sum_specs
-from silograph.experiment.resolve.most_work import most_work
 from silograph.experiment.resolve.parts import own_code
 from silograph.experiment.resolve.resolve import (
     DTYPES,
     can_score_participants,
     choose,
     resolve,
+    resolved_without_data,
 )
-from silograph.experiment.resolve.run_program import program_of
+from silograph.experiment.resolve.run_program import most_work, program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
 from silograph.experiment.resolve.user_code import absolute, is_spec
 from silograph.experiment.resolve.varied_parts import without_part
-from silograph.experiment.resolve.without_data import resolved_without_data
 from silograph.experiment.run.loop import first_snapshot
-from silograph.experiment.run.new_folder import check_free
-from silograph.experiment.run.progress import Progress
+from silograph.experiment.run.progress import Progress, Tracker
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.result_folder import ResultFolder
+from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.run import check_mode, go_on, restored, watched_by
-from silograph.experiment.run.setup import Setup
-from silograph.experiment.run.snapshot import check_identity, identity
-from silograph.experiment.run.trackers import Tracker
-from silograph.federation.course import Course
+from silograph.experiment.run.setup import Setup, versions
+from silograph.experiment.run.snapshot import NUMERIC, check_identity, identity
+from silograph.federation.field_specs import (
+    EDGES,
+    MOST_EDGES,
+    MOST_NODES,
+    ROWS,
+    TEST,
+    TRAIN,
+    VAL,
+)
+from silograph.federation.program import Course
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import (
+    Board,
     Event,
     EventCallback,
     StrangerLimit,
@@ -69,17 +82,245 @@ from silograph.federation.session.events import (
     both,
     log_event,
 )
-from silograph.federation.session.limits import Limits
-from silograph.federation.session.meeting import agree
+from silograph.federation.session.hub import agree, say_goodbye, say_stopping
 from silograph.federation.session.message import Type, facts_body
-from silograph.federation.session.parting import say_goodbye, say_stopping
-from silograph.federation.session.peer import LostError, Peer
-from silograph.federation.session.status import Board
+from silograph.federation.session.peer import Limits, LostError, Peer, one_line
 from silograph.federation.session.wire import need_packages
 from silograph.graph.graph import Schema
+from silograph.methods import METHODS
+from silograph.methods.base import Method
 
 if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
+
+
+# --- What a server that goes on must know of its silos; it stands in the result folder -----------
+
+
+SESSION = "session.json"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a server that goes on must know of its silos.
+
+    Attributes:
+        token: of the run, by which silos find their states.
+        keys: public keys by the silos' names, in the order of every sum.
+        nodes: how many nodes each silo has reported, by TRAIN, VAL, TEST, ROWS and EDGES.
+    """
+
+    token: bytes
+    keys: Mapping[str, bytes]
+    nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def write_known(folder: Path, known: Known) -> bytes:
+    """Write what a server that goes on must know, and return what the file holds."""
+    silos = {name: key.hex() for name, key in known.keys.items()}
+    told = {"token": known.token.hex(), "silos": silos, "nodes": known.nodes}
+    data = (json.dumps(told, indent=2) + "\n").encode()
+    write_atomic(folder / SESSION, data, private=True)  # a token lets others on
+    return data
+
+
+def read_known(folder: Path) -> Known:
+    """Return what `write_known` wrote; raise `CheckpointError` where it is missing or damaged."""
+    check_regular(folder / SESSION)
+    try:
+        told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+        keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
+        nodes = {name: {use: int(n) for use, n in of.items()} for name, of in told["nodes"].items()}
+        known = Known(bytes.fromhex(told["token"]), keys, nodes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"
+        ) from None
+    for name, of in known.nodes.items():
+        if lacking := [use for use in (TRAIN, VAL, TEST, ROWS, EDGES) if use not in of]:
+            raise CheckpointError(
+                f"expected numbers of {' and '.join(lacking)} of {name} in {folder / SESSION}, got "
+                "none: another version wrote it; resume with that one, or start the run anew"
+            )
+    return known
+
+
+# --- start messages ------------------------------------------------------------------------------
+# What a server and its silos tell each other before the first call, and what silos cannot run.
+
+
+NONE: Mapping[str, str] = MappingProxyType({})
+AROUND = ("protocol", "name", "key", "process")  # of a greeting, besides versions
+UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
+
+
+@checked_dataclass(frozen=True, config=STRICT)
+class Versions:
+    """What a silo tells when it attaches: versions of Python and packages, by name."""
+
+    versions: dict[str, str]
+
+
+def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return a silo's versions; raise `ConfigError` where it tells something else."""
+    own = {key: value for key, value in facts.items() if key not in AROUND}
+    told = checked(Versions, own, f"facts of {name}").versions
+    return {one_line(package): one_line(version) for package, version in told.items()}
+
+
+def check_device_name(device: str) -> None:
+    """Raise `ConfigError` for a device that a server cannot name to silos."""
+    if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
+        raise ConfigError(
+            f"device: expected cpu or cuda, on which silos compute, got {device!r}: a silo may "
+            "choose another by its own --device"
+        )
+
+
+def check_deployable(config: RunConfig, method: Method) -> None:
+    """Raise `ConfigError` for a run that silos cannot do on their own data."""
+    if (needs := method.setting.at_server) is not None:
+        raise ConfigError(
+            f"expected a method that trains at silos alone, got {config.method}, whose server "
+            f"needs {needs}"
+        )
+    for kind, spec in own_code(config).items():
+        if kind not in ("method", "model"):
+            raise ConfigError(
+                f"expected one of silograph's own {kind} parts at silos, got {spec}: only methods "
+                "and models may be users' code there"
+            )
+    for f in dataclasses.fields(config):
+        if f.name in UNCUT_ONLY and getattr(config, f.name) != f.default:
+            raise ConfigError(
+                f"expected silos' own data as they are, got {f.name}={getattr(config, f.name)}, "
+                "which needs the uncut graph: leave it out"
+            )
+
+
+def start_facts(
+    config: ResolvedConfig,
+    schema: Schema,
+    code: Mapping[str, str] = NONE,
+    *,
+    hand_over: bool = True,
+) -> dict[str, Any]:
+    """Return what the server sends to silos before the first call.
+
+    Args:
+        config: of the run.
+        schema: of all silos' data.
+        code: digests of users' code that the run needs, by name; see `told_of_code`.
+        hand_over: whether silos get the server's model when the run is over.
+    """
+    named = {name: portable(getattr(config, name)) for name in ("method", "model")}
+    values = resolved_values(config) | named
+    told = {k: v for k, v in values.items() if k not in PRIVATE}
+    told["options"] = {k: v for k, v in told["options"].items() if k not in server_only(config)}
+    facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
+    return facts | ({"code": dict(code)} if code else {})
+
+
+def check_start(facts: Mapping[str, Any], schema: Schema) -> None:
+    """Raise `ConfigError` where a server says something else than `start_facts` of these data."""
+    odd = facts.keys() - {"config", "schema", "hand_over", "code"}
+    if odd:
+        raise ConfigError(
+            f"expected config, schema, hand_over and code of a server, got {min(odd)!r}, too: it "
+            "may be of another version"
+        )
+    if type(facts.get("hand_over")) is not bool:
+        raise ConfigError(f"expected whether silos get the model, got {facts.get('hand_over')!r}")
+    own = dataclasses.asdict(schema)
+    told, known = (json.dumps(s, sort_keys=True) for s in (facts.get("schema"), own))
+    if told != known:  # as texts: 3.0 and true are no 3 and 1 there
+        raise ConfigError(f"expected the schema of this silo's data, {own}, got another")
+
+
+def server_only(config: ResolvedConfig) -> set[str]:
+    """Return the options of a run's method that name what only the server has, such as a file."""
+    method = METHODS.get(config.method)
+    declared = () if method is None else dataclasses.fields(method.options)
+    return {f"method.{f.name}" for f in declared if f.metadata.get("server_only")}
+
+
+# --- What a server looks at when its silos have joined: their versions, the order of names -------
+
+
+LOG = logging.getLogger("silograph")
+
+
+def check_versions(silo: "Joined") -> None:
+    """Raise `ConfigError` unless a silo has the server's silograph; warn of other differences."""
+    theirs, ours = read_versions(silo.name, silo.facts), versions()
+    if theirs.get("silograph") != ours["silograph"]:
+        raise ConfigError(
+            f"expected silograph {ours['silograph']} at {silo.name}, as at the server, got "
+            f"{theirs.get('silograph')}: install the same version"
+        )
+    for name in NUMERIC:
+        if theirs.get(name) != ours.get(name):
+            LOG.warning(
+                "%s has %s %s, the server %s: numbers may differ in the last bits",
+                silo.name,
+                name,
+                theirs.get(name),
+                ours.get(name),
+            )
+
+
+def read_nodes(
+    body: bytes | memoryview, known: Mapping[str, int] | None, what: str = "nodes"
+) -> dict[str, int]:
+    """Return how many nodes a silo says that it has, by TRAIN, VAL, TEST, ROWS and EDGES.
+
+    Args:
+        body: of its answer to START.
+        known: what it has said before, if it has.
+        what: what is judged: nodes or ratings.
+
+    Raises:
+        ConfigError: it says none, or others than before.
+    """
+    try:
+        told = json.loads(bytes(body))["nodes"]
+        found = {name: told[name] for name in (TRAIN, VAL, TEST, ROWS, EDGES)}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = {}
+    most = {EDGES: MOST_EDGES}
+    good = all(type(n) is int and 0 <= n <= most.get(k, MOST_NODES) for k, n in found.items())
+    if not found or not good:
+        raise ConfigError(
+            f"expected numbers of training, validation and test {what} and of rows up to "
+            f"{MOST_NODES:,}, and of edges, got {one_line(bytes(body[:200]))}"
+        )
+    if known is not None and found != known:
+        raise ConfigError(
+            f"expected {shown_nodes(known, what)} as at first, got {shown_nodes(found, what)}"
+        )
+    return found
+
+
+def shown_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
+    """Return numbers of nodes for people, or of what else is judged.
+
+    >>> shown_nodes({"train": 1000, "val": 20, "test": 30, "rows": 1200, "edges": 9})
+    '1,000 training, 20 validation and 30 test nodes (1,200 rows and 9 edges with its halo)'
+    """
+    train, val, test = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST))
+    of_all = f"({counted(nodes[ROWS], 'row')} and {counted(nodes[EDGES], 'edge')} with its halo)"
+    return f"{train} training, {val} validation and {test} test {what} {of_all}"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what names are sorted by: numbers in them by their value.
+
+    >>> sorted(["silo_10", "silo_9"], key=natural)
+    ['silo_9', 'silo_10']
+    """
+    parts = re.findall(r"\d+|\D+", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
 
 MOST_FAILURES = 3  # of a silo, after which it is left out for good
 EVALUATION_MIN_COUNT = 5  # of real silos, unless the config says another

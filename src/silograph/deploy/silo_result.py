@@ -23,27 +23,33 @@ from silograph.core.files import check_regular, sync_folder, write_atomic
 from silograph.core.key import Key
 from silograph.core.payload import State, below, under
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.sent_weights import PLAIN_WEIGHTS
+from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
-from silograph.exchange.statistics import statistics_in
-from silograph.experiment.checksums import digest_of, digest_of_bytes, write_sums
+from silograph.exchange.collect import statistics_in
 from silograph.experiment.report.silo_page import write_silo_report
-from silograph.experiment.result_files import MODEL, RECOMMENDER, REPORT, RESULT
+from silograph.experiment.result_files import (
+    MODEL,
+    RECOMMENDER,
+    REPORT,
+    RESULT,
+    digest_of,
+    digest_of_bytes,
+    write_sums,
+)
 from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.recommender import make_recommender
 from silograph.experiment.run.trained_model import TrainedModel
 from silograph.federation.session.holder import Outcome
-from silograph.federation.session.own_folder import make_private
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import kinds
+from silograph.federation.session.state_store import make_private
+from silograph.graph.block.block import ClientBlock, kinds
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES
-from silograph.graph.rating_pairs import rating_sizes
+from silograph.graph.graph import rating_sizes
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
 from silograph.task.counts import confusion
-from silograph.task.ranking import RankingModel
+from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, constant_scores
 

@@ -12,9 +12,12 @@ of the server's model, `own/logits` those of the client's own model, which train
 C: clients. n: rows. j: judged rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
@@ -29,19 +32,20 @@ from silograph.core.payload import (
     offsets,
     under,
 )
-from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.evaluation.ranking import left_rankings, rank_server, ranked
+from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.exchange.collect import local_graph
-from silograph.exchange.passes import divisible
+from silograph.exchange.passes import divisible, end, logits_of, predict_steps
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.sent_weights import arrived
-from silograph.exchange.stages import end, logits_of
 from silograph.federation.base import Federation, Op, positions_of
-from silograph.federation.field_specs import JUDGED, FieldSpec, FieldSpecs
+from silograph.federation.field_specs import JUDGED, TEST, VAL, FieldSpec, FieldSpecs
+from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
-from silograph.nn.doors import dtype_of
+from silograph.nn.fit import dtype_of
+from silograph.task.base import CountSpec
 from silograph.task.counts import (
     ALL_COUNTS,
     CountRules,
@@ -50,8 +54,119 @@ from silograph.task.counts import (
     judged_rows,
     judges_of,
 )
-from silograph.task.least_count import counts_to_send, limited_sums, spread_bins
+from silograph.task.least_count import (
+    MERGED,
+    count_problem,
+    counts_to_send,
+    limited_sums,
+    specs_to_send,
+    spread_bins,
+)
+from silograph.task.rating_value import FIELDS, RankingModel, ranking_counts, ranking_specs
 from silograph.task.registry import task_of
+
+# --- ranking -------------------------------------------------------------------------------------
+# Scores of rankings: clients rank their items where they score a model, and send three sums.
+#
+# What a ranking came to stays in the state until the server asks, as logits of judged rows do, so
+# no model is sent twice. Users, items and ratings never leave; see `silograph.task.rating_value`.
+
+
+Whose = Literal["server", "own"]
+
+
+def no_ranking(cfg: Any, block: ClientBlock) -> dict[str, Stacked]:
+    """Return the state of clients that have ranked nothing; none where no run ranks."""
+    if cfg.relevant is None:
+        return {}
+    zero = torch.zeros(block.num_clients, len(FIELDS), dtype=torch.float64, device=block.y.device)
+    return {f"{whose}/ranking": Stacked(zero) for whose in ("server", "own")}
+
+
+def rankings_specs(cfg: Any) -> FieldSpecs:
+    """Return what the state holds of rankings."""
+    kept = FieldSpec(Stacked, (len(FIELDS),), torch.float64)
+    return {} if cfg.relevant is None else {"server/ranking": kept, "own/ranking": kept}
+
+
+def ranked(
+    cfg: Any, whose: Whose, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
+) -> dict[str, Stacked]:
+    """Return the state field with what rankings by a model come to; none where no run ranks."""
+    if cfg.relevant is None:
+        return {}
+    assert isinstance(cfg.model, RankingModel)  # see `resolve`
+    with torch.no_grad():
+        factors = cfg.model.factors(weights, block, tables=tables)
+        return {f"{whose}/ranking": Stacked(ranking_counts(block, factors, cfg.relevant))}
+
+
+def rank_server(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Report rankings by the server's model, just judged. In: nothing. Out: `FIELDS`, (C,)."""
+    del inbox, key
+    return state, ranking_reply(cfg, state, block, "server")
+
+
+def rank_own(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Report rankings by the clients' own models. In: nothing. Out: `FIELDS`, (C,)."""
+    del inbox, key
+    return state, ranking_reply(cfg, state, block, "own")
+
+
+def ranking_reply(cfg: Any, state: State, block: ClientBlock, whose: Whose) -> dict[str, Stacked]:
+    """Return what a client reports of the rankings that a state holds; see `counts_to_send`."""
+    counts = counts_to_send(_rankings(state, block, whose), "rating", cfg.count_rules)
+    return {name: Stacked(t) for name, t in counts.items()}
+
+
+def _rankings(state: State, block: ClientBlock, whose: Whose) -> dict[str, Tensor]:
+    kept = state[f"{whose}/ranking"].t
+    if kept.shape != (block.num_clients, len(FIELDS)):
+        raise ProtocolError(
+            f"expected {whose}/ranking of {block.num_clients} clients, got {tuple(kept.shape)}: "
+            "this is the state of another model or silo"
+        )
+    return {name: kept[:, place] for place, name in enumerate(FIELDS)}
+
+
+def left_rankings(state: State, block: ClientBlock, whose: Whose) -> dict[str, Tensor]:
+    """Return the counts of `server` or `own` that a round has left, none where no run ranks."""
+    if f"{whose}/ranking" not in state:
+        return {}
+    return _rankings(state, block, whose)
+
+
+def with_rankings(
+    fed: Federation, counts: Mapping[str, Tensor], whose: Whose, key: Key
+) -> dict[str, Tensor]:
+    """Return counts that have just been asked for, with those of rankings."""
+    op = rank_server if whose == "server" else rank_own
+    reply = fed.call(op, {}, what=Kind.EVALUATION, key=key)
+    return {**counts, **{name: field.t for name, field in reply.items()}}
+
+
+def ranking_steps(whose: Whose, key: Key) -> tuple[Call, ...]:
+    """Return the call of `with_rankings`."""
+    op = rank_server if whose == "server" else rank_own
+    return (Call(op, Kind.EVALUATION, key, {}, ranking_reply_specs()),)
+
+
+def ranking_reply_specs() -> FieldSpecs:
+    """Return what clients report of rankings."""
+    return {
+        name: FieldSpec(Stacked, spec.shape, spec.dtype, low=spec.low, high=spec.high)
+        for name, spec in ranking_specs().items()
+    }
+
+
+def unranked(clients: int) -> dict[str, Tensor]:
+    """Return the counts of clients that have ranked nothing."""
+    return {name: torch.zeros(clients, dtype=torch.float64) for name in FIELDS}
+
 
 HISTOGRAM = ".histogram"  # ends the names of histograms
 TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
@@ -284,3 +399,78 @@ def counts_of(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Ten
     `val_histogram`: whether validation nodes have a histogram, too.
     """
     return sum_histograms(task_of(rows.task).tally(rows, val_histogram=val_histogram))
+
+
+# --- The calls of evaluations, which silos hold their server to ----------------------------------
+
+
+def server_steps(model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    """Return the calls of `server_counts`; `takes`: specs of the weights as they travel."""
+    return judged_steps(judge_server, takes, model, key, rules)
+
+
+def received_steps(
+    model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules, *, ranks: bool
+) -> Steps:
+    """Return the calls of `received_counts`, which may be left out.
+
+    Args:
+        model: of the run.
+        takes: specs of the weights as they travel.
+        key: of the calls.
+        rules: what the replies hold.
+        ranks: whether clients rank, too.
+    """
+    ranking = ranking_steps("server", key) if ranks else ()
+    return Maybe((server_steps(model, takes, key, rules), ranking))
+
+
+def exchanged_steps(
+    model: AnyModel, key: Key, rules: CountRules, behind: RowMinimum = NO_MINIMUM
+) -> Steps:
+    """Return the calls of `exchanged_counts`."""
+    predicted = predict_steps(divisible(model), key, behind=behind)
+    return predicted, judged_steps(judge_exchanged, {}, model, key, rules)
+
+
+def own_steps(model: AnyModel, key: Key, rules: CountRules) -> Steps:
+    """Return the calls of `own_counts`."""
+    return judged_steps(judge_own, {}, model, key, rules)
+
+
+def judged_steps(
+    judge: Op, takes: FieldSpecs, model: AnyModel, key: Key, rules: CountRules
+) -> Steps:
+    """Return the call of `call_for_counts`."""
+    specs = tally_specs(model.task, model.outputs, rules)
+    return (Call(judge, Kind.EVALUATION, key, takes, specs, tallies(model, rules)),)
+
+
+def tallies(
+    model: AnyModel, rules: CountRules, under: str = ""
+) -> Callable[[Payload, Payload], str | None]:
+    """Return what looks at counts in a reply, of fields whose names begin with `under`."""
+
+    def problem(_: Payload, reply: Payload) -> str | None:
+        counts = {n.removeprefix(under): f.t for n, f in reply.items() if n.startswith(under)}
+        return count_problem(model.task, counts, rules.min_count)
+
+    return problem
+
+
+@lru_cache(maxsize=16)  # programs ask for specs in every round
+def tally_specs(labels: LabelForm, outputs: int, rules: CountRules) -> FieldSpecs:
+    """Return what clients report of their judged rows."""
+    counts = specs_to_send(task_of(labels), outputs, rules)
+    specs = {
+        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high, among=_nodes_in(n, c))
+        for n, c in counts.items()
+    }
+    return MappingProxyType(specs)
+
+
+def _nodes_in(name: str, count: CountSpec) -> str:
+    """Return which nodes a count is a number of; nothing for sums, over merged classes, too."""
+    part, _, rest = name.partition(".")
+    numbers = part in (VAL, TEST) and count.dtype is torch.int32
+    return part if numbers and not rest.startswith(f"{MERGED}.") else ""

@@ -4,22 +4,81 @@ Scores are counts that clients report (`silograph.evaluation.evaluate`). Of ever
 clients' own models are scored; how the server's model is scored is what the values here differ in.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import Payload, under
-from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.evaluation.evaluate import exchanged_counts, server_counts
-from silograph.evaluation.evaluation_steps import exchanged_steps, server_steps
-from silograph.evaluation.views import FETCHED, OWN, SILOS
+from silograph.core.kinds import Kind
+from silograph.core.payload import NO_STATE, Payload, Ragged, Shared, Stacked, State, under
+from silograph.core.setting_values import NO_MINIMUM, RowMinimum
+from silograph.core.work import work_for
+from silograph.evaluation.evaluate import (
+    call_for_counts,
+    counts_of_logits,
+    exchanged_counts,
+    exchanged_steps,
+    judge_left,
+    judged_logits,
+    judged_steps,
+    ranked,
+    ranking_reply,
+    ranking_reply_specs,
+    server_counts,
+    server_steps,
+    tally_specs,
+)
+from silograph.exchange.passes import (
+    begin,
+    begin_inside,
+    begin_step,
+    divisible,
+    finish,
+    inputs_of,
+    predict_steps,
+    stage_of,
+    sum_specs,
+    with_sums,
+)
+from silograph.exchange.passes import predict as predict_together
+from silograph.exchange.pull import finish_alone, pull, pull_steps, rows_of_width
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Steps
+from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
+from silograph.nn.fit import Start, check_like, start_fields, whole
+from silograph.nn.model import before, scales_of
+from silograph.nn.reach import gathered, messages_out
 from silograph.task.counts import CountRules
+
+# --- What the views mean: which neighbors a node hears when the server's model is judged ---------
+
+
+OWN = "through its own client's graph"
+FETCHED = "through its own client's graph and the neighbors that it has fetched"
+MENDED = "through its own client's graph and the neighbors that it has generated"
+HALO = "with its neighbors in all silos from the second layer on"
+SILOS = "with its neighbors in all silos"
+UNCUT = "on the uncut graph, where it was trained"
+MEANS = {
+    "uncut": "server's model on the uncut graph (simulation only)",
+    "personalized": "each client's own model on its own nodes",
+}
+ONE_MODEL = "the same: there is one model, the server's"
+
+
+def means_of(ways: Iterable[str]) -> dict[str, str]:
+    """Return what the views mean for runs that see nodes in these ways, those above."""
+    seen = list(dict.fromkeys(ways))
+    depends = ", as the run has it" if len(seen) > 1 else ""
+    own = ONE_MODEL if {SILOS, UNCUT}.issuperset(seen) else MEANS["personalized"]
+    server = f"server's model, each node {' or '.join(seen)}{depends}"
+    return {"server": server, **MEANS, "personalized": own}
 
 
 class Evaluation(Protocol):
@@ -74,7 +133,7 @@ class OwnGraph:
 
     Attributes:
         view: see `Evaluation`.
-        through: what is said of that graph, one of `silograph.evaluation.views`.
+        through: what is said of that graph, one of `silograph.evaluation.scoring`.
     """
 
     view: Literal["server", "personalized"] = "server"
@@ -134,3 +193,180 @@ class AllSilos:
         """Return how a node is seen."""
         del collect
         return SILOS
+
+
+# --- halo from -----------------------------------------------------------------------------------
+# Scoring with rows of other silos from some layer on: below it each node sees its own graph.
+#
+# What comes is multiplied by the weights and scaled at its owners, so no feature leaves where the
+# first layer is not shared.
+#
+# C: clients. n: rows. k: halo slots. O: width of a stage's sum.
+
+
+@dataclass(frozen=True)
+class HaloFrom:
+    """Each node sees its neighbors in other silos from a layer on.
+
+    Attributes:
+        layer: number of that layer among those that sum over neighbors, 0 or 1.
+        view: whose validation scores pick the round.
+        by: `rows` by `pull`, so that clients may hold copies of a node; or `sums`, from layer 1 on.
+            Where clients keep features of their halo (`exchange.history`), they then see these in
+            layer 0, too.
+    """
+
+    layer: Literal[0, 1]
+    view: Literal["server", "personalized"] = "server"
+    by: Literal["rows", "sums"] = "rows"
+    crosses = True
+
+    @property
+    def all_silos(self) -> bool:
+        """Whether all clients train in every round."""
+        return self.by == "rows"
+
+    @property
+    def copies(self) -> bool:
+        """Whether several clients may hold a node."""
+        return self.by == "rows"
+
+    def counts(
+        self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
+    ) -> dict[str, Tensor]:
+        """Score with rows or sums of all halo slots."""
+        staged = divisible(model)
+        if self.by == "sums":
+            predict_together(fed, staged, under("weights", inbox), key, finish_alone)
+            return call_for_counts(fed, judge_left, {}, key, rules)
+        inbox = {**inbox, "train": Shared(torch.tensor(False))}
+        what = Kind.EVALUATION
+        fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
+        for told in with_sums(staged)[self.layer :]:
+            pull(fed, None, serve_all, store_all, what=what, key=key, inbox=told)
+        return call_for_counts(fed, judge_left, {}, key, rules)
+
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+        """Return the calls of `counts`; `rules`: what the replies hold."""
+        del takes
+        staged, what = divisible(model), Kind.EVALUATION
+        judged = judged_steps(judge_left, {}, model, key, rules)
+        if self.by == "sums":
+            return predict_steps(staged, key, finish_alone), judged
+        pulls = (
+            pull_steps(
+                None,
+                serve_all,
+                store_all,
+                what=what,
+                key=key,
+                inbox=told,
+                form=rows_of_width(width),
+            )
+            for told, width in sum_specs(staged)[self.layer :]
+        )
+        op = begin_inside if self.layer else begin
+        return begin_step(staged, key, train=False, op=op), *pulls, judged
+
+    def seen(self, collect: float) -> str:
+        """Return how a node is seen."""
+        del collect
+        return HALO if self.layer else SILOS
+
+
+HaloSums = partial(HaloFrom, 1, by="sums")  # needs no row of a single node to cross
+
+
+def serve_all(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Work out the messages of a stage; send boundary rows. In: `stage`. Out: `rows` (k, O)."""
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    z = before(params, at)
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[block.halo.boundary]
+    new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
+    return new, {"rows": Ragged(rows, block.halo.boundary_off)}
+
+
+def store_all(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Add up what came and finish the stage. In: `stage`, `rows` (k, O). Out: nothing."""
+    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["rows"].t, state[f"pass/z/{at.number}"].t)
+    arrived = gathered(at.reach, block.halo.adj, rows)
+    return finish(cfg, block, state, key, at, params, arrived), {}
+
+
+# --- on receipt ----------------------------------------------------------------------------------
+# Scoring the model that a client receives, before it trains: counts that travel with its reply.
+#
+# They cost no call of their own. Where the run asks for it (`MethodConfig.received`), every
+# selected client counts what the model with which it begins the round says of its validation
+# nodes, or of all nodes that judge; so the server's model of a round is known by who trains in
+# the next one.
+#
+# C: clients.
+
+
+RECEIVED = "received"  # begins the names of the counts in a reply
+VALIDATION = "val."
+
+
+def score_received(
+    cfg: Any, block: ClientBlock, start: Start, tables: State = NO_STATE
+) -> tuple[dict[str, Ragged | Stacked], dict[str, Tensor]]:
+    """Return what stays in the state, and the counts (C, ...) that travel; nothing if not asked.
+
+    Args:
+        cfg: of the method; it has `received`, `is_unscored`, `model`, `backend`, `relevant` and
+            `count_rules`.
+        block: the graphs on which the clients train.
+        start: from which they train, see `silograph.nn.fit`.
+        tables: the clients', where the model has any.
+    """
+    if not cfg.received:
+        return {}, {}
+    if cfg.is_unscored:  # zeros, so that a round costs the same bytes whether it scores or not
+        assert block.adj.values is not None  # blocks carry values of the run's dtype
+        like, clients = block.adj.values, block.num_clients
+        return {}, {
+            name: like.new_zeros(clients, *(n or 0 for n in spec.shape), dtype=spec.dtype)
+            for name, spec in _count_specs(cfg).items()
+        }
+    with work_for(Kind.EVALUATION):
+        weights = weights_of(cfg, block, start)
+        logits = cfg.backend.predict(cfg.model, weights, block, tables)
+        ranking = ranked(cfg, "server", weights, block, tables) if cfg.received == "all" else {}
+    rows = judged_logits(logits, block)
+    counts = counts_of_logits(cfg, block, rows)
+    if cfg.received == "all":
+        if ranking:
+            counts |= {n: f.t for n, f in ranking_reply(cfg, ranking, block, "server").items()}
+        return {"server/logits": rows, **ranking}, counts
+    return {}, {name: t for name, t in counts.items() if name.startswith(VALIDATION)}
+
+
+def weights_of(cfg: Any, block: ClientBlock, start: Start) -> Mapping[str, Tensor]:
+    """Return the weights that training starts from: shared by all, or (C, ...) of each client."""
+    shapes = cfg.model.weight_shapes
+    shared = {n: w for n, w in start.items() if isinstance(w, Tensor) and w.shape == shapes[n]}
+    if len(shared) == len(shapes):
+        return shared
+    fields = start_fields(cfg.model, start, block.num_clients)
+    return {name: whole(field) for name, field in fields.items()}
+
+
+def received_specs(cfg: Any) -> FieldSpecs:
+    """Return what a reply has of these counts, `received/*`."""
+    if not cfg.received:
+        return {}
+    return {f"{RECEIVED}/{n}": spec for n, spec in _count_specs(cfg).items()}
+
+
+def _count_specs(cfg: Any) -> FieldSpecs:
+    """Return what clients count of the model that they receive, rankings included."""
+    specs = tally_specs(cfg.model.task, cfg.model.outputs, cfg.count_rules)
+    if cfg.received != "all":
+        return {name: spec for name, spec in specs.items() if name.startswith(VALIDATION)}
+    return specs if cfg.relevant is None else {**specs, **ranking_reply_specs()}

@@ -10,16 +10,16 @@ C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked
-from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.exchange.places import all_places, by_owner, places_in, rows_in
+from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, offsets, owners
+from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import (
     BOUNDARY,
@@ -31,6 +31,48 @@ from silograph.federation.field_specs import (
     places,
 )
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
+from silograph.graph.block.block import ClientBlock
+
+# --- places --------------------------------------------------------------------------------------
+# Places of rows: how clients count their slots and boundary rows, and how the federation does.
+#
+# C: clients. k: places.
+
+
+def rows_in(reply: Payload, name: str, op: Op) -> Ragged:
+    """Return the field of a reply that has rows; raise `ProtocolError` where there is none."""
+    found = reply.get(name)
+    if not isinstance(found, Ragged):
+        raise ProtocolError(
+            f"expected a Ragged field {name!r} in the reply of {op.__name__}, got {sorted(reply)}"
+        )
+    return found
+
+
+def all_places(off: Tensor, members: Tensor) -> Tensor:
+    """Return the places of all that belongs to the clients `members`, ascending."""
+    keep = torch.zeros(len(off) - 1, dtype=torch.bool)
+    keep[members] = True
+    return keep[owners(off)].nonzero()[:, 0]
+
+
+def places_in(reply: Payload, name: str, off: Tensor, members: Tensor, op: Op) -> Tensor:
+    """Return places in the federation's order of places (k,) that clients name in their own."""
+    field = rows_in(reply, name, op)
+    own, runs = field.t.long().cpu(), field.off.diff().cpu()
+    client = torch.repeat_interleave(members, runs)
+    if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
+        raise ProtocolError(f"expected slots that exist from {op.__name__}, got others")
+    return off[client] + own
+
+
+def by_owner(places: Tensor, off: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places (k,) int32 as their owners count, and (C + 1,) how many each has."""
+    owner = torch.searchsorted(off, places, right=True) - 1
+    # A client without places has the offset of the next one, so the last match is the owner.
+    runs = torch.bincount(owner, minlength=len(off) - 1)[members]
+    return (places - off[owner]).int(), offsets(runs)
+
 
 MOST_TURNS = 10_000  # clients that publish
 
@@ -294,7 +336,7 @@ def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
     """Return which rows of a tensor clients use, (k,) numbers with a run for every client.
 
     It shows the server what occurs at a client: features, for first weights. See
-    `silograph.federation.known_rows` for what it is good for.
+    `silograph.federation.decoder` for what it is good for.
 
     Args:
         fed: the federation.
@@ -318,3 +360,62 @@ def row_numbers(size: int) -> FieldSpec:
 def _whole(field: Field) -> Tensor:
     """Return what one client sent: its slice, or all its rows."""
     return field.t if isinstance(field, Ragged) else field.t[0]
+
+
+# --- Before training: both owners of every cross-client edge must know of it ---------------------
+
+
+def agree_on_edges(fed: Federation, key: Key) -> None:
+    """Check that as many cross-client edges end at each boundary row as its owner knows.
+
+    Raises:
+        DataError: a client whose neighbors do not agree.
+    """
+    relay_sum(fed, tell_edges, compare_edges, what=Kind.HALO_KEYS, key=key)
+    reply = fed.call(tell_disagreement, {}, what=Kind.CONTROL, key=key)
+    wrong = reply["wrong"].t.tolist()
+    for name, count in zip(fed.ids, wrong, strict=True):
+        if count:
+            raise DataError(
+                f"expected both owners of a cross-client edge to know of it, got {count} nodes of "
+                f"{name} with other numbers of edges than their neighbors say: list each edge at "
+                "both owners; clients that hold copies of a node cannot be trained as one"
+            )
+
+
+def agreement_steps(key: Key) -> Steps:
+    """Return the calls of `agree_on_edges`."""
+    what = Kind.HALO_KEYS
+    return (
+        relay_steps(tell_edges, compare_edges, what=what, key=key, width=1, dtype=torch.int64),
+        Call(tell_disagreement, Kind.CONTROL, key, {}, {"wrong": COUNT}),
+    )
+
+
+def tell_edges(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Count the own edges to every halo slot. In: nothing. Out: `rows` (S, 1) int64."""
+    del cfg, inbox, key
+    counts = torch.bincount(block.halo.adj.indices.long(), minlength=block.halo.adj.num_cols)
+    return state, {"rows": Ragged(counts[:, None], block.halo.off)}
+
+
+def compare_edges(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Compare with the own edges. In: `sum` (B, 1) int64. Out: nothing."""
+    del cfg, key
+    told = torch.zeros(len(block.row_key), dtype=torch.int64, device=block.off.device)
+    told[block.halo.boundary] = inbox["sum"].t[:, 0]
+    wrong = block.count(told != block.halo.adj.degree)
+    return {**state, "agreement/wrong": Stacked(wrong)}, {}
+
+
+def tell_disagreement(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Tell how many rows differ. In: nothing. Out: `wrong` (C,) int64."""
+    del cfg, block, inbox, key
+    new = {name: field for name, field in state.items() if name != "agreement/wrong"}
+    return new, {"wrong": state["agreement/wrong"]}

@@ -9,7 +9,7 @@ Three things that any method which averages weights can use (`SentWeights`):
   Droppo, Li and Yu, INTERSPEECH 2014; Karimireddy, Rebjock, Stich and Jaggi, ICML 2019). So the
   sum of what a client has sent is the sum of its changes, less what waits.
 - *Used rows*: a client gets and sends the rows of first weights whose features occur at its nodes;
-  the server works out the others, which no data moves (`silograph.federation.known_rows`). This is
+  the server works out the others, which no data moves (`silograph.federation.decoder`). This is
   exact, and it shows the server which features occur at a client.
 
 Vectors (biases) always travel exactly.
@@ -39,28 +39,30 @@ from silograph.core.payload import (
     owners,
     take,
 )
-from silograph.core.sent_weights import SentWeights
+from silograph.core.setting_values import SentWeights
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, WeightedMean
-from silograph.federation.decoder import SCALE, Decoder
-from silograph.federation.field_specs import FieldSpec, FieldSpecs
-from silograph.federation.known_rows import rows_for, rows_from
-from silograph.federation.program import Call, Steps
-from silograph.federation.small_numbers import (
+from silograph.federation.decoder import (
     LARGEST,
+    SCALE,
     SCALED,
+    Decoder,
     as_bytes,
     as_half_bytes,
     as_halves,
     from_small,
     packed_width,
+    rows_for,
+    rows_from,
     unpacked,
 )
+from silograph.federation.field_specs import FieldSpec, FieldSpecs
+from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.doors import dtype_of
+from silograph.nn.fit import dtype_of
 
 USED, LEFT = "sent/used", "sent/left/"
 FIRST, OFF = "sent/used", "sent/off"  # of the server's memory: used rows of all clients

@@ -1,14 +1,23 @@
 """Files of result folders that several readers and writers share; nothing here needs torch."""
 
 import csv
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from silograph.core.csv_text import from_cell, to_text
-from silograph.core.errors import CheckpointError, DataError
-from silograph.core.files import check_regular
+from pydantic import TypeAdapter
+
+from silograph.core.errors import CheckpointError, DataError, SilographError
+from silograph.core.files import check_regular, from_cell, to_text, write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 Row = dict[str, int | float | None]
 CONFIG, ABOUT, RESULT, REPORT = "config.toml", "run.json", "result.json", "report.html"
@@ -107,3 +116,263 @@ def read_rounds(path: Path) -> list[Row]:
 
 def _number(column: str, text: str) -> int | float | None:
     return None if not text else int(text) if column in WHOLE else float(text)
+
+
+# --- checksums -----------------------------------------------------------------------------------
+# Digests that show altered or damaged files of result folders and studies; no torch is needed.
+#
+# checksums.json has the digests of the files of a result folder. The JSON files of a study, and
+# each line of its cells, have a digest of their own, because a study grows until it is over.
+
+
+LOG = logging.getLogger("silograph")
+UNCHECKED = "{} has no digest that it could be checked by: an older version wrote it"
+DIGEST = "digest"  # key of a JSON object that holds the digest of its other keys
+AT_END = (RESULT, ROUNDS, LEDGER)  # they have digests once the run is over
+# `resume` checks them by other means: by the identity of the run and by its checkpoints.
+LATER = (CONFIG, DIVERGED, *AT_END)
+
+
+def digest_of_bytes(data: bytes) -> str:
+    """Return what names bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def read_sums(folder: Path) -> dict[str, list[str]]:
+    """Return the digests that files of a result folder may have, by name.
+
+    Raises:
+        CheckpointError: there are none that can be read.
+    """
+    check_regular(folder / SUMS)
+    try:
+        text = (folder / SUMS).read_text(encoding="utf-8")
+        return TypeAdapter(dict[str, list[str]]).validate_python(json.loads(text))
+    except (OSError, ValueError, RecursionError):
+        raise CheckpointError(
+            f"expected digests of the run's files in {folder / SUMS}, got none that can be "
+            "read: restore the file from a copy, or begin a new run"
+        ) from None
+
+
+def write_sums(folder: Path, sums: Mapping[str, Sequence[str]], *, private: bool = False) -> None:
+    """Write the digests that files of a result folder may have; `private` as for `write_atomic`."""
+    write_atomic(folder / SUMS, json.dumps(sums, indent=2) + "\n", private=private)
+
+
+def add_sums(folder: Path, digests: Mapping[str, str]) -> None:
+    """Write down what files may be from now on, beside what they may have been before."""
+    sums = read_sums(folder)
+    for name, digest in digests.items():
+        sums[name] = list(dict.fromkeys([*sums.get(name, []), digest]))
+    write_sums(folder, sums)
+
+
+def replace_sums(folder: Path, digests: Mapping[str, str]) -> None:
+    """Write down what files are from now on, whatever they may have been before."""
+    sums = read_sums(folder)
+    write_sums(folder, sums | {name: [digest] for name, digest in digests.items()})
+
+
+def write_with_sums(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files and their digests alone; a kill in between leaves files that fit digests."""
+    sums = {n: digest_of_bytes(t.encode(errors="backslashreplace")) for n, t in texts.items()}
+    write_sums(folder, {name: [digest_of(folder / name), sums[name]] for name in texts})
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    write_sums(folder, {name: [digest] for name, digest in sums.items()})
+
+
+def is_of_model(name: str) -> bool:
+    """Return whether a name in checksums.json is written with the models, when the run is over."""
+    return name in (MODEL, CLIENT_STATISTICS) or name.startswith(f"{MODELS}/")
+
+
+def digest_of(file: Path) -> str:
+    """Return what names the bytes of a file, `none` where there is none."""
+    check_regular(file)
+    return digest_of_bytes(file.read_bytes()) if file.is_file() else "none"
+
+
+MEND = "restore the file from a copy, or begin a new run"
+
+
+def differing(file: Path, digest: str, expected: Sequence[str], mend: str = MEND) -> str | None:
+    """Return how a file differs from what the run has written, None where it does not."""
+    if digest in expected:
+        return None
+    return (
+        f"expected {file} as the run has written it ({' or '.join(expected)}), got one that has "
+        f"changed ({digest}): {mend}"
+    )
+
+
+def check_written(folder: Path, names: Sequence[str], mend: str = MEND) -> None:
+    """Raise `DataError` for files of a result folder that are not as the run has written them.
+
+    Nothing is known of files that are not there, nor of those that an older version wrote.
+    """
+    # Digests of files before those that are known: a run that goes on writes these down first.
+    digests = {name: digest_of(folder / name) for name in names if (folder / name).exists()}
+    sums = read_sums(folder) if (folder / SUMS).is_file() else {}
+    for name in digests.keys() & sums.keys():
+        if line := differing(folder / name, digests[name], sums[name], mend):
+            raise DataError(line)
+
+
+def check_model_file(path: Path) -> None:
+    """Raise `DataError` for a model's file that is not as its run has written it.
+
+    Nothing is known of a file outside a result folder. A line is logged where an older version
+    has written no digest of it.
+    """
+    whole = path.absolute()
+    for folder in whole.parents[:2]:  # that of all is in the folder, clients' own are in models
+        if any((folder / name).is_file() for name in (SUMS, ABOUT, RESULT)):
+            name = whole.relative_to(folder).as_posix()
+            check_written(folder, [name])
+            has_sums = (folder / SUMS).is_file()
+            if whole.is_file() and not (has_sums and name in read_sums(folder)):
+                LOG.warning("%s", UNCHECKED.format(path))
+
+
+@dataclass(frozen=True)
+class FolderCheck:
+    """How the files of a result folder fit their digests in checksums.json.
+
+    Attributes:
+        folder: the folder, as it was given.
+        is_over: whether the run is over.
+        has_sums: whether there is a file checksums.json that can be read.
+        altered: names of files that are not as the run has written them.
+        missing: names of files that have a digest and are not there.
+        unchecked: names of files that have no digest.
+    """
+
+    folder: str
+    is_over: bool
+    has_sums: bool
+    altered: tuple[str, ...]
+    missing: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a file was altered or is missing; folders of old have no checksums.json."""
+        has_bad_sums = not self.has_sums and os.path.lexists(Path(self.folder) / SUMS)
+        return bool(self.altered or self.missing) or has_bad_sums
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a reader of the folder must know, one line each; none where all files fit."""
+        if not self.has_sums:
+            yield (
+                f"{self.folder} has no {SUMS} that can be read: its files could not be checked, "
+                "and may have been altered since the run wrote them"
+            )
+        for name in self.altered:
+            yield (
+                f"{self.folder}/{name} does not fit its digest in {SUMS}: it has been altered or "
+                "damaged since the run wrote it, so do not trust its figures"
+            )
+        for name in self.missing:
+            mend = "; silograph resume writes it anew" if name == RESULT else ""
+            yield f"{self.folder}/{name} is missing: {SUMS} has a digest of it{mend}"
+        if self.has_sums and self.unchecked:
+            why = "an older version wrote them" if self.is_over else "the run is not over"
+            yield (
+                f"{SUMS} of {self.folder} has no digest of {', '.join(self.unchecked)} ({why}): "
+                "they could not be checked"
+            )
+
+
+def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
+    """Compare the files of a result folder with their digests.
+
+    Args:
+        folder: of a run.
+        is_over: whether the run is over; until then tables grow, and have no digests.
+
+    Raises:
+        DataError: one of them is no regular file.
+    """
+    try:
+        sums, has_sums = read_sums(folder), True
+    except CheckpointError:
+        sums, has_sums = {}, False
+    models = sorted(path.name for path in (folder / MODELS).glob("[!.]*"))
+    names = [CONFIG, ABOUT, SIMULATION, CLIENTS, ROUNDS, LEDGER, RESULT, DIVERGED, MODEL]
+    names.append(CLIENT_STATISTICS)
+    names += [f"{MODELS}/{name}" for name in models]
+    # A run that is stopped at its very end has digests of its last files, and perhaps lacks some.
+    at_end = not is_over and RESULT in sums
+    if not is_over and not at_end:
+        sums = {n: known for n, known in sums.items() if n not in AT_END and not is_of_model(n)}
+        names = [name for name in names if not is_of_model(name)]
+    altered, missing, unchecked = [], [], []
+    for name in dict.fromkeys([*names, *sums]):
+        digest = digest_of(folder / name) if _is_inside(name) else "none"
+        if digest == "none":
+            may_lack = name == DIVERGED or (at_end and is_of_model(name))
+            missing += [name] if name in sums and not may_lack else []
+        elif name not in sums:
+            unchecked.append(name)
+        elif digest not in sums[name]:
+            altered.append(name)
+    parts = tuple(altered), tuple(missing), tuple(unchecked)
+    return FolderCheck(str(folder), is_over, has_sums, *parts)
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name in checksums.json is that of a file in the folder or in `models`."""
+    return Path(name).name in (name, name.removeprefix(f"{MODELS}/")) and name not in ("", "..")
+
+
+def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a JSON object with a digest of themselves."""
+    return {**values, DIGEST: _digest_of_values(values)}
+
+
+def without_digest(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], bool]:
+    """Return the values of a JSON object that `with_digest` made, and whether they had a digest.
+
+    Args:
+        values: as they were read; older versions wrote them without a digest.
+        where: they are from, for the error.
+
+    Raises:
+        DataError: they have been altered.
+    """
+    plain = {name: value for name, value in values.items() if name != DIGEST}
+    if DIGEST in values and values[DIGEST] != _digest_of_values(plain):
+        raise DataError(
+            f"expected {where} as it was written, got another: it does not fit its digest, so it "
+            "has been altered or damaged: restore it from a copy"
+        )
+    return plain, DIGEST in values
+
+
+def _digest_of_values(values: Mapping[str, Any]) -> str:
+    return digest_of_bytes(json.dumps(values).encode(errors="surrogatepass"))
+
+
+# --- Rows as a pandas DataFrame; pandas is not installed with silograph --------------------------
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], instead: str) -> "pd.DataFrame":
+    """Return rows as a pandas DataFrame.
+
+    Args:
+        rows: dicts with the same keys.
+        instead: where the rows are without pandas.
+
+    Raises:
+        SilographError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise SilographError(
+            "expected pandas for to_dataframe(), got no such package: pip install "
+            f"'silograph[pandas]', or use {instead}"
+        ) from None
+    return pd.DataFrame(list(rows))

@@ -19,9 +19,16 @@ from silograph.core.payload import (
     copied,
     patched_problem,
 )
-from silograph.federation.base import NOTHING, Op, is_overwritten, is_read
+from silograph.federation.base import (
+    NOTHING,
+    Op,
+    context,
+    failure,
+    is_overwritten,
+    is_read,
+    says_all,
+)
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
-from silograph.federation.op_failure import context, failure, says_all
 from silograph.graph.block.block import ClientBlock
 
 # Begins the names of (C,) bool fields beside state fields that only some clients of a block have.

@@ -1,8 +1,8 @@
 """What clients send of a tensor, turned into whole tensors and into changes.
 
 A field of a reply holds the tensor itself; or its change as small numbers
-(`silograph.federation.small_numbers`), with scales in a field of their own; or only the rows that a
-client uses (`silograph.federation.known_rows`), of the tensor or of its change. Means, users'
+(`silograph.federation.decoder`), with scales in a field of their own; or only the rows that a
+client uses (`silograph.federation.decoder`), of the tensor or of its change. Means, users'
 aggregators and the checks of what a silo sends all read replies through the same decoder.
 
 C: clients of the federation. k: rows that they use. R: rows of a tensor.
@@ -14,11 +14,135 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, take
-from silograph.federation.known_rows import onto
-from silograph.federation.small_numbers import SCALED, from_small, unpacked
+from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, owners, take
+
+# --- Fields that travel as rows of a base, where both ends know which rows these are -------------
+#
+# A client says once which rows of a tensor it uses, those of features that occur at its nodes,
+# say. From then on messages hold these rows only, without their numbers: to the client as a
+# `Ragged` field of the inbox, back as one of the reply (`silograph.federation.decoder`). So a
+# frame has its true size, and no number of a row is there to be wrong. Specs count the rows by
+# what was said: `rows="state/NAME"`.
+#
+# C: clients. k: rows that they use. R: rows of the base.
+
+
+def rows_for(base: Tensor, known: Ragged) -> Ragged:
+    """Return the rows (k, ...) of a base (R, ...) that clients use, by their numbers (k,)."""
+    return Ragged(base[known.t.long().to(base.device)], known.off)
+
+
+def onto(base: Tensor, rows: Ragged, known: Ragged, which: Tensor | None = None) -> Patched:
+    """Return slices (C, R, ...) that are a base (R, ...) except in the rows that clients use.
+
+    Args:
+        base: the same for all; with `which` one of several, (G, R, ...).
+        rows: of the clients.
+        known: their numbers.
+        which: (C,) int64 base of each client.
+
+    Raises:
+        ProtocolError: other numbers of rows than clients use, or rows of another shape.
+    """
+    alike = rows.off.shape == known.off.shape and torch.equal(rows.off.cpu(), known.off.cpu())
+    bases = base[None] if which is None else base
+    if not alike or rows.t.shape[1:] != bases.shape[2:]:
+        wanted, got = (f.off.diff().tolist()[:9] for f in (known, rows))
+        raise ProtocolError(
+            f"expected {wanted} rows of shape {tuple(bases.shape[2:])}, which clients said they "
+            f"use, got {got} of {tuple(rows.t.shape[1:])}"
+        )
+    if which is None:
+        which = torch.zeros(len(known.off) - 1, dtype=torch.int64)
+    return Patched(bases, which, rows.t, known.t.long(), known.off)
+
+
+def rows_from(field: Stacked | Patched, known: Ragged) -> Ragged:
+    """Return the rows (k, ...) that clients use of slices (C, R, ...)."""
+    index = known.t.long()
+    if isinstance(field, Stacked):
+        return Ragged(field.t[owners(known.off), index], known.off)
+    if torch.equal(field.off, known.off) and torch.equal(field.index, index):
+        return Ragged(field.t, known.off)
+    parts = index.split(known.off.diff().tolist())
+    return Ragged(torch.cat([field.slice(c)[part] for c, part in enumerate(parts)]), known.off)
+
+
+# --- Floating point numbers as float16, or as bytes or half bytes with a scale for each row ------
+#
+# k: rows. D: width of a row.
+
+
+LEVELS = 127  # of a row that is sent as bytes, on either side of 0
+HALF_LEVELS = 7  # as half bytes
+ZERO = 8  # a half byte that stands for 0
+# Dtypes of numbers with scales (uint8: pairs of half bytes), and how far from 0 a number may be:
+# -128 and -8 are never sent from here, but may come.
+SCALED = {torch.int8: 128, torch.uint8: 8}
+LARGEST = 2.0**120  # scale: times its levels it is finite
+LARGEST_HALF = 65504.0  # of float16
+
+
+def as_bytes(x: Tensor, most: int = LEVELS) -> tuple[Tensor, Tensor]:
+    """Return rows (..., D) as whole numbers from -most to most, int8, and scales (...) float32.
+
+    A row is its numbers times its scale, to within half a scale in each entry. The scale of a row
+    that is not finite is not finite, either, or the largest.
+    """
+    scale = (x.abs().amax(-1).double() / most).clamp(max=LARGEST).float()
+    levels = x.double() / scale.double().clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return levels.round().clamp(-most, most).nan_to_num(0.0).to(torch.int8), scale
+
+
+def as_half_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows (..., D) as whole numbers from -7 to 7, two in a byte, and scales (...) float32.
+
+    The bytes are (..., (D + 1) // 2) uint8: 8 more than number 2 i in the low half of byte i, 8
+    more than the next one in the high half; 8 where there is none.
+    """
+    numbers, scale = as_bytes(x, HALF_LEVELS)
+    halves = pad(numbers + ZERO, (0, numbers.shape[-1] % 2), value=ZERO).to(torch.uint8)
+    return halves[..., 0::2] | halves[..., 1::2] << 4, scale
+
+
+def as_halves(x: Tensor) -> Tensor:
+    """Return float16 numbers, the largest that there are for what is larger."""
+    return x.clamp(-LARGEST_HALF, LARGEST_HALF).half()
+
+
+def packed_width(dtype: torch.dtype, width: int) -> int:
+    """Return how many entries a row of so many small numbers has on its way."""
+    return (width + 1) // 2 if dtype is torch.uint8 else width
+
+
+def unpacked(t: Tensor, width: int) -> Tensor:
+    """Return rows (..., D) of small numbers, half bytes as int8.
+
+    Args:
+        t: rows as they were sent, (..., `packed_width`).
+        width: D.
+
+    Raises:
+        ProtocolError: rows of another width.
+    """
+    expected = packed_width(t.dtype, width)
+    if t.shape[-1] != expected:
+        raise ProtocolError(
+            f"expected {expected} entries for a row of {width} numbers, got {t.shape[-1]}"
+        )
+    if t.dtype is not torch.uint8:
+        return t
+    return torch.stack((t & 15, t >> 4), -1).flatten(-2)[..., :width].to(torch.int8) - ZERO
+
+
+def from_small(t: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return numbers (..., D) of a dtype from `as_halves`, or from bytes with their scales."""
+    found = t.to(dtype)
+    return found if scale is None else found * scale.to(dtype)[..., None]
+
 
 SCALE = "scale/"  # begins the name of a field with the scales of another
 

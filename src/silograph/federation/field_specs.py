@@ -15,9 +15,7 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Patched, Ragged, Shared, Stacked
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
-from silograph.graph.block.pairs import table_rows
+from silograph.graph.block.block import ClientBlock, Route, table_rows
 from silograph.graph.graph import label_form
 
 NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"

@@ -10,16 +10,20 @@ repeat.
 C: clients of the federation. k: clients of a call.
 """
 
+import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from silograph.core.errors import CheckpointError
 from silograph.core.kinds import Kind
+from silograph.core.work import Meter
+from silograph.federation.frame import Envelope
 
 Direction = Literal["down", "up"]
 
@@ -230,3 +234,142 @@ class Ledger:
             sizes[record.clients] += record.bytes
             flops[record.clients] += record.flops
         return sizes, flops
+
+
+# --- The virtual clock: what a run would take at clients of given speeds and links ---------------
+#
+# It is a model and no measurement: a pure function of the ledger, so a seed gives one time, on
+# every machine and engine. A client needs for a call
+#
+#     work / speed + (bytes down + bytes up) / bandwidth + latency
+#
+# and a call takes as long as its slowest client; calls follow each other. What is left out: the
+# server's own work, links that are shared, clients that are slower at some times than at others,
+# and everything for evaluation, which a run does to be looked at.
+#
+# C: clients.
+
+
+@dataclass(frozen=True, eq=False)
+class VirtualClock:
+    """Speeds and links of all clients.
+
+    Attributes:
+        speed: (C,) float64 floating-point operations a second.
+        bandwidth: (C,) float64 bytes a second, both directions together.
+        latency: (C,) float64 seconds for each call.
+    """
+
+    speed: np.ndarray
+    bandwidth: np.ndarray
+    latency: np.ndarray
+
+    def seconds(self, records: Iterable[Record]) -> float:
+        """Return the virtual seconds of calls, one after the other."""
+        return float(sum(call.max() for call in self._calls(records)))
+
+    def by_client(self, records: Iterable[Record]) -> np.ndarray:
+        """Return the virtual seconds that each client takes by itself, (C,) float64."""
+        total = np.zeros(len(self.speed))
+        for call in self._calls(records):
+            total += call
+        return total
+
+    def _calls(self, records: Iterable[Record]) -> Iterator[np.ndarray]:
+        """Yield the seconds of each client in every call, (C,)."""
+        training = (record for record in records if record.what is not Kind.EVALUATION)
+        for _, call in itertools.groupby(training, lambda record: (record.round, record.step)):
+            work, sizes = np.zeros(len(self.speed)), np.zeros(len(self.speed))
+            called = np.zeros(len(self.speed), dtype=bool)
+            for record in call:
+                work[record.clients] += record.flops
+                sizes[record.clients] += record.bytes
+                called[record.clients] = True
+            yield work / self.speed + sizes / self.bandwidth + called * self.latency
+
+
+def records_of_last_round(ledger: Ledger, t: int) -> Sequence[Record]:
+    """Return the records of a round, which is the ledger's last; none if it made no call."""
+    number = len(ledger)
+    while number and ledger.since(number - 1)[0].round == t:
+        number -= 1
+    return ledger.since(number)
+
+
+# --- What every engine does around a call: number it, and write down what it cost ----------------
+
+
+class Account:
+    """Numbers calls and keeps the ledger.
+
+    Args:
+        clients: C, all clients of the federation.
+        records: of an earlier part of the run.
+
+    Attributes:
+        ledger: what calls cost each client.
+        executed: operations that were executed here, of all clients, without those of `records`.
+    """
+
+    def __init__(self, clients: int, records: Iterable[Record] = ()) -> None:
+        self.ledger = Ledger(clients, records)
+        self.executed = 0.0
+        self._round = 0
+        self._step = 0
+
+    def start_round(self, number: int) -> None:
+        """Say that the calls from here on belong to this round."""
+        self._round, self._step = number, 0
+
+    def open(self, op: str, what: Kind) -> Envelope:
+        """Return the envelope of the next call."""
+        self._step += 1
+        return Envelope(op, what, self._round, self._step)
+
+    def down(self, envelope: Envelope, positions: Tensor, sizes: np.ndarray) -> None:
+        """Write down what was sent to the clients at `positions` (k,): frames of (k,) bytes."""
+        clients = positions.numpy()
+        self._record(envelope, envelope.kind, "down", clients, sizes, np.zeros(clients.shape))
+
+    def up(
+        self,
+        envelope: Envelope,
+        positions: Tensor,
+        sizes: np.ndarray,
+        counts: np.ndarray,
+        meters: Sequence[Meter],
+    ) -> None:
+        """Write down what came back, and the work.
+
+        Args:
+            envelope: of the call.
+            positions: (k,) of the clients that replied.
+            sizes: (k,) bytes of their frames.
+            counts: (k,) bytes of them that are scores of the received weights: evaluation, whatever
+                the kind of the call.
+            meters: cover the clients in their order.
+        """
+        found, clients = [meter.summed() for meter in meters], positions.numpy()
+        self.executed += sum(executed for _, _, executed in found)
+        work = np.concatenate([own for own, _, _ in found])
+        self._record(envelope, envelope.kind, "up", clients, sizes - counts, work)
+        kinds = {kind for meter in meters for kind in meter.apart}
+        if counts.any():
+            kinds.add(Kind.EVALUATION)
+        for kind in sorted(kinds):
+            none = (np.zeros(len(own)) for own, _, _ in found)
+            parts = [by.get(kind, zeros) for (_, by, _), zeros in zip(found, none, strict=True)]
+            size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)
+            self._record(envelope, kind, "up", clients, size, np.concatenate(parts))
+
+    def _record(
+        self,
+        envelope: Envelope,
+        kind: Kind,
+        direction: Direction,
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        flops: np.ndarray,
+    ) -> None:
+        numbers = envelope.round, envelope.step
+        self.ledger.append(Record(*numbers, envelope.op, kind, direction, clients, sizes, flops))

@@ -1,19 +1,25 @@
 """What a run calls at its clients, known before it begins: ops, their order and their fields.
 
 A silo derives the program from the config that it has agreed to and does nothing else, whoever asks
-(`silograph.federation.course`). The server derives the same one and holds replies to it. A method
+(`silograph.federation.program`). The server derives the same one and holds replies to it. A method
 declares its part as `Calls`; `silograph.experiment.resolve.run_program` puts the program of a run
 together.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
-from silograph.core.errors import ProtocolError
+import torch
+from torch import Tensor
+
+from silograph.core.errors import PolicyError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import RECEIVED, Kind
-from silograph.core.payload import Payload, Ragged, State
+from silograph.core.payload import Field, Payload, Ragged, State
+from silograph.core.text import counted
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, FieldSpecs, check_against
 
@@ -331,3 +337,328 @@ def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
                     yield call, (rest, *steps[place + 1 :])
                 if not can_end(step):
                     return
+
+
+# --- course --------------------------------------------------------------------------------------
+# How far a run is in its program: which call may come next, and what must come before others.
+#
+# Both ends keep a course. A silo does what comes next in it and nothing else, whoever asks.
+
+
+MOST_PASSED = 1000  # rounds in a row without a call to a client: each is looked at
+MOST_TIMES = 8  # that a round is begun: the first, and those in which it is done again
+
+
+class Course:
+    """How far a run is in its program; both ends keep one.
+
+    Args:
+        program: of the run.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._round = BLANK
+        self._rest: Steps = ()
+        self._back = False  # brought back to a state: the others may have gone on meanwhile
+        self._broken = False  # a call of the round has failed
+        self._begun: Counter[int] = Counter()
+        self._closed: int | None = None  # the round after which the last model was scored
+
+    def check_number(self, number: int) -> None:
+        """Raise `ProtocolError` where the run has no such round."""
+        self.program.check_number(number)
+
+    def go_to(self, number: int) -> None:
+        """Take a round as whole: what follows is a later one.
+
+        The next one, or one after it, if the others have gone on without this client meanwhile.
+        """
+        self.check_number(number)
+        self._round, self._rest, self._back, self._broken = number, (), True, False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no call of the round has to come any more."""
+        return not self._broken and can_end(self._rest)
+
+    def break_off(self) -> None:
+        """Take a call that was made as failed: only `go_to` leads on from here."""
+        self._broken = True
+
+    def _check_unbroken(self) -> None:
+        if self._broken:
+            raise ProtocolError(
+                f"expected LOAD after a call of round {self._round} that has failed, got another"
+            )
+
+    def check_whole(self) -> None:
+        """Raise `ProtocolError` where calls of the round are still to come."""
+        self._check_unbroken()
+        if not can_end(self._rest):
+            raise ProtocolError(f"expected {_names(self._rest)} before round {self._round} is over")
+
+    def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:
+        """Raise `ProtocolError` unless a state is one that a round leaves behind.
+
+        Args:
+            state: of the clients.
+            extent: of them.
+            own: whether this process has made it: then shapes are checked, no values.
+        """
+        where = "the state of a round"
+        check_against(state, self.program.state, extent, where, finite=not own, values=not own)
+
+    def result_of(self, fields: Payload) -> Payload:
+        """Return what clients get of the server's weights, as agreed."""
+        return {name: fields[name] for name in self.program.result}
+
+    def check_result(self, number: int, fields: Payload, extent: Extent) -> None:
+        """Raise `ProtocolError` unless the server may send this as the result of the run."""
+        self.check_whole()
+        if self._round < 1:
+            raise ProtocolError("expected a round before the result of the run, got none")
+        if not 0 < number <= self.program.rounds:
+            raise ProtocolError(
+                f"expected a best round from 1 to {self.program.rounds}, got {number}"
+            )
+        check_against(fields, self.program.result, extent, "the result of the run", finite=True)
+        self._check_may_be_over(number)
+
+    def _check_may_be_over(self, number: int) -> None:
+        """Raise `ProtocolError` for a round that cannot be over without calls to this client.
+
+        One that was brought back to a state may have been away in any number of rounds. Of others
+        only so many are looked at, as the server chooses how many there are.
+        """
+        last = self._round if self._back else min(number, self._round + MOST_PASSED)
+        for between in range(self._round + 1, last + 1):
+            if not can_end(self.program.steps(between)):
+                raise ProtocolError(
+                    f"expected calls of round {between} before the result of the run, got round "
+                    f"{number} as the best one"
+                )
+
+    def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
+        """Return the next call as the program has it, and what follows it; see `go_on`.
+
+        Raises:
+            ProtocolError: the program has another one here.
+        """
+        self._check_unbroken()
+        rest = self._rest if number == self._round else self._entered(number)
+        found = [(c, after) for c, after in possible(rest) if c.op is op and c.what == what]
+        for call, after in found:
+            if call.key == key:
+                return call, after
+        if found:
+            raise ProtocolError(
+                f"expected {op.__name__} with the key that the config's seed gives, got another"
+            )
+        raise ProtocolError(
+            f"expected {_names(rest)} in round {number}, as agreed, got {_name(op, what)}"
+        )
+
+    def _entered(self, number: int) -> Steps:
+        """Return the steps of a later round, once those before it may be over."""
+        steps = self.program.steps(number)
+        if self._closed is not None and number > self._closed:
+            raise ProtocolError(
+                f"expected no call after the closing evaluation of round {self._closed}, got one "
+                f"of round {number}: start the silo again to go on"
+            )
+        if number < self._round:
+            raise ProtocolError(f"expected round {self._round} or a later one, got {number}")
+        self.check_whole()
+        if self._back:
+            return steps
+        if number - self._round > MOST_PASSED:
+            raise ProtocolError(
+                f"expected one of the next {MOST_PASSED} rounds after {self._round}, got {number}"
+            )
+        for between in range(self._round + 1, number):
+            if not can_end(self.program.steps(between)):
+                raise ProtocolError(f"expected calls of round {between}, got one of {number}")
+        return steps
+
+    def closes(self, number: int, after: Steps) -> bool:
+        """Return whether no later round may follow a call, by its round and what follows it."""
+        return number == self.program.rounds or is_over(after)
+
+    def go_on(self, number: int, after: Steps) -> bool:
+        """Take a call of a round as made; return whether the round begins with it.
+
+        Raises:
+            ProtocolError: the round was begun too often.
+        """
+        begins = number != self._round
+        if begins:
+            if self._begun[number] == MOST_TIMES:
+                raise ProtocolError(
+                    f"expected round {number} at most {MOST_TIMES} times, got it once more: start "
+                    "the silo again to go on"
+                )
+            self._begun[number] += 1
+        self._round, self._rest, self._back = number, after, False
+        if is_over(after):
+            self._closed = number
+        return begins
+
+
+def _names(steps: Steps) -> str:
+    """Return what may come next, for a message."""
+    names = [_name(call.op, call.what) for call, _ in possible(steps)]
+    return " or ".join([*names, *["the next round"] * can_end(steps)])
+
+
+def _name(op: Op, what: Kind) -> str:
+    return f"{op.__module__.rpartition('.')[2]}.{op.__name__} ({what.value})"
+
+
+# --- What a silo checks of the weights that it is sent to score ----------------------------------
+#
+# Scores say something about the labels of test nodes. A server that had arbitrary weights scored,
+# as often as it likes, could find these labels out. So a silo compares the weights of the
+# messages, whatever the server says of them:
+#
+# 1. Where the model of a round is sent to be scored, a client that trains in the next round must
+#    train from the same weights.
+# 2. The calls that close the run score one model, which no round trains from. It is two with
+#    `evaluate_clients=participants`, where all clients score the best model in the end, too.
+# 3. A silo scores at most as many different models as there are different weights that it has
+# trained
+#    from, and at most as many as the run has rounds. Those that the run is closed with come on
+#    top,
+#    and one more where set-up scores the first model.
+#
+# The first rule is left out after a LOAD, since the rounds between may have gone on without the
+# silo, or are repeated without another one. The others hold always, however often rounds are
+# repeated: the same weights again count once. All of it is remembered while the silo's process
+# runs.
+#
+# Where a client scores models that others train from (`evaluate_clients=all` with partial
+# participation) it cannot check the last two rules, nor the first one if models are scored on
+# receipt. A silo's policy decides whether it agrees to such a run.
+
+
+WEIGHTS = "weights/", "scale/weights/"  # begin the names of weights as they travel
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Weights that were sent to be scored.
+
+    Attributes:
+        number: the round.
+        digest: of the weights.
+    """
+
+    number: int
+    digest: bytes
+
+
+class ScoredWeights:
+    """Digests of the weights that a silo has scored and of those that it has trained from.
+
+    Args:
+        rules: which rules the run's program allows to check.
+    """
+
+    def __init__(self, rules: ScoringRules) -> None:
+        self._rules = rules
+        self._scored: set[bytes] = set()
+        self._trained: set[bytes] = set()
+        self._closing: set[bytes] = set()  # that were scored by closing calls only
+        self._next: _Scored | None = None  # what the next training has to start from
+
+    def check(
+        self, call: Call, number: int, inbox: Mapping[str, Field], *, closes: bool = False
+    ) -> None:
+        """Raise `PolicyError` where weights are scored, or trained from, that may not be.
+
+        Args:
+            call: of the program.
+            number: of the round.
+            inbox: fields of the message.
+            closes: whether no later round may follow the call (`Course.closes`).
+        """
+        digest = digest_of_weights(inbox)
+        if digest is None:
+            return
+        evaluates = call.what is Kind.EVALUATION
+        if not evaluates:
+            self._check_start(number, digest)
+        if (evaluates or call.scores_inbox) and self._rules.bounded:
+            trained = self._trained if evaluates else self._trained | {digest}
+            self._check_scored(number, digest, len(trained), closes=evaluates and closes)
+
+    def _check_start(self, number: int, digest: bytes) -> None:
+        """Raise `PolicyError` where a round trains from other weights than were scored before."""
+        last = self._next
+        if last is None or number != last.number + 1 or not self._rules.next_trains:
+            return
+        if digest != last.digest:
+            raise PolicyError(
+                f"expected round {number} to train from the weights that were scored after "
+                f"round {last.number}, got other weights: the silo leaves the run"
+            )
+
+    def _check_scored(self, number: int, digest: bytes, trained: int, *, closes: bool) -> None:
+        """Raise `PolicyError` for a further model to score where there may be no more of them."""
+        if digest in self._scored:
+            return
+        rules = self._rules
+        if closes and len(self._closing) >= rules.closing:
+            raise PolicyError(
+                f"expected {counted(rules.closing, 'model')} to be scored when the run is over, "
+                f"got one more in round {number}: the silo leaves the run; start it again to go on"
+            )
+        rounds = trained if rules.in_rounds is None else min(trained, rules.in_rounds)
+        most = rounds + rules.closing + rules.in_setup
+        if len(self._scored) >= most:
+            raise PolicyError(
+                f"expected at most {counted(most, 'model')} to be scored after training from "
+                f"{trained} different ones, got one more in round {number}: the silo leaves the "
+                "run; start it again to go on"
+            )
+
+    def record(
+        self, call: Call, number: int, inbox: Mapping[str, Field], *, closes: bool = False
+    ) -> None:
+        """Remember a call that was answered; the arguments are those of `check`."""
+        digest = digest_of_weights(inbox)
+        if digest is None:
+            return
+        if call.what is Kind.EVALUATION:
+            if closes and digest not in self._scored:
+                self._closing.add(digest)
+            self._scored.add(digest)
+            self._next = _Scored(number, digest)
+        else:
+            self._trained.add(digest)
+            self._next = None
+            if call.scores_inbox:
+                self._scored.add(digest)
+
+    def forget_last(self) -> None:
+        """Allow that the next training starts from other weights than those scored last."""
+        self._next = None
+
+
+def digest_of_weights(inbox: Mapping[str, Field]) -> bytes | None:
+    """Return a digest (16 bytes) of the weights in a message; None: it has none."""
+    names = sorted(name for name in inbox if name.startswith(WEIGHTS))
+    if not names:
+        return None
+    digest = blake2b(digest_size=16)
+    for name in names:
+        field = inbox[name]
+        parts = (field.t, field.off) if isinstance(field, Ragged) else (field.t,)
+        for t in parts:
+            digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
+            digest.update(_bytes_of(t))
+    return digest.digest()
+
+
+def _bytes_of(t: Tensor) -> bytes:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

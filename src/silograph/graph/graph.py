@@ -4,18 +4,111 @@ n: nodes. F: features a node. T: label bits of a multi-label task.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from silograph.core.html import html_table
+from silograph.core.errors import DataError, ProtocolError
+from silograph.core.key import Key, hash_texts, mix_words, unmix_words
 from silograph.core.numeric_state import as_data, standard_numerics
+from silograph.core.text import html_table
 from silograph.graph.csr import CSR
-from silograph.graph.rating_pairs import rating_sizes
+
+# --- From public node keys to the 64-bit counters that every draw for a node starts from ---------
+
+
+def node_words(node_id: np.ndarray) -> Tensor:
+    """Return a 64-bit word for every public node key, (n,) int64.
+
+    Integers are mixed, unsigned ones by their 64 bits, strings hashed (BLAKE2b). Neither depends on
+    the position of the node.
+    """
+    if np.issubdtype(node_id.dtype, np.integer):
+        return mix_words(torch.from_numpy(node_id.astype(np.int64)))
+    digests = b"".join(
+        hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in node_id
+    )
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+
+
+def row_keys(client_id: str, node_id: np.ndarray) -> Tensor:
+    """Return the counters of a client's rows, (n,) int64: they name client and node together."""
+    return client_words(hash_texts([client_id]), node_words(node_id))
+
+
+def client_words(clients: Tensor, words: Tensor) -> Tensor:
+    """Return the counters of rows from their clients' hashes (n,) and their keys' words (n,)."""
+    return mix_words(words ^ clients)
+
+
+def words_of_rows(client_id: str, keys: Tensor) -> Tensor:
+    """Return the words (n,) of the public keys of a client's rows: `client_words` undone."""
+    return unmix_words(keys) ^ hash_texts([client_id]).to(keys.device)
+
+
+def key_order(node_id: np.ndarray, key: Key) -> Tensor:
+    """Return the nodes in the order of one draw each from their public keys, (n,) int64."""
+    return drawn_order(node_words(node_id), key)
+
+
+def drawn_order(words: Tensor, key: Key) -> Tensor:
+    """Return the order of one draw for each of the words (n,) int64, (n,) int64."""
+    return torch.argsort(key.words(words, 1)[:, 0], stable=True)
+
+
+# --- The pairs of a rating graph: which rows are ratings, whose, and of what ---------------------
+#
+# n: rows. p: ratings among them.
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The ratings among rows.
+
+    Attributes:
+        row: (p,) int64 row of each rating, ascending.
+        user: (p,) int64 row of its user.
+        item: (p,) int64 row of its item.
+    """
+
+    row: Tensor
+    user: Tensor
+    item: Tensor
+
+
+def rating_sizes(x: Tensor) -> dict[str, int]:
+    """Return how many users, items and ratings rows (n, 2) of kinds are."""
+    users, items = (int(kind.sum()) for kind in x.T)
+    return {"users": users, "items": items, "ratings": len(x) - users - items}
+
+
+def pairs_among(x: Tensor, adj: CSR) -> Pairs:
+    """Return the ratings among rows.
+
+    Args:
+        x: (n, 2) whether a row is a user or an item; ratings are neither.
+        adj: (n, n) edges; a rating has those to its user and its item.
+
+    Raises:
+        ProtocolError: a rating without a user or an item, or with several.
+    """
+    row = (x == 0).all(dim=1).nonzero()[:, 0]
+    first = adj.indptr[row].long()
+    whole = bool((adj.indptr[row + 1] - adj.indptr[row] == 2).all())
+    if whole:
+        one, other = adj.indices[first].long(), adj.indices[first + 1].long()
+        swapped = x[other, 0] == 1
+        user, item = torch.where(swapped, other, one), torch.where(swapped, one, other)
+        whole = bool((x[user, 0] == 1).all() & (x[item, 1] == 1).all())
+    if not whole:
+        raise ProtocolError("expected edges from each rating to its user and its item, got others")
+    return Pairs(row, user, item)
+
 
 LabelForm = Literal["multiclass", "multilabel", "node_value", "rating"]
 Features = Tensor | CSR
@@ -264,3 +357,208 @@ def fingerprint(graph: Graph) -> str:
     digest.update(f"{graph.num_classes} {graph.node_id.dtype};".encode())
     digest.update(graph.node_id.tobytes())
     return digest.hexdigest()
+
+
+# --- features ------------------------------------------------------------------------------------
+# Features that are made of what every silo knows of its own nodes, for graphs without features.
+#
+# n: nodes. F: features.
+
+
+FeatureSource = Literal["given", "degree", "constant", "onehot-degree"]
+# Columns of features that are made. Those of onehot-degree are fixed, for no silo knows the largest
+# degree of others: one for each degree from 0 to 62, and one for 63 and more.
+WIDTHS = {"degree": 1, "constant": 1, "onehot-degree": 64}
+
+
+def made_features(source: FeatureSource, degree: Tensor) -> Features:
+    """Return the features that are made of the degrees (n,) int64 of nodes.
+
+    >>> made_features("degree", torch.tensor([2, 0]))
+    tensor([[2.],
+            [0.]])
+
+    Args:
+        source: degree: (n, 1), the degree; constant: (n, 1), ones; onehot-degree: (n, 64) sparse,
+            one 1 a row.
+        degree: number of neighbors, in the own silo and in others.
+    """
+    if source == "degree":
+        return degree.float()[:, None]
+    if source == "constant":
+        return torch.ones(len(degree), 1)
+    width, n = WIDTHS["onehot-degree"], len(degree)
+    column = degree.clamp(max=width - 1).numpy()
+    ones = np.ones(n, dtype=np.float32)
+    return CSR.from_scipy(sp.csr_matrix((ones, column, np.arange(n + 1)), shape=(n, width)))
+
+
+SAMPLE = 10_000  # rows that scales are estimated from
+ALONE, ALL = 10.0, 100.0  # see `scale_problem`; measured in docs/decisions/053-weighted-edges.md
+MOST = 0.5  # of the sums by which rows are divided; measured there, too
+SCALE = "scale such columns before"
+
+
+def scale_problem(x: Features, names: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with the scale of features, or None.
+
+    The root mean square of a column is at least `ALONE`, and `ALONE` times the median one, so that
+    it drowns the others; or at least `ALL`. Words, one-hot and standardized columns stay below.
+
+    Args:
+        x: (n, F), as clients train on them.
+        names: (F,) of the columns, or none.
+    """
+    count, part = _sample(x)
+    scale = (_column_sums(part, lambda values: values.square()) / count).sqrt()
+    if not bool((scale > 0).any()):
+        return None
+    largest, median = int(scale.argmax()), float(scale[scale > 0].median())
+    most = float(scale[largest])
+    if most < ALL and (most < ALONE or most < ALONE * median):
+        return None
+    column = _column(largest, names)
+    how = "add --normalize standard"
+    if isinstance(x, CSR):  # standardized, they would be dense
+        how = "add --normalize row, as they are sparse" if row_problem(x) is None else SCALE
+    return (
+        f"features are on very different or large scales (column {column}: about {most:.3g}; the "
+        f"median column: {median:.3g}), and models may not learn from them: {how}"
+    )
+
+
+def row_problem(x: Features, names: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with features whose rows are divided by their sums, or None.
+
+    Columns whose values other than 0 are on average `ALONE` times those of the median column make
+    up most of the sums. So they are nearly the same at every node, and what the others say is
+    divided away. Or sums are close to 0.
+
+    Args:
+        x: (n, F), before or after the division.
+        names: (F,) of the columns, or none.
+    """
+    count, part = _sample(x)
+    part = normalized_rows(part)
+    share = _column_sums(part, torch.abs) / count
+    if not bool((share > 0).any()):
+        return None
+    largest, total = int(share.argmax()), float(share.sum())
+    # Of values other than 0: a common word is no large number.
+    value = share * count / _column_sums(part, lambda values: (values != 0).double()).clamp(min=1)
+    large = value >= ALONE * value[value > 0].median()
+    drowning = float(share[large].sum()) / total
+    if drowning >= MOST or len(share) == 1:
+        what = f"are mostly column {_column(largest, names)} ({share[largest] / total:.0%})"
+    elif total >= ALL:
+        what = f"are close to 0 (a row's values are then about {total:.3g} in all)"
+    else:
+        return None
+    how = SCALE if isinstance(x, CSR) else "use --normalize standard"
+    return (
+        f"sums of features by which --normalize row divides {what}, and models may not learn from "
+        f"the other columns: {how}"
+    )
+
+
+MOST_SORTED = 2 * 10**7  # numbers that are sorted to find equal ones
+LOST = (
+    0.01  # of the distinct values of a column: of very many, a few are equal in float32 by chance
+)
+NAMED = 5  # columns in a message
+
+
+def narrowing_problem(
+    before: Features, after: Features, names: Sequence[str] = (), *, standardized: bool
+) -> str | None:
+    """Return which columns have fewer distinct values in the dtype of a run, or None.
+
+    Columns are named that lose more than `LOST` of their distinct values. If there are more than
+    `MOST_SORTED` numbers, evenly spaced rows are looked at.
+
+    Args:
+        before: (n, F) in float64; other dtypes lose nothing.
+        after: the same rows and columns as clients train on them.
+        names: (F,) of the columns, or none.
+        standardized: whether the run standardizes already.
+    """
+    values = before.values if isinstance(before, CSR) else before
+    if values is None or values.dtype != torch.float64 or not values.numel():
+        return None
+    lost: list[str] = []
+    for column, (wide, narrow) in enumerate(_pairs_of_columns(before, after)):
+        if not bool(narrow.any()):  # constant on training nodes, so that it was made 0
+            continue
+        order = wide.argsort()
+        is_new, differs = wide[order].diff() != 0, narrow[order].diff() != 0
+        had, has = int(is_new.sum()) + 1, int((is_new & differs).sum()) + 1
+        if had - has > LOST * had:
+            lost.append(f"column {_column(column, names)}: {had:,} become {has:,}")
+    if not lost:
+        return None
+    more = f"; and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    how = "use --dtype float64" if standardized else "add --normalize standard or --dtype float64"
+    return (
+        f"distinct values of features become equal in the dtype of the run "
+        f"({'; '.join(lost[:NAMED])}{more}), and models cannot tell them apart: {how}"
+    )
+
+
+def _pairs_of_columns(before: Features, after: Features) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the values of each column before and after; of sparse features the stored ones."""
+    if isinstance(before, CSR):
+        assert isinstance(after, CSR)  # of the same places
+        assert before.values is not None  # features always carry values
+        assert after.values is not None
+        column = before.indices.long()
+        order, sizes = column.argsort(), column.bincount(minlength=before.num_cols).tolist()
+        parts = before.values[order].split(sizes), after.values[order].split(sizes)
+        yield from zip(*parts, strict=True)
+        return
+    assert not isinstance(after, CSR)
+    step = -(-before.numel() // MOST_SORTED)
+    for number in range(before.shape[1]):
+        yield before[::step, number], after[::step, number]
+
+
+def _sample(x: Features) -> tuple[int, Features]:
+    """Return the number (at least 1) of evenly spaced rows, and them: `SAMPLE` at most."""
+    rows = x.num_rows if isinstance(x, CSR) else len(x)
+    step = -(-max(rows, 1) // SAMPLE)
+    part = x.select_rows(torch.arange(0, rows, step)) if isinstance(x, CSR) else x[::step]
+    return max(-(-rows // step), 1), part
+
+
+def _column_sums(x: Features, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the sum of a function of the values of each column, (F,) float64; it keeps 0."""
+    if not isinstance(x, CSR):
+        return of(x.double()).sum(dim=0)
+    assert x.values is not None  # features always carry values
+    zero = torch.zeros(x.num_cols, dtype=torch.float64)
+    return zero.index_add_(0, x.indices.long(), of(x.values.double()))
+
+
+def _column(number: int, names: Sequence[str]) -> str:
+    return repr(names[number]) if names else str(number)
+
+
+def with_features(graph: Graph, source: FeatureSource) -> Graph:
+    """Return the graph with the features that are asked for; degrees are those of the graph."""
+    if source == "given":
+        return graph
+    return replace(graph, x=made_features(source, graph.adj.degree), feature_names=())
+
+
+def with_width(schema: Schema, source: FeatureSource, name: str) -> Schema:
+    """Return the schema of the graph that `with_features` makes; raises as `check_given` does."""
+    check_given(source, schema.num_features, name)
+    return replace(schema, num_features=WIDTHS.get(source, schema.num_features))
+
+
+def check_given(source: FeatureSource, num_features: int, name: str) -> None:
+    """Raise `DataError` where the given features are asked for, and there are none."""
+    if source == "given" and not num_features:
+        raise DataError(
+            f"expected a graph with features, got {name!r} without: choose features degree, "
+            "constant or onehot-degree, such as --features degree"
+        )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from silograph.aggregation.server_step import ServerAdam, ServerMomentum
+from silograph.aggregation.aggregators import ServerAdam, ServerMomentum
 from silograph.control import Controller, RunStanding, knob_fields, knob_specs
 from silograph.core.errors import lookup
 from silograph.core.key import Key
@@ -20,23 +20,22 @@ from silograph.core.payload import (
     named,
     under,
 )
-from silograph.evaluation.halo_from import HaloSums
-from silograph.evaluation.scoring import AllSilos, OwnGraph, personal
+from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
-from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean
-from silograph.federation.decoder import Decoder
+from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean, per_client
+from silograph.federation.decoder import Decoder, onto, rows_for, rows_from
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
-from silograph.federation.known_rows import onto, rows_for, rows_from
-from silograph.federation.per_client import per_client
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, up_to
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
     AnyMethod,
     AtSilos,
+    Caution,
     Method,
     MethodConfig,
+    Needs,
     NoOptions,
     RoundReport,
     ServerHolds,
@@ -45,7 +44,6 @@ from silograph.methods.base import (
 )
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
-from silograph.methods.caution import Caution
 from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
@@ -82,13 +80,10 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
-from silograph.methods.needs import Needs
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
-from silograph.nn.correction import Correction, Proximal, Shift
-from silograph.nn.fit import Fitted, Training, TrainingInputs, stacked_copies
-from silograph.nn.loss_term import LossTerm, StepNodes
-from silograph.nn.start import Start
+from silograph.nn.correction import Correction, LossTerm, Proximal, Shift, StepNodes
+from silograph.nn.fit import Fitted, Start, Training, TrainingInputs, stacked_copies
 
 METHODS: dict[str, AnyMethod] = {
     method.name: method

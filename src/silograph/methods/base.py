@@ -4,40 +4,161 @@ What differs between methods is a value with its own answers (`Setting`, `Evalua
 that nobody has to know the methods to ask them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Generic, Literal, Protocol
 
 import torch
 from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.aggregation.aggregators import MEAN, Aggregator
-from silograph.core.config import RunConfig
+from silograph.control import FIXED, Controller, Knob, knobs_of
+from silograph.core.config import STRICT, RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import State
-from silograph.core.rate_schedule import CONSTANT, RateSchedule
+from silograph.core.payload import Ragged, Stacked, State, put, state_of, take_all
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.row_minimum import NO_MINIMUM, RowMinimum
-from silograph.core.sent_weights import PLAIN_WEIGHTS, SentWeights
+from silograph.core.setting_values import (
+    CONSTANT,
+    NO_MINIMUM,
+    PLAIN_WEIGHTS,
+    RateSchedule,
+    RowMinimum,
+    SentWeights,
+)
 from silograph.core.text import shown
-from silograph.evaluation.scoring import Evaluation, OwnGraph
-from silograph.evaluation.views import UNCUT
+from silograph.evaluation.scoring import UNCUT, Evaluation, OwnGraph
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.caution import Caution, Predicted, in_words
-from silograph.methods.needs import Needs
 from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
-from silograph.nn.correction import Correction
-from silograph.nn.fit import Schedule, Training
-from silograph.nn.loss_term import LossTerm
+from silograph.nn.correction import Correction, LossTerm
+from silograph.nn.fit import Schedule, TrainableModel, Training
 from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.nn.schedule import TrainableModel
+from silograph.nn.segment import segment_sum
 from silograph.task.counts import ALL_COUNTS, CountRules
+
+# --- caution -------------------------------------------------------------------------------------
+# Where the defaults of a method are known not to learn, as parts that say what they hold for.
+
+
+Predicted = Literal["labels of nodes", "ratings"]
+
+
+@dataclass(frozen=True)
+class Caution:
+    """A part of a method's caution.
+
+    >>> print(Caution("raise --lr", of="ratings"))
+    for ratings, raise --lr
+
+    Attributes:
+        text: what is known not to learn, and what does.
+        of: what is predicted where it holds; None: whatever is predicted.
+    """
+
+    text: str
+    of: Predicted | None = None
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return self.text if self.of is None else f"for {self.of}, {self.text}"
+
+
+def in_words(parts: Iterable[Caution]) -> str:
+    """Return parts as one text, empty without any."""
+    return "; ".join(map(str, parts))
+
+
+# --- What methods need of the clients' training, and their defaults ------------------------------
+
+
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # where a method names none of its own
+
+
+def fixed_knobs(options: Any) -> Controller:
+    """Knobs stay what the options say."""
+    del options
+    return FIXED
+
+
+def no_losses(options: Any) -> tuple[LossTerm, ...]:
+    """Add nothing."""
+    del options
+    return ()
+
+
+def no_corrections(options: Any) -> tuple[Correction, ...]:
+    """Local steps follow the gradient of the data."""
+    del options
+    return ()
+
+
+@dataclass(frozen=True)
+class DefaultModel:
+    """A model that runs have where they name none.
+
+    Attributes:
+        name: of the model.
+        layers: default of the run's `layers` with it; None: that of all models.
+        hidden: default of the run's `hidden` with it; None: that of all models.
+    """
+
+    name: str
+    layers: int | None = None
+    hidden: int | None = None
+
+
+NODE_MODEL, RATING_MODEL = DefaultModel("gcn"), DefaultModel("rating_profiles")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a method needs of the clients' training, and its defaults.
+
+    Attributes:
+        optimizer: default of the run's `optimizer`.
+        lr: default of the run's `lr` with that optimizer; None: that of `LEARNING_RATES`.
+        weight_decay: default of the run's `weight_decay`.
+        local_epochs: default of the run's `local_epochs`.
+        keep_optimizer: default of the run's `keep_optimizer`.
+        plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
+            plain SGD.
+        corrections: what the options add to the gradient of every local step; what an op works
+            out anew for every call stands here too, without its values, for the plan of the run.
+        losses: what the options add to the loss of every local step, likewise.
+        score_first: whether the first weights are scored before round 1, and the last scores kept
+            for whatever decides by them.
+        knobs: which of the options' knobs a run has, by those options.
+        controller: what sets them, likewise.
+        selector: default of the run's `selector`.
+        rating_model: default of the run's `model` on ratings of users and items.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float | None = None
+    weight_decay: float = 5e-4
+    local_epochs: int = 1
+    keep_optimizer: bool = False
+    plain_sgd: bool = False
+    corrections: Callable[[Any], tuple[Correction, ...]] = no_corrections
+    losses: Callable[[Any], tuple[LossTerm, ...]] = no_losses
+    score_first: bool = False
+    knobs: Callable[[Any], tuple[Knob, ...]] = knobs_of
+    controller: Callable[[Any], Controller] = fixed_knobs
+    selector: str = "uniform"
+    rating_model: DefaultModel = RATING_MODEL
+
+    def learning_rate(self, optimizer: str) -> float:
+        """Return the default of the run's `lr` with an optimizer."""
+        own = self.lr if optimizer == self.optimizer else None
+        return LEARNING_RATES[optimizer] if own is None else own
+
 
 Options = TypeVar("Options", default=Any)
 Share = Annotated[float, Field(gt=0, le=1)]  # an option
@@ -414,3 +535,64 @@ def client_weights(
 def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
     """Return how a node is seen in the `server` view of a run."""
     return UNCUT if method.setting.uncut else method.evaluate.seen(config.collect)
+
+
+# --- private parts -------------------------------------------------------------------------------
+# What clients keep to themselves from round to round, and that one bad round does not spoil it.
+#
+# Moments of optimizers, masks, private layers, flow networks, tables of users, control variates.
+#
+# C: clients.
+
+
+def finite_or_old(new: State, old: State) -> State:
+    """Return what clients keep to themselves; who got anything infinite or NaN keeps the old.
+
+    Else one round's weights from a server, or a step too long, would spoil all later rounds.
+
+    Args:
+        new: fields of the state after training.
+        old: the state before, with these fields.
+    """
+    # Adam's second moments are as finite as its first ones, of which they are the squares.
+    looked = [
+        f for n, f in new.items() if n.replace("first/", "second/", 1) not in new.keys() - {n}
+    ]
+    # A pass over moments costs some percent of a round: by client only where something is wrong.
+    if all(math.isfinite(float(f.t.sum())) for f in looked):
+        return new
+    good = torch.stack([_is_finite(f) for f in looked]).all(0)
+    bad = (~good).nonzero()[:, 0]
+    before = state_of(take_all({name: old[name] for name in new}, bad))
+    return {name: put(f, before[name], bad) for name, f in new.items()}
+
+
+def _is_finite(field: Stacked | Ragged) -> Tensor:
+    """Return for which clients all numbers of a field are finite, (C,) bool."""
+    rows = field.t.isfinite()
+    rows = rows.flatten(1).all(1) if rows.dim() > 1 else rows
+    return segment_sum((~rows).long(), field.off) == 0 if isinstance(field, Ragged) else rows
+
+
+# --- Presets: a method under another name, with other defaults of its options --------------------
+
+
+def preset(base: AnyMethod, name: str, title: str, **defaults: object) -> AnyMethod:
+    """Return a method under another name.
+
+    Args:
+        base: the method.
+        name: what users call it.
+        title: one line for listings.
+        defaults: of its options that differ.
+    """
+    given = base.options
+    own = {
+        f.name: field(default=defaults.get(f.name, f.default), metadata=f.metadata)
+        for f in fields(given)
+    }
+    space = {"__module__": given.__module__, "__doc__": given.__doc__}
+    types = {"__annotations__": {f.name: f.type for f in fields(given)}}
+    options: type[Any] = type(f"{name.capitalize()}Options", (), {**own, **space, **types})
+    made = checked_dataclass(options, config=STRICT, frozen=True)
+    return replace(base, name=name, title=title, options=made)

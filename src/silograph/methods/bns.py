@@ -31,28 +31,30 @@ from silograph.exchange.passes import (
     Crossing,
     cotangents_steps,
     divisible,
+    finish,
     gradient_steps,
     gradients,
+    inputs_of,
+    reach_of,
     share_cotangents,
+    stage_of,
 )
 from silograph.exchange.pull import pull, pull_steps, rows_of_width
-from silograph.exchange.stages import finish, inputs_of, reach_of, stage_of
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
     check_together,
     start_together,
     steps_together,
     together,
 )
-from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
-from silograph.nn.doors import check_like, check_places
+from silograph.nn.fit import check_like, check_places
+from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
-from silograph.nn.stage_halves import before, scales_of
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -26,27 +26,35 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import Crossing, divisible, gradient_steps, gradients
+from silograph.exchange.passes import (
+    Crossing,
+    back_to_sum,
+    divisible,
+    finish,
+    finish_back,
+    gradient_steps,
+    gradients,
+    inputs_of,
+    stage_of,
+)
 from silograph.exchange.pull import pull, pull_steps, rows_of_width
 from silograph.exchange.rows import broadcast, broadcast_steps
-from silograph.exchange.stages import back_to_sum, finish, finish_back, inputs_of, stage_of
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import (
     check_together,
     start_together,
     steps_together,
     together,
 )
-from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
-from silograph.nn.doors import check_like
+from silograph.nn.fit import check_like
+from silograph.nn.model import before, scales_of
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out
-from silograph.nn.stage_halves import before, scales_of
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

@@ -6,9 +6,8 @@ It is FedAvg with one client that holds everything and keeps its optimizer, so o
 
 from dataclasses import replace
 
-from silograph.methods.base import Uncut
+from silograph.methods.base import Needs, Uncut
 from silograph.methods.fedavg import FEDAVG
-from silograph.methods.needs import Needs
 
 CENTRALIZED = replace(
     FEDAVG,

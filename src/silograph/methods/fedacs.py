@@ -13,10 +13,8 @@ otherwise, as for FedAvg.
 
 import dataclasses
 
-from silograph.methods.base import AnyMethod
-from silograph.methods.caution import Caution
+from silograph.methods.base import AnyMethod, Caution, DefaultModel, Needs
 from silograph.methods.fedavg import FEDAVG
-from silograph.methods.needs import DefaultModel, Needs
 
 FEDACS: AnyMethod = dataclasses.replace(
     FEDAVG,

@@ -26,67 +26,959 @@ rows out anew with their own current weights, from stored rows, if they take par
 what is stored if they do not. F is the validation loss. Features do not leave: without
 `share_features` the first layer sums over the client's own graph.
 
-What clients do is in `silograph.methods.fedais_clients`.
+What clients do is in `silograph.methods.fedais`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field as Bounds
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from silograph.control import knob_fields, knob_specs
+from silograph.control import (
+    BOUND_INTERVAL,
+    FIXED,
+    LOSS_INTERVAL,
+    Controller,
+    Knob,
+    by_policy,
+    knob_fields,
+    knob_specs,
+    knobs_of,
+)
+from silograph.control.base import BATCHES, EXCHANGES, PREFIX, ROW_BYTES
 from silograph.control.bound_interval import MOVED, RATE
-from silograph.control.round_costs import BATCHES, EXCHANGES, ROW_BYTES
-from silograph.core.errors import ConfigError
+from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
+from silograph.core.config import STRICT
+from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
+    Field,
+    Payload,
     Ragged,
     Shared,
     Stacked,
+    State,
+    offsets,
+    owners,
+    ranges,
+    take_all,
     under,
 )
-from silograph.evaluation.halo_from import HaloSums
-from silograph.exchange.history import (
+from silograph.core.payload import state_of as fields_of
+from silograph.core.setting_values import lin
+from silograph.core.work import report_rows, work_for, work_of
+from silograph.evaluation.evaluate import remembered
+from silograph.evaluation.scoring import HaloSums
+from silograph.exchange.passes import divisible
+from silograph.exchange.pull import (
+    ASKED,
+    HALO,
+    OWN,
+    PASSES,
+    SEEN,
+    SENT,
+    VERSION,
+    PullForm,
+    answer,
+    blank_history,
+    blank_moved,
     history_specs,
+    moved_only,
+    moved_specs,
+    pull,
+    pull_steps,
+    put_own_,
     rows_form,
     share_features,
     share_features_steps,
+    stored_in,
+    wanted_rows,
+    with_arrived,
+    with_own,
 )
-from silograph.exchange.moved_rows import moved_specs
-from silograph.exchange.passes import divisible
-from silograph.exchange.pull import pull, pull_steps
+from silograph.exchange.sent_weights import (
+    arrived,
+    kept,
+    learn_form,
+    learn_steps,
+    leaving,
+    mean_of,
+    outgoing,
+)
 from silograph.exchange.sent_weights import gives as weights_up
-from silograph.exchange.sent_weights import kept, learn_form, learn_steps, mean_of, outgoing
 from silograph.exchange.sent_weights import takes as weights_down
-from silograph.federation.base import Federation, WeightedMean, positions_of
+from silograph.federation.base import Federation, WeightedMean, overwrites, positions_of, reads
 from silograph.federation.field_specs import LOSS, NODES, TRAINED, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
-from silograph.methods.base import Method, RoundReport, ServerState
-from silograph.methods.caution import Caution
-from silograph.methods.fedais_batches import advance, close_round
-from silograph.methods.fedais_clients import ask, begin_stored, open_round, serve, store
-from silograph.methods.fedais_options import (
-    RATIO,
-    TAU,
-    Config,
-    FedAISOptions,
-    Plan,
-    controller_of,
-    knobs_in,
-    moved_in,
-    plan_of,
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.methods.base import (
+    Caution,
+    Method,
+    MethodConfig,
+    Needs,
+    RoundReport,
+    ServerState,
+    Share,
+    finite_or_old,
+    preset,
 )
-from silograph.methods.fedais_state import LOSSES, pull_form_of, tells_moves, untouched
-from silograph.methods.local_training import state_specs
-from silograph.methods.needs import Needs
-from silograph.methods.preset import preset
+from silograph.methods.local_training import (
+    begin,
+    named_fields,
+    stacked,
+    state_specs,
+)
 from silograph.nn.conv import Params
-from silograph.nn.neighbors import Fanout, Full
+from silograph.nn.fit import (
+    LOSS_FLOPS,
+    Held,
+    TrainingInputs,
+    check_fit,
+    check_places,
+    dtype_of,
+    features_for,
+)
+from silograph.nn.mini_batches import FULL, Fanout, Full, Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.nn.stored_rows import stored_stages
-from silograph.selection.uniform import select_uniform
+from silograph.nn.segment import segment_sum
+from silograph.nn.stored_rows import (
+    STEPS,
+    StoredRows,
+    Surroundings,
+    TrainingRows,
+    alike,
+    batch_of_edges,
+    batch_pass,
+    drawn_around,
+    drawn_batch,
+    finished,
+    is_compact,
+    memory_of,
+    part_of,
+    put_back,
+    rows_entering,
+    started,
+    step_,
+    stored_stages,
+    surroundings,
+    weights_of,
+    whole_batch,
+)
+from silograph.selection.base import select_uniform
+from silograph.task.registry import task_of
+
+# --- Options of FedAIS (`silograph.methods.fedais`), and what follows from them for a round ------
+
+
+READ_WITH_ROWS = {"read_if": {"halo": ("drawn", "held", "all")}}
+DRAWS = {"read_if": {"nodes": ("random", "importance")}}
+WEIGHS = {"read_if": {"nodes": ("importance",)}}
+MOST_COUNT = 2**31  # of what ops count in whole numbers of 32 bits
+MOST_BATCHES = 100  # batches between two exchanges
+TAU, RATIO = "tau", "ratio"  # knobs
+
+
+@checked_dataclass(frozen=True, config=STRICT)
+class FedAISOptions:
+    """The help texts are the documentation of the fields."""
+
+    nodes: Literal["all", "random", "importance"] = field(
+        default="importance",
+        metadata={
+            "help": "training nodes of a round: all, or a share, drawn at random or by importance"
+        },
+    )
+    interval: Literal["fixed", "adaptive", "bound"] = field(
+        default="adaptive",
+        metadata={
+            "read_if": READ_WITH_ROWS["read_if"] | {"policy": ("rule",)},
+            "help": "batches between two exchanges: always tau (fixed), fewer as the loss falls "
+            "(adaptive), or of the least error bound by estimated constants (bound)",
+        },
+    )
+    halo: Literal["none", "drawn", "held", "all"] = field(
+        default="drawn",
+        metadata={
+            "help": "what an exchange fetches: nothing (none), what the next batch has drawn "
+            "(drawn), what all batches until the next exchange have, which read no other slots "
+            "(held), or all slots (all)"
+        },
+    )
+    tau: Annotated[int, Bounds(ge=1, le=MOST_BATCHES)] = field(
+        default=2,
+        metadata=READ_WITH_ROWS
+        | {"help": "batches between two exchanges at first", "knob": lin(1, MOST_BATCHES)},
+    )
+    ratio: Share = field(
+        default=0.7,
+        metadata=DRAWS
+        | {
+            "help": "share of its training nodes that a client draws",
+            "knob": lin(0.05, 1.0),
+            "by_client": True,
+        },
+    )
+    batches: Annotated[int, Bounds(ge=1, le=1000)] = field(
+        default=10, metadata={"help": "batches of a round, in each of its local epochs"}
+    )
+    drawn: Annotated[int, Bounds(ge=0, lt=MOST_COUNT)] = field(
+        default=10,
+        metadata={"help": "neighbors drawn for a node of a batch, halo included; 0: all"},
+    )
+    warmup: Annotated[int, Bounds(ge=1, lt=MOST_COUNT)] = field(
+        default=1,
+        metadata=WEIGHS | {"help": "rounds of a client in which its nodes are drawn evenly"},
+    )
+    floor: Annotated[float, Bounds(ge=0, le=1)] = field(
+        default=0.1,
+        metadata=WEIGHS | {"help": "share of the probability that all nodes have alike"},
+    )
+    unbiased: bool = field(
+        default=False,
+        metadata={"help": "draw systematically, and weigh losses so that steps are unbiased"},
+    )
+    owners: Literal["recompute", "stored"] = field(
+        default="recompute",
+        metadata=READ_WITH_ROWS
+        | {"help": "rows that are asked for: worked out anew (recompute), or as they were stored"},
+    )
+    sent: Literal["exact", "int8"] = field(
+        default="exact",
+        metadata=READ_WITH_ROWS
+        | {"help": "rows that are sent: exact, or as bytes with a scale for each row (int8)"},
+    )
+    moved: Annotated[float, Bounds(ge=0)] | None = field(
+        default=None,
+        metadata=READ_WITH_ROWS
+        | {
+            "help": "send only rows that moved by more than this share of their length since they "
+            "were last sent (none: all that are asked for)"
+        },
+    )
+    share_features: bool = field(
+        default=False, metadata={"help": "features leave, too: the first layer sees the halo"}
+    )
+    average: Literal["clients", "nodes"] = field(
+        default="clients",
+        metadata={"help": "mean of the models: plain (clients), or weighted by training nodes"},
+    )
+    policy: Literal["rule", "ddpg", "drawn"] = field(
+        default="rule",
+        metadata={
+            "help": "what sets tau, and the ratio of each client: rule (tau by interval; ratio "
+            "stays), ddpg (an agent) or drawn (by chance)"
+        },
+    )
+    target: Share = field(default=0.9, metadata=TARGET)
+    time: Literal["virtual", "measured", "none"] = field(default="virtual", metadata=TIME)
+    explore: bool = field(default=True, metadata=EXPLORE)
+    agent: str | None = field(default=None, metadata=AGENT)
+    agent_seed: int = field(default=0, metadata=AGENT_SEED)
+
+
+Config = MethodConfig[FedAISOptions]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many batches a round has, and how many exchanges.
+
+    Attributes:
+        batches: of all local epochs.
+        tau: batches between two exchanges.
+    """
+
+    batches: int
+    tau: int
+
+    @property
+    def starts(self) -> range:
+        """Number of the first batch after each exchange."""
+        return range(0, self.batches, self.tau)
+
+
+def plan_of(cfg: Config) -> Plan:
+    """Return the plan of a round; without a halo nothing is exchanged."""
+    total = cfg.options.batches * cfg.schedule.epochs
+    if cfg.options.halo == "none":
+        return Plan(total, total)
+    return Plan(total, int(cfg.knobs[TAU]) if TAU in cfg.knobs else cfg.options.tau)
+
+
+def knobs_in(options: FedAISOptions) -> tuple[Knob, ...]:
+    """Return the knobs of a run: by the rules tau alone, else those that change anything."""
+    if options.policy == "rule":
+        return knobs_of(options, (TAU,))
+    moved = {TAU: options.halo != "none", RATIO: options.nodes != "all"}
+    return knobs_of(options, [name for name, changes in moved.items() if changes])
+
+
+def controller_of(options: FedAISOptions) -> Controller:
+    """Return what sets them."""
+    rules = {"adaptive": LOSS_INTERVAL, "bound": BOUND_INTERVAL}
+    rule = FIXED if options.halo == "none" else rules.get(options.interval, FIXED)
+    return by_policy(options, rule)
+
+
+def moved_in(options: FedAISOptions) -> frozenset[str]:
+    """Return the names of the knobs that may change during a run."""
+    if controller_of(options) is FIXED:
+        return frozenset()
+    return frozenset(knob.name for knob in knobs_in(options))
+
+
+# --- What the ops of FedAIS read of a run and of a client's state --------------------------------
+#
+# The fields are those of `silograph.methods.fedais`. C: clients.
+
+
+LOSSES = "importance/loss"
+
+
+IN_TRAINING, BASE = "round/model/", "round/base/"
+
+
+ROWS, SHARE = "round/rows", "round/share"
+
+
+DONE = "round/done"  # (C,) int32 batches of this round so far
+
+
+TALLY = "round/tally"  # (C, 4): loss, rows, ages, and slots, summed over the batches so far
+
+
+FIXED_IN_ROUND = (ROWS, SHARE, ASKED, SEEN)
+
+
+def neighbors_of(cfg: Config) -> Neighbors:
+    """Return what draws the neighbors of a batch."""
+    return Fanout((cfg.options.drawn,)) if cfg.options.drawn else FULL
+
+
+def stored_of(cfg: Config, state: State) -> StoredRows:
+    """Return the stored rows that the clients read."""
+    return stored_in(state, halo=cfg.options.halo != "none")
+
+
+def fields_under(prefix: str, state: State) -> Held:
+    """Return the fields whose names begin so, without it."""
+    return {k.removeprefix(prefix): f for k, f in state.items() if k.startswith(prefix)}
+
+
+def is_compiled(cfg: Config) -> bool:
+    """Return whether batches are trained by the compiled kernels.
+
+    They read slots' rows from the second stage on; with shared features torch trains.
+    """
+    # Kernels of stored rows do not drop features of a batch's senders.
+    drops = cfg.backend.compiled and divisible(cfg.model).stages[0].drop > 0
+    return cfg.backend.compiled and not cfg.options.share_features and not drops
+
+
+def trained_of(cfg: Config, state: State) -> Held:
+    """Return the clients in training, weights by name; empty between rounds."""
+    held = fields_under(IN_TRAINING, state)
+    if not held or not is_compiled(cfg):
+        return held
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    return stored_compiled.unpacked(divisible(cfg.model), held)
+
+
+def as_trained(cfg: Config, held: Held) -> Held:
+    """Return clients before their first step in the form in which they are trained."""
+    if not is_compiled(cfg):
+        return held
+    from silograph.nn import stored_compiled
+
+    return stored_compiled.packed(divisible(cfg.model), held)
+
+
+def sends_bytes(cfg: Config) -> bool:
+    """Return whether rows of others come as bytes with a scale for each row."""
+    return cfg.options.sent == "int8"
+
+
+def pull_form_of(cfg: Config) -> PullForm:
+    """Return what an exchange carries."""
+    since = cfg.options.moved is not None
+    return rows_form(divisible(cfg.model), small=sends_bytes(cfg), since=since)
+
+
+def tells_moves(cfg: Config) -> bool:
+    """Return whether clients tell how far their models have moved, which sets the interval."""
+    return controller_of(cfg.options) is BOUND_INTERVAL
+
+
+def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) -> Tensor:
+    """Return the squared length of each client's move from shared weights, (C,) float64.
+
+    Rows of features that a client does not have are left out: they only decay.
+    """
+    total = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+    for name, value in ((k.removeprefix("weights/"), f) for k, f in held.items()):
+        if name not in start:  # moments
+            continue
+        if isinstance(value, Ragged):
+            assert isinstance(block.x, SparseRows)  # only then are there used rows
+            change = value.t - start[name][block.x.used.feature]
+            total += segment_sum(change.double().square().sum(1), value.off)
+        else:
+            change = (value.t - start[name]).double().flatten(1)
+            total += change.square().sum(1)
+    return total
+
+
+def untouched(cfg: Config, weights: Mapping[str, Tensor], steps: int) -> Params:
+    """Return what most rows of clients' first weights are after a round, to take a mean around."""
+    if cfg.keep_optimizer or cfg.options.share_features:
+        return {}
+    found = {n: cfg.backend.rest(cfg.training, weights[n], steps) for n in cfg.model.first_maps}
+    return {f"weights/{name}": w for name, w in found.items()}
+
+
+def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
+    """Return the graph that the clients sum over."""
+    return surroundings(block, halo=cfg.options.halo != "none")
+
+
+# --- Which training nodes a client trains on: importance by the change of a node's loss ----------
+#
+# Li, Chen, Ren, Wang, Hu, Li, Yu and Chen, "Federated graph learning with adaptive importance-
+# based sampling", AAAI 2025, eq. 8: p_v = |Delta_v| / sum |Delta|, where Delta_v is the change of
+# v's loss between two consecutive local models.
+#
+# What we changed: a share of the probability is spread evenly (`floor`), so that no node is never
+# drawn; nodes whose losses all stayed are alike. Nodes are drawn without replacement. The mean of
+# a batch's losses is then biased towards important nodes, as in the paper; `inclusions` and
+# `systematic` are the unbiased way.
+#
+# Everything is done for all clients at once; draws depend on keys of nodes, not on their order.
+#
+# C: clients. t: nodes of all clients, by client, `off` (C + 1,) of each.
+
+
+LARGEST_CHANGE = 1e200  # of a change of a loss, so that sums are finite
+LEAST = 2.0**-54  # below every positive draw
+
+
+def probabilities(change: Tensor, off: Tensor, floor: float) -> Tensor:
+    """Return how likely each node is drawn, (t,) float64, which sums to 1 for each client.
+
+    Args:
+        change: (t,) of each node's loss.
+        off: (C + 1,).
+        floor: share of the probability that all nodes have alike.
+    """
+    # What is infinite or NaN counts as no change: with it a client would draw nothing, and where
+    # lengths are added up along all clients, nor would those after it.
+    size = change.double().abs()
+    size = size.where(size.isfinite(), 0).clamp(max=LARGEST_CHANGE)
+    total = segment_sum(size, off)
+    client, count = owners(off), off.diff().double()
+    even = 1 / count[client]
+    found = torch.where(total[client] > 0, size / total.clamp(min=LEAST**2)[client], even)
+    return (1 - floor) * found + floor * even
+
+
+def draw_order(p: Tensor, off: Tensor, row_key: Tensor, key: Key) -> Tensor:
+    """Return all nodes (t,) int64, each client's in the order in which they are drawn.
+
+    Without replacement, each next one with a probability in proportion to p among those left:
+    exponential clocks of rate p ring in that order (Efraimidis and Spirakis, "Weighted random
+    sampling with a reservoir", 2006).
+
+    Args:
+        p: (t,) float64, 0 or more.
+        off: (C + 1,).
+        row_key: (t,) int64.
+        key: of the draw.
+    """
+    clock = -torch.log(key.uniform(row_key)[:, 0].clamp(min=LEAST)) / p
+    return by_client(clock.argsort(stable=True), off)
+
+
+def by_client(order: Tensor, off: Tensor) -> Tensor:
+    """Return an order of all nodes (t,) with each client's together, clients as they come."""
+    return order[owners(off)[order].argsort(stable=True)]
+
+
+def first_of(order: Tensor, off: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first `count` (C,) of each client's nodes, and offsets (C + 1,)."""
+    rank = torch.arange(len(order), device=order.device) - off[owners(off)]
+    return order[rank < count[owners(off)]], offsets(count)
+
+
+def inclusions(p: Tensor, off: Tensor, count: Tensor) -> Tensor:
+    """Return how likely each node is to be among those drawn, pi = min(1, c p), (t,) float64.
+
+    c is such that a client's sum to `count` (C,), at most its number of nodes; with fewer nodes of
+    p > 0 than that these are certain.
+    """
+    client, certain = owners(off), torch.zeros_like(p, dtype=torch.bool)
+    while True:
+        # Sums of those left alone: a difference of running sums would lose small ones.
+        left = segment_sum(torch.where(certain, 0, p), off)
+        more = count - segment_sum(certain.long(), off)
+        factor = torch.where(left > 0, more / left.clamp(min=LEAST**2), 0)[client]
+        found = ~certain & (factor * p >= 1 - 1e-12)
+        if not bool(found.any()):
+            return torch.where(certain, 1, factor * p)
+        certain |= found
+
+
+def systematic(pi: Tensor, off: Tensor, row_key: Tensor, key: Key, client_key: Tensor) -> Tensor:
+    """Return which nodes are drawn, (t,) bool: each with probability pi, almost a fixed number.
+
+    Nodes stand on a line, in an order drawn by key, each with a piece of its length pi; those are
+    drawn whose piece meets a grid of unit steps with a random start (Madow, 1949).
+
+    Args:
+        pi: (t,) float64, at most 1.
+        off: (C + 1,).
+        row_key: (t,) int64.
+        key: of the draw.
+        client_key: (C,) int64, of the starts.
+    """
+    client = owners(off)
+    order = by_client(key.fold("order").words(row_key, 1)[:, 0].argsort(stable=True), off)
+    length = pi[order]
+    end = length.cumsum(0)
+    begin = end - length
+    first = begin[off[:-1].clamp(max=max(len(pi) - 1, 0))][client]
+    start = key.fold("start").uniform(client_key)[:, 0][client]
+    hit = torch.floor(end - first - start) > torch.floor(begin - first - start)
+    drawn = torch.empty_like(hit)
+    drawn[order] = hit
+    return drawn
+
+
+# --- fedais clients ------------------------------------------------------------------------------
+# What clients do in a round on stored rows: the ops of FedAIS (`silograph.methods.fedais`).
+#
+# State between rounds: see `silograph.exchange.pull`; `importance/loss` (n,) of training nodes
+# when last worked out; `optimizer/*` if kept. Within a round `round/*`: the model in training, and
+# the nodes drawn. C: clients. n: rows. S: halo slots. m: nodes drawn in a round.
+
+
+@overwrites("history/")
+def begin_stored(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Set up the state of every client. In: nothing. Out: nothing."""
+    new, reply = begin(cfg, block, state, inbox, key)
+    history = blank_history(divisible(cfg.model), block)
+    if cfg.options.moved is not None:
+        history |= blank_moved(pull_form_of(cfg), block)
+    losses = torch.zeros(len(block.row_key), dtype=dtype_of(block), device=block.off.device)
+    return {**new, **history, LOSSES: Ragged(losses, block.off)}, reply
+
+
+@overwrites(IN_TRAINING, OWN)
+def open_round(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Take the weights, work out losses and rows with them, draw nodes.
+
+    In: `weights/*`, and `knobs/ratio` (C,) float64 where it is set. Out: nothing.
+    """
+    came = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
+    weights, model = under("weights", came), divisible(cfg.model)
+    memory = under("optimizer", state) if cfg.keep_optimizer else None
+    check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
+    small = not cfg.options.share_features
+    held = started(model, cfg.training, block, weights, memory, compact=small)
+    logits, entered = whole_pass(cfg, block, state, weights, block.x)
+    losses = train_losses(cfg, block, logits)
+    passes = state[PASSES].t
+    told = inbox.get(f"{PREFIX}{RATIO}")
+    ratio = cfg.options.ratio if told is None else told.t
+    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
+    new = with_own(state, block, entered)
+    new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
+    new |= {f"{IN_TRAINING}{name}": f for name, f in as_trained(cfg, held).items()}
+    changes = tells_moves(cfg) or not cfg.sent.plain
+    if is_compact(held) or changes:  # what the other rows of the first weights were
+        for name in weights if changes else model.first_maps:
+            w = weights[name]
+            new[f"{BASE}{name}"] = Stacked(w.expand(block.num_clients, *w.shape))
+    zeros = torch.zeros(block.num_clients, 4, dtype=torch.float64, device=block.off.device)
+    return new | {TALLY: Stacked(zeros), DONE: Stacked(torch.zeros_like(passes))}, {}
+
+
+def whole_pass(
+    cfg: Config, block: ClientBlock, state: State, weights: Mapping[str, Tensor], x: Rows
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored."""
+    stored, around = stored_of(cfg, state), around_of(cfg, block)
+    batch = whole_batch(block, around, stored)
+    with torch.no_grad():
+        return batch_pass(divisible(cfg.model), weights, block, x, batch, stored, None)
+
+
+def train_losses(cfg: Config, block: ClientBlock, logits: Tensor) -> Tensor:
+    """Return the loss of each training node, (n,); 0 of other rows."""
+    train = block.split.train
+    losses = logits.new_zeros(len(train))
+    losses[train] = task_of(cfg.model.task).loss(logits[train], block.y[train])
+    report_rows(offsets(block.num_train), LOSS_FLOPS * cfg.model.outputs)
+    return losses
+
+
+def draw_nodes(
+    cfg: Config,
+    block: ClientBlock,
+    change: Tensor,
+    passes: Tensor,
+    key: Key,
+    ratio: float | Tensor,
+) -> dict[str, Ragged]:
+    """Return the rows that a round trains on, (m,) int32 as clients count.
+
+    If steps are to be unbiased, also 1 / (nodes of the client x probability of the draw) of each.
+
+    Args:
+        cfg: of the method.
+        block: the clients.
+        change: (n,) of rows' losses since the client last took part.
+        passes: (C,) int32 how often it did.
+        key: of the draw.
+        ratio: share of its training nodes that each client draws, one or (C,) float64.
+    """
+    options, off = cfg.options, offsets(block.num_train)
+    train = block.split.train.nonzero()[:, 0]
+    if not len(train):
+        return {ROWS: Ragged(train.int(), off)}
+    keys, count = block.row_key[train], block.num_train
+    if options.nodes != "all":
+        count = torch.floor(ratio * count.double() + 0.5).long().clamp(min=1)
+        count = torch.minimum(count, block.num_train)
+    warm = passes < options.warmup
+    even = warm | torch.tensor(options.nodes != "importance", device=warm.device)
+    moved = torch.where(even[block.client[train]], 0, change[train])
+    p = probabilities(moved, off, options.floor)
+    if options.unbiased:
+        pi = inclusions(p, off, count)
+        kept = systematic(pi, off, keys, key, segment_sum(keys, off))
+        share = 1 / (block.num_train[owners(off)] * pi)
+    else:
+        order, _ = first_of(draw_order(p, off, keys, key), off, count)
+        kept = torch.zeros(len(train), dtype=torch.bool, device=train.device)
+        kept[order] = True
+    # The order of drawing would put the most important nodes into the first batch.
+    mixed = by_client(key.fold("order").words(keys, 1)[:, 0].argsort(stable=True), off)
+    mixed = mixed[kept[mixed]]
+    rows, mine = train[mixed], offsets(segment_sum(kept.long(), off))
+    local = (rows - block.off[block.client[rows]]).int()
+    found = {ROWS: Ragged(local, mine)}
+    if options.unbiased:
+        found[SHARE] = Ragged(share[mixed].to(dtype_of(block)), mine)
+    return found
+
+
+def batch_rows(
+    cfg: Config, block: ClientBlock, state: State, number: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows (b,) of every client's batch, offsets (C + 1,), and places among `ROWS`."""
+    rows = state[ROWS]
+    assert isinstance(rows, Ragged)  # as `draw_nodes` left it
+    size, batches = rows.off.diff(), cfg.options.batches
+    each, more, at = size // batches, size % batches, number % batches
+    first = rows.off[:-1] + at * each + more.clamp(max=at)
+    count = each + (at < more).long()
+    places, off = ranges(first, count), offsets(count)
+    return rows.t[places].long() + block.off[:-1][owners(off)], off, places
+
+
+def drawn_slots(cfg: Config, block: ClientBlock, state: State, number: int, key: Key) -> Tensor:
+    """Return the slots (k,) of the block that batch `number` of a round has drawn, some twice."""
+    rows, off, _ = batch_rows(cfg, block, state, number)
+    around = around_of(cfg, block)
+    drawn = drawn_around(around, rows, off, neighbors_of(cfg), key.fold("batch", number))
+    slot = around.slot[drawn.neighbor]
+    return slot[slot >= 0]
+
+
+@reads(ROWS, VERSION)
+def ask(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Name the slots that are fetched. In: `start`, `round`, `knobs/tau`. Out: `slot` (k,).
+
+    Those that the next batch has drawn; where batches read no others, those of all batches until
+    the next exchange. Where only rows that moved are sent: and `version` (k,) that the client has
+    of each.
+    """
+    start, tau = int(inbox["start"].t), int(inbox["knobs/tau"].t)
+    if cfg.options.halo == "all":
+        slots = torch.arange(len(block.halo.key), device=block.off.device)
+    else:
+        read = range(start, min(start + tau, plan_of(cfg).batches))
+        numbers = read if cfg.options.halo == "held" else read[:1]
+        slots = torch.cat([drawn_slots(cfg, block, state, n, key) for n in numbers]).unique()
+    slot_off = torch.searchsorted(slots, block.halo.off)
+    first = block.halo.off[:-1][owners(slot_off)]
+    named = Ragged((slots - first).int(), slot_off)
+    reply = {"slot": named}
+    if cfg.options.moved is not None:
+        reply["version"] = Ragged(state[VERSION].t[slots], slot_off)
+    return {**state, ASKED: named}, reply
+
+
+@reads("history/", SENT, f"{IN_TRAINING}weights/")
+@overwrites(OWN)
+def serve(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Send rows that others want. In: `row` (k,) int32. Out: see `history.answer`.
+
+    Where only rows that moved are sent: see `moved_rows.moved_only`.
+    """
+    del key
+    row, model = inbox["row"], divisible(cfg.model)
+    assert isinstance(row, Ragged)  # from `pull`
+    held = trained_of(cfg, state)
+    if held and cfg.options.owners == "recompute":
+        rows, stored = wanted_rows(block, row), stored_of(cfg, state)
+        around, later = around_of(cfg, block), len(stored_stages(model)) > 1
+        batch = batch_of_edges(block, around, stored, rows, row.off, later=later)
+        x, own = features_for(block, is_compact(held)), weights_of(held)
+        with torch.no_grad():
+            entered = rows_entering(model, own, block, x, batch, stored)
+        put_own_(state, rows, entered)
+    reply, bound = answer(model, block, state, row, small=sends_bytes(cfg)), cfg.options.moved
+    if bound is None:
+        return state, reply
+    return moved_only(block, state, inbox, reply, bound, number_of(cfg, inbox))
+
+
+@reads(ASKED, HALO, SEEN, VERSION)
+@overwrites(HALO, SEEN)
+def store(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Keep the rows that came. In: see `history.with_arrived`. Out: nothing."""
+    del key
+    model, now = divisible(cfg.model), number_of(cfg, inbox)
+    return with_arrived(model, block, state, inbox, now, small=sends_bytes(cfg)), {}
+
+
+def number_of(cfg: Config, inbox: Payload) -> int:
+    """Return the number of the next batch among those of all rounds."""
+    return (int(inbox["round"].t) - 1) * plan_of(cfg).batches + int(inbox["start"].t)
+
+
+# --- How a client trains on stored rows between two exchanges: ops of FedAIS ---------------------
+#
+# State: see `silograph.methods.fedais`. C: clients. n: rows. m: nodes drawn in a round.
+
+
+@reads("history/", IN_TRAINING, *FIXED_IN_ROUND, TALLY, DONE)
+@overwrites(IN_TRAINING, OWN, TALLY)
+def advance(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Train on the batches up to the next exchange. In: `start`, `round`, `knobs/tau`.
+
+    Raises:
+        ProtocolError: `start` is not the next batch, or no rows were asked for where it needs some.
+    """
+    check_next(state, int(inbox["start"].t))
+    if cfg.options.halo == "held" and ASKED not in state:
+        raise ProtocolError(
+            "expected an exchange of rows before the first batch of a round with halo=held, got "
+            "none: the slots that a batch may read are those that it has asked for"
+        )
+    start, tau, total = int(inbox["start"].t), int(inbox["knobs/tau"].t), plan_of(cfg).batches
+    end = total if cfg.options.halo == "none" else min(start + tau, total)
+    live = {name: f for name, f in state.items() if name.startswith((IN_TRAINING, OWN, TALLY))}
+    fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
+    now = number_of(cfg, inbox) - start
+    if is_compiled(cfg):
+        train_batches_(cfg, block, fixed, live, range(start, end), now, key)
+        return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
+    for number in range(start, end):
+        own = key.fold("batch", number)
+        active = batch_rows(cfg, block, state, number)[1].diff() > 0
+        for who in alike(fields_under(IN_TRAINING, live), active):
+            if len(who) == block.num_clients:
+                train_batch_(cfg, block, fixed, live, number, now + number, own)
+                continue
+            with work_of(who):
+                part, some = part_of(live, who), fields_of(take_all(fixed, who))
+                train_batch_(cfg, block.called(who), some, part, number, now + number, own)
+            live = put_back(live, part, who)
+    return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
+
+
+def check_next(state: State, number: int) -> None:
+    """Raise `ProtocolError` unless all batches before a number are done, and no others.
+
+    Without this a server could have one batch trained on again and again, or one alone.
+    """
+    done = state[DONE].t
+    if not bool((done == number).all()):
+        raise ProtocolError(
+            f"expected batch {int(done.min())} of the round next, got {number}: batches are "
+            "trained on in their order, each once"
+        )
+
+
+def train_batches_(
+    cfg: Config,
+    block: ClientBlock,
+    fixed: State,
+    live: Held,
+    numbers: range,
+    first: int,
+    key: Key,
+) -> None:
+    """Do what `train_batch_` does for all batches and clients, by one call of the kernels.
+
+    Args:
+        cfg: of the method.
+        block: clients, with or without rows in each batch.
+        fixed: see `train_batch_`.
+        live: likewise.
+        numbers: of the batches in the round.
+        first: number of the round's first batch among those of all rounds.
+        key: of the round.
+    """
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    stored, keys = readable(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
+    pairs = zip(numbers, keys, strict=True)
+    chosen = [chosen_rows(cfg, block, fixed, stored, number, own) for number, own in pairs]
+    model, held = divisible(cfg.model), fields_under(IN_TRAINING, live)
+    losses = stored_compiled.train_(model, cfg.training, block, held, chosen, stored, keys)
+    for number, rows, loss in zip(numbers, chosen, losses, strict=True):
+        tally_(fixed, live, rows, loss, first + number)
+
+
+def readable(cfg: Config, block: ClientBlock, fixed: State, live: Held) -> StoredRows:
+    """Return the stored rows that batches may read up to the next exchange."""
+    stored = stored_of(cfg, {**fixed, **live})
+    if cfg.options.halo != "held":
+        return stored
+    asked = fixed[ASKED]
+    assert isinstance(asked, Ragged)  # as `ask` left it
+    mine = torch.zeros_like(stored.known)
+    mine[check_places(asked, block.halo.off, "halo slots")] = True
+    return replace(stored, known=stored.known & mine)
+
+
+def chosen_rows(
+    cfg: Config, block: ClientBlock, fixed: State, stored: StoredRows, number: int, key: Key
+) -> TrainingRows:
+    """Return what batch `number` of a round trains on, with neighbors drawn by key."""
+    rows, off, places = batch_rows(cfg, block, fixed, number)
+    around = around_of(cfg, block)
+    batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
+    return TrainingRows(batch, batch_share(fixed, off, places) if SHARE in fixed else None)
+
+
+def batch_share(fixed: State, off: Tensor, places: Tensor) -> Tensor:
+    """Return the weight of the loss of each row of a batch, (b,), by which its step is unbiased.
+
+    A batch of b of a round's m nodes has each of them with probability b / m, so the weight that
+    a node's draw gives counts m / b times.
+
+    Args:
+        fixed: the nodes that a round has drawn, and the weights that their draws give.
+        off: (C + 1,) of the batch.
+        places: (b,) of its rows among the drawn nodes.
+    """
+    drawn, share = fixed[ROWS], fixed[SHARE].t[places]
+    assert isinstance(drawn, Ragged)  # as `draw_nodes` left it
+    times = drawn.off.diff().to(share.dtype) / off.diff().clamp(min=1)
+    return share * times[owners(off)]
+
+
+def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:
+    """Add a batch, its rows' losses (b,) and its number among those of all rounds to the tally."""
+    batch = chosen.batch
+    ages = (now - fixed[SEEN].t[batch.later.slots]).double()
+    sums = segment_sum(losses.double(), batch.off), batch.off.diff()
+    aged = segment_sum(ages, batch.later.slot_off), batch.later.slot_off.diff()
+    live[TALLY].t.add_(torch.stack([t.double() for t in (*sums, *aged)], dim=1))
+
+
+def train_batch_(
+    cfg: Config,
+    block: ClientBlock,
+    fixed: State,
+    live: Held,
+    number: int,
+    now: int,
+    key: Key,
+) -> None:
+    """Take a step with every client; changes `live` in place, with the rows of its batch.
+
+    Args:
+        cfg: of the method.
+        block: clients that all have a batch of this number.
+        fixed: nodes drawn and rows of the halo.
+        live: models in training and own rows.
+        number: of the batch in its round.
+        now: of the batch among those of all rounds.
+        key: of the batch.
+    """
+    stored = readable(cfg, block, fixed, live)
+    chosen, model = chosen_rows(cfg, block, fixed, stored, number, key), divisible(cfg.model)
+    held = fields_under(IN_TRAINING, live)
+    losses, entered = step_(model, cfg.training, block, held, chosen, stored, key)
+    for stage, x in entered.items():
+        live[f"{OWN}{stage}"].t.index_copy_(0, chosen.batch.rows, x)
+    tally_(fixed, live, chosen, losses, now)
+
+
+def close_round(
+    cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Send the trained model, and end the round.
+
+    In: nothing. Out: `weights/*` (C, ...), `share` (C,) weight of the model, `loss`, `row_age` in
+    batches, `rows_trained` (C,), `moved` (C,) where the interval needs it, and `steps` (C,) where
+    only used rows of weights come.
+
+    Raises:
+        ProtocolError: batches are left.
+    """
+    del inbox, key
+    check_next(state, plan_of(cfg).batches)
+    held = trained_of(cfg, state)
+    with work_for(Kind.EVALUATION):
+        x = features_for(block, is_compact(held))
+        logits, _ = whole_pass(cfg, block, state, weights_of(held), x)
+    base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
+    moved = {"moved": squared_move(block, held, base)} if tells_moves(cfg) else {}
+    reply = dict(named_fields("weights", finished(cfg.training, block, held, base)))
+    loss, count, age, aged = state[TALLY].t.unbind(1)
+    told = {"loss": loss / count.clamp(min=1), "row_age": age / aged.clamp(min=1)}
+    told = {
+        name: t.to(dtype_of(block)) for name, t in (told | {"rows_trained": count} | moved).items()
+    }
+    alike_all = cfg.options.average == "clients"
+    told["share"] = (count > 0) * (
+        torch.ones_like(block.num_train) if alike_all else block.num_train
+    )
+    new = {name: f for name, f in state.items() if not name.startswith("round/")}
+    if cfg.keep_optimizer:
+        new |= finite_or_old(stacked("optimizer", memory_of(cfg.training, held)), state)
+    new |= remembered(logits, block)
+    said: dict[str, Field] = {**reply, **{k: Stacked(t) for k, t in told.items()}}
+    if cfg.sent.plain:
+        return new, said
+    if cfg.sent.rows == "used":
+        said["steps"] = held[STEPS]
+    start = {f"weights/{name}": Shared(w) for name, w in base.items()}
+    return leaving(cfg, new, start, said, untouched(cfg, base, plan_of(cfg).batches))
+
 
 # What the server does.
 

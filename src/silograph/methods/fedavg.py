@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from silograph.aggregation.server_step import (
+from silograph.aggregation.aggregators import (
     ScaleFreeAdam,
     ServerAdam,
     ServerMomentum,
@@ -35,7 +35,7 @@ from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, under
-from silograph.core.ranges import log
+from silograph.core.setting_values import log
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import learn_form, mean_of, outgoing, remembered_form
 from silograph.federation.base import Federation, Op, WeightedMean, positions_of
@@ -43,13 +43,14 @@ from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Steps
 from silograph.methods.base import (
     AnyMethod,
+    Caution,
     Method,
     MethodConfig,
+    Needs,
     NoOptions,
     RoundReport,
     ServerState,
 )
-from silograph.methods.caution import Caution
 from silograph.methods.local_training import (
     TRAIN_CALLS,
     begin,
@@ -62,7 +63,6 @@ from silograph.methods.local_training import (
     train,
     train_sent,
 )
-from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 
 MOMENTUM_RATE = 1.0

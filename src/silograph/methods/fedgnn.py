@@ -31,10 +31,9 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.payload import Patched, Payload, Stacked, State
-from silograph.core.ranges import log
+from silograph.core.setting_values import log
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import MethodConfig, OnlySimulated
-from silograph.methods.caution import Caution
+from silograph.methods.base import Caution, MethodConfig, OnlySimulated
 from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, row_averaging, train_items
 
 SIMULATED = OnlySimulated("not to know the run's key, from which clients draw noise")

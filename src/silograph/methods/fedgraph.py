@@ -2,7 +2,7 @@
 
 Chen, Li, Miyazaki and Wu, "FedGraph: Federated graph learning with intelligent sampling", IEEE
 TPDS 2022, algorithms 1 to 3, eq. 2-8. In every iteration each client draws `kappa` labeled nodes
-and keeps each neighbor with a probability of the layer (`silograph.sampling.sampled_stages`). From
+and keeps each neighbor with a probability of the layer (`silograph.methods.fedgraph`). From
 the second layer on neighbors in other silos are summed over, too: their owners send rows that they
 have multiplied by their own current weights, and that rest on neighbors drawn under their own
 rates. These rows are constants for the gradient, or with `return_gradients` their gradients go back
@@ -23,42 +23,49 @@ One iteration is taken a round (`local_steps`), as the paper names no number.
 The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay what options say.
 
 State in a round, all under `round/`: `weights/*`, `optimizer/*` (C, ...); `kappa`, `keep` (C, 3);
-`nodes`, `loss` (C,); and what an iteration keeps (`silograph.sampling.sampled_passes`). Between
+`nodes`, `loss` (C,); and what an iteration keeps (`silograph.methods.fedgraph`). Between
 rounds `optimizer/*` if it is kept, and what judging keeps.
 
 C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
 
-from collections.abc import Mapping
-from dataclasses import field
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from silograph.control import FIXED, Controller, by_policy, knob_fields, knob_specs
 from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError
-from silograph.core.key import Key
+from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.key import Key, mix_words, signed
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, under
-from silograph.core.ranges import lin
-from silograph.core.work import report_rows, report_steps
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets, owners, under
+from silograph.core.setting_values import lin
+from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.evaluation.evaluate import remembered
-from silograph.evaluation.halo_from import HaloFrom
-from silograph.evaluation.scoring import Evaluation, OwnGraph
-from silograph.exchange.passes import divisible, weight_specs
+from silograph.evaluation.scoring import Evaluation, HaloFrom, OwnGraph
+from silograph.exchange.passes import divisible, stage_of, sum_specs, weight_specs
 from silograph.exchange.pull import PullForm, announce, announce_steps, pull, pull_steps
 from silograph.exchange.rows import relay_steps, relay_sum
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, Share
-from silograph.methods.caution import Caution
+from silograph.graph.csr import CSR
+from silograph.methods.base import (
+    Caution,
+    Method,
+    MethodConfig,
+    Needs,
+    RoundReport,
+    ServerState,
+    Share,
+)
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -67,25 +74,432 @@ from silograph.methods.local_training import (
     stacked,
     state_specs,
 )
-from silograph.methods.needs import Needs
-from silograph.nn.conv import Params
-from silograph.nn.doors import check_weights
-from silograph.nn.fit import stacked_copies
-from silograph.nn.steps import LOSS_FLOPS
-from silograph.sampling.sampled_passes import (
-    SHARED_FROM,
-    ask,
-    listen,
-    objective,
-    received_in,
-    send_back,
-    serve,
-    shared_stages,
-    stages_of,
-    store,
-    take_back,
-    width_of,
+from silograph.nn.conv import Messages, Params
+from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, stacked_copies
+from silograph.nn.forward import Pass, forward_pass, rows_of_stage
+from silograph.nn.mini_batches import (
+    Drawn,
+    Reached,
+    edge_words,
+    edges_of,
+    entering,
+    one_stage,
+    uniform_of,
 )
+from silograph.nn.model import scales_of
+from silograph.nn.segment import segment_sum, sparse_product
+from silograph.task.registry import task_of
+
+# --- sampled passes ------------------------------------------------------------------------------
+# What clients do in a pass over drawn neighbors in all silos, each with weights of its own.
+#
+# The stages are `silograph.methods.fedgraph`; the method that drives them is FedGraph.
+#
+#     ask, listen      silos name the slots that a stage needs, owners note which rows that makes
+#     ask, serve,      the rows come, multiplied by their owners' weights
+#       store
+#     send_back,       the gradients of the rows go to their owners, where the option asks for it
+#       take_back
+#
+# Nothing but tensors is kept between calls: what was drawn follows from the key and the state,
+# and a pass is run anew where its values are needed. State: `round/weights/*` (C, ...),
+# `round/kappa` (C,), `round/keep` (C, 3); in an iteration `round/asked/i`, `round/wanted/i`,
+# `round/received/i` and `round/returned/i` of stage i.
+#
+# C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
+
+
+# --- Stages of a pass whose neighbors are drawn one by one, in all silos -------------------------
+#
+# A client keeps every neighbor of a row with a probability of its own for each stage (Chen, Li,
+# Miyazaki and Wu, "FedGraph: Federated graph learning with intelligent sampling", IEEE TPDS 2022,
+# algorithm 2). Neighbors in other silos are kept alike, where a stage is shared; their rows come
+# from their owners. A kept neighbor stands for d / k where k of d were kept (eq. 7), whose
+# expectation is 1 - (1 - p)^d of the sum, or for 1 / p, which is unbiased.
+#
+# Draws are hashes of the key and of both rows' keys, so a row that other silos want has the same
+# neighbors as in its own client's batch.
+#
+# C: clients. n: rows of the block. r: rows that leave a stage. s: rows that enter it. k: halo
+# slots whose rows a stage needs.
+
+
+@dataclass(frozen=True, eq=False)
+class StageDraw:
+    """How a stage's neighbors are drawn.
+
+    Attributes:
+        sums: whether it sums over neighbors at all.
+        keep: (C,) float64 probability with which each client keeps a neighbor.
+        shared: whether neighbors in other silos count: in the draw, and in the degrees that
+            convolutions scale by.
+        by_degree: whether a kept neighbor stands for d / k; else for 1 / p.
+    """
+
+    sums: bool
+    keep: Tensor
+    shared: bool
+    by_degree: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SampledStage:
+    """What a stage of a pass needs to know.
+
+    Attributes:
+        leaving: the rows that leave it.
+        entering: the rows that enter it: those, their kept neighbors, and those `wanted`.
+        wanted: (m,) int64 rows whose messages other silos want.
+        messages: among own rows.
+        slots: (k,) int32 halo slots whose rows it needs, as each client counts, ascending.
+        outer: (r, k) what each of them stands for.
+        degree: (n, 1) in the run's dtype, what its convolution takes for degrees.
+        inner: the kept neighbors that are own rows.
+    """
+
+    leaving: Reached
+    entering: Reached
+    wanted: Tensor
+    messages: Messages
+    slots: Ragged
+    outer: CSR
+    degree: Tensor
+    inner: Drawn
+
+
+def seeds(block: ClientBlock, most: Tensor, key: Key) -> Reached:
+    """Return at most so many (C,) training rows of each client, drawn without replacement."""
+    train = block.split.train.nonzero()[:, 0]
+    words = key.words(block.row_key[train], 1)[:, 0]
+    order = words.argsort()
+    order = order[block.client[train][order].argsort(stable=True)]
+    client = block.client[train][order]
+    rank = torch.arange(len(order), device=order.device) - offsets(block.num_train)[client]
+    rows = train[order[rank < most[client]]].sort().values
+    clients = torch.arange(block.num_clients, device=rows.device)
+    return Reached(rows, torch.zeros_like(rows), clients, offsets(_count(block, rows)))
+
+
+def _count(block: ClientBlock, rows: Tensor) -> Tensor:
+    return torch.bincount(block.client[rows], minlength=block.num_clients)
+
+
+def sampled_stage(
+    block: ClientBlock, leaving: Reached, hop: int, how: StageDraw, wanted: Tensor, key: Key
+) -> SampledStage:
+    """Draw the neighbors of the rows that leave a stage.
+
+    Args:
+        block: C clients.
+        leaving: the rows.
+        hop: 0 in the last stage.
+        how: they are drawn.
+        wanted: (m,) int64 rows that have to enter besides.
+        key: of the stage.
+    """
+    degree = block.adj.degree + block.halo.adj.degree if how.shared else block.adj.degree
+    inner, cross = _kept(block, leaving.rows, how, degree, key)
+    after, messages = one_stage(block, leaving, inner, hop, wanted)
+    slots, column = torch.unique(cross.neighbor, return_inverse=True)
+    first = block.halo.off[:-1][owners(block.halo.off)]
+    named = Ragged((slots - first[slots]).int(), torch.searchsorted(slots, block.halo.off))
+    order = (cross.position * len(slots) + column).argsort()
+    starts = offsets(torch.bincount(cross.position, minlength=len(leaving.rows)))
+    outer = CSR(starts, column[order], cross.share[order], len(slots))
+    scale = degree.to(inner.share.dtype)[:, None]
+    return SampledStage(leaving, after, wanted, messages, named, outer, scale, inner)
+
+
+def with_wanted(block: ClientBlock, stage: SampledStage, hop: int, wanted: Tensor) -> SampledStage:
+    """Return a stage with its neighbors as they are drawn, that other rows have to enter besides.
+
+    Args:
+        block: C clients.
+        stage: as drawn.
+        hop: 0 in the last stage.
+        wanted: (m,) int64 rows, in place of those of the stage.
+    """
+    after, messages = one_stage(block, stage.leaving, stage.inner, hop, wanted)
+    return replace(stage, entering=after, wanted=wanted, messages=messages)
+
+
+def _kept(
+    block: ClientBlock, rows: Tensor, how: StageDraw, degree: Tensor, key: Key
+) -> tuple[Drawn, Drawn]:
+    """Return the kept neighbors of rows (r,): own ones, and those in other silos as slots."""
+    every = edges_of(block, rows)
+    none = Drawn(rows[:0], rows[:0], every.share[:0])
+    if not how.sums:
+        return replace(none, degree=degree), none
+    chance = how.keep[block.client[rows]]
+    kept = uniform_of(edge_words(block, rows, key, every)) <= chance[every.position]
+    position, neighbor = every.position[kept], every.neighbor[kept]
+    far, slot = position[:0], neighbor[:0]
+    if how.shared:
+        edges = block.halo.adj.select_rows(rows)
+        hashed = mix_words(block.row_key[rows] ^ signed(key.value))
+        words = mix_words(hashed[edges.row] ^ block.halo.key[edges.indices.long()])
+        kept = uniform_of(words) <= chance[edges.row]
+        far, slot = edges.row[kept], edges.indices.long()[kept]
+    if how.by_degree:
+        count = torch.bincount(torch.cat([position, far]), minlength=len(rows))
+        share = degree[rows].double() / count.clamp(min=1)
+    else:
+        share = 1 / chance
+    share = share.to(every.share.dtype)
+    return Drawn(position, neighbor, share[position], degree), Drawn(far, slot, share[far])
+
+
+def sampled_inputs(
+    block: ClientBlock, stages: Sequence[SampledStage], received: Mapping[int, Tensor]
+) -> Pass:
+    """Return the pass through drawn stages, the first one first.
+
+    Args:
+        block: C clients.
+        stages: of the pass.
+        received: by number of a stage, rows (k, O) of its slots, scaled by their owners.
+    """
+    messages = []
+    for number, stage in enumerate(stages):
+        found = stage.messages
+        if number in received:
+            rows = received[number]
+            report_entries(stage.outer.indptr, found.off, 2 * rows.shape[1])
+            found = replace(found, beside=sparse_product(stage.outer, rows))
+        messages.append(found)
+    keys = tuple(block.row_key[stage.entering.rows] for stage in stages)
+    return Pass(entering(block.x, stages[0].entering), tuple(messages), keys)
+
+
+SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
+LAYERS = 3  # that have a probability of their own; later ones have the last one's
+
+
+def shared_stages(cfg: Any) -> list[int]:
+    """Return the numbers of the stages that hear other silos."""
+    sums = [n for n, stage in enumerate(divisible(cfg.model).stages) if stage.conv.sums]
+    return sums[SHARED_FROM.get(cfg.options.share, len(sums)) :]
+
+
+def ask(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Draw neighbors and name the slots among them. In: `stage`. Out: `slot` (k,) int32."""
+    number = _shared_stage(cfg, inbox)
+    slots = stages_of(cfg, block, state, key, number)[0].slots
+    return {**state, f"round/asked/{number}": slots}, {"slot": slots}
+
+
+def listen(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Note which rows will be wanted. In: `stage`, `row` (k,) int32. Out: nothing."""
+    del block, key
+    number, row = _shared_stage(cfg, inbox), inbox["row"]
+    assert isinstance(row, Ragged)  # from `announce`
+    return {**state, f"round/wanted/{number}": row}, {}
+
+
+def serve(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Answer with rows times the own weights. In: `stage`, `row` (k,). Out: `rows` (k, O)."""
+    number, row = _shared_stage(cfg, inbox), inbox["row"]
+    name = f"round/wanted/{number}"
+    assert isinstance(row, Ragged)  # from `pull`
+    if name in state and not torch.equal(state[name].t, row.t):
+        raise ProtocolError(
+            f"expected the rows of stage {number} that were announced, got a call for others"
+        )
+    new = {**state, name: row}
+    stages, weights = stages_of(cfg, block, new, key, 0), under("round/weights", new)
+    inputs = sampled_inputs(block, stages, received_in(new))
+    rows = _messages(cfg, weights, inputs, stages[number], key, number)
+    return new, {"rows": Ragged(rows, row.off)}
+
+
+def store(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Keep rows for the slots that were asked for. In: `stage`, `rows` (k, O). Out: nothing."""
+    del key
+    number, rows = _shared_stage(cfg, inbox), inbox["rows"]
+    wanted = len(state[f"round/asked/{number}"].t), width_of(cfg, number)
+    assert isinstance(rows, Ragged)  # from `pull`
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    if rows.t.shape != wanted or rows.t.dtype is not block.adj.values.dtype:
+        raise ProtocolError(
+            f"expected rows of shape {wanted} in {block.adj.values.dtype}, got "
+            f"{tuple(rows.t.shape)} in {rows.t.dtype}"
+        )
+    return {**state, f"round/received/{number}": rows}, {}
+
+
+def _shared_stage(cfg: Any, inbox: Payload) -> int:
+    """Return the number of the stage that an inbox names, if it hears other silos."""
+    number = stage_of(cfg, inbox)
+    if number not in shared_stages(cfg):
+        raise ProtocolError(f"expected a stage that hears other silos, got stage {number}")
+    return number
+
+
+def width_of(cfg: Any, number: int) -> int:
+    """Return the width O of a stage's sum."""
+    sums = {int(told["stage"].low or 0): width for told, width in sum_specs(divisible(cfg.model))}
+    return sums[number]
+
+
+def _draws(cfg: Any, state: State) -> list[StageDraw]:
+    """Return how the neighbors of every stage are drawn."""
+    keep, across, found = state["round/keep"].t, shared_stages(cfg), list[StageDraw]()
+    layer = 0
+    for number, stage in enumerate(divisible(cfg.model).stages):
+        chance = keep[:, min(layer, LAYERS - 1)]
+        layer += stage.conv.sums
+        by_degree = cfg.options.rescale == "degree"
+        found.append(StageDraw(stage.conv.sums, chance, number in across, by_degree))
+    return found
+
+
+def stages_of(
+    cfg: Any, block: ClientBlock, state: State, key: Key, first: int
+) -> list[SampledStage]:
+    """Return the stages from `first` on as drawn in this iteration, with what others want of them.
+
+    They follow from the key and the state alone; those of the iteration at hand are kept.
+    """
+    most, draws = state["round/kappa"].t, _draws(cfg, state)
+    known = block.memo.get("fedgraph")
+    kept: dict[int, SampledStage] = {}
+    rates = torch.cat([most[:, None].double(), state["round/keep"].t], dim=1)
+    if isinstance(known, tuple) and known[0] == key and torch.equal(known[1], rates):
+        kept = known[2]
+    last = len(draws) - 1
+    leaving = kept[last].leaving if last in kept else seeds(block, most, key.fold("batch"))
+    found: list[SampledStage] = []
+    for number in range(last, first - 1, -1):
+        wanted = _wanted(block, state, number)
+        stage = kept.get(number)
+        if stage is None or stage.leaving is not leaving:
+            own = key.fold("neighbors", number)
+            stage = sampled_stage(block, leaving, last - number, draws[number], wanted, own)
+        elif not torch.equal(stage.wanted, wanted):  # which comes after an announced draw
+            stage = with_wanted(block, stage, last - number, wanted)
+        kept[number], leaving = stage, stage.entering
+        found.insert(0, stage)
+    block.memo["fedgraph"] = (key, rates, kept)
+    return found
+
+
+def _wanted(block: ClientBlock, state: State, number: int) -> Tensor:
+    """Return the rows whose messages of a stage other silos want, (m,) int64."""
+    named = state.get(f"round/wanted/{number}")
+    if not isinstance(named, Ragged):
+        return block.halo.boundary[:0]
+    places = check_places(named, block.halo.boundary_off, "boundary rows that are wanted")
+    return block.halo.boundary[places]
+
+
+def _messages(
+    cfg: Any,
+    weights: Mapping[str, Tensor],
+    inputs: Pass,
+    stage: SampledStage,
+    key: Key,
+    number: int,
+) -> Tensor:
+    """Return what the wanted rows have to say in a stage, scaled by themselves, (k, O)."""
+    model, entering = divisible(cfg.model), stage.entering
+    conv, prefix = model.stages[number].conv, f"{number}."
+    params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+    z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
+    place = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
+    place[entering.rows] = torch.arange(len(entering.rows), device=place.device)
+    scale = scales_of(conv).before(stage.degree[stage.wanted])
+    rows = z[place[stage.wanted]]
+    if scale is None:
+        return rows
+    report_rows(entering.off, z.shape[1])
+    return scale * rows
+
+
+def objective(
+    cfg: Any,
+    block: ClientBlock,
+    state: State,
+    key: Key,
+    weights: Mapping[str, Tensor],
+    received: Mapping[int, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of every client's batch (C,), and what its gradient steps go down, ().
+
+    The latter is the sum of the losses, and of the inner products of what clients have sent with
+    the gradients that came back, over the sizes of their batches: these are of summed losses.
+
+    Args:
+        cfg: of the method.
+        block: C clients.
+        state: of an iteration.
+        key: of it.
+        weights: (C, ...).
+        received: rows of other silos, by stage.
+    """
+    stages = stages_of(cfg, block, state, key, 0)
+    inputs, batch = sampled_inputs(block, stages, received), stages[-1].leaving
+    logits = forward_pass(divisible(cfg.model), weights, inputs, key)
+    losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
+    nodes = batch.off.diff()
+    loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
+    total = loss.sum()
+    for name, gradient in under("round/returned", state).items():
+        stage = stages[int(name)]
+        rows = _messages(cfg, weights, inputs, stage, key, int(name))
+        share = nodes[block.client[stage.wanted]].clamp(min=1)[:, None]
+        total = total + (rows * gradient / share).sum()
+    return loss, total
+
+
+def received_in(state: State) -> dict[int, Tensor]:
+    """Return the rows that have come, by stage."""
+    return {int(number): t for number, t in under("round/received", state).items()}
+
+
+def send_back(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Return the gradients of the rows that came to a stage, of the batch's summed loss.
+
+    In: `stage`. Out: `rows` (k, O), `slot` (k,) int32.
+    """
+    number = _shared_stage(cfg, inbox)
+    received = received_in(state)
+    leaf = received[number] = received[number].detach().requires_grad_()
+    weights, asked = under("round/weights", state), state[f"round/asked/{number}"]
+    assert isinstance(asked, Ragged)  # from `ask`
+    with torch.enable_grad():
+        _, total = objective(cfg, block, state, key, weights, received)
+        (grad,) = torch.autograd.grad(total, leaf)
+    batch = stages_of(cfg, block, state, key, 0)[-1].leaving
+    client = owners(asked.off)
+    rows = grad * batch.off.diff()[client].to(grad.dtype)[:, None]
+    return state, {"rows": Ragged(rows, asked.off), "slot": asked}
+
+
+def take_back(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Keep the gradients of the rows that were sent. In: `stage`, `sum` (k, O), `row` (k,)."""
+    del block, key
+    number, total, row = _shared_stage(cfg, inbox), inbox["sum"], inbox["row"]
+    sent, width = state[f"round/wanted/{number}"], width_of(cfg, number)
+    assert isinstance(total, Ragged)  # from `relay_sum`
+    if not torch.equal(sent.t, row.t) or total.t.shape != (len(sent.t), width):
+        raise ProtocolError(
+            f"expected a gradient of {width} values for each row that was sent, got others"
+        )
+    return {**state, f"round/returned/{number}": total}, {}
+
 
 KEEPS = ("keep_1", "keep_2", "keep_3")
 
@@ -94,7 +508,7 @@ def _knob(text: str) -> dict[str, object]:
     return {"help": text, "knob": lin(0.05, 1.0), "by_client": True, "tune": lin(0.05, 1.0)}
 
 
-@dataclass(frozen=True, config=STRICT)
+@checked_dataclass(frozen=True, config=STRICT)
 class FedGraphOptions:
     """What is drawn, what crosses, and what sets the rates; the help texts document the fields."""
 

@@ -31,8 +31,7 @@ from silograph.federation.decoder import Decoder
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import AnyMethod, MethodConfig, RoundReport, ServerState
-from silograph.methods.caution import Caution
+from silograph.methods.base import AnyMethod, Caution, MethodConfig, RoundReport, ServerState
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.local_training import (
     TRAIN_CALLS,

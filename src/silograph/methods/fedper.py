@@ -37,8 +37,14 @@ from silograph.federation.base import Federation, WeightedMean
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.caution import Caution
+from silograph.methods.base import (
+    Caution,
+    Method,
+    MethodConfig,
+    RoundReport,
+    ServerState,
+    finite_or_old,
+)
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -53,7 +59,6 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
-from silograph.methods.private_parts import finite_or_old
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 

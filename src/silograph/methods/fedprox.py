@@ -30,10 +30,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
-from silograph.core.ranges import log
-from silograph.methods.caution import Caution
+from silograph.core.setting_values import log
+from silograph.methods.base import Caution, Needs
 from silograph.methods.fedavg import FEDAVG
-from silograph.methods.needs import Needs
 from silograph.nn.correction import Proximal
 
 

@@ -27,16 +27,14 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.payload import Payload, State
-from silograph.core.ranges import log
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import UNSEEN
-from silograph.methods.base import MethodConfig
-from silograph.methods.caution import Caution
+from silograph.core.setting_values import log
+from silograph.graph.block.block import UNSEEN, ClientBlock
+from silograph.methods.base import Caution, MethodConfig
 from silograph.methods.fedgnn import SIMULATED, SentItemRows, protected
 from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
-from silograph.nn.doors import dtype_of
+from silograph.nn.fit import dtype_of
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.rating_graph import rating_graph
+from silograph.nn.rating_steps import rating_graph
 from silograph.nn.shared_items import BIAS, EMBEDDING
 
 

@@ -50,15 +50,20 @@ from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, under
-from silograph.core.ranges import log
-from silograph.evaluation.on_receipt import received_specs
-from silograph.evaluation.scoring import personal
+from silograph.core.setting_values import log
+from silograph.evaluation.scoring import personal, received_specs
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Gather
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import AnyMethod, Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.caution import Caution
+from silograph.methods.base import (
+    AnyMethod,
+    Caution,
+    Method,
+    MethodConfig,
+    RoundReport,
+    ServerState,
+)
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     bases,

@@ -15,15 +15,15 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
 from silograph.evaluation.evaluate import logits_specs, no_logits
-from silograph.exchange.agreement import agree_on_edges, agreement_steps
 from silograph.exchange.passes import divisible
+from silograph.exchange.rows import agree_on_edges, agreement_steps
 from silograph.federation.base import Federation
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.nn.conv import Params
-from silograph.nn.neighbors import Fanout, Full
+from silograph.nn.mini_batches import Fanout, Full
 
 # Gradients by name at given weights, those that are 0 left out, and the loss if there is one.
 GlobalStep = Callable[

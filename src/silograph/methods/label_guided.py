@@ -2,7 +2,7 @@
 
 Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021
 (algorithm 1). In every step all silos together run a forward and a backward pass through the model;
-sums over neighbors reach other silos as partial sums (`silograph.exchange.stages`). Gradients of
+sums over neighbors reach other silos as partial sums (`silograph.exchange.passes`). Gradients of
 the weights are summed, and the server takes one step, so that there is one model.
 
 Without sampling this is centralized training, to rounding. With `sample` every silo draws nodes by
@@ -40,14 +40,13 @@ from silograph.exchange.passes import (
 from silograph.exchange.rows import Relayed
 from silograph.federation.base import Federation
 from silograph.federation.program import Steps
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
     check_together,
     start_together,
     steps_together,
     together,
 )
-from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.sampling.label_guided import (
     draw_rows,

@@ -27,12 +27,11 @@ from silograph.core.key import Key
 from silograph.core.payload import state_of
 from silograph.federation.base import Federation
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, ServerHolds, ServerState
-from silograph.methods.caution import Caution
+from silograph.methods.base import Caution, Method, MethodConfig, ServerHolds, ServerState
 from silograph.methods.fedavg import fit_round, init
 from silograph.nn.conv import Params
 from silograph.nn.fit import TrainingInputs, stacked_copies
-from silograph.nn.neighbors import FULL
+from silograph.nn.mini_batches import FULL
 from silograph.nn.optim import SGD, Adam
 
 

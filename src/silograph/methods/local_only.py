@@ -12,15 +12,14 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, below, state_of, under
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import TABLES, remembered
-from silograph.evaluation.ranking import ranked
+from silograph.evaluation.evaluate import TABLES, ranked, remembered
 from silograph.evaluation.scoring import personal
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, NoOptions, RoundReport, ServerState
+from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -32,7 +31,6 @@ from silograph.methods.local_training import (
     told,
     train_from,
 )
-from silograph.methods.needs import Needs
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 

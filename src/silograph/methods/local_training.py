@@ -33,25 +33,37 @@ from silograph.core.payload import (
     under,
 )
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import TABLES, logits_specs, no_logits, remembered
-from silograph.evaluation.evaluation_steps import tallies
-from silograph.evaluation.on_receipt import RECEIVED, received_specs, score_received
-from silograph.evaluation.ranking import no_ranking, ranked, rankings_specs
+from silograph.evaluation.evaluate import (
+    TABLES,
+    logits_specs,
+    no_logits,
+    no_ranking,
+    ranked,
+    rankings_specs,
+    remembered,
+    tallies,
+)
+from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
 from silograph.exchange.sent_weights import arrived, gives, kept, learn_steps, leaving, takes
-from silograph.federation.base import BY_CLIENT, Federation, Gather, Op, WeightedMean, reads
+from silograph.federation.base import (
+    BY_CLIENT,
+    Federation,
+    Gather,
+    Op,
+    WeightedMean,
+    at_server,
+    reads,
+)
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
-from silograph.federation.op_failure import at_server
 from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import MethodConfig, RoundReport
-from silograph.methods.private_parts import finite_or_old
+from silograph.methods.base import MethodConfig, RoundReport, finite_or_old
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted, TrainingInputs
+from silograph.nn.fit import Fitted, Start, TrainingInputs
 from silograph.nn.forward import embedded_pass, whole_pass
-from silograph.nn.start import Start
-from silograph.selection.uniform import select_uniform
+from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights
 NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
@@ -179,7 +191,7 @@ def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
 def train_from(
     cfg: MethodConfig, block: ClientBlock, state: State, start: Start, key: Key
 ) -> tuple[Fitted, State]:
-    """Train from weights (see `silograph.nn.start`); return what came of it, and the new state.
+    """Train from weights (see `silograph.nn.fit`); return what came of it, and the new state.
 
     What the trained model says of the judged rows stays in the state, as the client's own view.
     Where the run asks for it, the start is scored before (`Fitted.received`).

@@ -52,15 +52,22 @@ from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State, named, under
-from silograph.core.ranges import log
+from silograph.core.setting_values import log
 from silograph.core.work import report_clients
 from silograph.exchange.passes import weight_specs
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import TRAINED
 from silograph.federation.program import Call, Calls, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
-from silograph.methods.caution import Caution
+from silograph.methods.base import (
+    Caution,
+    Method,
+    MethodConfig,
+    Needs,
+    RoundReport,
+    ServerState,
+    finite_or_old,
+)
 from silograph.methods.local_training import (
     begin,
     local_round,
@@ -72,8 +79,6 @@ from silograph.methods.local_training import (
     trained,
     zero_weights,
 )
-from silograph.methods.needs import Needs
-from silograph.methods.private_parts import finite_or_old
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
 from silograph.nn.fit import Fitted

@@ -22,7 +22,7 @@ NO_TABLES: Mapping[str, int] = MappingProxyType({})
 class AnyModel(ModelSizes, Protocol):
     """The shape of a model, whose weights are a flat mapping: a value, equal ones are one model.
 
-    How it is trained is asked of `silograph.nn.schedule.TrainableModel`.
+    How it is trained is asked of `silograph.nn.fit.TrainableModel`.
     """
 
     @property

@@ -17,16 +17,14 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
-from silograph.nn.correction import Proximal
-from silograph.nn.doors import check_fit, check_weights
+from silograph.nn.correction import Proximal, why_no_embeddings
+from silograph.nn.fit import Fitted, Training, TrainingInputs, check_fit, check_weights
 from silograph.nn.fit import rest as rest_torch
 from silograph.nn.flow import rule_of
 from silograph.nn.forward import Staged
-from silograph.nn.loss_term import why_no_embeddings
 from silograph.nn.masked import Masked, Near, SparseMasks
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.rating_model import RatingModel
-from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.task.registry import task_of
 
 

@@ -9,38 +9,388 @@ n: rows. K: outputs.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.payload import Patched, Stacked, State
+from silograph.core.kinds import Kind
+from silograph.core.payload import Patched, Stacked, State, dense
+from silograph.core.work import report_clients, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
-from silograph.nn.doors import dtype_of
+from silograph.nn.fit import (
+    LOSS_FLOPS,
+    Fitted,
+    Schedule,
+    StartFields,
+    Training,
+    TrainingInputs,
+    dtype_of,
+    joined_bases,
+    patched,
+    start_fields,
+    starts_compact,
+    used_rows,
+    whole,
+)
 from silograph.nn.flow import FlowRule, rule_of
 from silograph.nn.flow_compiled import as_drawn, networks_of
 from silograph.nn.forward import Staged
-from silograph.nn.kernel_block import BlockArrays, prepared
-from silograph.nn.kernel_model import flattened, model_shape, step_rule
-from silograph.nn.kernel_threads import share_out
-from silograph.nn.kernel_weights import (
-    masked_memory_of,
-    masked_params_of,
-    masked_weights_of,
-    memory_of,
-    params_of,
-    weights_of,
+from silograph.nn.kernel_block import (
+    BlockArrays,
+    contiguous,
+    flattened,
+    flushed,
+    model_shape,
+    prepared,
+    share_out,
+    step_rule,
+    unflattened,
 )
-from silograph.nn.kernel_weights import rest as rest
-from silograph.nn.kernel_work import report_masks, report_pass, report_training
 from silograph.nn.kernels import arrays
-from silograph.nn.kernels import flow_training as flow_kernels
+from silograph.nn.kernels import flow as flow_kernels
+from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.kernels.training import StepArrays
-from silograph.nn.masked import Masked
-from silograph.nn.schedule import Fitted, Schedule, Training, TrainingInputs
-from silograph.nn.start import start_fields, starts_compact
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask
+from silograph.nn.optim import SGD, Adam
+
+# --- kernel weights ------------------------------------------------------------------------------
+# Weights and optimizer state of a block's clients, into the kernels' arrays and out of them.
+#
+# C: clients. F: features. D: width of the first matrices. M: first matrices.
+
+
+def params_of(
+    model: Staged,
+    block: ClientBlock,
+    fields: StartFields,
+    memory: Mapping[str, Tensor] | None,
+    *,
+    used: int,
+    compact: bool,
+) -> arrays.ParamArrays:
+    """Return weights and moments; first matrices have `used` rows in all, those that clients use.
+
+    `compact`: these are not all of their rows.
+    """
+    maps = model.first_maps
+    flat = flattened(model, {n: whole(field) for n, field in fields.items() if n not in maps})
+    none3, none2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
+    begun, begun_moments = none3, [none3, none3]
+    given, which = joined_bases([fields[name] for name in maps])
+    if len(given):
+        rows = np.empty((len(maps), used, given.shape[-1]), flat.dtype)
+    elif compact:
+        rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
+    else:
+        rows, begun = _matrices(model, {name: dense(fields[name]) for name in maps})
+    moments = [none3, none3, none2, none2]
+    steps = np.zeros(block.num_clients, np.int64)
+    if memory is not None:
+        moments, begun_moments = _moments(model, memory, rows, flat)
+        # SGD does not count: its velocity is what it was given, from the first step on.
+        steps = np.ones(block.num_clients, np.int64)
+        if "steps" in memory:
+            steps = memory["steps"].to(torch.int64).contiguous().numpy()
+    starts = arrays.BegunRows(begun, *begun_moments)
+    weights = contiguous(given), contiguous(which), starts, rows, flat
+    first_rows, second_rows, first_flat, second_flat = moments
+    moved = first_rows, second_rows, first_flat, second_flat
+    return arrays.ParamArrays(*weights, *moved, steps, _no_masks(rows, flat))
+
+
+def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
+    """Return what stands for masks where there are none."""
+    none3, none2 = rows[:, :0], flat[:, :0]
+    starts = arrays.BegunRows(none3, none3, none3)
+    return arrays.MaskArrays(starts, none3, none2, none3, none3, none2, none2, 0.0, 0.0, 0.0)
+
+
+def masked_params_of(
+    model: Masked,
+    training: Training,
+    block: ClientBlock,
+    fields: StartFields,
+    memory: Mapping[str, Tensor],
+) -> arrays.ParamArrays:
+    """Return weights, masks and moments; first matrices have all of their rows."""
+    inner, used = model.inner, block.num_clients * model.features
+    own = {name: fields[name] for name in inner.weight_shapes}
+    params = params_of(inner, block, own, _of_weights(memory), used=used, compact=False)
+    one = torch.ones((), dtype=torch.from_numpy(params.flat).dtype)
+    filled = {
+        name: fields[model.masks[name]]
+        if name in model.masks
+        else Stacked(one.expand(block.num_clients, *shape))
+        for name, shape in inner.weight_shapes.items()
+    }
+    masks = params_of(
+        inner, block, filled, _of_masks(model, memory, params), used=used, compact=False
+    )
+    near = sum(c.weight for c in training.corrections if isinstance(c, Near))
+    l1 = sum(c.l1 for c in training.corrections if isinstance(c, SparseMasks))
+    moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
+    numbers = float(near), float(l1), float(model.least)
+    of_masks = arrays.MaskArrays(masks.begun, masks.rows, masks.flat, *moments, *numbers)
+    return params._replace(masks=of_masks)
+
+
+def _of_weights(memory: Mapping[str, Tensor]) -> Params:
+    """Return the optimizer's state of the weights alone."""
+    return {name: m for name, m in memory.items() if not is_mask(name.rpartition("/")[2])}
+
+
+def _of_masks(model: Masked, memory: Mapping[str, Tensor], params: arrays.ParamArrays) -> Params:
+    """Return the optimizer's state of the masks by the names of their weights; biases have 0."""
+    found, zero = {}, torch.zeros((), dtype=torch.from_numpy(params.flat).dtype)
+    for name, m in memory.items():
+        kind, slash, weight = name.rpartition("/")
+        if not slash:
+            found[name] = m
+        elif weight in model.masks:
+            found[name] = memory[f"{kind}/{model.masks[weight]}"]
+        elif not is_mask(weight):
+            found[name] = zero.expand(m.shape)
+    return found
+
+
+def _moments(
+    model: Staged, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the optimizer's state, of the matrices and of the rest, and what matrices start as."""
+    found: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
+    for name, m in memory.items():
+        kind, slash, weight = name.partition("/")
+        if slash:
+            found[kind][weight] = m
+    pairs = [found["first"] or found["momentum"], found["second"]]
+    by_rows = [
+        _matrices(model, m) if m else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
+        for m in pairs
+    ]
+    by_flat = [flattened(model, m) if m else np.zeros_like(flat) for m in pairs]
+    return [found for found, _ in by_rows] + by_flat, [begun for _, begun in by_rows]
+
+
+def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return memory for first matrices (C, F, D) as rows of all clients, (M, C * F, D).
+
+    And what kernels fill it with, client by client (`BegunRows`), which spares a pass over all of
+    it; empty for several matrices, which are copied here.
+    """
+    parts = [tensors[name].flatten(0, 1) for name in model.first_maps]
+    if len(parts) > 1:
+        rows: np.ndarray = torch.stack(parts).numpy()
+        return rows, rows[:0]
+    begun: np.ndarray = parts[0].contiguous()[None].numpy()
+    return np.empty_like(begun), begun
+
+
+def weights_of(
+    model: Staged,
+    training: Training,
+    block: ClientBlock,
+    fields: StartFields,
+    params: arrays.ParamArrays,
+    before: np.ndarray | None,
+) -> dict[str, Stacked | Patched]:
+    """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
+    found: dict[str, Stacked | Patched] = {
+        name: Stacked(t) for name, t in unflattened(model, params.flat).items()
+    }
+    if before is None:
+        found |= {n: Stacked(t) for n, t in _split(model, block, params.rows).items()}
+    else:
+        steps = torch.from_numpy(params.steps - before)
+        for name, rows in zip(model.first_maps, params.rows, strict=True):
+            assert isinstance(block.x, SparseRows)  # only then are there used rows
+            t = torch.from_numpy(rows)
+            path, flops = partial(rest, training), training.flops_of(name)
+            found[name] = patched(path, fields[name], t, block.x, steps, flops)
+    return {name: found[name] for name in model.weight_shapes}
+
+
+def masked_weights_of(
+    model: Masked, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> dict[str, Stacked | Patched]:
+    """Return trained weights and masks."""
+    own, masks = (
+        weights_of(model.inner, training, block, {}, part, None)
+        for part in (params, _as_params(params))
+    )
+    return {**own, **{mask: masks[name] for name, mask in model.masks.items()}}
+
+
+def masked_memory_of(
+    model: Masked, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> Params:
+    """Return the optimizer's state of weights and masks after training."""
+    own, masks = (
+        memory_of(model.inner, training, block, part) for part in (params, _as_params(params))
+    )
+    for name, m in masks.items():
+        kind, _, weight = name.rpartition("/")
+        if weight in model.masks:
+            own[f"{kind}/{model.masks[weight]}"] = m
+    return own
+
+
+def _as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
+    """Return masks as if they were weights."""
+    of = params.masks
+    moments = of.first_rows, of.second_rows, of.first_flat, of.second_flat
+    none = params.start[:0], params.which, of.begun
+    return arrays.ParamArrays(*none, of.rows, of.flat, *moments, params.steps, of)
+
+
+def memory_of(
+    model: Staged, training: Training, block: ClientBlock, params: arrays.ParamArrays
+) -> Params:
+    """Return the optimizer's state after training, as `Optimizer.init` names it."""
+    optimizer = training.optimizer
+    moments = {
+        "first": (params.first_rows, params.first_flat),
+        "second": (params.second_rows, params.second_flat),
+    }
+    if isinstance(optimizer, SGD):
+        moments = {"momentum": moments["first"]} if optimizer.momentum else {}
+    state: Params = {}
+    for kind, (rows, flat) in moments.items():
+        tensors = unflattened(model, flat) | _split(model, block, rows)
+        state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
+    if isinstance(optimizer, Adam):
+        state["steps"] = torch.from_numpy(params.steps).float()
+    return state
+
+
+def _split(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
+    """Return the first matrices (C, F, D) from rows of all clients."""
+    shape = block.num_clients, block.num_features, rows.shape[2]
+    return {
+        name: torch.from_numpy(part).view(shape)
+        for name, part in zip(model.first_maps, rows, strict=True)
+    }
+
+
+def rest(training: Training, start: Tensor, steps: int) -> Tensor:
+    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    weight = start.clone(memory_format=torch.contiguous_format)
+    with flushed():  # as rows are in training
+        kernels_optim.rest(weight.numpy(), step_rule(training), steps)
+    return weight
+
+
+# --- kernel work ---------------------------------------------------------------------------------
+# Work of the compiled kernels in closed form: what the torch layers report for the same passes.
+#
+# C: clients. L: layers.
+
+
+def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
+    """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
+    sums = tuple(stage.conv.sums for stage in model.stages)
+    name = ("counts", sums)
+    if name not in block.memo and block.source is not None:
+        whole, positions = block.source
+        block.memo[name] = _whole_counts(model, whole)[positions.numpy()]
+    if name not in block.memo:
+        rows = block.off.diff()
+        edges = block.adj.indptr[block.off].diff()
+        entries = torch.zeros_like(rows)
+        if isinstance(block.x, SparseRows):
+            entries = block.x.csr.indptr[block.off].diff()
+        edges_of = [edges * hears for hears in sums]
+        columns = [rows] * (len(sums) + 1) + edges_of + [entries] * 2
+        block.memo[name] = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
+    found = block.memo[name]
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+def _pass_flops(model: Staged, block: ClientBlock, counts: np.ndarray, passes: int) -> np.ndarray:
+    """Return operations of passes through the model, (C,): what the torch layers report.
+
+    Args:
+        model: the shape.
+        block: the clients.
+        counts: (C, 2 L + 4), see `training.count`.
+        passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
+    """
+    each = block.origin.once(
+        ("flops", model, passes),
+        np.ndarray,
+        lambda: _flops_of_each(model, isinstance(block.x, SparseRows), passes),
+    )
+    flops: np.ndarray = counts.astype(np.float64) @ each  # exact: integers
+    return flops
+
+
+def _flops_of_each(model: Staged, sparse: bool, passes: int) -> np.ndarray:
+    """Return operations for one of each number that is counted, (2 L + 4,); see `_pass_flops`."""
+    layers = len(model.stages)
+    edges, entries, own_entries = layers + 1, 2 * layers + 1, 2 * layers + 2
+    each = [0] * (2 * layers + 4)
+    for layer, stage in enumerate(model.stages):
+        width, out, rooted = stage.inputs, stage.outputs, stage.conv.rooted
+        into, left = layer, layer + 1
+        if layer == 0 and sparse:
+            each[entries] += 2 * out * passes
+            each[own_entries] += 2 * out * passes * rooted
+        else:
+            products = passes + (passes > 1 and layer > 0)
+            each[into] += 2 * width * out * products
+            each[left] += 2 * width * out * products * rooted
+        if stage.conv.sums and stage.conv.scales is not None:
+            scales = stage.conv.scales
+            each[edges + layer] += 2 * out * passes
+            each[into] += out * passes * (scales.pre is not None)
+            each[left] += out * passes * ((scales.post is not None) + 2 * (scales.own is not None))
+        each[left] += out * rooted  # the sum with the own row
+        each[left] += out * passes  # bias
+        if stage.drop > 0 and passes > 1:
+            if layer:
+                each[into] += 2 * width * passes
+            else:  # features have no gradient
+                each[entries if sparse else into] += 2 if sparse else 2 * width
+        each[left] += out * passes * stage.relu
+    return np.array(each, np.float64)
+
+
+def report_pass(model: Staged, block: ClientBlock) -> None:
+    """Report one pass of all rows without the way back."""
+
+    def made() -> Tensor:
+        return torch.from_numpy(_pass_flops(model, block, _whole_counts(model, block), 1))
+
+    report_clients(block.once(("pass", model), Tensor, made))
+
+
+def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
+    """Report the products of weights and masks, in training and in what models say of rows."""
+    flops = 0.0
+    for stage in model.inner.stages:
+        # Rooted layers take them for the neighbors' map and for the own one.
+        flops += len(stage.conv.maps) * stage.inputs * stage.outputs * (1 + stage.conv.rooted)
+    report_clients(torch.from_numpy(3 * flops * work[:, -1]))  # 2 on the way back
+    with work_for(Kind.EVALUATION):
+        report_clients(torch.full((block.num_clients,), flops, dtype=torch.float64))
+
+
+def report_training(
+    model: Staged, training: Training, block: ClientBlock, work: np.ndarray
+) -> None:
+    """Report training, and apart from it what the clients' models say of their rows."""
+    flops = _pass_flops(model, block, work, 2)
+    # Every epoch has a loss of every training node, however they are grouped into steps.
+    flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
+    report_clients(torch.from_numpy(flops))
+    report_steps(torch.from_numpy(work[:, -1] * training.step_flops))
+    with work_for(Kind.EVALUATION):
+        report_pass(model, block)
+
 
 PREDICTS = Schedule(0)
 

@@ -6,26 +6,572 @@ common ones in a fraction of the time.
 C: clients. n: rows. F: features. H: hidden width. U: used rows of the first weights.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Ragged, Stacked
-from silograph.core.work import report_spared, work_for
-from silograph.graph.block.block import ClientBlock, SparseRows
+from silograph.core.payload import (
+    Patched,
+    Ragged,
+    Stacked,
+    State,
+    dense,
+    from_bases,
+    offsets,
+    owners,
+    patched_problem,
+    put,
+    state_of,
+    take_all,
+)
+from silograph.core.work import report_rows, report_spared, report_steps, work_for, work_of
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.graph.csr import CSR
+from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.forward import Staged, forward_pass, whole_pass
-from silograph.nn.optim import FIRST
-from silograph.nn.schedule import Fitted as Fitted
-from silograph.nn.schedule import Schedule as Schedule
-from silograph.nn.schedule import Training as Training
-from silograph.nn.schedule import TrainingInputs as TrainingInputs
-from silograph.nn.start import StartFields, start_fields, starts_compact, used_rows, whole
-from silograph.nn.steps import Held, InTraining, Trainer, features_for, own_copy
+from silograph.nn.correction import Correction, LossTerm, StepNodes
+from silograph.nn.forward import ModelSizes, Pass, Staged, embedded_pass, forward_pass, whole_pass
+from silograph.nn.mini_batches import (
+    FULL,
+    BatchPlan,
+    Full,
+    Neighbors,
+    Signal,
+    batch_plan,
+    sampled_pass,
+    shuffled,
+)
+from silograph.nn.optim import FIRST, Optimizer
+from silograph.nn.segment import segment_sum
+from silograph.task.registry import task_of
+
+# --- start ---------------------------------------------------------------------------------------
+# Where clients start training: bases that they share, and weights or rows of their own on top.
+#
+# Each weight of a start is one of these:
+#
+# - a tensor in the model's shape, shared by all clients, or (C, ...) with a slice for each;
+# - a `Stacked` value: every client's own, as it was kept between rounds;
+# - a `Patched` value: each client has one of G bases, and may have rows of its own in it.
+#
+# What training leaves (`Fitted.weights`) is such a start. Where features are sparse and the
+# optimizer is fresh, first weights that come from bases are trained as the rows of the features
+# that occur at a client; so one base for all costs what shared weights cost, and they are the
+# same computation.
+#
+# C: clients. F: features. D: width. U: used rows of the first weights.
+
+
+Start = Mapping[str, Tensor | Stacked | Patched]
+StartFields = Mapping[str, Stacked | Patched]
+
+
+def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Stacked | Patched]:
+    """Return every weight as a value, in the model's order; shared tensors are a single base."""
+    fields: dict[str, Stacked | Patched] = {}
+    first: Tensor | None = None  # the base of all clients
+    for name, shape in model.weight_shapes.items():
+        w = start[name]
+        if not isinstance(w, Tensor):
+            fields[name] = w
+        elif w.dim() > len(shape):
+            fields[name] = Stacked(w)
+        else:
+            if first is None:
+                first = torch.zeros(clients, dtype=torch.int64, device=w.device)
+            fields[name] = from_bases(w[None], first)
+    return fields
+
+
+def whole(value: Stacked | Patched) -> Tensor:
+    """Return a contiguous copy of the slices of all clients, (C, ...)."""
+    if isinstance(value, Patched):
+        return value.stacked().t.contiguous()  # strides of a base outlive the choice of rows
+    return value.t.clone(memory_format=torch.contiguous_format)
+
+
+def only_bases(value: Stacked | Patched) -> bool:
+    """Whether no client has anything of its own in a weight."""
+    return isinstance(value, Patched) and len(value.t) == 0
+
+
+def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
+    """Return all bases (G, ...) of M weights, and which of them each client has, (M, C) int64.
+
+    There are none if a client has anything of its own in them.
+    """
+    bases, which, count = [], [], 0
+    for value in fields:
+        if not isinstance(value, Patched) or not only_bases(value):
+            return value.t.new_empty(0, 0, 0), torch.empty(len(fields), 0, dtype=torch.int64)
+        bases.append(value.base)
+        which.append(value.which + count)
+        count += len(value.base)
+    return bases[0] if len(bases) == 1 else torch.cat(bases), torch.stack(which)
+
+
+def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:
+    """Whether the rows of used features say all of the first weights that the bases do not."""
+    if not isinstance(x, SparseRows):
+        return False
+    return all(_is_compact(fields[name], x) for name in model.first_maps)
+
+
+def _is_compact(value: Stacked | Patched, x: SparseRows) -> bool:
+    if only_bases(value):
+        return True
+    used = x.used
+    return (
+        isinstance(value, Patched)
+        and torch.equal(value.off, used.off)
+        and torch.equal(value.index, used.feature)
+    )
+
+
+def used_rows(value: Stacked | Patched, x: Rows) -> Tensor:
+    """Return a copy of the rows of first weights that are for used features, (U, D).
+
+    Args:
+        value: from which `starts_compact`.
+        x: sparse features.
+    """
+    assert isinstance(x, SparseRows)  # see `starts_compact`
+    assert isinstance(value, Patched)  # likewise
+    if len(value.t):
+        return value.t.clone(memory_format=torch.contiguous_format)
+    if len(value.base) == 1:
+        return value.base[0][x.used.feature]
+    return value.base[value.which[owners(x.used.off)], x.used.feature]
+
+
+# --- What clients do in local training: how many steps of which kind, and how each is taken ------
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a client does with its training nodes.
+
+    Attributes:
+        epochs: passes over them.
+        batch_size: training nodes in a step; None: all.
+        neighbors: draws the neighbors that a step sums over.
+    """
+
+    epochs: int
+    batch_size: int | None = None
+    neighbors: Neighbors = FULL
+
+    @property
+    def whole(self) -> bool:
+        """Whether a step takes all rows and edges of a client."""
+        return self.batch_size is None and isinstance(self.neighbors, Full)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train.
+
+    Attributes:
+        model: the shape.
+        optimizer: how steps are taken.
+        schedule: which steps.
+        corrections: what is added to the gradient of the data, in this order.
+        losses: what is added to the loss of the labels; torch computes it.
+    """
+
+    model: "TrainableModel"
+    optimizer: Optimizer
+    schedule: Schedule
+    corrections: tuple[Correction, ...] = ()
+    losses: tuple[LossTerm, ...] = ()
+
+    @property
+    def alike(self) -> bool:
+        """Whether weights that meet no data take one path at all clients."""
+        return all(correction.alike for correction in self.corrections)
+
+    @property
+    def step_flops(self) -> float:
+        """Floating-point operations of a client's step, the gradient of the data apart."""
+        shapes = self.model.weight_shapes.items()
+        return float(sum(self.flops_of(n) * torch.Size(shape).numel() for n, shape in shapes))
+
+    def flops_of(self, name: str) -> int:
+        """Return the same of one parameter of a weight."""
+        corrections = sum(correction.flops for correction in self.corrections)
+        return self.optimizer.flops_of(name) + corrections
+
+    def of(self, clients: Tensor) -> "Training":
+        """Return the training of the clients at these positions (k,) int64."""
+        corrections = tuple(each.of(clients) for each in self.corrections)
+        losses = tuple(each.of(clients) for each in self.losses)
+        return replace(self, corrections=corrections, losses=losses)
+
+    def correct(
+        self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    ) -> Params:
+        """Return the gradients that the optimizer follows."""
+        for correction in self.corrections:
+            grads = correction(grads, weights, start)
+        return grads
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingInputs:
+    """What clients train from.
+
+    Attributes:
+        block: their rows, C clients.
+        start: weights, see `silograph.nn.fit`.
+        memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
+        key: key of the draws.
+        sampler: what the neighbor sampler remembers of every client.
+        tables: those of the clients, with what the optimizer keeps of them if `memory` is.
+    """
+
+    block: ClientBlock
+    start: Start
+    memory: Mapping[str, Tensor] | None
+    key: Key
+    sampler: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What training leaves.
+
+    Attributes:
+        weights: of every client, (C, ...).
+        memory: optimizer state (C, ...), empty if it was not to be kept.
+        loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
+        logits: (n, K) what each client's model says of its rows.
+        steps: (C,) int64 steps taken; 0 without training nodes.
+        neighbors: what the neighbor sampler remembers of every client.
+        tables: of every client, where the model has any, with what the optimizer keeps of them.
+        received: (C, ...) counts of the model that training started from, where they are asked for.
+    """
+
+    weights: dict[str, Stacked | Patched]
+    memory: Params
+    loss: Tensor
+    logits: Tensor
+    steps: Tensor
+    neighbors: State = field(default_factory=dict)
+    tables: State = field(default_factory=dict)
+    received: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> Params:
+        """The weights as tensors (C, ...), whatever form they have."""
+        return {name: dense(field) for name, field in self.weights.items()}
+
+
+class TrainableModel(AnyModel, Protocol):
+    """A model that says how it is trained; a new kind of model is a class with these answers."""
+
+    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
+        """Train every client of a block in torch; see `silograph.nn.fit.fit`."""
+
+
+# --- Steps of local training in torch, for the clients of a block together -----------------------
+#
+# C: clients. A: clients that take part in a step. n: rows. R: rows of a weight of all clients.
+
+
+LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
+Held = dict[str, Stacked | Ragged]
+
+
+@dataclass(frozen=True, eq=False)
+class InTraining:
+    """Clients before or after their training.
+
+    Attributes:
+        held: weights, (C, ...) or rows (R, D) of all clients.
+        given: optimizer state (C, ...); empty if a fresh one is made and thrown away.
+        sampler: what the neighbor sampler remembers.
+        loss: (C,) float64 mean of the last epoch; 0 without training nodes.
+        steps: (C,) int64 steps taken.
+    """
+
+    held: Held
+    given: Held
+    sampler: State
+    loss: Tensor = field(default_factory=lambda: torch.empty(0))
+    steps: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def take(self, positions: Tensor) -> "InTraining":
+        """Return the clients at `positions` (k,) int64."""
+        held, given, sampler = (
+            state_of(take_all(fields, positions))
+            for fields in (self.held, self.given, self.sampler)
+        )
+        loss, steps = (t[positions.to(t.device)] if len(t) else t for t in (self.loss, self.steps))
+        return InTraining(held, given, sampler, loss, steps)
+
+    def put(self, part: "InTraining", positions: Tensor) -> "InTraining":
+        """Return all clients, those at `positions` as in `part`, the others without a step."""
+        clients = len(next(f.t for f in self.held.values() if isinstance(f, Stacked)))
+        return InTraining(
+            {name: put(self.held[name], f, positions) for name, f in part.held.items()},
+            {name: put(self.given[name], f, positions) for name, f in part.given.items()},
+            self.sampler,
+            part.loss.new_zeros(clients).index_copy(0, positions, part.loss),
+            part.steps.new_zeros(clients).index_copy(0, positions.cpu(), part.steps),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Live:
+    """What steps change in place, of the first clients of a block or of all.
+
+    Attributes:
+        weights: (C, ...), or rows (R, D) of all clients.
+        start: copies of the weights before the first step, where a correction needs them.
+        memory: optimizer state, in the forms of the weights; `steps` (C,) or longer.
+        off: (C + 1,) int64 rows of each client, of the weights that are held as rows.
+    """
+
+    weights: Params
+    start: Params
+    memory: Params
+    off: Mapping[str, Tensor]
+
+    def slices(self, tensors: Mapping[str, Tensor], a: int, b: int) -> Params:
+        """Return views of clients a to b, of tensors named as weights or `KIND/WEIGHT`."""
+        return {name: t[self._row(name, a) : self._row(name, b)] for name, t in tensors.items()}
+
+    def part(self, a: int, b: int) -> "_Live":
+        """Return clients a to b; steps on them are steps on these."""
+        kinds = self.weights, self.start, self.memory
+        weights, start, memory = (self.slices(tensors, a, b) for tensors in kinds)
+        return _Live(weights, start, memory, self.off)
+
+    def _row(self, name: str, client: int) -> int:
+        off = self.off.get(name.rpartition("/")[2])
+        return client if off is None else int(off[client])
+
+
+@dataclass(frozen=True, eq=False)
+class _Targets:
+    """What a step is to predict.
+
+    Attributes:
+        rows: (r,) bool which rows of the pass; None: all of them.
+        row: (t,) int64 where they are among the rows of the clients.
+        y: (t, ...) their labels, by client.
+        off: (A + 1,) int64 how many each client has.
+    """
+
+    rows: Tensor | None
+    row: Tensor
+    y: Tensor
+    off: Tensor
+
+
+def own_copy(t: Tensor) -> Tensor:
+    """Return a copy that is contiguous, whatever the strides: fused steps read it so."""
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def features_for(block: ClientBlock, compact: bool) -> Rows:
+    """Return features that meet weights in compact form: one row for each used feature."""
+    if not compact:
+        return block.x
+    assert isinstance(block.x, SparseRows)  # compact only where features are sparse
+    return SparseRows(block.x.used.csr, block.x.off, feature=block.x.used.feature)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains the clients of a block together.
+
+    Attributes:
+        model: what they train.
+        training: how.
+        key: of the draws.
+        compact: whether the first weights are held as rows for the features that occur.
+        keep: whether optimizer state is given and returned.
+    """
+
+    model: Staged
+    training: Training
+    key: Key
+    compact: bool
+    keep: bool
+
+    def of(self, clients: Tensor) -> "Trainer":
+        """Return the trainer of the clients at these positions (k,) int64."""
+        return replace(self, training=self.training.of(clients))
+
+    def run(self, block: ClientBlock, begun: InTraining) -> InTraining:
+        """Return the clients after training; those without training nodes are as they were."""
+        schedule = self.training.schedule
+        if not schedule.whole:
+            return self._sorted(batch_plan(block, schedule.batch_size), begun)
+        active = (block.num_train > 0).nonzero()[:, 0]
+        if len(active) == block.num_clients:
+            return self._whole(block, begun)
+        if not len(active):
+            zero = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+            return replace(begun, loss=zero, steps=zero.long().cpu())
+        with work_of(active):
+            part = self.of(active)._whole(block.take(active), begun.take(active))
+        return begun.put(part, active)
+
+    def _whole(self, block: ClientBlock, begun: InTraining) -> InTraining:
+        """Take steps on all rows; every client has training nodes."""
+        live, epochs = self._live(begun), self.training.schedule.epochs
+        dtype = next(iter(live.weights.values())).dtype
+        inputs = whole_pass(self.model, block, dtype)
+        inputs = replace(inputs, x=features_for(block, self.compact))
+        train = block.split.train
+        targets = _Targets(train, train.nonzero()[:, 0], block.y[train], offsets(block.num_train))
+        loss = torch.empty(0)
+        for epoch in range(epochs):
+            key = self.key.fold("epoch", epoch, "batch", 0)
+            loss = self._step(live, [(0, block.num_clients)], inputs, targets, key)
+        steps = torch.full((block.num_clients,), epochs)
+        return self._done(begun, live, begun.sampler, loss.double(), steps)
+
+    def _sorted(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+        """Take steps on batches, with the clients in the order of the plan."""
+        if not plan.moved:
+            return self._batched(plan, begun)
+        return self.of(plan.order)._batched(plan, begun.take(plan.order)).take(plan.back)
+
+    def _batched(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+        """Let the clients that have a batch `number` take that step together, in every epoch."""
+        live, state, block = self._live(begun), begun.sampler, plan.block
+        schedule = self.training.schedule
+        loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+        for epoch in range(schedule.epochs):
+            loss, key = torch.zeros_like(loss), self.key.fold("epoch", epoch)
+            train = shuffled(block, schedule.batch_size, key)
+            for number, active in enumerate(plan.active):
+                # A fresh optimizer has counted as many steps for all in the first epoch.
+                alike = epoch == 0 and not self.keep
+                runs = [(0, active)] if alike else plan.groups(number)
+                seeds, off = plan.seeds(train, number)
+                with work_of(plan.order[:active]):
+                    part, step_key = live.part(0, active), key.fold("batch", number)
+                    own = state is not begun.sampler  # what was given is not ours to change
+                    found, state = self._batch(block, part, runs, seeds, off, step_key, state, own)
+                loss[:active] += found.double() * off.diff() / block.num_train[:active]
+        return self._done(begun, live, state, loss, plan.batches * schedule.epochs)
+
+    def _batch(
+        self,
+        block: ClientBlock,
+        live: _Live,
+        runs: Sequence[tuple[int, int]],
+        seeds: Tensor,
+        off: Tensor,
+        key: Key,
+        state: State,
+        own: bool,
+    ) -> tuple[Tensor, State]:
+        """Take one step on rows `seeds` (s,) of the first A clients; see `_step` and `Signal`."""
+        neighbors = self.training.schedule.neighbors
+        clients = torch.arange(len(off) - 1, device=off.device)
+        sums = [stage.conv.sums for stage in self.model.stages]
+        x = self._first_rows(block, live)
+        inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums, state)
+        trainer = self if len(clients) == block.num_clients else self.of(clients)
+        loss = trainer._step(live, runs, inputs, _Targets(None, seeds, block.y[seeds], off), key)
+        return loss, neighbors.learn(block, state, Signal(clients, draws, loss, key, own))
+
+    def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
+        """Return features for the weights that these clients hold."""
+        x = features_for(block, self.compact)
+        if not self.compact:
+            return x
+        assert isinstance(x, SparseRows)  # see `features_for`
+        used = max(len(live.weights[name]) for name in live.off)
+        csr = CSR(x.csr.indptr, x.csr.indices, x.csr.values, used)
+        return replace(x, csr=csr)
+
+    def _live(self, begun: InTraining) -> _Live:
+        weights = {name: f.t for name, f in begun.held.items()}
+        start = {k: w.clone() for k, w in weights.items()} if self.training.corrections else {}
+        memory = {name: f.t for name, f in begun.given.items()}
+        if not self.keep:
+            memory = self.training.optimizer.init(weights)
+        off = {name: f.off for name, f in begun.held.items() if isinstance(f, Ragged)}
+        return _Live(weights, start, memory, off)
+
+    def _done(
+        self, begun: InTraining, live: _Live, sampler: State, loss: Tensor, steps: Tensor
+    ) -> InTraining:
+        held = {name: replace(f, t=live.weights[name]) for name, f in begun.held.items()}
+        given: Held = {name: Stacked(live.memory[name]) for name in begun.given}
+        return InTraining(held, given, sampler, loss, steps)
+
+    def _step(
+        self,
+        live: _Live,
+        runs: Sequence[tuple[int, int]],
+        inputs: Pass,
+        targets: _Targets,
+        key: Key,
+    ) -> Tensor:
+        """Take one step in place; return mean losses (A,).
+
+        Args:
+            live: the A clients that take it.
+            runs: ranges of clients whose optimizers have counted equally many steps.
+            inputs: what the pass reads.
+            targets: what it is to predict.
+            key: of the step.
+        """
+        leaves = {name: w.detach().requires_grad_() for name, w in live.weights.items()}
+        total = segment_sum(self._losses(leaves, inputs, targets, key), targets.off)
+        loss = total / targets.off.diff()
+        # Clients share no weight, so the gradient of the sum holds each client's own.
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        grads = dict(zip(leaves, found, strict=True))
+        grads = self.training.correct(grads, live.weights, live.start)
+        report_steps(self.training.step_flops)
+        for a, b in runs:
+            part = live.part(a, b)
+            self.training.optimizer.step_(part.weights, live.slices(grads, a, b), part.memory)
+        return loss.detach()
+
+    def _losses(self, leaves: Params, inputs: Pass, targets: _Targets, key: Key) -> Tensor:
+        """Return the loss of each target, (t,)."""
+        model, losses = self.model, self.training.losses
+        if not losses:
+            logits = _at(targets, forward_pass(model, leaves, inputs, key))
+            report_rows(targets.off, LOSS_FLOPS * model.outputs)
+            return task_of(model.task).loss(logits, targets.y)
+        found = embedded_pass(model, leaves, inputs, key)
+        logits, embeddings = (_at(targets, t) for t in found)
+        report_rows(targets.off, LOSS_FLOPS * model.outputs)
+        each = task_of(model.task).loss(logits, targets.y)
+        nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
+        for term in losses:
+            more = term(nodes)
+            if more.shape != each.shape:
+                raise ConfigError(
+                    f"expected a loss {tuple(each.shape)} of {type(term).__name__}, one for each "
+                    f"node, got {tuple(more.shape)}"
+                )
+            report_rows(targets.off, term.flops(embeddings.shape[1]))
+            each = each + more
+        return each
+
+
+def _at(targets: _Targets, t: Tensor) -> Tensor:
+    """Return the rows of a pass that are targets."""
+    return t if targets.rows is None else t[targets.rows]
 
 
 def stacked_copies(weights: Mapping[str, Tensor], clients: int) -> Params:
@@ -118,3 +664,210 @@ def patched(
     base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
     which = torch.tensor([place[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)
+
+
+# --- doors ---------------------------------------------------------------------------------------
+# What comes from outside is checked here before code that trusts it, compiled or not, reads it.
+#
+# Compiled kernels and torch's fused optimizers check no bounds: a weight that is too small makes
+# them read, and optimizer state that is too small makes them write, where they must not. Weights
+# come from a server and state may come from a damaged file, so both tiers check them first, and
+# refuse the same with the same words.
+#
+# C: clients. F: features. K: outputs.
+
+
+ANOTHER = "these are weights of another model"
+MOST_STEPS = 2**53  # beyond, counting by ones stands still even in float64
+
+
+def dtype_of(block: ClientBlock) -> torch.dtype:
+    """Return the dtype of a block's floating point values."""
+    values = block.origin.adj.values  # a part copies when asked
+    assert values is not None  # blocks carry values of the run's dtype
+    return values.dtype
+
+
+def check_fit(training: Training, inputs: TrainingInputs) -> None:
+    """Raise `ProtocolError` unless a block can be trained from these weights and this state."""
+    model, block = training.model, inputs.block
+    check_start(model, inputs.start, block)
+    check_labels(model, block)
+    if inputs.memory is not None:
+        check_memory(model, training.optimizer, inputs.memory, block)
+
+
+def check_weights(
+    model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, *, shared: bool = False
+) -> None:
+    """Raise `ProtocolError` unless weights are those of the model, in the block's dtype.
+
+    Args:
+        model: the shape.
+        weights: shared by all clients, or all (C, ...).
+        block: C clients with the model's number of features.
+        shared: whether weights must be shared.
+    """
+    _check_slices(_shapes(model, weights, block), weights, block, shared=shared)
+
+
+def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
+    """Raise `ProtocolError` unless training can start from these weights of a block's clients."""
+    shapes, dtype = _shapes(model, start, block), dtype_of(block)
+    tensors = {name: w for name, w in start.items() if isinstance(w, Tensor)}
+    _check_slices({n: s for n, s in shapes.items() if n in tensors}, tensors, block, shared=False)
+    for name, shape in shapes.items():
+        match start[name]:
+            case Stacked(t) if t.shape != (block.num_clients, *shape) or t.dtype is not dtype:
+                _refuse(name, t, (block.num_clients, *shape), dtype, ANOTHER)
+            case Patched(base) as field:
+                if base.shape[1:] != shape or base.dtype is not dtype or not len(base):
+                    _refuse(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
+                problem = patched_problem(field, block.num_clients)
+                if problem is None and field.t.dtype is not dtype:
+                    problem = f"rows of {dtype}, got {field.t.dtype}"
+                if problem:
+                    raise ProtocolError(f"expected {problem} for {name} where training starts")
+
+
+def _shapes(
+    model: AnyModel, weights: Mapping[str, object], block: ClientBlock
+) -> Mapping[str, tuple[int, ...]]:
+    """Return shapes by name; raise `ProtocolError` unless model, names and features fit."""
+    shapes = model.weight_shapes
+    if model.features != block.num_features:
+        raise ProtocolError(
+            f"expected a model of {block.num_features} features, got one of {model.features}"
+        )
+    if weights.keys() != shapes.keys():
+        raise ProtocolError(f"expected the weights {_few(shapes)}, got {_few(weights)}: {ANOTHER}")
+    return shapes
+
+
+def _check_slices(
+    shapes: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, Tensor],
+    block: ClientBlock,
+    *,
+    shared: bool,
+) -> None:
+    """Raise `ProtocolError` unless weights have these shapes: all shared, or all (C, ...)."""
+    first = next(iter(shapes), None)
+    stacked = first is not None and not shared and weights[first].dim() > len(shapes[first])
+    clients, dtype = (block.num_clients,) if stacked else (), dtype_of(block)
+    for name, shape in shapes.items():
+        w = weights[name]
+        if w.shape != clients + shape or w.dtype is not dtype:
+            _refuse(name, w, clients + shape, dtype, ANOTHER)
+
+
+def check_memory(
+    model: AnyModel, optimizer: Optimizer, memory: Mapping[str, Tensor], block: ClientBlock
+) -> None:
+    """Raise `ProtocolError` unless optimizer state (C, ...) is as `Optimizer.init` makes it."""
+    expected = _memory_shapes(model, optimizer, dtype_of(block))
+    if memory.keys() != expected.keys():
+        raise ProtocolError(
+            f"expected the optimizer state {_few(expected)}, got {_few(memory)}: it is of another "
+            "optimizer or model"
+        )
+    for name, (shape, dtype) in expected.items():
+        m, whole = memory[name], (block.num_clients, *shape)
+        if m.shape != whole or m.dtype is not dtype:
+            _refuse(name, m, whole, dtype, "this is optimizer state of another model")
+    steps = memory.get("steps")
+    if steps is not None and not bool(((steps >= 0) & (steps < MOST_STEPS)).all()):
+        raise ProtocolError(
+            "expected steps of 0 or more in the optimizer state, got "
+            f"{steps.flatten()[:4].tolist()}"
+        )
+
+
+def check_labels(model: AnyModel, block: ClientBlock) -> None:
+    """Raise `ProtocolError` unless training rows have labels that the model has outputs for."""
+    block = block.origin  # once for all clients, not anew for those of each call
+    name = ("labels", model.task, model.outputs)
+    if name in block.memo:
+        return
+    y, task = block.y, task_of(model.task)
+    wrong = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
+    if wrong or y.is_floating_point() == task.classes:
+        what = "numbers" if not task.classes else "bits" if task.wide else "classes"
+        raise ProtocolError(
+            f"expected {model.outputs} {what} as labels, got labels of "
+            f"shape {tuple(y.shape)}: the model is for another task"
+        )
+    if task.classes and not task.wide and bool(block.split.train.any()):
+        least, most = (int(t) for t in y[block.split.train].aminmax())
+        if least < 0 or most >= model.outputs:
+            raise ProtocolError(
+                f"expected labels of training rows in 0 to {model.outputs - 1}, got "
+                f"{least} to {most}: the model is for fewer classes"
+            )
+    block.memo[name] = True
+
+
+def check_places(named: Ragged, off: Tensor, what: str) -> Tensor:
+    """Return places (k,) int64 in the order of a block, of what clients name in their own order.
+
+    Args:
+        named: (k,) integers, ascending in each client.
+        off: (C + 1,) int64, how many places each client has.
+        what: what they are, for the message.
+
+    Raises:
+        ProtocolError: a place that does not exist, or one out of order.
+    """
+    t = named.t
+    if t.dim() != 1 or t.is_floating_point() or t.dtype is torch.bool or len(named.off) != len(off):
+        raise ProtocolError(
+            f"expected {what} as whole numbers for each of {len(off) - 1} clients, got {t.dtype} "
+            f"of shape {tuple(t.shape)} for {len(named.off) - 1}"
+        )
+    own, client = t.long(), owners(named.off)
+    if not bool(((own >= 0) & (own < off.diff()[client])).all()):
+        raise ProtocolError(f"expected {what}, got others")
+    places = off[client] + own
+    if not bool((places.diff() > 0).all()):
+        raise ProtocolError(f"expected {what} in ascending order, got another order")
+    return places
+
+
+def check_like(rows: Tensor, own: Tensor) -> Tensor:
+    """Return rows (k, D) of other silos; raise `ProtocolError` unless they are as the own (r, D).
+
+    What is made of them has as many columns, which would be any number else.
+    """
+    if rows.dim() != 2 or rows.shape[1:] != own.shape[1:] or rows.dtype is not own.dtype:
+        raise ProtocolError(
+            f"expected rows of {own.shape[-1]} values of {own.dtype}, got {rows.dtype} of shape "
+            f"{tuple(rows.shape)}"
+        )
+    return rows
+
+
+@lru_cache(maxsize=64)  # a millisecond
+def _memory_shapes(
+    model: AnyModel, optimizer: Optimizer, dtype: torch.dtype
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of one client's optimizer state, by name.
+
+    Tensors of device `meta` would need no memory, but torch imports 500 modules for the first one,
+    which a run's clock would count.
+    """
+    blank = {
+        name: torch.empty(1, *shape, dtype=dtype) for name, shape in model.weight_shapes.items()
+    }
+    return {name: (tuple(t.shape[1:]), t.dtype) for name, t in optimizer.init(blank).items()}
+
+
+def _refuse(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:
+    if t.shape != shape:
+        raise ProtocolError(f"expected {name} of shape {shape}, got {tuple(t.shape)}: {reason}")
+    raise ProtocolError(f"expected {name} of {dtype}, got {t.dtype}: {reason}")
+
+
+def _few(names: Mapping[str, object]) -> str:
+    """Return some of the names, as a server may send any number of any length."""
+    shown = [repr(name[:40])[1:-1] for name in list(names)[:6]]
+    return ", ".join(shown + ["..."] * (len(names) > 6)) or "none"

@@ -17,16 +17,14 @@ from silograph.core.payload import Ragged, Stacked, State
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
-from silograph.nn.doors import dtype_of
+from silograph.nn.fit import Schedule, dtype_of
 from silograph.nn.flow import FlowRule
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import contiguous, conv_of, prepared
 from silograph.nn.kernels import arrays
-from silograph.nn.kernels.flow import FlowArrays, FlowShape, LinkArrays
-from silograph.nn.kernels.flow_training import FlowSampling
-from silograph.nn.neighbors import Fanout
+from silograph.nn.kernels.flow import FlowArrays, FlowSampling, FlowShape, LinkArrays
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.optim import Adam
-from silograph.nn.schedule import Schedule
 
 LATER = ("indicator", "bias", "last", "last_bias")  # in the kernels' order
 MOMENTS = ("", "first/", "second/")

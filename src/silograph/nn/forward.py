@@ -23,7 +23,7 @@ class Stage:
     """A step through a model with at most one sum over neighbors.
 
         h = enter(x)                 dropout
-        h = convolve(conv, h)        see `silograph.nn.conv.base`
+        h = convolve(conv, h)        see `silograph.nn.conv.layers`
         x = leave(h)                 ReLU, the stage's input, the restart
 
     Attributes:

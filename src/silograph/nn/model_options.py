@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, Count
-from silograph.core.ranges import log
+from silograph.core.setting_values import log
 
 Head = Literal["conv", "linear"]
 RESIDUAL = {"help": "add a hidden layer's input to its output (from 3 layers on)"}
@@ -132,7 +132,7 @@ class ConsisRecOptions:
 
 @dataclass(frozen=True, config=STRICT)
 class RatingBiasesOptions:
-    """See `silograph.nn.rating_biases`; the penalty is not tuned for any data."""
+    """See `silograph.nn.rating_factors`; the penalty is not tuned for any data."""
 
     damping: Annotated[float, Field(gt=0)] = field(
         default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}

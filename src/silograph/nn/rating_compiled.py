@@ -16,14 +16,12 @@ from silograph.core.payload import State
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.conv import Params
-from silograph.nn.doors import dtype_of
+from silograph.nn.fit import Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.forward import dropped
 from silograph.nn.kernel_block import contiguous
 from silograph.nn.kernels import ratings as kernels
-from silograph.nn.rating_graph import rating_graph
 from silograph.nn.rating_model import HEAD_BIAS, HEAD_WEIGHT, RatingModel
-from silograph.nn.rating_steps import alone, at_ratings, fit_pairs, values_of
-from silograph.nn.schedule import Fitted, Training, TrainingInputs
+from silograph.nn.rating_steps import alone, at_ratings, fit_pairs, rating_graph, values_of
 from silograph.nn.segment import sparse_product
 from silograph.nn.shared_items import BIAS, EMBEDDING
 

@@ -29,29 +29,28 @@ from torch.nn.functional import leaky_relu
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, Ragged, State
-from silograph.core.pickling import state_of_fields
+from silograph.core.text import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
-from silograph.nn.conv.base import glorot
 from silograph.nn.conv.gat import SLOPE
-from silograph.nn.doors import dtype_of
+from silograph.nn.conv.layers import glorot
+from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.forward import dropped
-from silograph.nn.rating_graph import RatingGraph, rating_graph
 from silograph.nn.rating_steps import (
+    RatingGraph,
     alone,
     at_nodes,
     at_ratings,
     drawn_table,
     fit_pairs,
+    rating_graph,
     values_of,
 )
-from silograph.nn.schedule import Fitted, Training, TrainingInputs
 from silograph.nn.segment import edge_product, sparse_product
 from silograph.nn.shared_items import BIAS, EMBEDDING, ITEMS, ends, item_shape
-from silograph.nn.steps import LOSS_FLOPS
-from silograph.task.ranking import Factors
+from silograph.task.rating_value import Factors
 
 RatingConv = Literal["rating_gcn", "rating_gat"]
 HEAD_WEIGHT, HEAD_BIAS = "head.weight", "head.bias"

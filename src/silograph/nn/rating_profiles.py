@@ -2,7 +2,7 @@
 
     r_ui = mean + b_u + b_i + z_u . a + z_i . c + (z_u * z_i) w,    z = perceptron(profile)
 
-Mean and biases are those of `silograph.nn.rating_biases`, solved by each client for itself. A
+Mean and biases are those of `silograph.nn.rating_factors`, solved by each client for itself. A
 profile says how much its bias is worth, from sums over one and two hops of the client's graph: the
 number of ratings, their mean and spread, the same of the neighbors, and biases of trusted users.
 Only the perceptrons' weights and a, c, w travel; they are the same for all users and items, so
@@ -33,21 +33,18 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
-from silograph.core.pickling import state_of_fields
+from silograph.core.text import state_of_fields
 from silograph.core.work import report_each
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import kinds, pairs_of
+from silograph.graph.block.block import ClientBlock, kinds, pairs_of
 from silograph.graph.graph import LabelForm
 from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Params
-from silograph.nn.conv.base import glorot
-from silograph.nn.doors import dtype_of
+from silograph.nn.conv.layers import glorot
+from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.forward import dropped
-from silograph.nn.rating_biases import solved_biases
+from silograph.nn.rating_factors import solved_biases
 from silograph.nn.rating_steps import alone, at_nodes, at_ratings, fit_pairs, one_client
-from silograph.nn.schedule import Fitted, Training, TrainingInputs
-from silograph.nn.steps import LOSS_FLOPS
-from silograph.task.ranking import Factors
+from silograph.task.rating_value import Factors
 
 FEATURES = 2  # what says whether a node is a user or an item
 PROFILE = 11  # F

@@ -18,8 +18,8 @@ from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Messages, Scales
-from silograph.nn.conv.base import as_matrix
-from silograph.nn.doors import check_places
+from silograph.nn.conv.layers import as_matrix
+from silograph.nn.fit import check_places
 from silograph.nn.segment import segment_sum, sparse_product
 
 

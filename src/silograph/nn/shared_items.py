@@ -18,9 +18,8 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.doors import dtype_of
-from silograph.nn.rating_graph import RatingGraph, rating_graph
-from silograph.nn.rating_steps import alone
+from silograph.nn.fit import dtype_of
+from silograph.nn.rating_steps import RatingGraph, alone, rating_graph
 
 ITEMS = "items"  # the weight
 EMBEDDING, BIAS = "embedding", "bias"  # tables of a client's own

@@ -1,6 +1,6 @@
 """Steps on stored rows by the compiled kernels: all batches between two exchanges in one call.
 
-Results are those of `silograph.nn.stored_training`, from the same batches and draws. While a client
+Results are those of `silograph.nn.stored_rows`, from the same batches and draws. While a client
 trains, its weights after the first matrices wait side by side as one field `flat`, and so do their
 moments, so that a call copies nothing but what it changes.
 
@@ -20,17 +20,22 @@ from silograph.core.payload import Ragged, Stacked, offsets, owners
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
+from silograph.nn.fit import LOSS_FLOPS, Held, Schedule, Training
 from silograph.nn.forward import Staged
-from silograph.nn.kernel_block import contiguous, prepared
-from silograph.nn.kernel_model import flattened, later_names, model_shape, step_rule, unflattened
-from silograph.nn.kernel_threads import share_out
+from silograph.nn.kernel_block import (
+    contiguous,
+    flattened,
+    later_names,
+    model_shape,
+    prepared,
+    share_out,
+    step_rule,
+    unflattened,
+)
 from silograph.nn.kernels import stored as kernels
-from silograph.nn.schedule import Schedule, Training
+from silograph.nn.model import scales_of
 from silograph.nn.segment import segment_sum
-from silograph.nn.stage_halves import scales_of
-from silograph.nn.steps import LOSS_FLOPS, Held
-from silograph.nn.stored_rows import Batch, Senders, StoredRows, stored_stages
-from silograph.nn.stored_training import STEPS, TrainingRows
+from silograph.nn.stored_rows import STEPS, Batch, Senders, StoredRows, TrainingRows, stored_stages
 
 FLAT = "flat"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"

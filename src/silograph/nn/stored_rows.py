@@ -19,21 +19,36 @@ send. I, O: width before and after a stage.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import offsets
-from silograph.core.work import report_entries, report_rows
-from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.core.payload import Patched, Ragged, Stacked, from_bases, offsets, put, take_all
+from silograph.core.payload import state_of as fields_of
+from silograph.core.work import report_entries, report_rows, report_steps
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows, extended
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Conv, Messages, convolve
+from silograph.nn.conv import Conv, Messages, Params, convolve
+from silograph.nn.fit import (
+    LOSS_FLOPS,
+    Held,
+    Training,
+    features_for,
+    held_start,
+    own_copy,
+    patched,
+    rest,
+    start_fields,
+    starts_compact,
+)
 from silograph.nn.forward import Staged, after_dropout, leave
+from silograph.nn.mini_batches import Drawn, Neighbors, Reached, edges_of
+from silograph.nn.model import scales_of
 from silograph.nn.segment import gradients, sparse_product
-from silograph.nn.stage_halves import scales_of
+from silograph.task.registry import task_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,3 +316,348 @@ def to_send(
     """Return what rows (k,) send to other silos in a stage, x (k, I) with their own scale."""
     degree = around.graph.adj.degree[around.place[rows]].to(x.dtype)[:, None]
     return _scaled(x, scales_of(model.stages[number].conv).before(degree), client_off)
+
+
+# --- Batches of rows with those who send to them: own rows, and slots of the halo ----------------
+
+
+def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
+    """Return the graph of a block's rows, and of its slots if the halo is wanted."""
+    if halo:
+        return block.once("surroundings", Surroundings, lambda: _surroundings(block))
+    # Kept without the block, which would hold itself, and all that a call to it worked out.
+    place, none = block.once("rows alone", tuple, lambda: _alone(block))
+    return Surroundings(block, place, place, none)
+
+
+def _alone(block: ClientBlock) -> tuple[Tensor, Tensor]:
+    place = torch.arange(len(block.row_key), device=block.off.device)
+    return place, torch.full_like(place, -1)
+
+
+def _surroundings(block: ClientBlock) -> Surroundings:
+    device, n = block.off.device, len(block.row_key)
+    place = torch.arange(n, device=device)
+    slots = len(block.halo.key)
+    place = place + block.halo.off[block.client]
+    row = torch.full((n + slots,), -1, device=device)
+    row[place] = torch.arange(n, device=device)
+    slot = torch.full_like(row, -1)
+    slot[row < 0] = torch.arange(slots, device=device)
+    if block.source is not None:
+        whole = surroundings(block.source[0]).graph
+        return Surroundings(whole.called(block.source[1]), place, row, slot)
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    none = block.adj.values.new_zeros(n, 0)
+    every = torch.arange(slots, device=device)
+    graph = extended(replace(block, x=none), every, block.halo.off, none.new_zeros(slots, 0))
+    return Surroundings(graph, place, row, slot)
+
+
+def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
+    """Return all rows of a block with all edges.
+
+    The last one is kept with the block, in the memory of its edges once more, or twice where slots
+    send in later layers only: which slots are known changes in the first rounds only.
+    """
+    name = ("whole batch", around.graph is block, 0 in stored.halo)
+    kept = block.memo.get(name)
+    if not isinstance(kept, tuple) or not torch.equal(kept[0], stored.known):
+        rows = torch.arange(len(block.row_key), device=block.off.device)
+        kept = stored.known, batch_of_edges(block, around, stored, rows, block.off)
+        block.memo[name] = kept
+    found = kept[1]
+    assert isinstance(found, Batch)
+    return found
+
+
+def batch_of_edges(
+    block: ClientBlock,
+    around: Surroundings,
+    stored: StoredRows,
+    rows: Tensor,
+    off: Tensor,
+    *,
+    later: bool = True,
+) -> Batch:
+    """Return some rows (b,) of a block with all their edges.
+
+    `later`: whether sums of stages after the first are wanted, too.
+    """
+    first = edges_of(block, rows)
+    if not later and 0 not in stored.halo:
+        alone = surroundings(block, halo=False)
+        return _batch(block, alone, stored, rows, off, first, first)
+    return _batch(
+        block, around, stored, rows, off, first, edges_of(around.graph, around.place[rows])
+    )
+
+
+def drawn_batch(
+    block: ClientBlock,
+    around: Surroundings,
+    stored: StoredRows,
+    rows: Tensor,
+    off: Tensor,
+    neighbors: Neighbors,
+    key: Key,
+) -> Batch:
+    """Return some rows (b,) of a block with edges drawn by key."""
+    first = neighbors.draw(block, _reached(rows, off), 0, key, {})
+    later = first
+    if around.graph is not block:
+        later = drawn_around(around, rows, off, neighbors, key)
+    return _batch(block, around, stored, rows, off, first, later)
+
+
+def drawn_around(
+    around: Surroundings, rows: Tensor, off: Tensor, neighbors: Neighbors, key: Key
+) -> Drawn:
+    """Return edges drawn for some rows (b,) of a block among own rows and slots, as `Drawn`."""
+    return neighbors.draw(around.graph, _reached(around.place[rows], off), 0, key, {})
+
+
+def _reached(rows: Tensor, off: Tensor) -> Reached:
+    clients = torch.arange(len(off) - 1, device=off.device)
+    return Reached(rows, torch.zeros_like(rows), clients, off)
+
+
+def _batch(
+    block: ClientBlock,
+    around: Surroundings,
+    stored: StoredRows,
+    rows: Tensor,
+    off: Tensor,
+    first: Drawn,
+    later: Drawn,
+) -> Batch:
+    alone = surroundings(block, halo=False)
+    with_features = 0 in stored.halo
+    shared = _senders(block, around, stored.known, rows, off, later)
+    if with_features or around.graph is block:
+        return Batch(rows, off, shared, shared)
+    return Batch(rows, off, _senders(block, alone, stored.known, rows, off, first), shared)
+
+
+def _senders(
+    block: ClientBlock, around: Surroundings, known: Tensor, rows: Tensor, off: Tensor, drawn: Drawn
+) -> Senders:
+    """Return who sends along drawn edges, without slots of which no row is there."""
+    row, slot = around.row[drawn.neighbor], around.slot[drawn.neighbor]
+    position, share = drawn.position, drawn.share
+    if bool((slot >= 0).any()):
+        kept = (slot < 0) | known[slot.clamp(min=0)]
+        if not bool(kept.all()):
+            share = _made_up(position, share, kept, len(rows))
+            row, slot, position, share = row[kept], slot[kept], position[kept], share[kept]
+    own = row >= 0
+    senders = _others(len(block.row_key), row[own], rows)
+    slots = _others(len(block.halo.key), slot[~own], slot[:0])
+    place = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
+    place[rows] = torch.arange(len(rows), device=rows.device)
+    place[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
+    of_slot = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
+    of_slot[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
+    column = torch.empty_like(row)
+    column[own] = place[row[own]]
+    column[~own] = of_slot[slot[~own]]
+    total = len(rows) + len(senders) + len(slots)
+    starts = offsets(torch.bincount(position, minlength=len(rows)))
+    degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
+    mine = degree[rows]
+    return Senders(
+        rows=senders,
+        off=torch.searchsorted(senders, block.off),
+        slots=slots,
+        slot_off=torch.searchsorted(slots, block.halo.off),
+        adj=CSR(starts, *_in_order(position * total + column, column, share), total),
+        messages=Messages(_no_edges(rows), False, mine, mine, None, off, off),
+        degree=degree[senders],
+        num_slots=len(block.halo.key),
+    )
+
+
+def _in_order(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return columns and shares (e,) of edges in the order of their places, which are distinct."""
+    if bool((place.diff() > 0).all()):  # as they are where all rows are worked out
+        return column, share
+    order = place.argsort()
+    return column[order], share[order]
+
+
+def _no_edges(rows: Tensor) -> CSR:
+    """Return a matrix (b, b) without entries: sums are made elsewhere."""
+    starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
+    return CSR(starts, rows[:0], None, len(rows))
+
+
+def _made_up(position: Tensor, share: Tensor, kept: Tensor, rows: int) -> Tensor:
+    """Return shares (e,) with which the edges that are kept stand for all of their receiver's."""
+    total = share.new_zeros(rows).index_add_(0, position, share)
+    there = share.new_zeros(rows).index_add_(0, position[kept], share[kept])
+    return share * (total / there.clamp(min=torch.finfo(share.dtype).tiny))[position]
+
+
+def _others(count: int, named: Tensor, but: Tensor) -> Tensor:
+    """Return those of `count` rows that are named, ascending, each once, but for some."""
+    mask = torch.zeros(count, dtype=torch.bool, device=named.device)
+    mask[named] = True
+    mask[but] = False
+    return mask.nonzero()[:, 0]
+
+
+# --- Steps of local training on stored rows, for the clients of a block together, in torch -------
+#
+# A client in training is a mapping of fields, so that it can wait in its state for rows of other
+# silos between two steps: `weights/NAME`, `memory/NAME` of the optimizer, and `steps` (C,) int64
+# taken by it. First weights are rows of used features where features are sparse and the optimizer
+# is fresh.
+#
+# C: clients. n: rows. b: rows of a batch.
+
+
+STEPS = "steps"  # of the optimizer's state; here a number for each client
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The rows that a batch trains on.
+
+    Attributes:
+        batch: they, with who sends to them.
+        share: (b,) weight of each row's loss; None: 1 / rows of its client.
+    """
+
+    batch: Batch
+    share: Tensor | None
+
+
+def started(
+    model: Staged,
+    training: Training,
+    block: ClientBlock,
+    weights: Mapping[str, Tensor],
+    memory: Mapping[str, Tensor] | None,
+    *,
+    compact: bool,
+) -> Held:
+    """Return clients before their first step.
+
+    Args:
+        model: the shape.
+        training: how they train.
+        block: the clients.
+        weights: that all start from.
+        memory: optimizer state (C, ...) to go on from; None: a fresh one.
+        compact: whether first weights may be held as rows of used features.
+    """
+    fields = start_fields(model, weights, block.num_clients)
+    small = compact and memory is None and starts_compact(model, fields, block.x)
+    held = held_start(model, block, fields, compact=small)
+    off = {name: f.off for name, f in held.items() if isinstance(f, Ragged)}
+    given = memory
+    if given is None:
+        given = training.optimizer.init({name: f.t for name, f in held.items()})
+    found: Held = {f"weights/{name}": f for name, f in held.items()}
+    for name, m in given.items():
+        if name != STEPS:
+            own = off.get(name.rpartition("/")[2])
+            t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
+            found[f"memory/{name}"] = Stacked(t) if own is None else Ragged(t, own)
+    steps = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
+    if memory is not None and STEPS in memory:
+        steps = memory[STEPS].long()
+    return found | {STEPS: Stacked(steps)}
+
+
+def weights_of(held: Held) -> Params:
+    """Return the weights, (C, ...) or rows of all clients."""
+    return {k.removeprefix("weights/"): f.t for k, f in held.items() if k.startswith("weights/")}
+
+
+def is_compact(held: Held) -> bool:
+    """Whether first weights are rows of used features."""
+    return any(isinstance(f, Ragged) for f in held.values())
+
+
+def memory_of(training: Training, held: Held) -> Params:
+    """Return the optimizer's state (C, ...), as `Optimizer.init` makes it."""
+    found = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
+    counts = STEPS in training.optimizer.init({"": held[STEPS].t.float()})
+    return found | ({STEPS: held[STEPS].t.float()} if counts else {})
+
+
+def alike(held: Held, active: Tensor) -> list[Tensor]:
+    """Return the clients in the mask (C,) bool, in groups that have taken equally many steps."""
+    steps = held[STEPS].t
+    counts = torch.unique(steps[active])
+    return [(active & (steps == count)).nonzero()[:, 0] for count in counts]
+
+
+def part_of(held: Held, positions: Tensor) -> Held:
+    """Return a copy of the clients at `positions` (k,) int64."""
+    return fields_of(take_all(held, positions))
+
+
+def put_back(held: Held, part: Held, positions: Tensor) -> Held:
+    """Return all clients, those at `positions` as in `part`."""
+    return {name: put(held[name], f, positions) for name, f in part.items()}
+
+
+def step_(
+    model: Staged,
+    training: Training,
+    block: ClientBlock,
+    held: Held,
+    chosen: TrainingRows,
+    stored: StoredRows,
+    key: Key,
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Take one step in place; all clients have rows, and have taken equally many steps.
+
+    Returns:
+        The loss of each row (b,), and what entered each stage of `stored_stages`, (b, I).
+    """
+    batch, weights = chosen.batch, weights_of(held)
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    x = features_for(block, is_compact(held))
+    with torch.enable_grad():
+        logits, entered = batch_pass(model, leaves, block, x, batch, stored, key)
+        report_rows(batch.off, LOSS_FLOPS * model.outputs)
+        losses = task_of(model.task).loss(logits, block.y[batch.rows])
+        share = chosen.share
+        if share is None:
+            counts = batch.off.diff()
+            share = torch.repeat_interleave(1 / counts.to(losses.dtype), counts)
+        # Clients share no weight, so the gradient of the sum holds each client's own.
+        found = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
+    report_steps(training.step_flops)
+    memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
+    counted = memory | {STEPS: held[STEPS].t[:1].float()}
+    training.optimizer.step_(weights, dict(zip(leaves, found, strict=True)), counted)
+    held[STEPS].t.add_(1)
+    return losses.detach(), entered
+
+
+def finished(
+    training: Training, block: ClientBlock, held: Held, base: Mapping[str, Tensor]
+) -> dict[str, Stacked | Patched]:
+    """Return trained weights, (C, ...); used rows stand in what the others have become.
+
+    Args:
+        training: how they were trained.
+        block: the clients.
+        held: they.
+        base: (F, D) what the first weights were, where they are held as used rows.
+    """
+    nobody = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
+    weights: dict[str, Stacked | Patched] = {}
+    for name, w in weights_of(held).items():
+        if isinstance(held[f"weights/{name}"], Stacked):
+            weights[name] = Stacked(w)
+        else:
+            assert isinstance(block.x, SparseRows)  # only then are there used rows
+            start, path = from_bases(base[name][None], nobody), partial(rest, training)
+            flops = training.flops_of(name)
+            weights[name] = patched(path, start, w, block.x, held[STEPS].t, flops)
+    return weights

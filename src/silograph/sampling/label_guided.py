@@ -16,11 +16,12 @@ u = v, p(u, v) / p(v) in one silo, with p(u, v) = 1 - (1 - Q_u)^s - (1 - Q_v)^s 
 and p(u) across silos.
 
 State: `sampler/share` (n,) float64 Q, `sampler/draws` (C,) int64 s_i, and for a step what
-`silograph.exchange.stages` reads. C: clients. n: rows. r: drawn rows. K: classes.
+`silograph.exchange.passes` reads. C: clients. n: rows. r: drawn rows. K: classes.
 """
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -36,7 +37,41 @@ from silograph.federation.field_specs import COUNT, NODES, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.reach import edges_among
-from silograph.sampling.urn import fill
+
+# --- Draws with replacement that do not depend on the order in which items are numbered ----------
+#
+# k: items.
+
+
+@dataclass(frozen=True, eq=False)
+class Urn:
+    """Items, and how likely each is drawn.
+
+    Attributes:
+        items: (k,) int64, in the order of their keys.
+        up_to: (k,) float64 shares of the items so far, summed; the last is the sum of all.
+    """
+
+    items: Tensor
+    up_to: Tensor
+
+    def draw(self, draws: int, key: Key) -> Tensor:
+        """Return drawn items, (draws,) int64; there must be one to draw."""
+        at = key.uniform(torch.arange(draws, device=self.items.device))[:, 0] * self.up_to[-1]
+        hit = torch.searchsorted(self.up_to, at, right=True)
+        return self.items[hit.clamp(max=len(self.items) - 1)]
+
+
+def fill(share: Tensor, item_key: Tensor) -> Urn:
+    """Return the urn of items 0..k-1.
+
+    Args:
+        share: (k,) float64, how likely each is drawn, up to a common factor.
+        item_key: (k,) int64, which do not depend on the numbering.
+    """
+    order = item_key.argsort()
+    return Urn(order, share[order].cumsum(0))
+
 
 LOG = logging.getLogger("silograph")
 Normalize = Literal["paper", "conditional", "none"]

@@ -30,10 +30,10 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.key import Key
 from silograph.core.payload import State
-from silograph.core.ranges import log
+from silograph.core.setting_values import log
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
-from silograph.nn.neighbors import Drawn, Reached, Stateless, edges_of, weights_of_a_sum
+from silograph.nn.mini_batches import Drawn, Reached, Stateless, edges_of, weights_of_a_sum
 
 LEVELS = 2.0**36  # of the largest weight of a client; sums of 2^26 rows are exact in int64
 SIZE = {"help": "rows that a client draws for a hop, with replacement", "tune": log(16, 1024)}

@@ -4,13 +4,17 @@ C: clients of the federation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from silograph.core.key import Key
+from silograph.core.errors import ProtocolError
+from silograph.core.key import Key, hash_texts
+from silograph.selection.options import AllOptions, UniformOptions
 
 SelectorState = Mapping[str, Tensor]
 
@@ -116,3 +120,197 @@ class Selector:
     observe: Observe | None = None
     on_receipt: bool = False
     uses_scores: bool = True
+
+
+# --- ranking -------------------------------------------------------------------------------------
+# Choosing clients by scores; ties are broken by a draw that belongs to the client's name.
+#
+# Everything here is NumPy: a step on a thousand numbers takes torch ten times as long, most of it
+# before the first number.
+#
+# C: clients.
+
+
+@lru_cache(maxsize=4)  # of a federation in every round
+def name_keys(ids: tuple[str, ...]) -> np.ndarray:
+    """Return what clients' draws are made by, (C,) int64; not to be changed."""
+    return hash_texts(ids).numpy()
+
+
+def draws_of(ids: Sequence[str], key: Key) -> np.ndarray:
+    """Return a draw from [0, 1) for each client, (C,) float64, that depends on its name only."""
+    return key.draws(name_keys(tuple(ids)))
+
+
+def drawn(ids: Sequence[str], number: int, key: Key) -> list[str]:
+    """Return `number` distinct clients drawn uniformly, in the order of `ids`."""
+    if number >= len(ids):
+        return list(ids)
+    return at(ids, top(-draws_of(ids, key), number))
+
+
+def highest(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) -> list[str]:
+    """Return the `number` clients of the highest scores (C,), none NaN, in the order of `ids`."""
+    return at(ids, highest_mask(ids, scores, number, key))
+
+
+def highest_mask(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) -> np.ndarray:
+    """Return who the `number` clients of the highest scores (C,) are, (C,) bool.
+
+    Raises:
+        ProtocolError: a score is NaN, or there are fewer clients.
+    """
+    scores = np.asarray(scores)
+    if number > len(scores) or bool(np.isnan(scores).any()):
+        raise ProtocolError(
+            f"expected scores of at least {number} clients, none of them NaN, got {len(scores)}, "
+            f"{int(np.isnan(scores).sum())} of them NaN"
+        )
+    chosen, equal = _split(scores, number)
+    wanted = number - int(chosen.sum())
+    if wanted < len(equal):
+        equal = equal[top(-draws_of(ids, key)[equal], wanted)]
+    chosen[equal] = True
+    return chosen
+
+
+def top(scores: np.ndarray, number: int) -> np.ndarray:
+    """Return where the `number` highest of scores (n,) are, (n,) bool; the first of equals."""
+    chosen, equal = _split(scores, number)
+    chosen[equal[: number - int(chosen.sum())]] = True
+    return chosen
+
+
+def _split(scores: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return who is above the `number`-th highest score, (n,) bool, and positions of its equals."""
+    if not number:
+        return np.zeros(len(scores), dtype=bool), np.empty(0, dtype=np.int64)
+    least = np.partition(scores, -number)[-number]
+    return scores > least, (scores == least).nonzero()[0]
+
+
+def race(ids: Sequence[str], weights: np.ndarray, key: Key) -> np.ndarray:
+    """Return scores (C,) whose `number` highest are a draw in proportion to weights (C,).
+
+    Without replacement, one client after the other; clients of weight 0 come last. Efraimidis and
+    Spirakis, "Weighted random sampling with a reservoir", 2006.
+    """
+    waiting = torch.from_numpy(np.maximum(draws_of(ids, key), 2.0**-54)).log().numpy()
+    found: np.ndarray = waiting / np.maximum(weights, 1e-300)
+    return found
+
+
+def at(ids: Sequence[str], chosen: np.ndarray) -> list[str]:
+    """Return the chosen clients (C,) bool, in the order of `ids`."""
+    return [ids[p] for p in chosen.nonzero()[0].tolist()]
+
+
+# --- limits --------------------------------------------------------------------------------------
+# What limits the clients of a round: a budget, least clients a round, least selections in total.
+#
+# Xu et al., "FedACS", 2025, equation 13. All clients of a round cost the same, and what they cost
+# is known before the round; so limits are about numbers of clients, and are kept before the fact.
+
+
+@dataclass(frozen=True)
+class SelectionLimits:
+    """How many clients the rounds from here on may and must have.
+
+    Attributes:
+        clients: N, of the federation.
+        least: L, in a round.
+        affordable: selections that the budget pays for from here on; None: no budget.
+        lacking: selections that are still needed, from here on.
+        rounds: that are left.
+    """
+
+    clients: int
+    least: int
+    affordable: int | None
+    lacking: int
+    rounds: int
+
+    @property
+    def most(self) -> int:
+        """Clients that the next round may have at most."""
+        return self.clients if self.affordable is None else min(self.clients, self.affordable)
+
+    @property
+    def most_in_all(self) -> int:
+        """Selections that all rounds together may have at most."""
+        if self.affordable is None:
+            return self.clients * self.rounds
+        fitting = min(self.rounds, self.affordable // self.least)
+        return min(self.affordable, self.clients * fitting)
+
+    @property
+    def can_be_met(self) -> bool:
+        """Whether there are rounds of L to N clients that together are enough and not too many."""
+        if self.lacking <= 0:
+            return True
+        fewest = -(-self.lacking // self.clients)
+        if self.affordable is None:
+            return fewest <= self.rounds
+        enough = self.lacking <= self.affordable
+        return enough and fewest <= min(self.rounds, self.affordable // self.least)
+
+    def after(self, number: int) -> "SelectionLimits":
+        """Return what is left after a round of `number` clients."""
+        left = None if self.affordable is None else self.affordable - number
+        return replace(self, affordable=left, lacking=self.lacking - number, rounds=self.rounds - 1)
+
+    def number(self, wanted: int) -> int | None:
+        """Return the number of clients nearest to `wanted` that keeps the limits.
+
+        None: the round is not started. That is where the budget does not pay for the clients that
+        the selector wants; while selections are lacking it gets fewer. Where silos were away and
+        selections cannot be met any more, what remains is kept.
+        """
+        wanted = max(wanted, self.least)
+        if self.lacking <= 0:
+            return wanted if wanted <= self.most else None
+        if self.most < self.least:
+            return None
+        every = range(self.least, self.most + 1)
+        kept = [number for number in every if self.after(number).can_be_met] or [*every]
+        return min(kept, key=lambda number: (abs(number - wanted), number))
+
+
+def resized(chosen: Sequence[str], ids: Sequence[str], number: int, key: Key) -> list[str]:
+    """Return `number` clients: some of the chosen ones, or others besides, drawn uniformly."""
+    if number <= len(chosen):
+        return drawn(chosen, number, key)
+    others = drawn([name for name in ids if name not in set(chosen)], number - len(chosen), key)
+    both = {*chosen, *others}
+    return [name for name in ids if name in both]
+
+
+# --- All clients, or a share of them that is drawn uniformly -------------------------------------
+
+
+def select_uniform(ids: Sequence[str], share: float, key: Key) -> list[str]:
+    """Return max(1, round(share * C)) distinct clients, in the order of `ids`.
+
+    The draw of a client depends on its name and not on its position.
+    """
+    return drawn(ids, max(1, round(share * len(ids))), key)
+
+
+def draw_uniform(
+    ids: Sequence[str], options: UniformOptions, state: SelectorState, t: int, key: Key
+) -> list[str]:
+    """Return a share of the clients; see `select_uniform`."""
+    del state, t
+    return select_uniform(ids, options.participation, key)
+
+
+def draw_all(
+    ids: Sequence[str], options: object, state: SelectorState, t: int, key: Key
+) -> list[str]:
+    """Return all clients."""
+    del options, state, t, key
+    return list(ids)
+
+
+UNIFORM = Selector("uniform", "a share of the clients, drawn anew", UniformOptions, draw_uniform)
+ALL = Selector("all", "all clients", AllOptions, draw_all)

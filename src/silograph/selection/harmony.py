@@ -37,7 +37,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector, SelectorState, at, draws_of, highest
 from silograph.selection.options import (
     Budget,
     Least,
@@ -48,7 +48,6 @@ from silograph.selection.options import (
     least_selections_field,
     number_of,
 )
-from silograph.selection.ranking import at, draws_of, highest
 
 TIE = 1e-12  # distances squared that differ by less, do so by rounding
 

@@ -35,7 +35,15 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.base import (
+    RoundFacts,
+    Selector,
+    SelectorState,
+    at,
+    highest_mask,
+    race,
+    top,
+)
 from silograph.selection.options import (
     Budget,
     Least,
@@ -46,7 +54,6 @@ from silograph.selection.options import (
     least_selections_field,
     number_of,
 )
-from silograph.selection.ranking import at, highest_mask, race, top
 
 WINDOW = 20  # rounds
 FIRST_PERCENTILE, STEP = 30.0, 5.0  # of durations

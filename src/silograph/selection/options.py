@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from silograph.core.byte_size import parse_bytes
 from silograph.core.config import MOST, STRICT
 from silograph.core.errors import ConfigError
+from silograph.core.setting_values import parse_bytes
 
 LIMITS = ("budget", "least_clients", "least_selections")  # options that any selector may have
 Budget = Annotated[Annotated[int, Field(ge=1, lt=MOST)] | None, BeforeValidator(parse_bytes)]

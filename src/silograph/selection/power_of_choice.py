@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector, SelectorState, highest, race, top
 from silograph.selection.options import (
     Budget,
     Least,
@@ -36,7 +36,6 @@ from silograph.selection.options import (
     least_selections_field,
     number_of,
 )
-from silograph.selection.ranking import highest, race, top
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -49,7 +49,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState
+from silograph.selection.base import RoundFacts, Selector, SelectorState, drawn, highest
 from silograph.selection.options import (
     Budget,
     Least,
@@ -58,7 +58,6 @@ from silograph.selection.options import (
     least_clients_field,
     least_selections_field,
 )
-from silograph.selection.ranking import drawn, highest
 
 MOST_GAIN = 1e9  # of a round: sums of what is reported stay finite, whatever it is
 LEAST_TARGET = 0.01  # of the initial weights' score, which others are relative to

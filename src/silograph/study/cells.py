@@ -15,11 +15,10 @@ from typing import Any
 
 from silograph.core.config import RunConfig, checked, make_config
 from silograph.core.errors import DataError, SilographError
-from silograph.core.memory import hand_back_freed_memory
-from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.asked_run import with_absolute_paths
-from silograph.experiment.resolve.in_memory_parts import source_hash
+from silograph.core.setting_values import Scalar
+from silograph.core.work import hand_back_freed_memory
+from silograph.experiment.resolve.asked_run import source_hash, with_absolute_paths
 from silograph.experiment.resolve.parts import (
     FLAT,
     TABLES,
@@ -44,7 +43,7 @@ from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
-from silograph.task.metric_table import METRICS, Metric
+from silograph.task.scores import METRICS, Metric
 
 Line = dict[str, Any]
 RESULTS = 1  # raised where a change of the library changes what the same config gives

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.control.agent_file import write_agent
-from silograph.control.ddpg import OF_THE_RUN, PROFILE, AgentOptions
+from silograph.control.ddpg import OF_THE_RUN, PROFILE, AgentOptions, write_agent
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
@@ -27,7 +26,7 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import below
 from silograph.experiment.result_files import CHECKPOINTS
 from silograph.experiment.run.run import run
-from silograph.experiment.run.server_parts import CONTROLLER
+from silograph.experiment.run.snapshot import CONTROLLER
 from silograph.federation.checkpoint import CheckpointFolder
 from silograph.graph.graph import Graph
 

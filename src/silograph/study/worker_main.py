@@ -51,7 +51,7 @@ def work(job: dict[str, Any], output: IO[str]) -> None:
     """Run one job and say what came of it."""
     from silograph.core.config import make_config
     from silograph.study.cells import Cell, run_cell
-    from silograph.study.graph_file import read_graph
+    from silograph.study.workers import read_graph
 
     graph = None if job["graph"] is None else read_graph(job["graph"])
     cell = Cell({}, make_config(job["config"]), graph)

@@ -19,14 +19,32 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import offsets, owners, rows_of
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import seen_rows
+from silograph.graph.block.block import ClientBlock, seen_rows
 from silograph.graph.graph import MISSING, LabelForm, label_form
-from silograph.task.loss import node_loss
+
+# --- Losses of single nodes; their weighting is the caller's -------------------------------------
+#
+# n: rows. K: classes or label bits.
+
+
+def node_loss(logits: Tensor, y: Tensor, task: LabelForm) -> Tensor:
+    """Return the loss of every node, (n,); 0 where no label is known.
+
+    Cross-entropy for `multiclass` (y (n,)); for `multilabel` (y (n, K)) the mean binary
+    cross-entropy over the bits that are known.
+    """
+    if task == "multiclass":
+        return F.cross_entropy(logits, y, reduction="none", ignore_index=MISSING)
+    known = (y != MISSING).to(logits.dtype)
+    bits = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")
+    total = torch.where(known > 0, bits, torch.zeros_like(bits)).sum(dim=1)
+    return total / known.sum(dim=1).clamp(min=1)
+
 
 BINS = 255  # odd: the score of a model that knows nothing is inside a bin and not at its edge
 STEEPNESS = 4.0  # of the scale of the bins around that score

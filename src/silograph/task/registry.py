@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from silograph.graph.graph import LabelForm
 from silograph.task.base import Task
-from silograph.task.node_labels import LABEL_SET, NODE_CLASS
-from silograph.task.node_value import NODE_VALUE
+from silograph.task.node_labels import LABEL_SET, NODE_CLASS, NODE_VALUE
 from silograph.task.rating_value import RATING
 
 TASKS: Mapping[str, Task] = {

@@ -16,8 +16,8 @@ from pages import read_page
 from runs import FAST, MakeGraph
 from silograph.cli import run_app
 from silograph.core.errors import DataError, SilographError
-from silograph.experiment.checksums import read_sums, write_sums
 from silograph.experiment.report import runs_of, write_comparison, write_report
+from silograph.experiment.result_files import read_sums, write_sums
 from silograph.experiment.run.predictions import predict_to
 
 QUICK: dict[str, Any] = {**FAST, "rounds": 2, "clients": 2, "kernels": "torch", "method": "fedper"}

@@ -27,9 +27,17 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import reading, runs_of, write_comparison, write_report
-from silograph.experiment.report.figures import Curve, Scale, curves, quantile, thinned, ticks
 from silograph.experiment.report.page import constant_facts, facts_of
-from silograph.experiment.report.reading import read_ledger, read_run
+from silograph.experiment.report.reading import (
+    Curve,
+    Scale,
+    curves,
+    quantile,
+    read_ledger,
+    read_run,
+    thinned,
+    ticks,
+)
 from silograph.experiment.report.several_runs import cuts_follow_seeds
 from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.result_files import Row, read_csv, read_rounds

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import silograph as sg
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.in_memory_parts import source_hash
+from silograph.experiment.resolve.asked_run import source_hash
 from silograph.experiment.resolve.user_code import imported
 from silograph.methods import FEDAVG, FEDPROX, Method, Needs
 from silograph.nn.own_module import Make

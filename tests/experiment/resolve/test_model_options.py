@@ -16,8 +16,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import asked_again
 from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
 from silograph.graph.graph import largest_component, schema_of
+from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import MODELS, Model
-from silograph.nn.neighbors import Fanout
 
 
 @pytest.mark.parametrize(

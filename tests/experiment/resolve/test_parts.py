@@ -17,14 +17,14 @@ from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.resolved_config import ResolvedConfig, asked_again, resolved_values
 from silograph.core.run_file import parse_options, read_toml, write_toml
 from silograph.experiment.report.reading import read_run
+from silograph.experiment.resolve.exclusions import own_module
 from silograph.experiment.resolve.flat_options import DECLARED, HELP
-from silograph.experiment.resolve.model_options import own_module
 from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, left_open, options_of
 from silograph.experiment.resolve.resolve import resolve
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
-from silograph.nn.conv.gcn import GCN
+from silograph.nn.conv.layers import GCN
 from silograph.nn.model import MODELS, add_model, layers_of
 from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS, LayerOptions, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS
@@ -230,7 +230,7 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
 ) -> None:
     graph, path = make_graph(40), tmp_path / "a"
     sg.run(graph, **OPEN, out=str(path))
-    monkeypatch.setattr("silograph.methods.needs.LEARNING_RATES", {"sgd": 9, "adam": 9})
+    monkeypatch.setattr("silograph.methods.base.LEARNING_RATES", {"sgd": 9, "adam": 9})
     monkeypatch.setattr("silograph.methods.fedavg.ADAM_RATE", 9.0)
     config = make_config(read_toml(path / "config.toml"))
     assert resolve(config, graph).config.lr == 0.1
@@ -373,7 +373,7 @@ def test_a_convolution_as_a_value_is_no_model(make_graph: MakeGraph) -> None:
 def test_what_is_not_there_is_said_with_what_can_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], message: str
 ) -> None:
-    (tmp_path / "mine.py").write_text("from silograph.nn.conv.gcn import GCN as CONV\n")
+    (tmp_path / "mine.py").write_text("from silograph.nn.conv.layers import GCN as CONV\n")
     monkeypatch.chdir(tmp_path)
     config = make_config(given)
     with pytest.raises(ConfigError) as caught:

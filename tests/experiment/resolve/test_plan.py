@@ -17,23 +17,24 @@ import torch
 from runs import MakeGraph, go
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.plan import (
+from silograph.experiment.resolve.resolve import (
+    choose,
     choose_backend,
     choose_block_size,
     client_bytes,
     explain_torch_kernels,
+    neighbors_of,
+    resolve,
     with_block_size,
 )
-from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
 from silograph.experiment.run.run import run
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Schema
 from silograph.nn.backends import BACKENDS, TORCH
 from silograph.nn.correction import Correction, Proximal
 from silograph.nn.fit import Schedule, Training
+from silograph.nn.mini_batches import FULL, Fanout
 from silograph.nn.model import Model
-from silograph.nn.neighbors import FULL, Fanout
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 pytest.importorskip("numba")
@@ -208,7 +209,7 @@ def test_blocks_fill_their_memory(
     block, _ = cut_block(make_graph(60, features=12, sparse=True), 10)
     one = client_bytes(training(), block, BACKENDS[kernels], 8, compact=not keep)
     for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
-        monkeypatch.setattr("silograph.experiment.resolve.plan.BLOCK_BYTES", room)
+        monkeypatch.setattr("silograph.experiment.resolve.resolve.BLOCK_BYTES", room)
         size = choose_block_size(training(), block, BACKENDS[kernels], CPU, keep=keep)
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
@@ -225,8 +226,8 @@ def test_a_gpu_is_given_larger_blocks(
 ) -> None:
     block, _ = cut_block(make_graph(60), 10)
     one = client_bytes(training(), block, TORCH, 8, compact=False)
-    monkeypatch.setattr("silograph.experiment.resolve.plan.BLOCK_BYTES", 2 * one)
-    monkeypatch.setattr("silograph.experiment.resolve.plan.DEVICE_BLOCK_BYTES", 5 * one)
+    monkeypatch.setattr("silograph.experiment.resolve.resolve.BLOCK_BYTES", 2 * one)
+    monkeypatch.setattr("silograph.experiment.resolve.resolve.DEVICE_BLOCK_BYTES", 5 * one)
     for device, size in ((CPU, 2), (torch.device("cuda"), 5)):
         assert choose_block_size(training(), block, TORCH, device, keep=False) == size
 

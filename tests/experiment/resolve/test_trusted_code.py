@@ -10,8 +10,8 @@ import pytest
 import silograph as sg
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
-from silograph.experiment.checksums import DIGEST
 from silograph.experiment.resolve.user_code import digest, imported
+from silograph.experiment.result_files import DIGEST
 from silograph.methods.base import Method
 from silograph.study.study import StudyFile
 

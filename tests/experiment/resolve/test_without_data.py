@@ -7,7 +7,7 @@ import pytest
 
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError
-from silograph.experiment.resolve.without_data import resolved_without_data
+from silograph.experiment.resolve.resolve import resolved_without_data
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig
 

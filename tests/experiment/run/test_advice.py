@@ -7,9 +7,9 @@ import pytest
 
 from pages import read_page
 from runs import MakeGraph, go
-from silograph.experiment.advice import advice_of
 from silograph.experiment.result_files import Row
-from silograph.task.metric_table import METRICS
+from silograph.experiment.terminal_table import advice_of
+from silograph.task.scores import METRICS
 
 
 def rows_of(values: Sequence[float | None], every: int = 1) -> list[Row]:

@@ -13,7 +13,7 @@ import pytest
 import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph, outcome, rows_of, same_bits, weights_of
-from silograph.aggregation.server_step import ScaleFreeAdam, ServerAdam, ServerMomentum, replace
+from silograph.aggregation.aggregators import ScaleFreeAdam, ServerAdam, ServerMomentum, replace
 from silograph.core.config import RunConfig
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
@@ -21,9 +21,8 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.methods.base import NoOptions
+from silograph.methods.base import Needs, NoOptions
 from silograph.methods.fedavg import FedOptOptions, server_step
-from silograph.methods.needs import Needs
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}

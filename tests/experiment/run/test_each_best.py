@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runs import MakeGraph, go
-from silograph.experiment.run.each_best import scores_of, with_round
+from silograph.experiment.run.round_scores import scores_of, with_round
 from silograph.experiment.run.setup import Setup
 
 NODES = (5, 4, 0)  # validation nodes of three clients

@@ -15,12 +15,12 @@ from runs import FAST, MakeGraph, with_values
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import runs_of, write_comparison
 from silograph.experiment.result_files import Row
+from silograph.experiment.run.progress import RunFacts, final_values
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.trackers import RunFacts, final_values
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.task.metric_table import METRICS
 from silograph.task.registry import TASKS
+from silograph.task.scores import METRICS
 
 QUICK: dict[str, Any] = {**FAST, "rounds": 2, "clients": 2, "kernels": "torch"}
 RATING: dict[str, Any] = {"model": "rating_profiles", "lr": 0.01}

@@ -15,7 +15,7 @@ import silograph as sg
 from runs import FAST, go, of, rows_of, same_bits
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, subgraph
-from silograph.graph.read.pyg_data import from_pyg
+from silograph.graph.read.in_memory import from_pyg
 
 MakeGraph = Callable[..., Graph]
 CLIENTS: dict[str, Any] = {k: v for k, v in FAST.items() if k not in ("clients", "partition")}

@@ -14,16 +14,14 @@ from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
+from silograph.experiment.run.clock import reason_to_stop
 from silograph.experiment.run.round_scores import Judged, is_better
 from silograph.experiment.run.setup import prepare
-from silograph.experiment.run.stopping import reason_to_stop
 from silograph.methods import METHODS
-from silograph.study.tune.outcome import Tuned
-from silograph.study.tune.proposals import Trial, propose
+from silograph.study.tune.outcome import Trial, Tuned, propose
 from silograph.study.tune.tune import best_of
-from silograph.task.metric_table import METRICS, Metric, metric_of
 from silograph.task.registry import TASKS
-from silograph.task.scores import Scores
+from silograph.task.scores import METRICS, Metric, Scores, metric_of
 
 EVERY = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))
 PICKING = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))
@@ -133,7 +131,7 @@ def test_a_search_takes_the_better_trial(metric: Metric) -> None:
 @pytest.mark.parametrize("higher", [True, False])
 def test_proposals_go_where_scores_are_better(higher: bool) -> None:
     pytest.importorskip("optuna")
-    from silograph.core.ranges import lin
+    from silograph.core.setting_values import lin
 
     metric = METRICS["accuracy" if higher else "rmse"]
     ranges = {"dropout": lin(0.0, 1.0)}

@@ -14,9 +14,9 @@ from runs import files_of, go, same_bits
 from silograph.core.config import make_config
 from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.resolved_config import asked_again
-from silograph.experiment.checksums import read_sums, write_sums
 from silograph.experiment.resolve.cutting import Cut, cut_graph
 from silograph.experiment.resolve.parts import choose_parts
+from silograph.experiment.result_files import read_sums, write_sums
 from silograph.experiment.run.predictions import predict_to, table
 from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph, subgraph

@@ -19,8 +19,7 @@ from runs import FAST, MakeGraph, files_of, go, of, rows_of, run_until, same_bit
 from silograph.cli import run_app
 from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.key import Key
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.methods import METHODS
 from silograph.nn.any_model import AnyModel
 from silograph.nn.model import Model

@@ -13,9 +13,8 @@ from silograph.cli import run_app
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.experiment.resolve.model_options import own_module
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.experiment.resolve.exclusions import own_module
+from silograph.graph.block.block import ClientBlock, Route
 from silograph.nn.backends import BACKENDS
 from silograph.nn.own_module import ModuleModel
 

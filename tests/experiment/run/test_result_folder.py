@@ -24,8 +24,8 @@ from silograph.core.files import write_atomic
 from silograph.core.resolved_config import ResolvedConfig, asked_again
 from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import read_run
-from silograph.experiment.run.new_folder import check_free, default_folder
 from silograph.experiment.run.result import Result
+from silograph.experiment.run.result_folder import check_free, default_folder
 from silograph.experiment.run.run import resume, run
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
@@ -414,7 +414,8 @@ def test_a_folder_that_appears_meanwhile_stays(
 RACE = """
 import sys, time
 from pathlib import Path
-from silograph.experiment.run import new_folder, result_folder as folder
+from silograph.experiment.run import result_folder as folder
+from silograph.experiment.run import result_folder as new_folder
 from silograph.cli import main
 
 write = folder.write_start
@@ -561,7 +562,7 @@ def stamp(monkeypatch: pytest.MonkeyPatch) -> str:
     """The time that names have, which stands still."""
     now = 1700000000.0425
     frozen = SimpleNamespace(time=lambda: now, localtime=time.localtime, strftime=time.strftime)
-    monkeypatch.setattr("silograph.experiment.run.new_folder.time", frozen)
+    monkeypatch.setattr("silograph.experiment.run.result_folder.time", frozen)
     return time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + "-042"
 
 

@@ -28,7 +28,7 @@ from runs import (
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
 from silograph.core.key import Key
-from silograph.experiment.resolve.simulated import SimulatedRun, simulated
+from silograph.experiment.resolve.resolve import SimulatedRun, simulated
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.experiment.run.setup import Setup, set_up
@@ -322,7 +322,7 @@ def test_a_wrong_name_costs_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Graph:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("silograph.graph.source.load", load)
+    monkeypatch.setattr("silograph.graph.datasets.load", load)
     wrong: list[dict[str, Any]] = [{"method": "nosuch"}, {"model": "x"}, {"progress": "x"}]
     for options in wrong:
         with pytest.raises(ConfigError):

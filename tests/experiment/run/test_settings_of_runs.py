@@ -10,7 +10,7 @@ import silograph as sg
 from remote_runs import finish, lines, remote, setup_of
 from runs import MakeGraph, go, of, outcome, rows_of, same_bits
 from silograph.core.errors import ConfigError
-from silograph.core.rate_schedule import parse_rate_schedule
+from silograph.core.setting_values import parse_rate_schedule
 from silograph.methods import METHODS
 from silograph.nn.backends import TorchBackend
 from silograph.nn.conv import Params

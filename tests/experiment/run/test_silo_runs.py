@@ -15,7 +15,7 @@ from silo_folders import NORTH, SOUTH, folder, same
 from silograph.cli import run_app
 from silograph.core.config import RunConfig
 from silograph.core.run_file import read_toml
-from silograph.deploy.export_silos import export_silos
+from silograph.deploy.demo import export_silos
 from silograph.experiment.run.setup import Setup
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph

@@ -10,8 +10,8 @@ import pytest
 import silograph as sg
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.run_metric import parse_target
-from silograph.experiment.run.stopping import Limit, Stop, reason_to_stop
+from silograph.experiment.resolve.exclusions import parse_target
+from silograph.experiment.run.clock import Limit, Stop, reason_to_stop
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG
 from silograph.methods.base import ServerState

@@ -16,9 +16,9 @@ from silograph.cli import run_app
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row, read_rounds
+from silograph.experiment.run.progress import MLflow, RunFacts, TensorBoard, make_tracker
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import resume, run
-from silograph.experiment.run.trackers import MLflow, RunFacts, TensorBoard, make_tracker
 
 HERE = {name: importlib.util.find_spec(name) is not None for name in ("tensorboard", "mlflow")}
 MISSING = {name: f"{name} is not installed" for name in HERE}

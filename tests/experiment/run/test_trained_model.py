@@ -27,8 +27,7 @@ from silograph.graph.silos.export import write_silos
 from silograph.nn.any_model import AnyModel
 from silograph.nn.consisrec import ConsisRec
 from silograph.nn.model import Model
-from silograph.nn.rating_biases import RatingBiases
-from silograph.nn.rating_factors import RatingFactors
+from silograph.nn.rating_factors import RatingBiases, RatingFactors
 from silograph.nn.rating_model import RatingModel
 from silograph.nn.rating_profiles import RatingProfiles
 

@@ -17,11 +17,11 @@ from bank_graphs import bank_graph
 from runs import FAST, go, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
-from silograph.experiment.resolve.edge_weights import with_edges
+from silograph.experiment.resolve.fitting import with_edges
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph
 from silograph.graph.silos.data import silo_fingerprint
 from silograph.methods import METHODS
-from silograph.study.graph_file import read_graph, write_graph
+from silograph.study.workers import read_graph, write_graph
 
 MakeGraph = Callable[..., Graph]
 LOCAL = [n for n, method in METHODS.items() if method.weighs_edges]

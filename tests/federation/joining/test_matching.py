@@ -15,25 +15,24 @@ from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared
-from silograph.exchange.agreement import agree_on_edges
+from silograph.exchange.rows import agree_on_edges
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
-from silograph.federation.joining.edge_tags import (
-    _edge_hash,
-    _named,
-    as_tags,
-    edge_tags,
-    node_tag,
-    pair_key,
-)
-from silograph.federation.joining.hello_payload import from_payload, to_payload
 from silograph.federation.joining.matching import (
     Disagreement,
     Hello,
+    _edge_hash,
+    _named,
     agree,
+    as_tags,
+    edge_tags,
     explain,
+    from_payload,
     hello,
     match,
+    node_tag,
+    pair_key,
+    to_payload,
 )
 from silograph.graph.block.block import make_block
 from silograph.graph.graph import Graph

@@ -15,9 +15,17 @@ from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.federation.frame import Envelope
-from silograph.federation.session.audit import NOT_AGREED, WRITTEN_OUT, Audit, _form
-from silograph.federation.session.audit_chain import NO_LINE, AuditReading, line_of, read_audit
-from silograph.federation.session.audit_file import open_audit
+from silograph.federation.session.audit import (
+    NO_LINE,
+    NOT_AGREED,
+    WRITTEN_OUT,
+    Audit,
+    AuditReading,
+    _form,
+    line_of,
+    open_audit,
+    read_audit,
+)
 
 ABOUT = {"server": "there:8443", "authority": "a", "policy": "p"}
 REPLY = {"w": Shared(torch.zeros(3)), "n": Shared(torch.tensor(1))}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from silograph.federation.session.audit_chain import (
+from silograph.federation.session.audit import (
     MOST_LINE,
     NO_LINE,
     AuditReading,

@@ -23,25 +23,30 @@ from silograph.federation.expected_bytes import frame_bound  # noqa: E402
 from silograph.federation.field_specs import SLOTS, Extent, FieldSpec, places  # noqa: E402
 from silograph.federation.frame import Envelope, encode  # noqa: E402
 from silograph.federation.program import Call, Program  # noqa: E402
-from silograph.federation.session import chunks  # noqa: E402
+from silograph.federation.session import wire  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
-from silograph.federation.session.chunks import LEAD, MAGIC, SHORT, cut, whole  # noqa: E402
-from silograph.federation.session.greeting import FROM_ONE, WAITING, Greetings  # noqa: E402
-from silograph.federation.session.hub import PROTOCOL  # noqa: E402
-from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
-from silograph.federation.session.limits import (  # noqa: E402
-    AROUND,
-    LongestCall,
-    longest_reply,
+from silograph.federation.session.hub import (  # noqa: E402
+    FROM_ONE,
+    PROTOCOL,
+    WAITING,
+    Greetings,
+    say_goodbye,
 )
+from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
 from silograph.federation.session.message import (  # noqa: E402
     MAX_FACTS,
     MAX_MESSAGE_BYTES,
     Type,
     unpack,
 )
-from silograph.federation.session.parting import say_goodbye  # noqa: E402
-from silograph.federation.session.peer import LostError, Peer  # noqa: E402
+from silograph.federation.session.peer import (  # noqa: E402  # noqa: E402
+    AROUND,
+    LongestCall,
+    LostError,
+    Peer,
+    longest_reply,
+)
+from silograph.federation.session.wire import LEAD, MAGIC, SHORT, cut, whole  # noqa: E402
 from silos import running  # noqa: E402
 from streams import Raw, joined, refusal, until  # noqa: E402
 
@@ -50,8 +55,8 @@ KEY = Key.of(0)
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 8)
-    monkeypatch.setattr(chunks, "SHORT", 4)
+    monkeypatch.setattr(wire, "CHUNK", 8)
+    monkeypatch.setattr(wire, "SHORT", 4)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -144,7 +149,7 @@ def test_replies_and_calls_are_bounded_by_the_program() -> None:
 
 def test_a_long_greeting_is_refused_by_its_first_bytes(hubs: Any, raws: Any) -> None:
     silo = raws(hubs(Register(None, 2)))
-    silo.out.put(bytes(chunks.CHUNK + 1))
+    silo.out.put(bytes(wire.CHUNK + 1))
     with pytest.raises(grpc.RpcError) as error:
         next(silo.call)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -182,7 +187,7 @@ def test_an_answer_in_chunks_arrives(hubs: Any, raws: Any) -> None:
     silo = raws(hub)
     silo.greet("north", SiloKey.new())
     link = joined(hub).link
-    sent = random.Random(2).randbytes(3 * chunks.CHUNK + 5)
+    sent = random.Random(2).randbytes(3 * wire.CHUNK + 5)
     link.send(b"ask", len(sent))
     for part in cut([sent]):
         silo.out.put(part)

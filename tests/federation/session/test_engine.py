@@ -20,12 +20,11 @@ from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.engine import TRIES, Session
 from silograph.federation.session.events import Cause
+from silograph.federation.session.hub import say_goodbye, say_stopping
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
-from silograph.federation.session.parting import say_goodbye, say_stopping
 from silograph.federation.session.peer import Arrived, LostError, Peer
 from silograph.federation.session.responder import Responder
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 
 Built = tuple[ClientBlock, Route]
 KEY = Key.of(3)

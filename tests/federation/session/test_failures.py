@@ -20,22 +20,24 @@ from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.field_specs import TRAINED, FieldSpec, extent_at_server
 from silograph.federation.frame import decode, encode
 from silograph.federation.program import Call, Program
-from silograph.federation.session.answers import MOST_RATE, Answer, check_work, unusable
-from silograph.federation.session.engine import Session
-from silograph.federation.session.events import Cause, Event, both, log_event
-from silograph.federation.session.failures import Failures, how_to_go_on
-from silograph.federation.session.identity import Register
-from silograph.federation.session.limits import Limits
-from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
-from silograph.federation.session.peer import Peer
-from silograph.federation.session.usual_update import (
+from silograph.federation.session.engine import (
     FAR_UPDATE,
     FIRST_CALLS,
+    MOST_RATE,
+    Answer,
+    Failures,
+    Session,
     UsualUpdate,
     UsualUpdates,
+    check_work,
+    how_to_go_on,
+    unusable,
 )
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.federation.session.events import Cause, Event, both, log_event
+from silograph.federation.session.identity import Register
+from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
+from silograph.federation.session.peer import Limits, Peer
+from silograph.graph.block.block import ClientBlock, Route
 
 Built = tuple[ClientBlock, Route]
 KEY = Key.of(3)

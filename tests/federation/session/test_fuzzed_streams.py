@@ -21,23 +21,30 @@ from silograph.federation.frame import Envelope, decode, encode  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
 from silograph.federation.session.engine import Session  # noqa: E402
 from silograph.federation.session.events import Cause, log_event  # noqa: E402
-from silograph.federation.session.hub import Hub, StreamLink  # noqa: E402
+from silograph.federation.session.hub import (  # noqa: E402
+    Hub,
+    StreamLink,
+    say_goodbye,
+)
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
-from silograph.federation.session.limits import Limits  # noqa: E402
 from silograph.federation.session.message import (  # noqa: E402
     HEADER,
     CallBody,
     Type,
     call_body,
+    qualified,
     read_reply,
     unpack,
 )
-from silograph.federation.session.names import qualified  # noqa: E402
-from silograph.federation.session.parting import say_goodbye  # noqa: E402
-from silograph.federation.session.peer import Arrived, LostError, Peer, one_line  # noqa: E402
+from silograph.federation.session.peer import (  # noqa: E402
+    Arrived,
+    Limits,
+    LostError,
+    Peer,
+    one_line,
+)
 from silograph.federation.session.responder import Responder  # noqa: E402
-from silograph.graph.block.block import ClientBlock  # noqa: E402
-from silograph.graph.block.halo import Route  # noqa: E402
+from silograph.graph.block.block import ClientBlock, Route  # noqa: E402
 from silos import running  # noqa: E402
 from streams import Raw, joined  # noqa: E402
 

@@ -10,13 +10,12 @@ import torch
 
 from silograph.core.errors import ConfigError
 from silograph.core.payload import Stacked
-from silograph.federation.session.own_folder import held, make_private
-from silograph.federation.session.state_store import StateStore
+from silograph.federation.session.state_store import StateStore, held, make_private
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from silograph.federation.session.own_folder import held
+from silograph.federation.session.state_store import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -27,15 +27,18 @@ from silograph.federation.session.message import (
     Type,
     call_body,
     explain_body,
+    is_op,
+    name_of,
+    op_of,
+    own_ops,
     pack,
+    qualified,
     read_reply,
     unpack,
 )
-from silograph.federation.session.names import is_op, name_of, op_of, own_ops, qualified
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route
 
 Built = tuple[ClientBlock, Route]
 

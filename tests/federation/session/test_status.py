@@ -4,8 +4,19 @@ import logging
 
 import pytest
 
-from silograph.federation.session.events import FIELDS, Cause, Event, What, log_event, told_of
-from silograph.federation.session.status import Board, SiloState, Standing, after, counts
+from silograph.federation.session.events import (
+    FIELDS,
+    Board,
+    Cause,
+    Event,
+    SiloState,
+    Standing,
+    What,
+    after,
+    counts,
+    log_event,
+    told_of,
+)
 
 A = Standing(SiloState.WAITING, 0.0)
 CALL = Event(What.ASKED, "a", 3, op="train")

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sessions import TOKEN
 from silograph.core.errors import ConfigError
-from silograph.federation.session.certificates import make_certificates
 from silograph.federation.session.events import (
     MOST_OF_ADDRESS,
     MOST_STRANGERS,
@@ -38,7 +37,7 @@ from silograph.federation.session.hub import (
     Joined,
     StreamLink,
 )
-from silograph.federation.session.identity import Register, SiloKey, signed_text
+from silograph.federation.session.identity import Register, SiloKey, make_certificates, signed_text
 from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.peer import LostError
 from streams import joined, refusal

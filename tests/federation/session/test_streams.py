@@ -18,17 +18,15 @@ pytest.importorskip("cryptography")
 from sessions import TOKEN, worker_of  # noqa: E402
 from silograph.core.errors import ConfigError  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
-from silograph.federation.session.certificates import (  # noqa: E402
-    hosts_of,
-    is_host_of,
-    make_certificates,
-)
 from silograph.federation.session.events import log_event  # noqa: E402
 from silograph.federation.session.hub import PROTOCOL, Hub, StreamLink  # noqa: E402
-from silograph.federation.session.identity import (  # noqa: E402
+from silograph.federation.session.identity import (  # noqa: E402  # noqa: E402
     Register,
     SiloKey,
     check_name,
+    hosts_of,
+    is_host_of,
+    make_certificates,
     read_keys,
     signed_text,
 )

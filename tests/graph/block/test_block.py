@@ -21,11 +21,17 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.payload import offsets
-from silograph.graph.block.block import ClientBlock, SparseRows, make_block, whole
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
 from silograph.graph.csr import CSR
-from silograph.graph.graph import MISSING, Graph, Split, largest_component, row_normalize, subgraph
-from silograph.graph.node_key import row_keys
+from silograph.graph.graph import (
+    MISSING,
+    Graph,
+    Split,
+    largest_component,
+    row_keys,
+    row_normalize,
+    subgraph,
+)
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import draw_split
 

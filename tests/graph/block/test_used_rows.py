@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 

@@ -20,8 +20,8 @@ from forked import completed
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.datasets import load, locate
 from silograph.graph.generated import generate as module
-from silograph.graph.generated.array_folder import COLUMN_BITS, Entries, write_blocks
 from silograph.graph.generated.generate import PRESETS, GenerateRequest, generate, parse
+from silograph.graph.generated.planted import COLUMN_BITS, Entries, write_blocks
 from silograph.graph.graph import fingerprint
 
 TINY = 0.001

@@ -16,8 +16,7 @@ from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
-from silograph.graph.measure.heterogeneity import edge_homophily
-from silograph.graph.measure.statistics import MOST_PAIRED, describe
+from silograph.graph.measure.heterogeneity import MOST_PAIRED, describe, edge_homophily
 from silograph.graph.partition.partition import Partition, make_partition
 
 

@@ -15,8 +15,7 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.read.arrays import from_arrays
-from silograph.graph.read.networkx import from_networkx
-from silograph.graph.read.pyg_data import from_pyg
+from silograph.graph.read.in_memory import from_networkx, from_pyg
 
 with warnings.catch_warnings():  # torch_geometric scripts modules while it is imported
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -23,14 +23,13 @@ from every_reader import (
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.run_file import read_toml, write_toml
-from silograph.graph.datasets import load
+from silograph.graph.datasets import load, source_of
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.columns import missing_values
 from silograph.graph.read.csv import from_csv
 from silograph.graph.read.ratings import ratings
 from silograph.graph.silos.read import read_silo
-from silograph.graph.source import source_of
 
 every_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 SECONDS = [1_700_000_000.25 + 0.5 * row for row in range(12)]  # one value in float32

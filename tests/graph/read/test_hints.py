@@ -15,8 +15,7 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.graph.datasets import load
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import from_csv
-from silograph.graph.read.networkx import from_networkx
-from silograph.graph.read.pyg_data import from_pyg
+from silograph.graph.read.in_memory import from_networkx, from_pyg
 from silograph.graph.read.ratings import ratings
 from silograph.graph.read.tables import OTHER_FORMATS
 

@@ -13,14 +13,12 @@ import silograph as sg
 from rating_graphs import drawn, rating_graph
 from silograph.core.errors import ConfigError, DataError, PartitionError, ProtocolError
 from silograph.core.key import Key
-from silograph.graph.block.block import make_block
-from silograph.graph.block.pairs import pairs_of, seen_rows
+from silograph.graph.block.block import make_block, pairs_of, seen_rows
 from silograph.graph.csr import CSR
 from silograph.graph.datasets import tables_of
-from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.graph import Graph, fingerprint, pairs_among
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import choose_split
-from silograph.graph.rating_pairs import pairs_among
 
 KEY = Key.of(3)
 THREE = [[7, 1, 4.0], [7, 2, 3.0], [8, 1, 5.0]]

@@ -16,9 +16,8 @@ from silograph.graph.block.block import make_block
 from silograph.graph.graph import fingerprint
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import choose_split
-from silograph.graph.silos.data import join_blocks, silo_block, silo_split
+from silograph.graph.silos.data import join_blocks, join_rating_silos, silo_block, silo_split
 from silograph.graph.silos.export import write_silos
-from silograph.graph.silos.joined_ratings import join_rating_silos
 from silograph.graph.silos.read import read_silo, read_silos
 
 KEY = Key.of(4)

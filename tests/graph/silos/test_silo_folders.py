@@ -17,8 +17,7 @@ from silo_folders import NORTH, SOUTH, drawn_split, folder, same
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.federation.joining.matching import agree
-from silograph.graph.block.block import ClientBlock, SparseRows, make_block
-from silograph.graph.block.halo import Route
+from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, row_normalize
 from silograph.graph.partition.partition import Partition, make_partition

@@ -18,24 +18,28 @@ from silograph.evaluation.evaluate import tally_by_client
 from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS
 from silograph.nn.optim import SGD, Adam
-from silograph.study.attack.attack import NOTHING, UNMEASURED, attack, unmeasured, write_findings
-from silograph.study.attack.finding import Finding
-from silograph.study.attack.from_counts import single_labels
-from silograph.study.attack.from_evaluations import evaluation_findings
-from silograph.study.attack.from_rows import (
+from silograph.study.attack.attack import (
+    NOTHING,
+    UNMEASURED,
+    attack,
+    evaluation_findings,
+    unmeasured,
+    write_findings,
+)
+from silograph.study.attack.attacks import (
+    CRAFTED,
+    Finding,
+    crafted,
     labels_behind,
+    occurring_features,
+    overhear,
     same_up_to_scale,
     separable,
-    solved_features,
-)
-from silograph.study.attack.from_weights import (
-    crafted,
-    occurring_features,
+    single_labels,
     single_rows,
+    solved_features,
     untouched,
 )
-from silograph.study.attack.measured_weights import CRAFTED
-from silograph.study.attack.overheard import overhear
 from silograph.task.counts import CountRules, JudgedRows
 
 RUN: dict[str, Any] = {"clients": 4, "partition": "random", "hidden": 4, "dtype": "float64"}

@@ -22,10 +22,10 @@ from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError, SilographError
-from silograph.experiment.checksums import DIGEST
 from silograph.experiment.report import runs_of, write_comparison
+from silograph.experiment.result_files import DIGEST
 from silograph.methods import METHODS as METHODS_BY_NAME
-from silograph.methods.caution import Caution
+from silograph.methods.base import Caution
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.compare.comparison import Comparison
 from silograph.study.compare.tables import COSTS

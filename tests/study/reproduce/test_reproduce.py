@@ -49,14 +49,27 @@ import sweep_cells as sweep
 
 import silograph as sg
 from silograph.cli import run_app
-from silograph.cli.reproduce import _again, only_of
+from silograph.cli.studies import _again, only_of
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError, SilographError
 from silograph.study.cells import Cell, Line, digest_of
-from silograph.study.reproduce.find import find_recipe, recipes_in
-from silograph.study.reproduce.plots import COLORS, Curves, Points, svg_of
-from silograph.study.reproduce.recipe import Found, Page, Recipe, beside, cell, spread
-from silograph.study.reproduce.reproduce import filled, paths_of, reproduce
+from silograph.study.reproduce.reproduce import (
+    COLORS,
+    Curves,
+    Found,
+    Page,
+    Points,
+    Recipe,
+    beside,
+    cell,
+    filled,
+    find_recipe,
+    paths_of,
+    recipes_in,
+    reproduce,
+    spread,
+    svg_of,
+)
 from silograph.study.study import read_lines
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -417,7 +430,7 @@ def test_mistakes() -> None:
         find_recipe("defaults/sweep", Path("nowhere"), trust=True)
     Path("bad.py").write_text(
         "from dataclasses import replace\nfrom pathlib import Path\n"
-        "from silograph.study.reproduce.find import find_recipe\n"
+        "from silograph.study.reproduce.reproduce import find_recipe\n"
         f"FOUND = find_recipe('defaults/sweep', Path({str(PAGES)!r}), trust=True)\n"
         "BAD = replace(FOUND, name='../x')\n",
         encoding="utf-8",
@@ -455,7 +468,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert run_app(["reproduce", "--recipes", str(PAGES)]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in RECIPES)
-    monkeypatch.setattr("silograph.study.reproduce.find.find_recipe", lambda *_, **__: RECIPE)
+    monkeypatch.setattr("silograph.study.reproduce.reproduce.find_recipe", lambda *_, **__: RECIPE)
     command = ["reproduce", "r", "--out", "my out", "--processes", "0", "--quiet"]
     assert run_app([*command, "--datasets", "g.npz", "--only", "method=local"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -479,6 +492,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         assert run_app([*command, "--recipes", "mine"]) == 130
     assert "--out 'my out' --recipes mine" in capsys.readouterr().err
     failing = replace(RECIPE, cells=lambda _: [one("fedavg", 0, lr=1e30)])
-    monkeypatch.setattr("silograph.study.reproduce.find.find_recipe", lambda *_, **__: failing)
+    monkeypatch.setattr("silograph.study.reproduce.reproduce.find_recipe", lambda *_, **__: failing)
     assert run_app(["reproduce", "r", "--out", "three", "--processes", "0"]) == 1
     assert json.loads(Path("three/mine/first.jsonl").read_text())["kind"] == "TrainingError"

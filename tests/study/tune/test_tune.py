@@ -12,14 +12,14 @@ import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph
 from silograph.cli import run_app
-from silograph.cli.compare_tune import ranges_of
+from silograph.cli.studies import ranges_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
-from silograph.core.ranges import choice, lin, log
 from silograph.core.run_file import read_toml
-from silograph.experiment.checksums import with_digest, without_digest
+from silograph.core.setting_values import choice, lin, log
+from silograph.experiment.result_files import with_digest, without_digest
 from silograph.study.study import read_lines
-from silograph.study.tune.proposals import Trial, propose
+from silograph.study.tune.outcome import Trial, propose
 from silograph.study.tune.tune import best_of, resume_search
 
 pytest.importorskip("optuna")

@@ -11,15 +11,19 @@ from typing import Any
 
 from silograph.core.errors import CheckpointError, ConfigError, DataError, SilographError
 from silograph.core.files import check_regular, write_atomic
-from silograph.experiment.checksums import (
+from silograph.experiment.report.reading import RunRecord, read_run
+from silograph.experiment.result_files import (
+    ABOUT,
+    REPORT,
+    RESULT,
+    SUMS,
     UNCHECKED,
     check_folder,
     digest_of,
+    read_json,
     read_sums,
     without_digest,
 )
-from silograph.experiment.report.reading import RunRecord, read_run
-from silograph.experiment.result_files import ABOUT, REPORT, RESULT, SUMS, read_json
 
 LOG = logging.getLogger("silograph")
 COMPARISON = "compare.json"  # says that a folder is that of a comparison

@@ -1,28 +1,393 @@
 """The page of one run: what its sections say, put into the template."""
 
-from collections.abc import Collection, Sequence
+import dataclasses
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from silograph.evaluation.views import means_of
-from silograph.experiment.report.clients import client_figure
-from silograph.experiment.report.config_table import commands, settings
-from silograph.experiment.report.cut import cut_figures
-from silograph.experiment.report.figures import (
+from silograph.core.config import RunConfig
+from silograph.evaluation.scoring import means_of
+from silograph.experiment.report.reading import (
     AXES,
+    VIEWS,
     Axis,
     Curve,
+    RunRecord,
+    Scale,
+    bars,
     curves,
+    heat,
+    path_of,
+    quantile,
     size_text,
+    spread,
     thinned,
     units_of,
 )
-from silograph.experiment.report.reading import VIEWS, RunRecord
-from silograph.experiment.result_files import FACT, VIRTUAL, Row
-from silograph.task.metric_table import LOSS, title_of
+from silograph.experiment.result_files import CONFIG, FACT, VIRTUAL, Row
+from silograph.task.scores import LOSS, Metric, title_of
+
+# --- config table --------------------------------------------------------------------------------
+# What a page says of configs: a table, what differs from the defaults, and how to run it again.
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(RunConfig) if f.name != "out"}
+FIRST = ("method", "model")
+OPTIONS = "Options of the parts"
+SEEDS = ("seed", "partition_seed", "split_seed", "init_seed")
+
+
+@dataclass(frozen=True)
+class ConfigRow:
+    """A row of the config's table.
+
+    Attributes:
+        name: the key.
+        value: as the run used it.
+        help: what it means.
+        changed: whether it was given, and not as the default.
+        filled: whether it was left open and the run chose.
+    """
+
+    name: str
+    value: str
+    help: str
+    changed: bool
+    filled: bool
+
+
+def default_of(name: str) -> Any:
+    """Return the default of a config's field."""
+    field = FIELDS[name]
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def text_of(value: Any) -> str:
+    """Return a config's value as a page shows it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={text_of(v)}" for k, v in value.items()) or "-"
+    return str(value)
+
+
+def used_values(run: RunRecord) -> dict[str, Any]:
+    """Return every key of a run with the value that was used; options of parts as PART.NAME."""
+    used, options = run.about["config"], run.about["config"]["options"]
+    return {**{k: v for k, v in used.items() if k in FIELDS and k != "options"}, **options}
+
+
+def given_of(run: RunRecord) -> dict[str, Any]:
+    """Return the keys that were given and are not the default, likewise."""
+    return {**{k: v for k, v in run.given.items() if k != "options"}, **run.given["options"]}
+
+
+def help_of(run: RunRecord, name: str) -> str:
+    """Return what a key means."""
+    text: str = FIELDS[name].metadata["help"] if name in FIELDS else run.about["help"].get(name, "")
+    return text
+
+
+def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
+    """Return the rows of the config's table by group, groups in their first order."""
+    changed = given_of(run)
+    table: dict[str, list[ConfigRow]] = {}
+    for name, value in used_values(run).items():
+        if not applies(run, name, value) and name not in changed:
+            continue
+        field = FIELDS.get(name)
+        row = ConfigRow(
+            name=name,
+            value=text_of(value),
+            help=help_of(run, name),
+            changed=name in changed,
+            filled=field is not None and name not in changed and value != default_of(name),
+        )
+        table.setdefault(OPTIONS if field is None else field.metadata["group"], []).append(row)
+    return table
+
+
+def applies(run: RunRecord, name: str, value: Any) -> bool:
+    """Whether a key has a say in a run: nothing is chosen by one without a value."""
+    used = run.about["config"]
+    says = {
+        "momentum": used.get("optimizer") == "sgd",
+        "scale": value != 1.0,
+        "edge_weights": "edge_weights" in run.about["dataset"],
+        "evaluation_min_count": bool(value),
+        "min_nodes_per_row": value != 1,
+        "min_silos_per_row": value != 1,
+        "weights_as": value != "exact",
+        "weight_rows": value != "all",
+        "largest_component": run.cut is not None,
+        "drop_edges": run.cut is not None,
+        "local_bias": run.cut is not None,
+        "strict": run.cut is not None,
+        "block_size": run.cut is not None,
+        "layers": "module" not in run.about["model"],
+        "hidden": "module" not in run.about["model"] and used.get("layers") != 1,
+    }
+    return value is not None and says.get(name, True)
+
+
+def flags(changed: Mapping[str, Any]) -> list[str]:
+    """Return the command-line flags that say these values."""
+    words: list[str] = []
+    for name, value in changed.items():
+        key = short_of(name)
+        flag = "--" + key.replace("_", "-")
+        if key not in FIELDS:
+            plain = value if isinstance(value, str) else json.dumps(value)
+            words += ["--option", f"{name}={plain}"]
+        elif isinstance(value, bool):
+            words.append(flag if value else FIELDS[key].metadata["off"] or f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
+    return words
+
+
+def short_of(name: str) -> str:
+    """Return the key of `RunConfig` that says an option, if there is one; else the whole name."""
+    kind, _, own = name.partition(".")
+    return own if own in FIELDS and FIELDS[own].metadata.get("part") == kind else name
+
+
+def keywords(changed: Mapping[str, Any]) -> str:
+    """Return the keywords in Python that say these values, each behind a comma."""
+    short = {short_of(name): value for name, value in changed.items()}
+    plain = {name: value for name, value in short.items() if name in FIELDS}
+    options = {name: value for name, value in short.items() if name not in FIELDS}
+    plain |= {"options": options} if options else {}
+    return "".join(f", {name}={value!r}" for name, value in plain.items())
+
+
+def commands(run: RunRecord) -> dict[str, str]:
+    """Return how to run it again and how to go on, by what it is for."""
+    changed, code = given_of(run), bool(run.about.get("code"))
+    if run.about.get("source") is None:  # a graph in memory: only Python has it
+        changed.pop("dataset", None)
+        return {
+            "again": f"sg.run(graph{keywords(changed)})",
+            "resume": f"sg.resume({run.path!r}, graph=graph{', trust=True' * code})",
+        }
+    dataset = changed.pop("dataset", default_of("dataset"))
+    trust = ["--trust"] * code
+    return {
+        "again": shlex.join(["silograph", "run", dataset, *flags(changed)]),
+        "from its file": shlex.join(
+            ["silograph", "run", "--config", str(Path(run.path, CONFIG)), *trust]
+        ),
+        "resume": shlex.join(["silograph", "resume", run.path, *trust]),
+    }
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys in which configs differ; method and model come first."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    found = [name for name in names if len({text_of(c.get(name)) for c in configs}) > 1]
+    return sorted(found, key=lambda name: name not in FIRST)
+
+
+# --- What a page shows of the cut: sizes, mix of labels, edges between clients -------------------
+#
+# All of it is known in a simulation only: silos would tell neither label counts nor edges.
+
+
+MOST_SHOWN = 60  # clients shown one by one
+MOST_CELLS = 1500  # of a table of label counts
+CountTable = list[list[int]]
+PARTS = ("train", "val", "test")
+
+
+def cut_figures(run: RunRecord) -> dict[str, Any] | None:
+    """Return the figures of the cut; for many clients, sorted bars in place of one row a client.
+
+    None where silos held the graph.
+    """
+    cut = run.cut
+    if cut is None:
+        return None
+    found: dict[str, Any] = {
+        "clients": len(run.clients),
+        "totals": {
+            k: cut[k] for k in ("edges", "edges_cut", "cut_share", "label_distance", "homophily")
+        },
+        "sizes": None,
+        "labels": None,
+        "between": None,
+        "many": None,
+    }
+    if len(run.clients) > MOST_SHOWN:
+        return found | {"many": sorted_bars(run, cut["labels"])}
+    labels = label_mix(run, cut["labels"], cut["classes"]) if cut["classes"] else None
+    return found | {"sizes": sizes(run), "labels": labels, "between": between(run, cut["between"])}
+
+
+def sizes(run: RunRecord) -> dict[str, Any]:
+    """Return each client's nodes by what they are for."""
+    nodes = [int(row["nodes"]) for row in run.clients]
+    counts = [{part: int(row[part]) for part in PARTS} for row in run.clients]
+    for held, count in zip(nodes, counts, strict=True):
+        count["other"] = held - sum(count.values())
+    return {
+        "rows": [
+            {"client": row["client"], "nodes": held, "parts": count}
+            for row, held, count in zip(run.clients, nodes, counts, strict=True)
+        ],
+        "most": max(nodes),
+        "parts": [part for part in (*PARTS, "other") if any(count[part] for count in counts)],
+    }
+
+
+def shares(counts: list[int], nodes: int, *, multilabel: bool) -> list[float]:
+    """Return the share of each class among a client's labels, or among its nodes for label bits."""
+    total = nodes if multilabel else sum(counts)
+    return [count / total if total else 0.0 for count in counts]
+
+
+def label_mix(run: RunRecord, labels: CountTable, names: list[Any]) -> dict[str, Any]:
+    """Return the heat map of clients by classes."""
+    multilabel = run.about["model"]["task"] == "multilabel"
+    nodes = [int(row["nodes"]) for row in run.clients]
+    table = [
+        shares(counts, n, multilabel=multilabel) for counts, n in zip(labels, nodes, strict=True)
+    ]
+    classes = [str(name) for name in names]
+    return {
+        "multilabel": multilabel,
+        "columns": classes,
+        "rows": [row["client"] for row in run.clients],
+        "paths": heat(table),
+        "counts": labels if len(classes) * len(labels) <= MOST_CELLS else None,
+    }
+
+
+def between(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
+    """Return the heat map of cross-client edges; None for one client or without such edges."""
+    most = max((n for row in counts or () for n in row), default=0)
+    if counts is None or not most:
+        return None
+    names = [row["client"] for row in run.clients]
+    return {
+        "columns": names,
+        "rows": names,
+        "most": most,
+        "paths": heat([[n / most for n in row] for row in counts]),
+        "counts": counts,
+    }
+
+
+def sorted_bars(run: RunRecord, labels: CountTable) -> list[dict[str, Any]]:
+    """Return sizes, the share of the largest class, and cross-client edges, largest first."""
+    multilabel = run.about["model"]["task"] == "multilabel"
+    nodes = [int(row["nodes"]) for row in run.clients]
+    mix = [
+        max(shares(counts, n, multilabel=multilabel), default=0.0)
+        for counts, n in zip(labels, nodes, strict=True)
+    ]
+    ends = [
+        int(row["cross_edges"]) / max(int(row["cross_edges"]) + int(row["internal_edges"]), 1)
+        for row in run.clients
+    ]
+    what = (
+        "nodes that have its commonest bit"
+        if multilabel
+        else "labels that are of its largest class"
+    )
+    bars_of_labels = {
+        "title": "Commonest label" if multilabel else "Largest class",
+        "says": f"Share of a client's {what}; 1 is a client of one kind.",
+        **bars(mix),
+    }
+    return [
+        {"title": "Nodes", "says": "Nodes of each client.", **bars(nodes)},
+        *([bars_of_labels] if any(labels) else []),
+        {
+            "title": "Cut edges",
+            "says": "Share of a client's edges that lead to another client.",
+            **bars(ends),
+        },
+    ]
+
+
+# --- What a page shows of the clients: how good the best round's models are at each of them ------
+
+
+TENTH = 20  # clients from which on the worst tenth is told
+
+
+def client_figure(run: RunRecord) -> dict[str, Any] | None:
+    """Return the score of every client; None before the end, or without test nodes."""
+    metric = run.client_metric
+    values = {view: run.client_scores(view) for view in VIEWS}
+    values = {view: found for view, found in values.items() if found}
+    if not values:
+        return None
+    view = run.judge if run.judge in values else next(iter(values))
+    known = [v for v in values[view] if v is not None]
+    order = sorted(range(len(run.clients)), key=lambda c: metric.goodness(values[view][c]))
+    scale = Scale(*spread([v for found in values.values() for v in found if v is not None], 0.05))
+    low = known.index(min(known, key=metric.goodness))
+    names = [
+        row["client"] for row, v in zip(run.clients, values[view], strict=True) if v is not None
+    ]
+    found = {
+        "view": view,
+        "views": list(values),
+        "metric": metric,
+        "median": quantile(known, 0.5),
+        # A tenth of fewer clients is one of them, or less.
+        "low": quantile(known, 0.1 if metric.higher else 0.9) if len(known) >= TENTH else None,
+        "least": known[low],
+        "least_name": names[low],
+        "judged": len(known),
+        "ticks": scale.marks(most=4),
+    }
+    if len(run.clients) > MOST_SHOWN:
+        return found | {"rows": [], "curve": by_rank(values, view, metric)}
+    rows = [
+        {
+            "client": run.clients[c]["client"],
+            "test": run.clients[c].get("test", ""),
+            "dots": [
+                {"view": v, "value": value, "at": round(100 * scale.share(value), 2)}
+                for v in values
+                if (value := values[v][c]) is not None
+            ],
+        }
+        for c in reversed(order)
+    ]
+    return found | {"rows": rows, "curve": None}
+
+
+def by_rank(
+    values: Mapping[str, Sequence[float | None]], view: str, metric: Metric
+) -> dict[str, Any]:
+    """Return the clients' scores, each view sorted from the worst, over the share of clients."""
+    ordered = {
+        v: sorted((x for x in found if x is not None), key=metric.goodness)
+        for v, found in values.items()
+    }
+    y = Scale(*spread([x for found in ordered.values() for x in found], 0.04))
+    lines = []
+    for v, found in ordered.items():
+        kept = thinned(len(found))
+        x = Scale(0, max(len(found) - 1, 1))
+        look = f"{v} val{' judge' if v == view else ''}"
+        path = path_of(kept, [found[i] for i in kept], x, y)
+        lines.append({"name": v, "look": look, "d": path})
+    return {"ticks": y.marks(), "lines": lines}
+
 
 MOST_ROWS = 200  # of the table of rounds
 

@@ -6,19 +6,28 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from silograph.evaluation.views import means_of
-from silograph.experiment.report.config_table import (
+from silograph.evaluation.scoring import means_of
+from silograph.experiment.report.page import (
     SEEDS,
+    axis_of,
     differences,
+    environment,
     given_of,
+    headed,
     help_of,
+    named_units,
     text_of,
     used_values,
 )
-from silograph.experiment.report.figures import MOST_POINTS, Curve, curves, thinned
-from silograph.experiment.report.page import axis_of, environment, headed, named_units
-from silograph.experiment.report.reading import VIEWS, RunRecord
-from silograph.task.metric_table import Metric
+from silograph.experiment.report.reading import (
+    MOST_POINTS,
+    VIEWS,
+    Curve,
+    RunRecord,
+    curves,
+    thinned,
+)
+from silograph.task.scores import Metric
 
 COLORS = 8  # of the style sheet
 DASHES = 3

@@ -1,28 +1,396 @@
 """What does not go together in a run: parts and options that exclude each other."""
 
-from dataclasses import fields
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import prod
+from typing import Any, TypeVar, cast
+
+import torch
 
 from silograph.aggregation.aggregators import MEAN
-from silograph.core.client_speeds import parse_links, parse_speeds
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.core.rate_schedule import parse_rate_schedule
-from silograph.core.sent_weights import SentWeights
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.setting_values import (
+    HIDDEN,
+    LAYERS,
+    SentWeights,
+    hidden_widths,
+    num_layers,
+    parse_links,
+    parse_rate_schedule,
+    parse_speeds,
+    shortest,
+)
 from silograph.experiment.resolve.cutting import (
     check_features,
 )
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.run_metric import check_metric
-from silograph.graph.graph import LabelForm
+from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.graph.graph import LabelForm, Schema
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.methods.local_only import fit_round as train_alone
 from silograph.nn.any_model import AnyModel
-from silograph.nn.neighbors import Neighbors
+from silograph.nn.consisrec import ConsisRec
+from silograph.nn.fit import TrainableModel
+from silograph.nn.mini_batches import Neighbors
+from silograph.nn.model import Model
+from silograph.nn.model_options import (
+    FACTOR_MODELS,
+    MODULE,
+    RATING_MODELS,
+    APPNPOptions,
+    GATOptions,
+    LayerOptions,
+    MLPOptions,
+    ModelKind,
+    RatingGATOptions,
+)
+from silograph.nn.own_module import Make, ModuleModel, check
+from silograph.nn.rating_factors import RatingBiases, RatingFactors, Social
+from silograph.nn.rating_model import RatingConv, RatingModel
+from silograph.nn.rating_profiles import RatingProfiles
+from silograph.sampling.neighbors import Depth
+from silograph.selection.base import UNIFORM
 from silograph.selection.options import LIMITS
 from silograph.selection.round_robin import ROUND_ROBIN
-from silograph.selection.uniform import UNIFORM
+from silograph.task.rating_value import RankingModel
+from silograph.task.registry import task_of
+from silograph.task.scores import METRICS, RANKINGS, metric_among, metric_of
+
+# --- The model of a run: silograph's layers with their options, or a user's own module -----------
+
+
+M = TypeVar("M", Model, RatingModel, ConsisRec)
+MOST_WEIGHTS = 2**58  # whose bytes torch can still count
+# Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
+OF_LAYERS = {
+    "layers": LAYERS,
+    "hidden": HIDDEN,
+    "dropout": None,
+    "fanout": None,
+    "neighbors": "full",
+}
+
+
+def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
+    """Raise `ConfigError` for options that do not go with the model, or with each other."""
+    if kind is MODULE:
+        refuse_options(config)
+        return
+    if kind.name in RATING_MODELS:
+        _check_rating_model(config, kind, options)
+        return
+    if isinstance(options, MLPOptions) and config.neighbors not in (None, "full", "fanout"):
+        raise ConfigError(
+            f"expected no neighbors={config.neighbors} with model {kind.name}, which ignores the "
+            "graph: leave it out, or take a model that sums over neighbors, such as gcn"
+        )
+    layers, hidden = num_layers(config.hidden, config.layers), shortest(config.hidden)
+    if options.residual and layers < 3:
+        raise ConfigError(
+            f"expected 3 layers or more with residual, got {layers}: there is no hidden "
+            "layer whose input and output are equally wide"
+        )
+    if options.residual and isinstance(hidden, str):
+        raise ConfigError(
+            f"expected hidden layers of one width with residual, got hidden={hidden}: what "
+            "enters a layer is added to what leaves it"
+        )
+    if has_linear_head(options) and layers < 2:
+        raise ConfigError(
+            f"expected 2 layers or more with head=linear, got {layers}: there is no convolution "
+            "below it"
+        )
+    if isinstance(options, GATOptions) and layers > 1:
+        check_heads(hidden_widths(hidden, layers), options.heads)
+
+
+def _check_rating_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
+    """Raise `ConfigError` for options that do not go with a model of ratings."""
+    hidden = shortest(config.hidden)
+    if not isinstance(hidden, int):
+        raise ConfigError(
+            f"expected one width for all layers of {kind.name}, got hidden={hidden}: the last "
+            "layer is as wide as the others"
+        )
+    if isinstance(options, RatingGATOptions):
+        check_heads([hidden], options.heads)
+    wanted = {"fanout": None, "neighbors": "full", "collect": 0, "local_bias": False}
+    for name, value in {**wanted, "features": "given"}.items():
+        got = getattr(config, name)
+        if got not in (None, value):
+            raise ConfigError(
+                f"expected no {name} with {kind.name}, whose clients know all edges of their "
+                f"ratings and nothing of others, got {name}={got}: leave it out"
+            )
+
+
+def check_heads(hidden: Sequence[int], heads: int) -> None:
+    """Raise `ConfigError` for hidden widths that attention heads cannot share."""
+    odd = [width for width in hidden if width % heads]
+    if odd:
+        raise ConfigError(
+            f"expected a hidden width that is a multiple of {heads} heads, got "
+            f"{odd[0]}: they stand side by side in it"
+        )
+
+
+def has_linear_head(options: object) -> bool:
+    """Whether the last layer is linear, in a model of convolutions."""
+    return isinstance(options, LayerOptions | GATOptions) and options.head == "linear"
+
+
+def depth_of(config: RunConfig, options: object) -> Depth:
+    """Return over how many hops a model sums, from the model's options."""
+    if isinstance(options, APPNPOptions):
+        return Depth(options.hops, "hop")
+    layers = num_layers(config.hidden, config.layers)
+    return Depth(layers - has_linear_head(options), "layer")
+
+
+def refuse_options(config: RunConfig) -> None:
+    """Raise `ConfigError` for an option of silograph's models where the model is a module."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if f.name in OF_LAYERS and value not in (f.default, OF_LAYERS[f.name]):
+            raise ConfigError(
+                f"expected {f.name} with silograph's own models only, got {f.name}={value} with "
+                f"model {config.model}, which decides by itself: leave it out"
+            )
+
+
+def own_module(config: RunConfig) -> Make | None:
+    """Import the module that the config names; None where the model is one of silograph's.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if config.model is None or not is_spec(config.model):
+        return None
+    return imported(config.model, cast("type[Make]", Callable))
+
+
+def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableModel:
+    if schema.task != "rating":
+        raise ConfigError(
+            f"expected ratings of users and items for model {config.model}, got data with labels "
+            f"of nodes ({schema.task}): see sg.ratings"
+        )
+    if config.model == "rating_biases":
+        return RatingBiases(**asdict(options))
+    if config.model in FACTOR_MODELS:
+        return RatingFactors(cast("Social", config.model), **asdict(options))
+    if config.model == "consisrec":
+        return _countable(ConsisRec(**asdict(options)))
+    hidden = shortest(config.hidden)
+    assert isinstance(hidden, int)  # see `check_model`
+    layers = num_layers(config.hidden, config.layers)
+    if config.model == "rating_profiles":
+        return RatingProfiles(hidden, layers, config.dropout, **asdict(options))
+    conv = cast("RatingConv", config.model)
+    return _countable(RatingModel(conv, hidden, layers, dropout=config.dropout, **asdict(options)))
+
+
+def _countable(model: M) -> M:
+    """Return a model; raise `ConfigError` where torch could not count its weights."""
+    try:
+        weights = sum(prod(shape) for shape in model.weight_shapes.values())
+    except RuntimeError as error:  # torch works shapes out, and cannot count one tensor of them
+        if "overflow" not in str(error):
+            raise
+        weights = MOST_WEIGHTS
+    if weights >= MOST_WEIGHTS:
+        raise ConfigError(
+            "expected a model of fewer than 2^58 weights, got more: take a smaller hidden width, "
+            "or fewer layers"
+        )
+    return model
+
+
+def make_model(
+    config: RunConfig,
+    options: Any,
+    schema: Schema,
+    make: Make | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> TrainableModel:
+    """Return the model of a run.
+
+    Args:
+        config: of the run.
+        options: of the model, checked.
+        schema: of the graph.
+        make: the user's own module, if the model is one.
+        dtype: of its weights.
+        device: where they are.
+
+    Raises:
+        ConfigError: the module cannot be trained by a federation.
+    """
+    assert config.model is not None  # see `resolve`
+    outputs = task_of(schema.task).outputs(schema)
+    if make is not None:
+        model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
+        check(model, dtype, device)
+        return model
+    if config.model in RATING_MODELS:
+        return _rating_model(config, options, schema)
+    if schema.task == "rating":
+        raise ConfigError(
+            f"expected a model for ratings of users and items, got {config.model}, which predicts "
+            "labels of nodes: use rating_profiles, or FedACS' own, rating_gcn with layers=5 and "
+            "hidden=32 (others: "
+            f"{', '.join(sorted(set(RATING_MODELS) - {'rating_profiles', 'rating_gcn'}))})"
+        )
+    hidden = shortest(config.hidden)
+    return _countable(
+        Model(
+            conv=config.model,
+            features=schema.num_features,
+            hidden=hidden if isinstance(hidden, int) else hidden_widths(hidden, config.layers),
+            outputs=outputs,
+            layers=num_layers(config.hidden, config.layers),
+            dropout=config.dropout,
+            task=schema.task,
+            **asdict(options),
+        )
+    )
+
+
+# --- The metric of a run and the validation score at which it may stop ---------------------------
+
+
+RELEVANT = 4.0  # of scales from 1 to 5, as of Ciao and Epinions
+
+
+@dataclass(frozen=True)
+class Target:
+    """A validation score at which a run may stop."""
+
+    metric: str
+    value: float
+
+
+def parse_target(
+    text: str | None, default: str | None = None, known: Iterable[str] = METRICS
+) -> Target | None:
+    """Return the target of `METRIC=VALUE`, or of `VALUE` alone.
+
+    >>> parse_target("accuracy=0.8")
+    Target(metric='accuracy', value=0.8)
+    >>> parse_target("0.8", "rmse")
+    Target(metric='rmse', value=0.8)
+
+    Args:
+        text: what was asked for, or None.
+        default: the metric of a value alone; None while it is not known: any will do.
+        known: metrics to choose from.
+
+    Raises:
+        ConfigError: another form, an unknown metric, or a value that the metric cannot have.
+    """
+    if text is None:
+        return None
+    metric, equals, value = (part.strip() for part in text.rpartition("="))
+    number = _number(value)
+    if number is None or (equals and not metric):
+        raise ConfigError(
+            f"target: expected METRIC=VALUE, or a VALUE of the run's metric alone, such as "
+            f"accuracy=0.8 or 0.8, got {text!r}"
+        )
+    if not equals and default is None:
+        return Target("", number)
+    try:
+        chosen = metric_among(metric or str(default), known, "metric")
+    except ConfigError as error:
+        raise ConfigError(f"target: {error}") from None
+    if number < 0 or (chosen.share and number > 1):
+        ends = "from 0 to 1" if chosen.share else "of 0 or more"
+        raise ConfigError(f"target: expected a value of {chosen.name} {ends}, got {text!r}")
+    return Target(chosen.name, number)
+
+
+def _number(text: str) -> float | None:
+    """Return a finite number, None where the text is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def check_metric(config: RunConfig) -> None:
+    """Raise `ConfigError` where metric or target cannot be those of any task."""
+    if config.metric is not None:
+        metric_of(config.metric)
+    parse_target(config.target, config.metric)
+
+
+def check_metric_of(config: RunConfig, task: LabelForm) -> None:
+    """Raise `ConfigError` for a metric that does not exist; its choices are those of a task."""
+    known = task_of(task).metrics
+    if config.metric is not None and config.metric not in METRICS:
+        metric_among(config.metric, known, "metric")
+    parse_target(config.target, None, known)
+
+
+def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
+    """Whether validation nodes are scored by what they are not in every run: the AUC."""
+    target = parse_target(config.target, config.metric)
+    names = [config.metric, target and target.metric]
+    return any(not METRICS[name].validation for name in names if name)
+
+
+def scores_some(config: ResolvedConfig) -> bool:
+    """Whether a round's model is scored by those alone who train from it in the next round."""
+    return config.evaluate_clients == "participants"
+
+
+def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float | None:
+    """Return the least rating of items that rankings should have first; None: nothing is ranked.
+
+    Raises:
+        ConfigError: rankings of data without ratings, or of a model that has none.
+    """
+    target = parse_target(config.target, config.metric)
+    asked = [config.metric, target and target.metric]
+    least = config.relevant
+    if least is None and any(name in RANKINGS for name in asked):
+        least = RELEVANT
+    if least is None:
+        return None
+    if schema.task != "rating" or not isinstance(model, RankingModel):
+        raise ConfigError(
+            f"relevant: expected a model of ratings of users and items, got {model.noun} of "
+            f"{schema.task}: leave relevant out"
+        )
+    return least
+
+
+def check_relevant(least: float | None, scale: tuple[float, float] | None) -> None:
+    """Raise `ConfigError` where no rating of a scale is as high as what is relevant."""
+    if least is not None and scale is not None and least > scale[1]:
+        raise ConfigError(
+            f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
+            f"{least:g}: no item would be relevant; lower it"
+        )
+
+
+def metric_of_run(config: RunConfig, schema: Schema) -> str:
+    """Return the metric of a run.
+
+    Raises:
+        ConfigError: the task has no such metric, or not that of the target (names the nearest).
+    """
+    task = task_of(schema.task)
+    name = task.primary if config.metric is None else config.metric
+    metric_among(name, task.metrics, f"metric of {task.name}")
+    parse_target(config.target, name, task.metrics)
+    return name
 
 
 def check_clock(asked: RunConfig) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, PartitionError
-from silograph.federation.op_failure import in_function
+from silograph.federation.base import in_function
 from silograph.graph.graph import Graph
 from silograph.graph.partition.own import (
     assigned,
@@ -24,7 +24,7 @@ from silograph.graph.partition.own import (
     read_partition,
 )
 from silograph.graph.partition.partition import Partition
-from silograph.graph.read.any_graph import graph_of, is_clients
+from silograph.graph.read.in_memory import graph_of, is_clients
 from silograph.graph.silos.data import Silos
 
 GIVEN = "given:"  # begins what a config says of a partition that was in memory

@@ -11,20 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
-from silograph.core.config import RunConfig, checked
+from silograph.core.config import RunConfig, check_read, checked
 from silograph.core.errors import ConfigError, lookup, unknown
-from silograph.core.ranges import Scalar
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.row_minimum import RowMinimum
-from silograph.core.unread_options import check_read
+from silograph.core.setting_values import RowMinimum, Scalar
 from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.graph.partition.own import check_no_path
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
-from silograph.methods.base import Method
-from silograph.methods.needs import NODE_MODEL
+from silograph.methods.base import NODE_MODEL, Method
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS, MODULE, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS, NeighborSampler

@@ -1,68 +1,182 @@
 """`resolve`: from what is asked of a run to all that it does, every default written out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 
-from silograph.core.client_speeds import DEFAULT_LINKS, EQUAL
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError
-from silograph.core.rate_schedule import parse_rate_schedule
+from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.row_minimum import RowMinimum
-from silograph.core.sent_weights import SentWeights
-from silograph.core.widths import num_layers, shortest
+from silograph.core.setting_values import (
+    DEFAULT_LINKS,
+    EQUAL,
+    RowMinimum,
+    SentWeights,
+    num_layers,
+    parse_rate_schedule,
+    shortest,
+)
 from silograph.evaluation.scoring import OwnGraph
-from silograph.experiment.resolve.client_data import check_uncut
+from silograph.exchange.collect import SumSpecs
 from silograph.experiment.resolve.cutting import (
     DEFAULT_CLIENTS,
+    Cut,
     check_standard,
+    check_uncut,
+    clients_of,
     clients_of_graph,
+    held_block,
+    scale_line,
     seed_of,
 )
-from silograph.experiment.resolve.edge_weights import edge_weights_in, has_weights
 from silograph.experiment.resolve.exclusions import (
     check_decay,
+    check_metric_of,
+    check_model,
     check_neighbors,
     check_ratings,
+    check_relevant,
     check_silos_behind,
     check_together,
-    is_limited,
-)
-from silograph.experiment.resolve.model_options import (
-    check_model,
     depth_of,
+    is_limited,
     make_model,
-    own_module,
-)
-from silograph.experiment.resolve.own_partition import CutGraph, names_clients
-from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts, with_default_model
-from silograph.experiment.resolve.plan import choose_backend, explain_torch_kernels
-from silograph.experiment.resolve.run_metric import (
-    check_metric_of,
-    check_relevant,
     metric_of_run,
+    own_module,
+    parse_target,
     relevant_of_run,
     scores_extra,
 )
-from silograph.federation.op_failure import in_function
-from silograph.graph.features import with_width
-from silograph.graph.graph import Graph, Schema, schema_of
+from silograph.experiment.resolve.fitting import (
+    check_edge_weights,
+    describe_weight_scale,
+    edge_weights_in,
+    has_weights,
+    sum_specs,
+)
+from silograph.experiment.resolve.own_partition import CutGraph, names_clients, with_own_partition
+from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts, with_default_model
+from silograph.experiment.resolve.user_code import is_spec
+from silograph.federation.base import in_function
+from silograph.graph.block.block import ClientBlock, Route, SparseRows
+from silograph.graph.graph import Graph, LabelForm, Schema, schema_of, with_width
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.fedavg import fit_round
 from silograph.methods.scaffold import fit_round as corrected_round
 from silograph.nn.any_model import AnyModel
-from silograph.nn.fit import Schedule, Training
-from silograph.nn.neighbors import Neighbors
+from silograph.nn.backends import BACKENDS, COMPILED, TORCH, Backend, why_not_compiled
+from silograph.nn.fit import Schedule, TrainableModel, Training
+from silograph.nn.mini_batches import Neighbors
+from silograph.nn.model_options import RATING_MODELS
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
-from silograph.nn.schedule import TrainableModel
-from silograph.selection.uniform import UNIFORM
+from silograph.selection.base import UNIFORM
 from silograph.task.counts import CountRules
-from silograph.task.metric_table import RANKINGS
+from silograph.task.registry import TASKS
+from silograph.task.scores import RANKINGS
+
+# --- How a run is computed: which kernels, and how many clients at once --------------------------
+#
+# Results do not depend on it beyond rounding. The choice is written into the result's config; a
+# run that is resumed where another choice would be made is refused.
+
+
+# Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
+# Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
+BLOCK_BYTES = 2**26
+# On other devices every block starts all operations once more, and caches matter less.
+DEVICE_BLOCK_BYTES = 2**30
+
+
+def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:
+    """Return the backend of a run: the fastest that can do it, or the one that is named.
+
+    Raises:
+        ConfigError: compiled ones were asked for and cannot be used, or none can train.
+    """
+    if (reason := TORCH.why_not(training, device)) is not None:
+        raise ConfigError(f"expected a model that the method can train, got: {reason}")
+    if config.kernels != "auto":
+        backend = BACKENDS[config.kernels]
+        reason = backend.why_not(training, device)
+        if reason is not None:
+            raise ConfigError(
+                f"expected a run for {backend.name} kernels, got: {reason}; use kernels=torch"
+            )
+        return backend
+    return next(b for b in BACKENDS.values() if b.why_not(training, device) is None)
+
+
+def explain_torch_kernels(
+    config: RunConfig, training: Training, device: torch.device
+) -> str | None:
+    """Return why torch computes where compiled kernels would be faster, and what to do about it.
+
+    None where kernels are compiled, where torch was asked for, and on other devices than a CPU.
+    """
+    if config.kernels != "auto" or device.type != "cpu":
+        return None
+    reason = COMPILED.why_not(training, device)
+    if reason is None:
+        return None
+    line = f"torch kernels, which are slower than compiled ones: {' '.join(reason.split())}"
+    if why_not_compiled(training) is None:
+        return line  # what this machine lacks; the reason says how to mend it
+    return f"{line}; docs/speed.md lists what is compiled, and kernels=torch drops this line"
+
+
+def client_bytes(
+    training: Training, block: ClientBlock, backend: Backend, itemsize: int, *, compact: bool
+) -> int:
+    """Return the bytes of one client's weights in training, on the mean over clients."""
+    model = training.model
+    maps, total = model.first_maps, 0
+    for name, shape in model.weight_shapes.items():
+        size = torch.Size(shape).numel()
+        if name in maps and compact and isinstance(block.x, SparseRows):
+            size = len(block.x.used.feature) * shape[1] // block.num_clients
+        total += size
+    return total * itemsize * backend.copies(training)
+
+
+def choose_block_size(
+    training: Training, block: ClientBlock, backend: Backend, device: torch.device, *, keep: bool
+) -> int:
+    """Return how many clients are computed at once.
+
+    Args:
+        training: how they train.
+        block: all clients.
+        backend: what computes.
+        device: that computes.
+        keep: whether optimizers are kept; then no weight is left out.
+    """
+    if training.model.one_by_one:
+        return 1  # clients are computed one after the other
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    itemsize = block.adj.values.element_size()
+    needed = client_bytes(training, block, backend, itemsize, compact=training.alike and not keep)
+    room = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
+    most = max(1, room // max(needed, 1))
+    blocks = -(-block.num_clients // most)
+    return -(-block.num_clients // blocks)  # blocks of one size
+
+
+def with_block_size(
+    config: ResolvedConfig, training: Training, block: ClientBlock
+) -> ResolvedConfig:
+    """Return the config with the number of clients that are computed at once."""
+    if config.block_size is not None:
+        return config
+    backend = BACKENDS[config.kernels]
+    device, keep = torch.device(config.device), config.keep_optimizer
+    size = choose_block_size(training, block, backend, device, keep=keep)
+    return replace(config, block_size=size)
+
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -395,3 +509,121 @@ def device_of(name: str) -> torch.device:
             f"{why}"
         ) from None
     return device
+
+
+# --- simulated -----------------------------------------------------------------------------------
+# A run in one process, resolved whole: its config and parts, and its data cut for the clients.
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedRun:
+    """All that a run in one process is, before anything is computed.
+
+    Attributes:
+        asked: what was asked for, as a result folder keeps it.
+        resolved: what it does, with the number of clients that are computed at once.
+        cut: the graph and how it was cut.
+        block: all clients.
+        route: who answers for each halo slot.
+        held: nodes that the server holds itself; None is no node.
+        edge_weights: what becomes of the weights of edges; None where there are none.
+        sums: federated sums of the run, by name.
+        warnings: lines on what of the data is not used, or may keep the model from learning.
+    """
+
+    asked: RunConfig
+    resolved: Resolved
+    cut: Cut
+    block: ClientBlock
+    route: Route
+    held: ClientBlock | None
+    edge_weights: str | None
+    warnings: tuple[str, ...]
+    sums: SumSpecs
+
+
+def simulated(
+    asked: RunConfig,
+    data: Graph | CutGraph | Silos,
+    parts: Parts | None = None,
+    make: Make | None = None,
+) -> SimulatedRun:
+    """Resolve a run on data that are there, and cut them; arguments as for `prepare`."""
+    if not isinstance(data, Silos):
+        data = with_own_partition(asked, data)
+    found = resolve(asked, data, parts, make)
+    dtype, method = DTYPES[found.config.dtype], found.parts.method
+    weights = check_edge_weights(asked, found.config, method.part, found.method_config.model, data)
+    cut, block, route = clients_of(found.config, found.parts, data, dtype)
+    config = with_block_size(found.config, found.method_config.training, block)
+    share, held = method.part.setting.held(method.options), None
+    if share is not None:
+        key = Key.of(config.seed).fold("server's nodes")
+        held = held_block(cut, share, key).to(found.device, dtype)
+    block = block.to(found.device, dtype)
+    unused = weights if config.edge_weights == "ignore" else None
+    scale = describe_weight_scale(config.edge_weights, cut.graph.edge_weight)
+    lines = (unused, scale, scale_line(config, cut.graph), cut.narrowing)
+    warnings = tuple(line for line in lines if line)
+    found = replace(found, config=config)
+    sums = sum_specs(config, cut.graph.num_features, method.part)
+    return SimulatedRun(asked, found, cut, block, route, held, weights, warnings, sums)
+
+
+# --- What of a config can be checked before its data are known -----------------------------------
+
+
+MANY = 10**6  # clients, where the data will say how many
+
+
+def resolved_without_data(
+    asked: RunConfig, method: Method | None = None, device: str | None = None
+) -> Resolved | None:
+    """Return what a run does on data with two features and two classes.
+
+    It fails only where no kind of labels goes with the config. What depends on the data's own
+    numbers is looked at by `resolve`, once they are known.
+
+    Args:
+        asked: the config.
+        method: the method, where it is a value.
+        device: where it computes, if not where the config says.
+
+    Returns:
+        None for a module of the user's, which may take certain features only.
+
+    Raises:
+        ConfigError: the config cannot be used with any data.
+    """
+    parts = choose(asked, method)
+    if asked.clients is None and names_clients(asked.partition):
+        asked = replace(asked, clients=MANY)
+    if asked.model is not None and is_spec(asked.model):
+        check_together(asked, parts, overlapping=parts.partition.part.overlapping)
+        return None
+    return _first_that_fits(asked, method, device)
+
+
+def _first_that_fits(asked: RunConfig, method: Method | None, device: str | None) -> Resolved:
+    """Return what a run does with the first kind of labels that it can be done with."""
+    errors = []
+    for labels in _label_forms(asked):
+        named = with_default_model(asked, ratings=labels == "rating", method=method)
+        try:
+            return resolve(named, Schema(2, 2, labels), choose(named, method), device=device)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _label_forms(asked: RunConfig) -> Sequence[LabelForm]:
+    """Return the kinds of labels that a model may predict: those that have the metrics, if any."""
+    tasks = [
+        task
+        for task in TASKS.values()
+        if asked.model is None or (task.labels == "rating") == (asked.model in RATING_MODELS)
+    ]
+    target = parse_target(asked.target)
+    named = {asked.metric, target and target.metric} - {None, ""}
+    fitting = [task for task in tasks if named.issubset(task.metrics)]
+    return [task.labels for task in fitting or tasks]

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from silograph.core.config import RunConfig, Scalar
-from silograph.core.unread_options import unread
+from silograph.core.config import RunConfig, Scalar, unread
 from silograph.experiment.resolve.parts import (
     FLAT,
     TABLES,

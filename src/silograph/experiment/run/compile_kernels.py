@@ -13,7 +13,7 @@ from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.ratings import ratings
-from silograph.nn.kernels.compile_notice import LINE_FOR_ALL, told_of_compiling
+from silograph.nn.kernels.arrays import LINE_FOR_ALL, told_of_compiling
 
 NODES, USERS, ITEMS = 24, 4, 6
 PRECISIONS = ("float32", "float64")

@@ -5,30 +5,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from silograph.core.csv_text import to_text
 from silograph.core.errors import ConfigError, DataError, unknown
-from silograph.core.files import write_atomic
+from silograph.core.files import to_text, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.experiment.checksums import check_written
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENT_STATISTICS,
     CLIENTS,
     MODEL,
     MODELS,
+    check_written,
     read_csv,
     read_json,
 )
-from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.preprocessing import read_client_statistics
+from silograph.experiment.run.result_folder import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model
 from silograph.graph.column_statistics import ColumnStatistics
-from silograph.graph.datasets import check_columns, check_na_values
+from silograph.graph.datasets import check_columns, check_na_values, find_source
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silo, Silos
-from silograph.graph.silos.read import is_silo, read_silo
-from silograph.graph.silos.spec import SPEC, read_spec
-from silograph.graph.source import find_source
+from silograph.graph.silos.read import SPEC, is_silo, read_silo, read_spec
 from silograph.nn.own_module import Make
 
 

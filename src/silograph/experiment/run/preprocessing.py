@@ -21,10 +21,9 @@ from torch import Tensor
 
 from silograph.core.errors import DataError, lookup
 from silograph.core.files import write_atomic
-from silograph.experiment.resolve.edge_weights import Use, silo_as_used, with_edges
+from silograph.experiment.resolve.fitting import Use, silo_as_used, with_edges
 from silograph.graph.column_statistics import ColumnStatistics, standardize
-from silograph.graph.features import FeatureSource, with_features
-from silograph.graph.graph import Graph, row_normalize
+from silograph.graph.graph import FeatureSource, Graph, row_normalize, with_features
 from silograph.graph.silos.data import Silo
 
 VERSION = 1

@@ -1,17 +1,28 @@
 """Progress of long work: a live line on a terminal, plain lines elsewhere."""
 
+import importlib.util
+import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
+from silograph.core.errors import ConfigError, unknown
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.experiment.result_files import Row
+from silograph.experiment.run.result import VIEWS, Result
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from rich.progress import Progress as Bar
+    from torch.utils.tensorboard import SummaryWriter
 
     from silograph.graph.generated.generate import ProgressCallback
+
 
 PLAIN_LINES = 10  # a run prints about this many plain lines
 
@@ -151,3 +162,244 @@ def planned(config: ResolvedConfig) -> str:
     in_torch = config.kernels == "torch" and config.neighbors not in UNSAID_SAMPLERS
     drawn = f", neighbors={config.neighbors} drawn in torch" if in_torch else ""
     return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
+
+
+# --- Trackers: others who are told of a run as it goes, such as TensorBoard and MLflow -----------
+#
+# A tracker decides nothing, and a run goes on without one that fails. The packages are extras
+# (`silograph[tensorboard]`, `silograph[mlflow]`) and imported only when they are used.
+
+
+LOG = logging.getLogger("silograph")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a tracker is told of a run besides its config.
+
+    Attributes:
+        method: name of the method.
+        done: rounds that were over before; above 0 where a run goes on after an interruption.
+        result_dir: the result folder, or None.
+        partition_hash: hash of the cut.
+        versions: of the packages that decide numbers.
+    """
+
+    method: str
+    done: int
+    result_dir: str | None
+    partition_hash: str
+    versions: Mapping[str, str]
+
+
+class Tracker(Protocol):
+    """Told of a run: its beginning, every judged round, its end.
+
+    A run that goes on after an interruption begins again, and tells rounds after its checkpoint
+    once more, with the same values but for seconds: what was told of rounds after `facts.done` is
+    to be replaced or kept, not doubled. A run that is interrupted has no end.
+    """
+
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
+        """The run begins, or goes on."""
+
+    def round(self, row: Row) -> None:
+        """A round was judged; `row` is its row of the table of rounds."""
+
+    def end(self, result: Result) -> None:
+        """The run is over."""
+
+
+class TensorBoard:
+    """Writes events for TensorBoard; those of rounds that come again are purged."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        """Write to `folder`/NAME for a result folder NAME; None is `tensorboard` in the latter."""
+        self._folder = folder
+        self._writer: SummaryWriter
+
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
+        """Open the folder and show the config as a text."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        own = Path(facts.result_dir or ".")
+        folder = own / "tensorboard" if self._folder is None else Path(self._folder, own.name)
+        self._writer = SummaryWriter(str(folder), purge_step=facts.done + 1)
+        lines = [f"    {name}: {value}" for name, value in told(config, facts).items()]
+        self._writer.add_text("config", "\n".join(lines), facts.done)
+
+    def round(self, row: Row) -> None:
+        """Write a round's values; `val_server_accuracy` becomes `val/server_accuracy`."""
+        for name, value in values_of(row).items():
+            part, _, rest = name.partition("_")
+            apart = part in ("val", "test", "train", "fact")
+            tag = f"{part}/{rest}" if apart else f"cost/{name}"
+            self._writer.add_scalar(tag, value, int(row["round"] or 0))
+        self._writer.flush()
+
+    def end(self, result: Result) -> None:
+        """Write the final scores at the best round, and close."""
+        for name, value in final_values(result).items():
+            self._writer.add_scalar(f"final/{name}", value, result.best_round)
+        self._writer.close()
+
+
+class MLflow:
+    """Logs to an MLflow server; a run that goes on is found by the id in its result folder."""
+
+    def __init__(self, uri: str | None = None, experiment: str = "silograph") -> None:
+        """Log to `uri`; None is what MLflow takes by itself (MLFLOW_TRACKING_URI)."""
+        self._uri = uri
+        self._experiment = experiment
+        self._client: MlflowClient
+        self._run = ""
+        self._logged = 0  # the last round that the server knows
+
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
+        """Make a run, or go on with the one whose id the result folder has."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(self._uri)
+        known = None if facts.result_dir is None else Path(facts.result_dir, "mlflow-run.txt")
+        if known is not None and known.exists():
+            self._run = known.read_text(encoding="utf-8").strip()
+            history = self._client.get_metric_history(self._run, "bytes")
+            self._logged = max((metric.step for metric in history), default=0)
+            return
+        found = self._client.get_experiment_by_name(self._experiment)
+        number = found and found.experiment_id
+        name = f"{facts.method} on {Path(config.dataset).stem}"
+        run = self._client.create_run(
+            number or self._client.create_experiment(self._experiment), run_name=name
+        )
+        self._run = run.info.run_id
+        if known is not None:
+            known.write_text(self._run + "\n", encoding="utf-8")
+        for key, value in told(config, facts).items():
+            self._client.log_param(self._run, key, value)
+
+    def round(self, row: Row) -> None:
+        """Log a round's values, unless they were logged before an interruption."""
+        step = int(row["round"] or 0)
+        if step > self._logged:
+            for name, value in values_of(row).items():
+                self._client.log_metric(self._run, name, value, step=step)
+
+    def end(self, result: Result) -> None:
+        """Log the final scores and say that the run is over."""
+        for name, value in final_values(result).items():
+            self._client.log_metric(self._run, f"final_{name}", value, step=result.best_round)
+        self._client.set_terminated(self._run)
+
+
+@dataclass(frozen=True)
+class TrackerKind:
+    """A tracker that has a name.
+
+    Attributes:
+        make: builds it from what stands behind `=`.
+        module: what must be installed.
+    """
+
+    make: Callable[[str | None], Tracker]
+    module: str
+
+
+TRACKERS = {
+    "tensorboard": TrackerKind(TensorBoard, "tensorboard"),
+    "mlflow": TrackerKind(MLflow, "mlflow"),
+}
+
+
+def make_tracker(text: str) -> Tracker:
+    """Return the tracker of `NAME` or `NAME=WHERE`.
+
+    Raises:
+        ConfigError: an unknown name, nothing behind `=`, or a package that is not installed.
+    """
+    name, equals, where = text.partition("=")
+    if name not in TRACKERS:
+        raise unknown("tracker", name, TRACKERS)
+    if equals and not where:
+        raise ConfigError(f"tracker: expected {name}=WHERE or {name}, got {text!r}")
+    if urlsplit(where).password is not None:
+        raise ConfigError(
+            f"expected {name}=WHERE without a password, which would stand in the run's files: set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+    if importlib.util.find_spec(TRACKERS[name].module) is None:
+        raise ConfigError(
+            f"expected the package {TRACKERS[name].module} for the tracker {name}, got none: "
+            f"pip install 'silograph[{name}]'"
+        )
+    return TRACKERS[name].make(where or None)
+
+
+def check_trackers(trackers: object) -> None:
+    """Raise `ConfigError` for anything but a list of trackers."""
+    if not isinstance(trackers, list | tuple):
+        raise ConfigError(f"expected a list of trackers, got {trackers!r}: give trackers=[...]")
+    for tracker in trackers:
+        if not all(callable(getattr(tracker, each, None)) for each in ("begin", "round", "end")):
+            raise ConfigError(
+                f"expected trackers with begin, round and end, got {tracker!r}: those with a name "
+                "are tracker='tensorboard' and tracker='mlflow'"
+            )
+
+
+class Watched:
+    """Trackers that a run tells; one that fails is told no more, and a warning says so once."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def _tell(self, moment: str, tell: Callable[[Tracker], None]) -> None:
+        for tracker in tuple(self._trackers):
+            try:
+                tell(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                reason = (str(error).splitlines() or [""])[0]
+                LOG.warning(
+                    "%s failed %s and is told no more: %s: %s",
+                    type(tracker).__name__,
+                    moment,
+                    type(error).__name__,
+                    reason,
+                )
+
+    def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
+        """Tell all of the beginning."""
+        self._tell("at the beginning", lambda tracker: tracker.begin(config, facts))
+
+    def round(self, row: Row) -> None:
+        """Tell all of a round; each has a row of its own."""
+        self._tell(f"in round {row['round']}", lambda tracker: tracker.round(dict(row)))
+
+    def end(self, result: Result) -> None:
+        """Tell all of the end."""
+        self._tell("at the end", lambda tracker: tracker.end(result))
+
+
+def told(config: ResolvedConfig, facts: RunFacts) -> dict[str, str]:
+    """Return config, options, cut and versions as texts."""
+    apart = ("options", "tracker")
+    plain = {k: str(v) for k, v in vars(config).items() if v is not None and k not in apart}
+    known = {name: value for name, value in config.options.items() if value is not None}
+    options = {f"option_{name}": str(value) for name, value in known.items()}
+    versions = {f"version_{name}": version for name, version in facts.versions.items()}
+    return plain | options | {"partition_hash": facts.partition_hash} | versions
+
+
+def values_of(row: Row) -> dict[str, float]:
+    """Return the values of a row that there are."""
+    return {k: float(v) for k, v in row.items() if v is not None and k != "round"}
+
+
+def final_values(result: Result) -> dict[str, float]:
+    """Return the test scores at the best round that there are."""
+    found: dict[str, float] = {}
+    for view in VIEWS:
+        scores = result.reported_scores(getattr(result.test, view)) or {}
+        found |= {f"test_{view}_{k}": value for k, value in scores.items() if value is not None}
+    return found

@@ -24,11 +24,9 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.experiment.checksums import check_model_file
-from silograph.experiment.result_files import ABOUT, RECOMMENDER, REPORT
-from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.pairs import kinds, pairs_of
-from silograph.task.ranking import Factors
+from silograph.experiment.result_files import ABOUT, RECOMMENDER, REPORT, check_model_file
+from silograph.graph.block.block import ClientBlock, kinds, pairs_of
+from silograph.task.rating_value import Factors
 
 FORMAT = "silograph recommender 1"
 

@@ -3,37 +3,73 @@
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
+from silograph.aggregation.aggregators import MEAN
 from silograph.core.errors import ConfigError, lookup
-from silograph.core.html import html_lines, html_table
-from silograph.core.pickling import state_of_fields
-from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.text import counted, decimals
-from silograph.evaluation.views import means_of
-from silograph.experiment.data_frame import frame_of
+from silograph.core.key import Key
+from silograph.core.payload import ranges
+from silograph.core.resolved_config import ResolvedConfig, training_key
+from silograph.core.text import counted, decimals, html_lines, html_table, state_of_fields
+from silograph.evaluation.evaluate import counts_of
+from silograph.evaluation.scoring import means_of
+from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
-from silograph.experiment.report.figures import size_text
-from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.report.reading import size_text
+from silograph.experiment.resolve.cutting import Cut, clients_block
+from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.resolve.user_code import absolute, imported, names_file
-from silograph.experiment.result_files import MODELS, VIRTUAL, Row
+from silograph.experiment.result_files import FACT, MODELS, VIRTUAL, Row, frame_of
+from silograph.experiment.run import round_scores as each_best
+from silograph.experiment.run.preprocessing import Preprocessing
+from silograph.experiment.run.round_scores import (
+    Counts,
+    Judged,
+    baseline_scores,
+    check_loss,
+    clients_scored,
+    metrics_of,
+    run_metric,
+    scores_by_class,
+    scores_by_client,
+    task_in,
+    uncut_counts,
+    uncut_rows,
+    views_of,
+)
+from silograph.experiment.run.selecting import controlling
+from silograph.experiment.run.setup import Setup, first_weights
+from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
 from silograph.experiment.run.trained_model import TrainedModel
-from silograph.experiment.terminal_table import console_to, print_fitted
+from silograph.experiment.terminal_table import advice_of, console_to, print_fitted
+from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
-from silograph.graph.column_statistics import ColumnStatistics
-from silograph.methods.base import AnyMethod, Method, seen_by
+from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
+from silograph.graph.graph import pairs_among
+from silograph.methods.base import AnyMethod, Method, NoOptions, client_weights, seen_by
+from silograph.methods.centralized import CENTRALIZED
+from silograph.nn.conv import Params
+from silograph.nn.model_options import RatingBiasesOptions
+from silograph.nn.rating_factors import solved_biases
 from silograph.task.base import ClientValues
-from silograph.task.metric_table import METRICS, Metric, reported
-from silograph.task.scores import ClassScores, Scores, Views
+from silograph.task.counts import JudgedRows, confusion
+from silograph.task.registry import task_of
+from silograph.task.scores import METRICS, ClassScores, Metric, Scores, Views, reported
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 VIEWS = tuple(f.name for f in fields(Views))
 
@@ -422,3 +458,352 @@ class Result:
 def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the key of what predicts without training, none for tasks that have nothing."""
     return {"untrained": dict(found)} if found else {}
+
+
+# --- local bias ----------------------------------------------------------------------------------
+# Local bias: how far a federation's model is from the one that centralized training gives.
+#
+# Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning",
+# 2021, sections 3.1 and 4.2: the mean Euclidean distance between the logits of the two, both from
+# the same initial weights and after as many epochs. It needs the uncut graph: simulation only.
+
+
+TOLD = 5  # lines about the centralized model
+
+
+def local_bias(
+    setup: Setup, first: Params, last: Params, rounds: int, key: Key, tell: Callable[[str], None]
+) -> float:
+    """Return the mean distance of logits to those of a model that is trained centrally here.
+
+    Both models are those of the last round. Each node is seen as in the `server` view. The
+    centralized model has the run's optimizer, which it keeps, its schedule and its draws.
+
+    Args:
+        setup: the run.
+        first: weights before the first round.
+        last: the server's weights after the last one.
+        rounds: rounds that were trained.
+        key: the key of training.
+        tell: told now and then how far the centralized model is.
+    """
+    cut, cfg, device = setup.cut, setup.method_config, setup.device
+    dtype = DTYPES[setup.config.dtype]
+    block, route = clients_block(cut, dtype)
+    uncut, no_route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
+    if not setup.method.setting.uncut:  # a node draws as it does at its client
+        row_key = uncut.row_key.clone()
+        row_key[cut.partition.copies] = block.row_key
+        uncut = replace(uncut, row_key=row_key)
+    uncut = uncut.to(device, dtype)
+    central = replace(
+        cfg,
+        keep_optimizer=True,
+        participation=1.0,
+        options=NoOptions(),
+        corrections=(),
+        losses=(),
+        aggregator=MEAN,
+    )
+    fed = InProcess(central, uncut, no_route, 1)
+    state = CENTRALIZED.init(fed, central, first, key)
+    for t in range(1, rounds + 1):
+        fed.start_round(t)
+        state, _ = CENTRALIZED.round(fed, central.in_round(t), state, t, key)
+        if t % -(-rounds // TOLD) == 0:
+            tell(f"centralized model for local bias, round {t}/{rounds}")
+    assert state.weights is not None  # the method has a server
+    reference = cfg.backend.predict(cfg.model, state.weights, uncut)[cut.partition.copies]
+    if setup.method.evaluate.all_silos or setup.method.setting.uncut:
+        ours = cfg.backend.predict(cfg.model, last, uncut)[cut.partition.copies]
+    else:
+        graph = block.to(device, dtype)
+        if setup.config.collect:
+            clients = InProcess(cfg, graph, route, graph.num_clients)
+            collect(clients, setup.config.collect, key.fold("collect"))
+            graph = local_graph(graph, clients.states()[0])
+        ours = _own_rows(cfg.backend.predict(cfg.model, last, graph), block, graph)
+    return float((ours - reference).double().norm(dim=1).mean())
+
+
+def _own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> Tensor:
+    """Return the rows (n, K) that clients hold, without those that they have fetched."""
+    rows: Tensor = logits[ranges(graph.off[:-1], block.off.diff().to(graph.off.device))]
+    return rows
+
+
+# --- untrained -----------------------------------------------------------------------------------
+# What predicts ratings without any training: scores that every other score is read beside.
+#
+# Biases are those of `silograph.nn.rating_factors` with its default damping. The experiment works
+# them out, as it knows all ratings; silos of their own tell theirs to nobody.
+#
+# p: ratings. R: ratings that train.
+
+
+TURNS = 60  # of biases: what is left to solve is far below the noise
+
+
+def untrained_scores(setup: Setup) -> dict[str, Scores]:
+    """Return test scores by name: silo mean, silo biases (in each silo) and all biases (of all).
+
+    Nothing for other tasks, where silos hold the data, and without test ratings.
+    """
+    if setup.schema.task != "rating" or setup.simulated is None:
+        return {}
+    graph, split = setup.cut.graph, setup.cut.split
+    assert isinstance(graph.x, Tensor)  # a rating graph says what its nodes are
+    pairs, owner = pairs_among(graph.x, graph.adj), setup.cut.partition.owner
+    held = owner[pairs.row] >= 0
+    row, user, item = (t[held] for t in (pairs.row, pairs.user, pairs.item))
+    value, silo, train = graph.y[row].double(), owner[row], split.train[row]
+    test = split.test[row]
+    if not bool(test.any()) or not bool(train.any()):
+        return {}
+    size, clients = graph.num_nodes, len(setup.cut.partition.ids)
+    one = torch.zeros_like(silo)
+    found = {}
+    for name, group, damping in (
+        ("silo mean", silo, None),
+        ("silo biases", silo, RatingBiasesOptions().damping),
+        ("all biases", one, RatingBiasesOptions().damping),
+    ):
+        ends = torch.stack([group * size + user, group * size + item])
+        said, seen = _predicted(value, group, ends, train, damping)
+        rows = JudgedRows(
+            said[test][:, None],
+            graph.y[row[test]],
+            torch.zeros_like(row[test], dtype=torch.bool),
+            silo[test],
+            clients,
+            "rating",
+            seen=seen[test],
+        )
+        scores = task_of("rating").scores(counts_of(rows), "test")
+        assert scores is not None  # there are test ratings
+        found[name] = scores
+    return found
+
+
+def _predicted(
+    value: Tensor, group: Tensor, ends: Tensor, train: Tensor, damping: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return predictions (p,) float64, and which user and item train in the group, (p,) bool.
+
+    Args:
+        value: (p,) float64 ratings.
+        group: (p,) int64 whose mean and biases a rating is predicted by.
+        ends: (2, p) int64 user and item, each apart in every group.
+        train: (p,) bool.
+        damping: of biases; None: means alone.
+    """
+    names, place = torch.unique(ends, return_inverse=True)
+    number = torch.bincount(group[train], minlength=int(group.max()) + 1)
+    total = torch.zeros(len(number), dtype=torch.float64).index_add(0, group[train], value[train])
+    mean = (total / number.clamp(min=1))[group]
+    known = torch.zeros(len(names), dtype=torch.bool)
+    known[place[:, train]] = True
+    seen = known[place].all(dim=0)
+    if damping is None:
+        return mean, seen
+    user, item = place
+    left = (value - mean)[train]
+    bias = solved_biases(user[train], item[train], left, len(names), damping, TURNS)
+    return mean + bias[user] + bias[item], seen
+
+
+# --- make result ---------------------------------------------------------------------------------
+# From the last snapshot of a run to its result: the best round in every view, models and costs.
+
+
+def make_result(
+    setup: Setup,
+    snapshot: Snapshot,
+    rows: Sequence[Row],
+    path: str | None,
+    handed_over_bytes: int,
+    tell: Callable[[str], None],
+    compile_seconds: float = 0.0,
+) -> Result:
+    """Return the result of a run that is over.
+
+    Args:
+        setup: the run.
+        snapshot: after its last round.
+        rows: the table of rounds.
+        path: the result folder, or None.
+        handed_over_bytes: what it took to give the clients the model.
+        tell: told what takes long.
+        compile_seconds: that this process has spent on compiling kernels.
+
+    Raises:
+        TrainingError: the loss of the best model on the uncut graph is not finite.
+    """
+    best, config = snapshot.best, setup.config
+    assert best is not None  # a run ends after a judged round
+    rows_of_all = _uncut_rows(setup, best)
+    uncut = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
+    val, test = _finite_views(setup, best, uncut)
+    task, statistics = task_in(setup), common_statistics(setup, snapshot)
+    mean = mean_edge_weight(setup, snapshot)
+    return Result(
+        config=replace(config, out=path),
+        method=setup.method,
+        held=setup.method.setting.held(setup.method_config.options),
+        test=test,
+        val=val,
+        each_best=each_best.scores_of(setup, snapshot.each),
+        baseline=baseline_scores(setup, best),
+        untrained=untrained_scores(setup),
+        constant=task.constant,
+        metrics=metrics_of(setup),
+        client_scores=scores_by_client(setup, best, uncut),
+        class_scores=scores_by_class(setup, best),
+        confusion=None if rows_of_all is None else confusion(rows_of_all),
+        client_facts=snapshot.client_facts,
+        judged_without=best.away,
+        scored_clients=clients_scored(best),
+        left_out=setup.federation.left_out,
+        best_round=best.round,
+        rounds=tuple(rows),
+        stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
+        advice=_advice(setup, best, rows, snapshot),
+        model=None if best.weights is None else _model(setup, best.weights, statistics, mean),
+        models=_own_models(setup, best, statistics, mean),
+        local_bias=_local_bias(setup, snapshot, tell),
+        ledger=setup.federation.ledger,
+        executed=snapshot.executed,
+        handed_over_bytes=handed_over_bytes,
+        partition_hash=setup.partition_hash,
+        cut=setup.simulated,
+        seconds=snapshot.seconds,
+        compile_seconds=compile_seconds,
+        virtual_seconds=snapshot.virtual_seconds,
+        peak_memory_bytes=peak_memory_bytes(),
+        result_dir=path,
+    )
+
+
+def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
+    """Return what the server's model says of the uncut graph, None where there is none."""
+    if best.weights is None or setup.simulated is None:
+        return None
+    if setup.method_config.model.table_widths:
+        return None  # nobody has the tables of all clients
+    return uncut_rows(setup, best.weights)
+
+
+def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+    """Return validation and test scores; raise `TrainingError` where the uncut loss diverged."""
+    val, test = views_of(setup, best, uncut)
+    check_loss([val.uncut], "val", best.round)
+    check_loss([test.uncut], "test", best.round)
+    return val, test
+
+
+def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
+    """Return what the number of rounds was too small or too large for, None where nothing."""
+    by_scores = advice_of(
+        rows,
+        setup.method.evaluate.view,
+        run_metric(setup),
+        best.round,
+        rounds=setup.config.rounds,
+        patience=setup.config.patience,
+    )
+    control, said = controlling(setup), None
+    if control is not None:
+        found, known = control.controller, part_of(snapshot.state, CONTROLLER)
+        said = found.note(found.options, known, snapshot.round)
+    lines = said, _method_note(setup, rows), by_scores
+    return "; ".join(line for line in lines if line is not None) or None
+
+
+def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
+    """Return what the method says of its facts, None where it says nothing."""
+    if setup.method.note is None:
+        return None
+    names = [name for name in rows[-1] if name.startswith(FACT)]
+    facts = {
+        name.removeprefix(FACT): [float(v) for row in rows if (v := row[name]) is not None]
+        for name in names
+    }
+    return setup.method.note(setup.method_config.options, facts)
+
+
+def _model(
+    setup: Setup, weights: Params, statistics: ColumnStatistics | None, mean: float | None
+) -> TrainedModel:
+    """Return weights as a model, with how data were prepared for it."""
+    config = setup.config
+    preprocessing = Preprocessing(
+        config.features,
+        config.normalize,
+        setup.feature_names,
+        config.edge_weights,
+        statistics,
+        mean,
+    )
+    return TrainedModel(setup.method_config.model, weights, setup.schema.class_names, preprocessing)
+
+
+def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
+    """Return the (F,) statistics of features that all clients have in common, None without."""
+    fitted = part_of(snapshot.state, STATISTICS)
+    if f"{FEATURES}/mean" in fitted:
+        return ColumnStatistics(fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"])
+    cut = setup.simulated
+    if cut is None or cut.statistics is None or cut.statistics.mean.dim() > 1:
+        return None
+    return cut.statistics
+
+
+def mean_edge_weight(setup: Setup, snapshot: Snapshot) -> float | None:
+    """Return what divided the weights of edges of all clients, None where nothing did."""
+    fitted = part_of(snapshot.state, STATISTICS).get(f"{EDGE_WEIGHTS}/mean")
+    if fitted is not None:
+        return float(fitted)
+    return None if setup.simulated is None else setup.simulated.mean_edge_weight
+
+
+def _own_models(
+    setup: Setup, best: Judged, common: ColumnStatistics | None, mean: float | None
+) -> dict[str, TrainedModel]:
+    """Return the clients' own models of the best round, if they have any.
+
+    Args:
+        setup: of the run.
+        best: the best round.
+        common: statistics of features that all clients have in common; None: none, or each its own.
+        mean: of weights of edges.
+    """
+    if best.own is None:
+        return {}
+    shapes, models = setup.method_config.model.weight_shapes, {}
+    own = None if setup.simulated is None else setup.simulated.statistics
+    for number, client in enumerate(setup.federation.ids):
+        statistics = common
+        if common is None and own is not None:
+            statistics = own.of_client(number)
+        weights = client_weights(shapes, best.own, number)
+        models[client] = _model(setup, weights, statistics, mean)
+    return models
+
+
+def _local_bias(setup: Setup, snapshot: Snapshot, tell: Callable[[str], None]) -> float | None:
+    """Return the distance to a centralized model, None where it was not asked for."""
+    last = snapshot.state.weights
+    if not setup.config.local_bias or last is None:
+        return None
+    key = training_key(setup.config)
+    return local_bias(setup, first_weights(setup), last, snapshot.round, key, tell)
+
+
+def peak_memory_bytes() -> int:
+    """Return the peak resident memory of this process in bytes."""
+    with suppress(OSError, StopIteration):  # Linux; ru_maxrss begins with the parent's peak
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        peak = next(line for line in lines if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024  # "VmHWM:   123456 kB"
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return own if sys.platform == "darwin" else own * 1024

@@ -29,27 +29,23 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import check_regular, hold_folder, sync_folder, write_atomic
-from silograph.experiment.checksums import (
-    LATER,
-    add_sums,
-    check_written,
-    differing,
-    digest_of,
-    digest_of_bytes,
-    is_of_model,
-    read_sums,
-    replace_sums,
-)
+from silograph.core.resolved_config import asked_again
+from silograph.core.run_file import write_toml
+from silograph.core.text import in_path
+from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
+from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
     CHECKPOINTS,
@@ -58,27 +54,170 @@ from silograph.experiment.result_files import (
     CONFIG,
     DIVERGED,
     FACT,
+    FORMAT,
+    LATER,
     LEDGER,
     MODEL,
     MODELS,
     RESULT,
     ROUNDS,
+    SIMULATION,
     SUMS,
     Row,
+    add_sums,
     check_format,
+    check_written,
+    differing,
+    digest_of,
+    digest_of_bytes,
+    is_of_model,
     read_csv,
     read_rounds,
+    read_sums,
+    replace_sums,
     to_csv,
+    write_sums,
 )
-from silograph.experiment.run.new_folder import SOURCE, check_free, write_start
-from silograph.experiment.run.own_models import file_of
 from silograph.experiment.run.preprocessing import write_client_statistics
 from silograph.experiment.run.result import VIEWS, Result
-from silograph.experiment.run.setup import Setup
+from silograph.experiment.run.round_scores import metrics_of
+from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
-from silograph.graph.source import Source
+from silograph.graph.datasets import Source
+from silograph.graph.graph import Graph
+from silograph.graph.measure.heterogeneity import CutStatistics, describe
+from silograph.methods.base import seen_by
+
+# --- A new result folder: where it may be, and what is written before the first round ------------
+
+
+SOURCE = {"data_dir", "dataset"}  # what run.json says of data that can be read again
+
+
+def default_folder(config: RunConfig, what: str | None = None) -> str:
+    """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists.
+
+    Args:
+        config: of the run.
+        what: stands in place of the method; None: the method's own name.
+
+    Raises:
+        ConfigError: unknown method, or one that cannot be imported.
+    """
+    name = find_method(config).name if what is None else what
+    dataset = Path(os.path.abspath(config.dataset)).stem
+    now = time.time()
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+    base = f"runs/{dataset}-{in_path(name)}-{stamp}"
+    found, number = base, 2
+    while os.path.lexists(found):
+        found, number = f"{base}-{number}", number + 1
+    return found
+
+
+def check_free(path: str) -> None:
+    """Raise `ConfigError` if a result folder could not be made at `path`."""
+    if not path or "\0" in path:
+        raise ConfigError(f"expected the path of a result folder, got {path!r}")
+    if os.path.lexists(path):
+        raise ConfigError(
+            f"expected a result folder that does not exist yet, got {path}: choose another --out, "
+            "nothing was overwritten"
+        )
+
+
+def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
+    """Write what is known before the first round."""
+    again = asked_again(replace(setup.config, out=None))
+    chosen = left_open(asked, setup.parts)
+    if again.edge_weights != asked.edge_weights:  # the model has no place for them; another may
+        chosen.add("edge_weights")
+    write_atomic(folder / CONFIG, write_toml(again, chosen))
+    given = given_values(replace(asked, out=None), setup.parts)
+    method, cut = setup.method, setup.simulated
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "versions": versions(),
+        "source": None if source is None else source.told(),
+        "same": identity(setup),
+        "code": code_digests(setup.config),
+        "model": setup.method_config.model.described(),
+        "metrics": list(metrics_of(setup)),
+        "given": given,
+        "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
+        "help": option_help(setup.parts),
+        "method": {
+            "name": method.name,
+            "title": method.title,
+            "reference": method.reference,
+            "judge": method.evaluate.view,
+            "seen": seen_by(method, setup.config),
+            "held": method.setting.held(setup.method_config.options),
+        },
+        "simulated": cut is not None,
+        "partition_hash": setup.partition_hash,
+        "dataset": _dataset(setup),
+    }
+    write_atomic(folder / ABOUT, json.dumps(about, indent=2) + "\n")
+    if cut is None:
+        rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
+    else:
+        figures = describe(cut.graph, cut.partition, copies=cut.copies_split)
+        rows, known = figures.client_rows(), _simulated(figures, cut.graph)
+        write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
+    write_atomic(folder / CLIENTS, to_csv(rows))
+    files = [name for name in (CONFIG, ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
+    sums = {name: [digest_of(folder / name)] for name in files}
+    write_sums(folder, sums)
+
+
+def _dataset(setup: Setup) -> dict[str, Any]:
+    """Return what is known of the graph: of one that silos hold, not how large it is."""
+    sizes = {"features": setup.schema.num_features, "classes": setup.schema.num_classes}
+    if setup.simulated is None:
+        return {"name": setup.config.dataset, **sizes}
+    graph = setup.cut.graph
+    sizes |= {"nodes": graph.num_nodes, "edges": graph.num_edges, **graph.rating_sizes}
+    weights = {} if setup.edge_weights is None else {"edge_weights": setup.edge_weights}
+    return {"name": graph.name, **sizes, **weights}
+
+
+def _class_names(graph: Graph) -> Sequence[str]:
+    """Return names of the classes that label counts are of; none where labels are numbers."""
+    if graph.has_numbers:
+        return ()
+    return graph.class_names or [str(k) for k in range(graph.num_classes)]
+
+
+def _simulated(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
+    """Return what the experiment knows of the cut because it made it; training reads none of it."""
+    return {
+        "note": "Known in a simulation only: silos would not tell label counts or edges.",
+        **figures.totals(),
+        "classes": _class_names(graph),
+        "labels": figures.labels.tolist(),
+        "between": None if figures.between is None else figures.between.tolist(),
+    }
+
+
+# --- Files of the models that clients have of their own, as a simulation keeps them --------------
+#
+# At a silo of a real federation the silo keeps its own (`silograph.deploy.silo_result`).
+
+
+LONGEST = 100  # characters of a client's name in the name of a file
+
+
+def file_of(number: int, client: str) -> str:
+    """Return the name of the file of a client's own model; names may have any letters.
+
+    >>> file_of(3, "St. Mary/north")
+    '3-St.%20Mary%2Fnorth.safetensors'
+    """
+    return f"{number}-{quote(client, safe='')[:LONGEST]}.safetensors"
+
 
 GROWING = (ROUNDS, LEDGER)
 FILE_ENDINGS = (".csv", ".html", ".json", ".jsonl", ".safetensors", ".toml")  # of what runs write

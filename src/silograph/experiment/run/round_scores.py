@@ -1,19 +1,30 @@
 """Judging a round: the counts that clients report, the scores, and which round is best."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import TrainingError
 from silograph.core.key import Key
-from silograph.core.payload import Payload
-from silograph.core.sent_weights import PLAIN_WEIGHTS
-from silograph.evaluation.evaluate import HISTOGRAM, counts_of, own_counts, rows_here
-from silograph.evaluation.ranking import unranked, with_rankings
+from silograph.core.payload import Payload, Stacked, under
+from silograph.core.resolved_config import training_key
+from silograph.core.setting_values import PLAIN_WEIGHTS
+from silograph.evaluation.evaluate import (
+    HISTOGRAM,
+    counts_of,
+    own_counts,
+    received_counts,
+    rows_here,
+    unranked,
+    with_rankings,
+)
+from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange.sent_weights import outgoing, remembered_form
-from silograph.experiment.resolve.run_metric import scores_some
+from silograph.experiment.resolve.exclusions import scores_some
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.federation.base import positions_of
@@ -21,9 +32,19 @@ from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
-from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
-from silograph.task.scores import PARTS, ClassScores, Scores, Views, constant_scores
+from silograph.task.scores import (
+    LOSS,
+    METRICS,
+    PARTS,
+    RANKINGS,
+    ClassScores,
+    Metric,
+    Part,
+    Scores,
+    Views,
+    constant_scores,
+)
 
 Counts = Mapping[str, Tensor]
 SCORED_CLIENTS = f"{FACT}scored_clients"
@@ -43,7 +64,7 @@ class Judged:
         test: test scores, likewise.
         away: clients whose nodes are not counted, as they were not there.
         own: weights of the clients' own models, of the best round of a simulation only; see
-            `silograph.experiment.run.own_models`.
+            `silograph.experiment.run.result_folder`.
     """
 
     round: int
@@ -349,3 +370,168 @@ def clients_scored(best: Judged) -> dict[str, dict[str, int]]:
         for view, counts in views.items()
         if counts is not None
     }
+
+
+# --- Each client's own model in the round that is best by this client's validation nodes ---------
+#
+# A run picks one round for all clients. Where models are the clients' own, each client can keep
+# the one that its own validation nodes like best, and papers on personalized methods often report
+# that.
+#
+# C: clients.
+
+
+def with_round(setup: Setup, known: Counts | None, own: Counts) -> Counts | None:
+    """Return the counts of each client's best round so far, after one more was scored.
+
+    Clients compare rounds by the run's metric if it is one of single clients, otherwise by their
+    first metric, then by their loss; on a tie the earlier round stays, and without validation nodes
+    the later one.
+
+    Args:
+        setup: the run.
+        known: the counts so far, by name (C, ...); empty before the first scored round, None where
+            earlier rounds are not known.
+        own: counts of the clients' own models in the new round.
+    """
+    if known is None:
+        return None
+    found = {name: t for name, t in own.items() if not name.endswith(HISTOGRAM)}
+    if not known:
+        return found
+    better = _better(_ranks(setup, found), _ranks(setup, known))
+    if not better.any():
+        return known
+    return {name: _of_better(better, new, known[name]) for name, new in found.items()}
+
+
+def _of_better(better: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
+    """Return the slices (C, ...) of the new round where it is better (C,), else the old ones."""
+    chosen = better.reshape(-1, *[1] * (new.dim() - 1))
+    return torch.from_numpy(np.where(chosen, new.cpu().numpy(), old.cpu().numpy()))
+
+
+def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+    """Return how good each client's validation score and loss are, two (C,); NaN: no nodes."""
+    by_metric = task_in(setup).client_scores(counts, "val")
+    chosen = run_metric(setup).name
+    losses, nodes = (counts[f"val.{name}"].cpu().numpy() for name in ("loss", "nodes"))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        loss = -losses / nodes
+    name = next((n for n in (chosen, *by_metric) if n in by_metric), None)
+    if name is None:
+        return loss, loss
+    sign = 1.0 if METRICS[name].higher else -1.0
+    values = [float("nan") if value is None else sign * value for value in by_metric[name]]
+    return np.array(values), loss
+
+
+def _better(new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Return for which clients (C,) the new round is chosen."""
+    closer = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
+    found: np.ndarray = closer | np.isnan(old[0])
+    return found
+
+
+def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None] | None:
+    """Return validation and test scores of the clients' own best rounds, None if unknown.
+
+    AUC is None: its histograms are of all clients together.
+    """
+    if not counts:
+        return None
+    return {part: task_in(setup).scores(counts, part) for part in PARTS}
+
+
+# --- Losses that are NaN or infinite end a run: training diverged --------------------------------
+
+
+def diverged(what: str, loss: float, t: int) -> TrainingError:
+    """Return the error for a loss that is NaN or infinite."""
+    return TrainingError(
+        f"expected a finite {what} loss, got {loss} in round {t}: training diverged; lower --lr, "
+        "or the server's learning rate"
+    )
+
+
+def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
+    """Raise `TrainingError` where a judged model's loss is NaN or infinite."""
+    for judged in scores:
+        if judged is not None and judged.loss is not None and not math.isfinite(judged.loss):
+            raise diverged({"val": "validation", "test": "test"}[part], judged.loss, t)
+
+
+# --- Scores on receipt: what a round was worth is known when the next one has trained ------------
+#
+# The clients' own models are scored in their round. The server's model is scored by who receives
+# it to train in the next round, before it trains, and sent for that to the other clients only.
+# The last round is scored at once.
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A round whose server's model is not scored yet.
+
+    Attributes:
+        judged: scores of the clients' own models.
+        row: of the table of rounds, without scores of the server's model.
+    """
+
+    judged: Judged
+    row: Row
+
+
+def begin(
+    setup: Setup, t: int, report: RoundReport, seconds: float, virtual: float | None
+) -> Pending:
+    """Score the clients' own models of a round."""
+    own = own_counts_of(setup, t, training_key(setup.config))
+    now = judged(setup, t, None, own, None, setup.federation.away)
+    _check(now)
+    return Pending(now, row_of(setup, now, report, seconds, virtual))
+
+
+def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundReport) -> Counts:
+    """Return all clients' counts of the server's model of round t.
+
+    Args:
+        setup: the run.
+        t: the round.
+        state: the server's after it.
+        report: of the next round, in which some clients have scored it.
+
+    Raises:
+        TrainingError: the method's clients do not score what they receive.
+    """
+    fields = {name: Stacked(tensor) for name, tensor in report.trained.items()}
+    received = under(RECEIVED, fields)
+    if not received:
+        raise TrainingError(
+            f"expected clients of {setup.method.name} to score the model that they receive, got a "
+            "round without such counts: call by local_round and keep its report, or set "
+            "Method.scores_on_receipt to False"
+        )
+    fed, config = setup.federation, setup.config
+    answered = zip(fed.ids, report.trained["answered"].tolist(), strict=True)
+    others = [name for name, has in answered if not has and name not in fed.away]
+    if scored_by_participants(setup):
+        others = []
+    inbox = weights_message(setup, state, others) if others else {}
+    key, ranks = training_key(config).fold("judge server", t), config.relevant is not None
+    return received_counts(
+        fed, received, others, inbox, key, setup.method_config.count_rules, ranks=ranks
+    )
+
+
+def complete(setup: Setup, pending: Pending, server: Counts, weights: Params) -> tuple[Judged, Row]:
+    """Return a round with the scores of the server's model, and its row."""
+    half, away = pending.judged, setup.federation.away
+    gone = tuple(name for name in setup.federation.ids if name in {*half.away, *away})
+    now = judged(setup, half.round, server, half.personalized, weights, gone)
+    _check(now)
+    return now, pending.row | server_columns(setup, now)
+
+
+def _check(now: Judged) -> None:
+    check_loss(now.val.values(), "val", now.round)
+    check_loss(now.test.values(), "test", now.round)

@@ -16,7 +16,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
 from silograph.experiment.resolve.asked_run import requested
-from silograph.experiment.resolve.model_options import own_module
+from silograph.experiment.resolve.exclusions import own_module
 from silograph.experiment.resolve.own_partition import (
     GIVEN,
     CutGraph,
@@ -30,20 +30,27 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, Row
 from silograph.experiment.run.clock import watch_first_use
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.new_folder import check_free
-from silograph.experiment.run.progress import Progress, generating, planned, show_progress
+from silograph.experiment.run.progress import (
+    Progress,
+    Tracker,
+    Watched,
+    check_trackers,
+    generating,
+    make_tracker,
+    planned,
+    show_progress,
+)
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.result_folder import ResultFolder
+from silograph.experiment.run.result_folder import ResultFolder, check_free
 from silograph.experiment.run.setup import Setup, prepare, set_up
 from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
-from silograph.experiment.run.trackers import Tracker, Watched, check_trackers, make_tracker
 from silograph.experiment.run_options import RunOptions
 from silograph.experiment.signature import with_keywords
 from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.program import BLANK
+from silograph.graph.datasets import Source, source_of
 from silograph.graph.graph import Graph
 from silograph.graph.silos.data import Silos
-from silograph.graph.source import Source, source_of
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make

@@ -14,14 +14,13 @@ import torch
 
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
-from silograph.core.memory import keep_freed_memory
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.exchange.statistics import SumSpecs
+from silograph.core.work import keep_freed_memory
+from silograph.exchange.collect import SumSpecs
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.resolve import DTYPES
-from silograph.experiment.resolve.simulated import SimulatedRun, simulated
+from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, simulated
 from silograph.federation.base import Engine, Federation
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole

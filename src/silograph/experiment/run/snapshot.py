@@ -17,14 +17,12 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import Shared, State, below, named
 from silograph.core.resolved_config import ResolvedConfig, training_key
-from silograph.core.sent_weights import PLAIN_WEIGHTS
+from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
-from silograph.experiment.run.delayed_scores import Pending
 from silograph.experiment.run.preprocessing import checked_statistics
-from silograph.experiment.run.round_scores import Counts, Judged, judged, task_in
-from silograph.experiment.run.server_parts import STATISTICS, parts_on_cpu
+from silograph.experiment.run.round_scores import Counts, Judged, Pending, judged, task_in
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
@@ -33,6 +31,58 @@ from silograph.methods.base import ServerState, own_weights
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.task.least_count import specs_to_send
+
+# --- server parts --------------------------------------------------------------------------------
+# What parts of a run keep in the server's memory beside the method, and so in checkpoints.
+
+
+SELECTOR, CONTROLLER, SELECTED = "selector/", "controller/", "selected/"
+STATISTICS = "statistics/"  # what was fitted to the training data of all clients
+PARTS = SELECTOR, CONTROLLER, SELECTED, STATISTICS
+
+
+def without_parts(state: ServerState) -> ServerState:
+    """Return the server's state as the method knows it."""
+    kept = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
+    return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
+
+
+def parts_on_cpu(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the server's memory with what parts keep on the CPU, where they compute."""
+    return {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
+
+
+class PartMemory(dict[str, Tensor]):
+    """What a part keeps between rounds, by name.
+
+    A checkpoint of an older version may lack a name that the part reads now.
+    """
+
+    def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self._part = part
+
+    def __missing__(self, name: str) -> Tensor:
+        """Raise `CheckpointError`, of one line in place of a traceback."""
+        raise CheckpointError(
+            f"expected {name!r} in what the {self._part} keeps between rounds, got "
+            f"{', '.join(sorted(self)) or 'nothing'}: if the run was resumed, its checkpoint is of "
+            "another version, so begin a new run"
+        )
+
+
+def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
+    """Return what one part keeps."""
+    kept = state.memory.items()
+    own = {name.removeprefix(prefix): t for name, t in kept if name.startswith(prefix)}
+    return PartMemory(prefix.removesuffix("/"), own)
+
+
+def with_part(state: ServerState, prefix: str, known: Mapping[str, Tensor]) -> ServerState:
+    """Return the server's state with what one part keeps from now on."""
+    others = {name: t for name, t in state.memory.items() if not name.startswith(prefix)}
+    return ServerState(state.weights, {**others, **named(prefix[:-1], known)})
+
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
 COUNTED = (
@@ -60,8 +110,8 @@ class Snapshot:
         virtual_seconds: of the virtual clock so far, None without one.
         pending: what is known of this round where its server's model is scored in the next one.
         executed: operations executed here so far, see `Engine.executed`.
-        each: counts of each client's best round so far, see `silograph.experiment.run.each_best`;
-            None where that is not known.
+        each: counts of each client's best round so far, see
+            `silograph.experiment.run.round_scores`; None where that is not known.
     """
 
     round: int

@@ -22,10 +22,9 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.pickling import state_of_fields
-from silograph.experiment.checksums import check_model_file
+from silograph.core.text import state_of_fields
 from silograph.experiment.resolve.user_code import absolute, imported, names_file
-from silograph.experiment.result_files import MODEL
+from silograph.experiment.result_files import MODEL, check_model_file
 from silograph.experiment.run.preprocessing import (
     Preprocessing,
     check_names,
@@ -42,8 +41,7 @@ from silograph.nn.consisrec import ConsisRec
 from silograph.nn.conv import Params
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
-from silograph.nn.rating_biases import RatingBiases
-from silograph.nn.rating_factors import RatingFactors
+from silograph.nn.rating_factors import RatingBiases, RatingFactors
 from silograph.nn.rating_model import RatingModel
 from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of

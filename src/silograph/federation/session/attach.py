@@ -15,14 +15,21 @@ from typing import Any
 import grpc
 
 from silograph.core.errors import ConfigError, FrameError, ProtocolError
-from silograph.federation.session.chunks import SHORT, cut, whole
 from silograph.federation.session.events import Event, EventCallback, What
 from silograph.federation.session.hub import PROTOCOL
 from silograph.federation.session.identity import SiloKey, signed_text
 from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
 from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Responder
-from silograph.federation.session.wire import OPTIONS, PATH, check_plaintext, split_address
+from silograph.federation.session.wire import (
+    OPTIONS,
+    PATH,
+    SHORT,
+    check_plaintext,
+    cut,
+    split_address,
+    whole,
+)
 
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer certificate")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect

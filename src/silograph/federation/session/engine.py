@@ -9,9 +9,13 @@ are 0. It attaches again between rounds, with its state of the last round that i
 that cannot go on without silos waits for them, and is done again.
 """
 
+import math
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -19,39 +23,442 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError, StateError
+from silograph.core.errors import CheckpointError, ProtocolError, StateError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, State, take_all
+from silograph.core.payload import Field, Payload, Ragged, Stacked, State, join, take_all
 from silograph.core.text import counted
-from silograph.federation.account import Account
-from silograph.federation.base import NOTHING, AwayError, Op, Reduce, decoder_of, positions_of
-from silograph.federation.check import check_fields
-from silograph.federation.course import Course
-from silograph.federation.field_specs import extent_at_server
-from silograph.federation.frame import RESULT, Envelope, count_sizes, encode, frames
-from silograph.federation.gather import Reduction
-from silograph.federation.ledger import Ledger, Record
-from silograph.federation.program import BLANK
-from silograph.federation.session.answers import (
-    UNUSABLE,
-    Answer,
-    cause_of,
-    check_update,
-    check_work,
-    joined,
-    read_answer,
-    unusable,
-    update_norm,
+from silograph.core.work import Meter
+from silograph.federation.base import (
+    NOTHING,
+    AwayError,
+    Op,
+    Reduce,
+    WeightedMean,
+    decoder_of,
+    fold_of,
+    positions_of,
 )
+from silograph.federation.check import check_fields
+from silograph.federation.field_specs import extent_at_server
+from silograph.federation.fold import Reduction
+from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frames
+from silograph.federation.ledger import Account, Ledger, Record
+from silograph.federation.program import BLANK, Course
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
-from silograph.federation.session.failures import Failures
-from silograph.federation.session.limits import Limits, longest_reply
-from silograph.federation.session.message import CallBody, Type, call_body, facts_body
-from silograph.federation.session.names import name_of
-from silograph.federation.session.peer import LostError, Peer
-from silograph.federation.session.usual_update import UsualUpdates
-from silograph.graph.block.halo import Route
+from silograph.federation.session.message import (
+    CallBody,
+    Type,
+    call_body,
+    facts_body,
+    name_of,
+    read_reply,
+)
+from silograph.federation.session.peer import Limits, LostError, Peer, longest_reply
+from silograph.graph.block.block import Route
+
+# --- failures ------------------------------------------------------------------------------------
+# Why silos are not there, how often their answers could not be used, and who is left out.
+
+
+# A stream that ends and a slow silo are no lies: silos come back from both.
+COUNTED = (Cause.GARBAGE, Cause.NOT_FINITE, Cause.REFUSED)
+
+
+class Failures:
+    """Knows why silos are not there, and counts their failures.
+
+    Args:
+        most: after so many a silo is left out for good; None: it never is.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._counts: Counter[str] = Counter()
+        self._left_out: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}  # why silos are not there
+        self._gone: set[str] = set()  # those of them that may come back
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why silos are left out for good, by their names."""
+        return self._left_out
+
+    def add(self, name: str, reason: str, cause: Cause) -> str | None:
+        """Take in that a silo was dropped; return why it is left out from here on, if it is."""
+        self._reasons[name] = reason
+        if cause is Cause.GONE:
+            self._gone.add(name)
+        self._counts[name] += cause in COUNTED
+        if self._most is None or self._counts[name] < self._most or name in self._left_out:
+            return None
+        self._reasons[name] = self._left_out[name] = (
+            f"left out after {self._most} failures, the last one: {reason}"
+        )
+        return self._left_out[name]
+
+    def unfit(self, name: str, reason: str, cause: Cause) -> None:
+        """Take in that a silo is back, but cannot take part."""
+        if cause is not Cause.GONE:
+            self._reasons[name] = reason
+            self._gone.discard(name)
+
+    def back(self, name: str) -> None:
+        """Take in that a silo takes part again."""
+        self._reasons.pop(name, None)
+        self._gone.discard(name)
+
+    def check_back(self, names: Sequence[str], needed: int) -> None:
+        """Raise `ProtocolError` where fewer silos than are needed may still come back."""
+        if sum(name in self._gone for name in names) < needed:
+            lost = "; ".join(f"{n}: {self._reasons[n]}" for n in names if n in self._reasons)
+            raise ProtocolError(f"expected silos to come back with their states, got {lost}")
+
+    def of_call(self, op: str, names: Sequence[str], clients: int) -> ProtocolError:
+        """Return the error for silos that a call misses which needs all."""
+        line = f"expected all silos to answer {op}, whose replies are no sums, got none from "
+        return self.lacking(line, names, len(names), clients, summable=False)
+
+    def lacking(
+        self, line: str, names: Sequence[str], needed: int, clients: int, *, summable: bool = True
+    ) -> ProtocolError:
+        """Return the error for silos that are missing.
+
+        Args:
+            line: what was expected, for the message.
+            names: of the silos that are missing.
+            needed: how many of them must come back.
+            clients: number of silos of the run.
+            summable: whether the run can go on without some of its silos.
+        """
+        line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
+        gone = [name for name in names if name in self._gone]
+        if len(gone) >= needed:
+            return AwayError(line, gone, needed)
+        failed = [name for name in names if name not in self._gone]
+        return ProtocolError(line + how_to_go_on(failed, clients - len(failed), summable=summable))
+
+
+def how_to_go_on(names: Sequence[str], others: int, *, summable: bool) -> str:
+    """Return how a run can be continued that stops because silos have failed.
+
+    Args:
+        names: of the silos that do not come back by themselves.
+        others: silos that are left.
+        summable: whether the run can go on without some of its silos.
+    """
+    if not names:
+        return ""
+    who = " and ".join(names)
+    if not summable or not others:
+        return f"; every silo is needed here: mend {who}, then resume the run with --resume"
+    return f"; to resume the run without {who}: --resume with --least {others}"
+
+
+# --- The usual norm of updates: what silos' updates are held to, a thousand times ----------------
+
+
+FAR_UPDATE = 1e3  # times the usual norm of updates, and 1
+UPDATES = "usual_updates"
+FIRST_CALLS = 3  # of an op, with updates of several silos: what is usual is settled then
+
+
+@dataclass(frozen=True)
+class UsualUpdate:
+    """The largest median norm of the first calls of an op.
+
+    Updates shrink while training goes on, and those of a silo that has learned its nodes by heart
+    are all but 0; so what was usual once stays so. It is settled by the first calls: a later
+    majority that lies cannot lift it, nor updates that grow because a lie has spoiled the model.
+
+    Who has the majority in the first calls has it: more than half of the silos can lift the norm in
+    one of them, and half can hold it down in all of them, but no bound is below `FAR_UPDATE`.
+
+    Attributes:
+        norm: so far.
+        calls: that it is from; what a silo alone says is usual for no later call.
+    """
+
+    norm: float = 0.0
+    calls: int = 0
+
+    def most(self, norms: Iterable[float | None]) -> float:
+        """Return the largest norm that an update of a call may have, from those of all of it."""
+        usual = self.norm
+        if self.calls < FIRST_CALLS:
+            usual = max(usual, _median(_finite(norms)))
+        return FAR_UPDATE * max(1.0, usual)
+
+    def after(self, norms: Iterable[float | None]) -> "UsualUpdate":
+        """Return what is usual after a call with updates of such norms."""
+        found = _finite(norms)
+        if self.calls >= FIRST_CALLS or len(found) < 2:
+            return self
+        return UsualUpdate(max(self.norm, _median(found)), self.calls + 1)
+
+
+NONE_USUAL = UsualUpdate()
+
+
+def _finite(norms: Iterable[float | None]) -> list[float]:
+    return [norm for norm in norms if norm is not None and math.isfinite(norm)]
+
+
+def _median(norms: list[float]) -> float:
+    return statistics.median_low(norms) if norms else 0.0
+
+
+class UsualUpdates:
+    """The usual updates of a run by op, of which a round that is done again leaves no trace.
+
+    Args:
+        told: in a checkpoint, see `told`.
+
+    Raises:
+        CheckpointError: anything else; what it lacks was not known.
+    """
+
+    def __init__(self, told: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._by_op = _read(told)
+        self._before = dict(self._by_op)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Norm and calls by op as plain values, for a checkpoint."""
+        return {UPDATES: {op: [each.norm, each.calls] for op, each in self._by_op.items()}}
+
+    def begin_round(self) -> None:
+        """Take what is known now for what was known before the round."""
+        self._before = dict(self._by_op)
+
+    def begin_again(self) -> None:
+        """Go back to before the round."""
+        self._by_op = dict(self._before)
+
+    def of(self, op: str) -> UsualUpdate:
+        """Return what is usual of an op."""
+        return self._by_op.get(op, NONE_USUAL)
+
+    def add(self, op: str, norms: Iterable[float | None]) -> None:
+        """Take in the norms of the usable updates of a call."""
+        after = self.of(op).after(norms)
+        if after.calls:
+            self._by_op[op] = after
+
+
+def _read(told: Mapping[str, Any]) -> dict[str, UsualUpdate]:
+    try:
+        found = {op: UsualUpdate(norm, calls) for op, (norm, calls) in told[UPDATES].items()}
+    except KeyError:
+        return {}
+    except (AttributeError, TypeError, ValueError):
+        found = {"": NONE_USUAL}
+    if not all(map(_is_usual, found.values())):
+        raise CheckpointError(
+            "expected the usual norm of updates by op in the checkpoint, got something else: it is "
+            "damaged; begin a new run"
+        )
+    return found
+
+
+def _is_usual(told: UsualUpdate) -> bool:
+    norm, calls = told.norm, told.calls
+    counted = type(calls) is int and 0 < calls <= FIRST_CALLS
+    return counted and type(norm) is float and math.isfinite(norm) and norm >= 0
+
+
+# --- Answers of silos to one call: what can be used of them, and all of them together ------------
+
+
+MOST_RATE = 1e16  # floating-point operations a second: more than a rack of accelerators does
+LEAST_SECONDS = 1.0
+MOST_SUMMED = 1e9  # clients
+FAR = 1e6  # times the largest weight of most clients, and of 1
+WEIGHTS = "weights/"
+UNUSABLE = {
+    Cause.UNLIKE: "fields unlike those of the others",
+    Cause.NOT_FINITE: "NaN or infinity, or numbers far beyond those of the others",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one silo answered.
+
+    Attributes:
+        place: of the silo in the call.
+        reply: one client's.
+        form: names, kinds and shapes of its fields, which all silos have alike.
+        size: bytes of the frame.
+        meter: its work.
+        update: see `update_norm`.
+    """
+
+    place: int
+    reply: Payload
+    form: tuple[tuple[object, ...], ...]
+    size: int
+    meter: Meter
+    update: float | None = None
+
+
+def read_answer(
+    place: int, body: bytes | memoryview, sent: Envelope, reduce: Reduce | None, *, rows: bool
+) -> Answer:
+    """Return the answer of a REPLY; raise `ProtocolError` where it is none to this call."""
+    meter, frame = read_reply(body)
+    envelope, reply = decode(frame)
+    if envelope != sent:
+        raise ProtocolError(f"expected a reply of {sent.op}, got one of {envelope.op}")
+    check_fields(reply, 1, f"reply of {sent.op}", rows=rows)
+    mean = fold_of(reduce)
+    weight = reply.get(mean.by) if isinstance(mean, WeightedMean) else None
+    if weight is not None and bool((weight.t < 0).any()):
+        raise ProtocolError(f"expected a weight of at least 0 from {sent.op}, got less")
+    form = tuple((name, type(f), f.t.dtype, *f.t.shape[1:]) for name, f in sorted(reply.items()))
+    return Answer(place, reply, form, len(frame), meter)
+
+
+def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
+    """Raise `ProtocolError` for work that nobody does in so many seconds, or for such a call.
+
+    Args:
+        meter: of a reply.
+        seconds: that the silo has taken.
+        most: operations that a call can be; None is not known.
+    """
+    flops = sum(float(each.flops.sum()) for each in (meter, *meter.apart.values()))
+    if most is not None and flops > most:
+        raise ProtocolError(
+            f"expected work of at most {most:.4g} operations, by the model and the rows and edges "
+            f"reported at first, got {flops:.4g}"
+        )
+    if flops > MOST_RATE * max(seconds, LEAST_SECONDS):
+        raise ProtocolError(
+            f"expected work of at most {MOST_RATE:g} operations a second, got {flops:g} in "
+            f"{seconds:.3g} s"
+        )
+
+
+def update_norm(
+    reply: Payload, sent: Payload, reduce: Reduce | None, position: int
+) -> float | None:
+    """Return the Euclidean norm of what a reply changes of the weights that were sent.
+
+    None where it has no weight in the mean, or its weights answer none of the same message.
+
+    Args:
+        reply: one client's.
+        sent: what it answers.
+        reduce: how replies are folded, and read.
+        position: of the client in the federation.
+    """
+    mean, decoder = fold_of(reduce), decoder_of(reduce)
+    if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
+        return None
+    named = (n for n in reply if n.startswith(WEIGHTS))
+    changes = [decoder.change(name, reply, sent.get(name), position) for name in named]
+    norms = [
+        float(torch.linalg.vector_norm(change, dtype=torch.float64))
+        for change in changes
+        if change is not None
+    ]
+    return math.hypot(*norms) if norms else None
+
+
+def check_update(norm: float | None, most: float | None) -> None:
+    """Raise `ProtocolError` for an update of a larger norm than `most`; None is any."""
+    if norm is not None and most is not None and not norm <= most:
+        raise ProtocolError(f"expected an update of norm {most:g} at most, got {norm:.6g}")
+
+
+def unusable(
+    answers: Sequence[Answer], reduce: Reduce | None, usual: UsualUpdate = NONE_USUAL
+) -> dict[int, Cause]:
+    """Return why answers cannot be used, by their places.
+
+    Where most have one form, others are wrong; where two forms are as many, nobody knows who is.
+    Numbers are wrong where they are not finite or would make sums infinite; rows, and weights of
+    which a mean is taken, also where they are far beyond those of most others, for one such client
+    ends the run or overflows at those who are handed its rows. So are updates of weights, which
+    would add up over rounds.
+
+    Args:
+        answers: to one call.
+        reduce: how they are folded.
+        usual: norm of updates, from calls before.
+    """
+    forms = Counter(answer.form for answer in answers)
+    common = [form for form, n in forms.items() if n == max(forms.values())]
+    odd = [a.place for a in answers if len(common) > 1 or a.form != common[0]]
+    sizes = [_sizes(a.reply, reduce) for a in answers]
+    usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
+    most = FAR * max(1.0, usual_size)
+    farthest = usual.most(a.update for a in answers)
+    wild = [
+        a.place
+        for a, (share, weights) in zip(answers, sizes, strict=True)
+        if not (share <= 1 and weights <= most and (a.update or 0.0) <= farthest)
+    ]
+    # All of them: it is training that diverged. But rows that are not folded go on to others, who
+    # would refuse them and be named for it, even if all who were asked have agreed to send such;
+    # and rows of one silo alone are its own.
+    rows = any(isinstance(f, Ragged) for a in answers for f in a.reply.values())
+    go_on = rows and (reduce is None or len(answers) == 1)
+    if len(wild) == len(answers) and not go_on:
+        wild = []
+    return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
+
+
+def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
+    """Return how large the numbers of a reply are: of all, and of rows and averaged weights.
+
+    The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A scale
+    counts as the largest number that it gives. A reply without weight may hold anything.
+    """
+    mean = fold_of(reduce)
+    averaged, decoder = isinstance(mean, WeightedMean), decoder_of(reduce)
+    if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
+        return 0.0, 0.0
+    share = weights = 0.0
+    for name, field in reply.items():
+        if not field.t.is_floating_point() or not field.t.numel():
+            continue
+        low, high = (float(t) for t in field.t.aminmax())
+        size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
+        scales = decoder.is_scale(name)
+        size *= decoder.most_levels(name, reply) if scales else 1
+        share = max(share, size / _summable(field.t.dtype))
+        if isinstance(field, Ragged) or scales or (averaged and name.startswith(WEIGHTS)):
+            weights = max(weights, size)
+    return share, weights
+
+
+@lru_cache
+def _summable(dtype: torch.dtype) -> float:
+    """Return the largest number of which as many can be summed as there may be clients."""
+    most = torch.finfo(dtype).max
+    return most if dtype is torch.float16 else most / MOST_SUMMED
+
+
+def joined(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
+    """Return the replies joined; who is missing has counted nothing and has no rows."""
+    found = {answer.place: answer.reply for answer in answers}
+    zeros: dict[str, Field] = {
+        name: Ragged(f.t[:0], torch.zeros(2, dtype=torch.int64))
+        if isinstance(f, Ragged)
+        else Stacked(torch.zeros_like(f.t))
+        for name, f in answers[0].reply.items()
+    }
+    if len(found) == clients:
+        return join([found[place] for place in range(clients)])
+    return join([found.get(place, zeros) for place in range(clients)])
+
+
+def cause_of(error: ProtocolError) -> Cause:
+    """Return why an answer cannot be used."""
+    return error.cause if isinstance(error, LostError) else Cause.GARBAGE
+
 
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it

@@ -11,9 +11,9 @@ import torch
 from silograph.core.errors import PolicyError
 from silograph.core.payload import Payload, State
 from silograph.core.text import counted
-from silograph.federation.course import Course
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
+from silograph.federation.program import Course
 from silograph.federation.session.audit import RunAudit
 from silograph.graph.block.block import ClientBlock
 
@@ -115,7 +115,7 @@ class Prepared:
             all known when the silo agrees.)
         own_model: whether the silo predicts with weights that are nowhere but in its state.
         block_in: the block that ops get with a state of the silo, which may hold what completes
-            the block (`silograph.exchange.statistics`); None: it is always `block`.
+            the block (`silograph.exchange.collect`); None: it is always `block`.
     """
 
     cfg: Any

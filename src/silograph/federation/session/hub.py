@@ -7,10 +7,11 @@ its stream is a `Link`. A silo whose stream has ended attaches anew with the sam
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Timer
@@ -18,29 +19,131 @@ from typing import Any
 
 import grpc
 
-from silograph.core.errors import ConfigError, FrameError, ProtocolError
-from silograph.federation.session.certificates import check_pair, hosts_of, is_host_of
-from silograph.federation.session.chunks import SHORT, cut, whole
+from silograph.core.errors import ConfigError, DataError, FrameError, ProtocolError
+from silograph.federation.frame import decode
+from silograph.federation.joining.matching import (
+    NONCE_BYTES,
+    Agreement,
+    Disagreement,
+    Hello,
+    from_payload,
+    match,
+)
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
-from silograph.federation.session.greeting import FROM_ONE, WAITING, Greetings, Place
-from silograph.federation.session.identity import NAME, Register, is_signed, signed_text
+from silograph.federation.session.identity import (
+    NAME,
+    Register,
+    check_pair,
+    hosts_of,
+    is_host_of,
+    is_signed,
+    signed_text,
+)
 from silograph.federation.session.message import (
     NO_TOKEN,
     Message,
     Type,
+    explain_body,
     facts_body,
     pack,
     unpack,
 )
-from silograph.federation.session.peer import Arrived, LostError, one_line
+from silograph.federation.session.peer import MOST_HELLO, Arrived, LostError, Peer, one_line
+from silograph.federation.session.responder import HELLO
 from silograph.federation.session.wire import (
     ATTACH,
     OPTIONS,
     SERVICE,
+    SHORT,
     check_plaintext,
+    cut,
     join_address,
     split_address,
+    whole,
 )
+from silograph.graph.block.block import Route
+
+# --- greeting ------------------------------------------------------------------------------------
+# Streams of which nobody knows yet whose they are: how many may wait, and who makes room.
+#
+# An honest silo says who it is at once and signs as soon as it is asked. So where streams wait in
+# excess it is the one that has waited longest that is ended, of the address that has most of them:
+# who opens many and says nothing keeps nobody out.
+
+
+WAITING = 16  # streams that may be greeted at the same time, besides one of each known key
+FROM_ONE = 8  # of them from one address
+
+
+@dataclass(eq=False)
+class Place:
+    """The place of a stream that is being greeted.
+
+    Attributes:
+        address: of its other end, without the port.
+        end: ends the stream.
+        key: that it has claimed, if the place is the one in reserve for that key.
+    """
+
+    address: str
+    end: Callable[[], object]
+    key: bytes | None = None
+
+
+class Greetings:
+    """Who is being greeted; used by a thread for each stream.
+
+    Args:
+        known: public keys of silos by name; one place is in reserve for each.
+    """
+
+    def __init__(self, known: Callable[[], Mapping[str, bytes]]) -> None:
+        self._known = known
+        self._lock = threading.Lock()
+        self._places: list[Place] = []  # who came first is first
+
+    @contextmanager
+    def place(self, peer: str, end: Callable[[], object]) -> Iterator[Place]:
+        """Hold a place for a stream; another stream may have to go for it.
+
+        Args:
+            peer: address and port of its other end, as gRPC names them.
+            end: ends the stream.
+        """
+        place = Place(peer.rpartition(":")[0], end)
+        with self._lock:
+            last = self._excess(place.address)
+            if last is not None:
+                self._places.remove(last)
+            self._places.append(place)
+        if last is not None:
+            last.end()
+        try:
+            yield place
+        finally:
+            with self._lock:
+                if place in self._places:
+                    self._places.remove(place)
+
+    def claim(self, place: Place, key: object) -> None:
+        """Give a stream the place that is in reserve for the key that it claims, if it is free."""
+        with self._lock:
+            known = {public.hex(): public for public in self._known().values()}
+            taken = {other.key for other in self._places}
+            public = known.get(key) if isinstance(key, str) else None
+            if public not in taken:
+                place.key = public
+
+    def _excess(self, address: str) -> Place | None:
+        """Return who makes room for one more stream from an address, None if there is room."""
+        waiting = [place for place in self._places if place.key is None]
+        by_address = Counter(place.address for place in waiting)
+        if by_address[address] < FROM_ONE:
+            if len(waiting) < WAITING:
+                return None
+            address = max(by_address, key=lambda each: by_address[each])
+        return next(place for place in waiting if place.address == address)
+
 
 GREETING_SECONDS = 10.0  # a stream that has not said who it is by then is ended
 SPARE = 8  # streams that are just being ended
@@ -372,3 +475,85 @@ def _next(requests: Stream, kind: Type, token: bytes) -> Message:
 def _text(said: object) -> str:
     """Return what a stranger says; what is nested is not looked into."""
     return one_line(said) if isinstance(said, str | int) else "something else"
+
+
+# --- Before training: silos show themselves, and the server finds out who answers for what -------
+
+
+def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:
+    """Let the silos, in the federation's order, agree on features, labels and edges.
+
+    Raises:
+        DataError: they do not; where it is edges, the silo itself has told its people which.
+        ProtocolError: a silo does not answer, or shows what no data can give.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    for peer in peers.values():
+        peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}), MOST_HELLO)
+    found = match([_hello(name, peer, seconds) for name, peer in peers.items()])
+    if found.route is None:
+        for each in found.disagreements:
+            _explain(peers[each.silo], nonce, each, seconds)
+        first = found.disagreements[0]
+        raise DataError(f"{first}: {first.silo} itself says which, where it was started")
+    return found, found.route
+
+
+def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
+    try:
+        envelope, payload = decode(peer.answer(Type.JOINED, seconds))
+        if envelope != HELLO:
+            raise ProtocolError(f"expected the hello of a silo, got a frame of {envelope.op}")
+        said = from_payload(payload)
+    except ProtocolError as error:
+        raise ProtocolError(f"{name}: {error}") from None
+    return replace(said, name=name)  # the one that it has proved to be
+
+
+def _explain(peer: Peer, nonce: bytes, about: Disagreement, seconds: float | None) -> None:
+    names = {"silo": about.silo, "other": about.other}
+    facts = {"nonce": nonce.hex(), **names, "absent": about.absent}
+    try:
+        peer.send(Type.EXPLAIN, explain_body(facts, about.tags))
+        peer.answer(Type.DONE, seconds)
+    except LostError:  # what is wrong is told all the same
+        return
+
+
+# --- The last words of a server: the run is over, or the server stops and may continue it --------
+
+
+GOODBYE_SECONDS = 10.0
+
+
+def say_goodbye(peers: Mapping[str, Peer], reason: str, report: EventCallback = log_event) -> None:
+    """Tell silos that the run is over and why it failed, if it did; end their streams."""
+    _say_last(peers, Type.END, {"reason": reason}, report)
+
+
+def say_stopping(peers: Mapping[str, Peer], report: EventCallback = log_event) -> None:
+    """Tell silos that the server stops and the run may be continued; end their streams."""
+    _say_last(peers, Type.STOPPING, {}, report)
+
+
+def _say_last(
+    peers: Mapping[str, Peer], kind: Type, facts: Mapping[str, str], report: EventCallback
+) -> None:
+    for peer in peers.values():
+        peer.send(kind, facts_body(facts))
+    for peer in peers.values():
+        try:
+            _last_answer(peer)
+        except LostError as error:
+            report(Event(What.UNHEARD, peer.name, reason=str(error)))
+        peer.close()
+
+
+def _last_answer(peer: Peer) -> None:
+    """Take the last answer, and before it the one that a silo in the midst of a call owes."""
+    try:
+        peer.answer(Type.DONE, GOODBYE_SECONDS)
+    except LostError as error:
+        if error.cause is not Cause.GARBAGE:
+            raise
+        peer.answer(Type.DONE, GOODBYE_SECONDS)

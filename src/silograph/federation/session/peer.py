@@ -1,14 +1,28 @@
 """One silo as the server sees it: numbered messages out, their answers in."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
+from silograph.core.payload import Payload, State
 from silograph.core.text import printable
-from silograph.federation.session.chunks import SHORT
+from silograph.federation.expected_bytes import frame_bound
+from silograph.federation.field_specs import Extent
+from silograph.federation.frame import RESULT
+from silograph.federation.program import Call, Program, calls_of
 from silograph.federation.session.events import Cause
-from silograph.federation.session.message import Message, Type, facts_body, pack, unpack
+from silograph.federation.session.message import (
+    MAX_FACTS,
+    MAX_MESSAGE_BYTES,
+    Message,
+    Type,
+    facts_body,
+    pack,
+    unpack,
+)
+from silograph.federation.session.wire import SHORT
 
 
 class LostError(ProtocolError):
@@ -121,3 +135,99 @@ class Peer:
 def one_line(text: object) -> str:
     """Return what a silo says as one printable line of at most 300 characters."""
     return printable(" ".join(str(text).split()))[:300]
+
+
+# --- How long a session waits, for how many silos, and how long messages may be ------------------
+
+
+AROUND = 2**12  # bytes around a frame: header, name of the op, work by kind
+MOST_HELLO = 2**28  # bytes: tags of some five million edges to other silos
+
+
+@dataclass(frozen=True)
+class WorkBound:
+    """The most floating-point operations of a call at a silo.
+
+    Attributes:
+        fixed: of any call.
+        received: besides, for each number that the call brings.
+    """
+
+    fixed: float
+    received: float = 0.0
+
+    def of(self, inbox: Payload) -> float:
+        """Return the bound of a call with an inbox."""
+        return self.fixed + self.received * sum(field.t.numel() for field in inbox.values())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many silos a session needs, how long it waits for them, and what it takes of them.
+
+    Attributes:
+        least: silos without which a call fails.
+        seconds: how long a silo may take over its answers of a round, those of others not counted;
+            None is as long as the stream is there.
+        patience: seconds for which a round that cannot go on waits for silos to attach again.
+        failures: unusable answers after which a silo is left out for good; None: it never is.
+        update_norm: largest Euclidean norm of the update of a silo; None is any.
+        most_work: operations of a call at a silo of so many nodes, rows and edges; None is any.
+    """
+
+    least: int
+    seconds: float | None = None
+    patience: float = 0.0
+    failures: int | None = None
+    update_norm: float | None = None
+    most_work: Callable[[Mapping[str, int]], WorkBound | None] = lambda _: None
+
+
+def longest_reply(call: Call, inbox: Payload, extent: Extent) -> int:
+    """Return the most bytes that the reply to an inbox of one client can have as a message."""
+    return _around(frame_bound(call.op.__name__, call.gives, extent, {"inbox": inbox}).most)
+
+
+class LongestCall:
+    """The most bytes that the server's messages can have at a silo.
+
+    Args:
+        program: of the run.
+        extent: of the silo.
+    """
+
+    def __init__(self, program: Program, extent: Extent) -> None:
+        self._program = program
+        self._extent = extent
+        result = frame_bound(RESULT, program.result, extent).most
+        self._most = max(MAX_FACTS, _around(result))
+        self._seen: set[int] = set()
+
+    def most(self, size: int, number: int, state: State) -> int:
+        """Return the bytes that a message may have, of which `size` are announced.
+
+        Frames are as long in most rounds: those of a round are looked at where a message is longer
+        than any before may have been.
+
+        Args:
+            size: of the message.
+            number: of the last round that the silo was called in.
+            state: of the silo.
+        """
+        for t in (number, number + 1):
+            if size > self._most and t not in self._seen and 0 <= t <= self._program.rounds:
+                self._seen = {*self._seen, t} if t > number else {t}
+                self._most = max(self._most, *self._sizes(t, state))
+        return self._most
+
+    def _sizes(self, number: int, state: State) -> Iterator[int]:
+        yield SHORT
+        others = {"state": state}
+        for call in calls_of(self._program.steps(number)):
+            yield _around(frame_bound(call.op.__name__, call.takes, self._extent, others).most)
+
+
+def _around(frame: int | None) -> int:
+    """Return the bytes of a message with a frame, of unknown length if None."""
+    most = MAX_MESSAGE_BYTES if frame is None else min(frame + AROUND, MAX_MESSAGE_BYTES)
+    return max(SHORT, most)

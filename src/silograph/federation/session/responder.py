@@ -1,7 +1,7 @@
 """The silo's half of a session, without the network: messages in, answers out.
 
 A worker holds the silo's block and state. It takes messages in their order only, does what the
-program of the run that it has agreed to has next and nothing else (`silograph.federation.course`),
+program of the run that it has agreed to has next and nothing else (`silograph.federation.program`),
 and tells the server one line where it refuses; the rest is for its own log.
 """
 
@@ -25,10 +25,8 @@ from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
-from silograph.federation.joining.hello_payload import to_payload
-from silograph.federation.joining.matching import Disagreement
-from silograph.federation.program import BLANK, Call, ScoringRules, Steps
-from silograph.federation.scored_weights import ScoredWeights
+from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules, Steps
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.holder import (
@@ -39,7 +37,6 @@ from silograph.federation.session.holder import (
     SendingBounds,
     run_name,
 )
-from silograph.federation.session.limits import LongestCall
 from silograph.federation.session.message import (
     MAX_FACTS,
     CallBody,
@@ -47,21 +44,56 @@ from silograph.federation.session.message import (
     Type,
     check_size,
     facts_body,
+    op_of,
     pack,
     read_call,
     read_explain,
     reply_body,
     unpack,
 )
-from silograph.federation.session.names import op_of
-from silograph.federation.session.peer import one_line
-from silograph.federation.session.requests import (
-    committed_of,
-    difference,
-    nonce_of,
-    number_of,
-)
+from silograph.federation.session.peer import LongestCall, one_line
 from silograph.federation.session.state_store import StateStore
+
+# --- What a server's messages of facts say, read and checked -------------------------------------
+
+
+def nonce_of(facts: Mapping[str, Any]) -> bytes:
+    """Return the nonce that a message gives; raise `FrameError` where it has none."""
+    try:
+        nonce = bytes.fromhex(str(facts.get("nonce")))
+    except ValueError:
+        nonce = b""
+    if len(nonce) != NONCE_BYTES:
+        raise FrameError(f"expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}")
+    return nonce
+
+
+def difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Return the first key in which two configs differ."""
+    for part in sorted(known.keys() | facts.keys()):
+        one, other = known.get(part), facts.get(part)
+        if isinstance(one, dict) and isinstance(other, dict) and one != other:
+            return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
+        if one != other:
+            return part
+    return "config"
+
+
+def number_of(message: Message) -> int:
+    """Return the number of a round that a message gives; raise `FrameError` where it has none."""
+    number = message.facts().get("round")
+    if type(number) is not int or number < BLANK:  # true is an int, too
+        raise FrameError(f"expected the number of a round, got {number!r}")
+    return number
+
+
+def committed_of(message: Message) -> list[int]:
+    """Return the rounds that the server holds; raise `FrameError` where a message has none."""
+    found = message.facts().get("committed")
+    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
+        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
+    return found
+
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
 MOST_EXPLAINED = 1000  # silos that one silo has edges to

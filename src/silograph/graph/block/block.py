@@ -6,21 +6,140 @@ one. All client code acts on blocks, so both run the same code.
 C: clients. n: rows of all clients together. F: features. S: halo slots. B: boundary rows.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, ProtocolError
+from silograph.core.key import GOLDEN, hash_texts, mix_words, signed
 from silograph.core.payload import offsets, owners, rows_of, runs_at
-from silograph.graph.block.halo import Halo, Route, connect
 from silograph.graph.column_statistics import ClientSums
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Graph, Split
+from silograph.graph.graph import (
+    MISSING,
+    Graph,
+    Pairs,
+    Split,
+    client_words,
+    node_words,
+    pairs_among,
+)
+from silograph.graph.partition.cuts import held_edges
 from silograph.graph.partition.partition import Partition, row_keys_of
+
+# --- The halo: remote end points of a client's cross-client edges, and who owns them -------------
+#
+# A client numbers its halo nodes with slots of its own. The owner of a halo node knows it as a
+# boundary row. `Route` says which boundary row answers for which slot; it is agreed once, before
+# training, and is all that the engine needs to carry rows between clients.
+#
+# C: clients. n: rows. S: halo slots of all clients together. B: boundary rows.
+
+
+@dataclass(frozen=True, eq=False)
+class Halo:
+    """What the clients of a block know of nodes they do not hold.
+
+    Attributes:
+        off: (C + 1,) int64, slots of each client.
+        adj: (n, S) own rows x halo slots; values are weights of edges, 1 where they have none.
+        key: (S,) int64, the counter of every draw for a slot: the `row_key` that its node would
+            have if the client held it.
+        boundary: (B,) int64 own rows (numbered in the block) that others hold as halo,
+            ascending.
+        boundary_off: (C + 1,) int64, boundary rows of each client.
+    """
+
+    off: Tensor
+    adj: CSR
+    key: Tensor
+    boundary: Tensor
+    boundary_off: Tensor
+
+    def take(self, positions: Tensor, row_off: Tensor) -> "Halo":
+        """Return the halo of the clients at `positions` (k,); `row_off` (C + 1,) of the block."""
+        boundary_off = offsets(self.boundary_off.diff()[positions])
+        new_off = offsets(row_off.diff()[positions])
+        shift = torch.repeat_interleave(new_off[:-1] - row_off[positions], boundary_off.diff())
+        return Halo(
+            off=offsets(self.off.diff()[positions]),
+            adj=self.adj.select_diagonal(row_off, self.off, positions),
+            key=runs_at(self.key, self.off, positions),
+            boundary=runs_at(self.boundary, self.boundary_off, positions) + shift,
+            boundary_off=boundary_off,
+        )
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Halo":
+        """Return a copy on another device."""
+        return Halo(
+            self.off.to(device),
+            self.adj.to(device, dtype),
+            self.key.to(device),
+            self.boundary.to(device),
+            self.boundary_off.to(device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Who answers for each halo slot of the federation.
+
+    Attributes:
+        target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
+        slot_off: (C + 1,) int64 slots of each client.
+        boundary_off: (C + 1,) int64 boundary rows of each client.
+    """
+
+    target: Tensor
+    slot_off: Tensor
+    boundary_off: Tensor
+
+
+def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
+    """Sort every edge into internal and cross-client ones.
+
+    Args:
+        graph: the uncut graph.
+        partition: who holds which of its nodes.
+
+    Returns:
+        Internal edges (n, n), the halo, and the route. Edges that were dropped, and those to a
+        node that nobody holds, are in neither.
+    """
+    nodes, holder, num_nodes = partition.copies, partition.holder, graph.num_nodes
+    num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
+    off = torch.searchsorted(holder, clients)
+    edges = held_edges(graph.weighted_adj, partition.nodes)
+    row, inside = edges.row, partition.internal(edges)
+    weight = None if edges.weight is None else edges.weight[inside]
+    internal = CSR.from_pairs(row[inside], edges.position[inside], (num_rows, num_rows), weight)
+
+    outside = partition.external(edges)
+    row, neighbor = row[outside], edges.neighbor[outside]
+    weight = None if edges.weight is None else edges.weight[outside]
+    slots, slot_of_edge = torch.unique(holder[row] * num_nodes + neighbor, return_inverse=True)
+    slot_client, slot_node = slots // num_nodes, slots % num_nodes
+    place = holder * num_nodes + nodes  # ascending: (client, node) -> row
+    owner_row = torch.searchsorted(place, partition.owner[slot_node] * num_nodes + slot_node)
+    boundary, target = torch.unique(owner_row, return_inverse=True)
+    boundary_off = torch.searchsorted(boundary, off)
+    slot_off = torch.searchsorted(slot_client, clients)
+    names, words = hash_texts(partition.ids), node_words(graph.node_id)
+    halo = Halo(
+        off=slot_off,
+        adj=CSR.from_pairs(row, slot_of_edge, (num_rows, len(slots)), weight),
+        key=client_words(names[slot_client], words[slot_node]),
+        boundary=boundary,
+        boundary_off=boundary_off,
+    )
+    return internal, halo, Route(target, halo.off, boundary_off)
+
 
 Memo = TypeVar("Memo")
 
@@ -110,7 +229,7 @@ class ClientBlock:
         row_key: (n,) int64, the counter of every draw for a row.
         halo: the remote end points of cross-client edges.
         sums: sums of each client's training data by name, which a run scales data by; see
-            `silograph.exchange.statistics`.
+            `silograph.exchange.collect`.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
         memo: what others have worked out from the block alone and want to find again.
@@ -335,3 +454,171 @@ def whole(graph: Graph, name: str = "uncut") -> Partition:
         num_nodes=graph.num_nodes,
         method="whole",
     )
+
+
+# --- extension -----------------------------------------------------------------------------------
+# Blocks with more rows, without labels: halo nodes whose features are known, made neighbors.
+#
+# C: clients. n: own rows. k: added rows. F: features.
+
+
+def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> ClientBlock:
+    """Return the block with some halo nodes as rows, each client's behind its own.
+
+    They have the features given, the edges to the client's own rows, no labels, and are in no part
+    of the split. The halo stays as it was.
+
+    Args:
+        block: C clients.
+        slot: (k,) int64 halo slots of the block, ascending.
+        slot_off: (C + 1,) int64 of each client.
+        x: (k, F) their features.
+    """
+    edges = block.halo.adj.transposed.select_rows(slot)  # (k, n)
+    assert edges.values is not None  # as of `Halo.adj`
+    ends = edges.indices.long(), edges.row, edges.values
+    return _with_rows(block, slot_off, ends, x, block.halo.key[slot])
+
+
+def with_neighbors(block: ClientBlock, host: Tensor, off: Tensor, x: Tensor) -> ClientBlock:
+    """Return the block with new rows behind each client's own, every one beside one of these.
+
+    They have the features given, no labels, and are in no part of the split. The halo stays as it
+    was.
+
+    Args:
+        block: C clients.
+        host: (k,) int64 row of the block that each is a neighbor of, ascending.
+        off: (C + 1,) int64 new rows of each client.
+        x: (k, F) their features.
+    """
+    added = torch.arange(len(host), device=host.device)
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    ends = host, added, block.adj.values.new_ones(len(host))
+    return _with_rows(block, off, ends, x, neighbor_keys(block.row_key, host))
+
+
+def neighbor_keys(row_key: Tensor, host: Tensor) -> Tensor:
+    """Return the row keys of new neighbors (k,) of rows `host` (k,), ascending; row_key (n,)."""
+    first = torch.searchsorted(host, host)
+    nth = torch.arange(len(host), device=host.device) - first
+    return mix_words(row_key[host] + (nth + 1) * signed(GOLDEN))
+
+
+def _with_rows(
+    block: ClientBlock,
+    new_off: Tensor,
+    ends: tuple[Tensor, Tensor, Tensor],
+    x: Tensor,
+    key: Tensor,
+) -> ClientBlock:
+    """Return the block with rows behind each client's own.
+
+    Args:
+        block: C clients.
+        new_off: (C + 1,) int64 new rows of each.
+        ends: (E,) rows of the block and (E,) new rows, the two ends of each new edge; (E,) weights.
+        x: (k, F) features of the new rows.
+        key: (k,) int64 their row keys.
+    """
+    halo, n = block.halo, len(block.row_key)
+    off = block.off + new_off
+    own = torch.arange(n, device=off.device) + new_off[block.client]
+    added = torch.arange(len(key), device=off.device) + block.off[1:][owners(new_off)]
+    total = n + len(key)
+    here, there = own[ends[0]], added[ends[1]]
+    inner = own[block.adj.row], own[block.adj.indices.long()]
+    rows = torch.cat([inner[0], here, there])
+    columns = torch.cat([inner[1], there, here])
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    assert halo.adj.values is not None
+    device, dtype = off.device, block.adj.values.dtype
+    weights = torch.cat([block.adj.values, ends[2], ends[2]]).cpu()
+    adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total), weights).to(device, dtype)
+    touching = own[halo.adj.row].cpu(), halo.adj.indices.long().cpu()
+    crossing = (total, halo.adj.num_cols)
+    outer = CSR.from_pairs(*touching, crossing, halo.adj.values.cpu()).to(device, dtype)
+    missing = math.nan if block.y.is_floating_point() else MISSING
+    y = block.y.new_full((total, *block.y.shape[1:]), missing)
+    y[own] = block.y
+    row_key = block.row_key.new_empty(total)
+    row_key[own], row_key[added] = block.row_key, key
+    return ClientBlock(
+        ids=block.ids,
+        off=off,
+        x=_features(block, own, added, x, off),
+        y=y,
+        split=block.split.map(lambda mask: _mask(mask, own, total)),
+        adj=adj,
+        row_key=row_key,
+        halo=Halo(halo.off, outer, halo.key, own[halo.boundary], halo.boundary_off),
+    )
+
+
+def _mask(mask: Tensor, own: Tensor, total: int) -> Tensor:
+    new = mask.new_zeros(total)
+    new[own] = mask
+    return new
+
+
+def _features(block: ClientBlock, own: Tensor, added: Tensor, x: Tensor, off: Tensor) -> Rows:
+    if not isinstance(block.x, SparseRows):
+        dense = x.new_empty(len(own) + len(added), x.shape[1])
+        dense[own], dense[added] = block.x, x
+        return dense
+    order = torch.empty(len(own) + len(added), dtype=torch.int64)
+    order[torch.cat([own, added]).cpu()] = torch.arange(len(order))
+    given = block.x.csr.scipy(x.cpu().numpy().dtype)
+    rows = sp.vstack([given, sp.csr_matrix(x.cpu().numpy())]).tocsr()[order.numpy()]
+    return SparseRows(CSR.from_scipy(rows).to(off.device, x.dtype), off)
+
+
+# --- The ratings of a block, and which of their users and items train there ----------------------
+#
+# n: rows.
+
+
+UNSEEN = 2  # rows of a table before those of users and items that train: one user, one item
+
+
+def pairs_of(block: ClientBlock) -> Pairs:
+    """Return the ratings of a block, worked out once."""
+    return block.once("pairs", Pairs, lambda: pairs_among(kinds(block.x), block.adj))
+
+
+def kinds(x: Rows) -> Tensor:
+    """Return the features (n, 2) that say what a row is; raise `ProtocolError` for others."""
+    if not isinstance(x, Tensor) or x.shape[1] != 2:
+        raise ProtocolError("expected features that say which rows are users and items, got others")
+    return x
+
+
+def trained_rows(block: ClientBlock) -> Tensor:
+    """Return which users and items have a rating that trains, (n,) bool; worked out once."""
+    return block.once("trained rows", Tensor, lambda: _trained(block))
+
+
+def _trained(block: ClientBlock) -> Tensor:
+    pairs = pairs_of(block)
+    train = block.split.train[pairs.row]
+    known = torch.zeros_like(block.split.train)
+    known[pairs.user[train]] = True
+    known[pairs.item[train]] = True
+    return known
+
+
+def seen_rows(block: ClientBlock) -> Tensor:
+    """Return which ratings have a user and an item that train there, (n,) bool; worked out once."""
+    return block.once("seen rows", Tensor, lambda: _seen(block))
+
+
+def _seen(block: ClientBlock) -> Tensor:
+    pairs, known = pairs_of(block), trained_rows(block)
+    seen = torch.zeros_like(known)
+    seen[pairs.row] = known[pairs.user] & known[pairs.item]
+    return seen
+
+
+def table_rows(block: ClientBlock) -> Tensor:
+    """Return how many rows the tables of each client have, (C,) int64."""
+    return block.count(trained_rows(block)) + UNSEEN

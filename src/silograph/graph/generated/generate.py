@@ -17,27 +17,56 @@ import torch
 from silograph.core.errors import ConfigError, DataError, lookup
 from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics
-from silograph.graph.cache import cache_folder
 from silograph.graph.csr import CSR
-from silograph.graph.generated.array_folder import (
+from silograph.graph.generated.planted import (
+    DENSEST,
+    Bits,
     Entries,
+    GraphPlan,
+    GraphShape,
+    Nodes,
+    OneClass,
     alone,
+    draw_edges,
+    features,
     making,
     read_folder,
     write_blocks,
     write_manifest,
 )
-from silograph.graph.generated.planted import (
-    DENSEST,
-    Bits,
-    GraphPlan,
-    GraphShape,
-    Nodes,
-    OneClass,
-    draw_edges,
-    features,
-)
 from silograph.graph.graph import Graph, Split, fingerprint
+
+# --- The folders in which graphs are looked for, and kept ----------------------------------------
+
+
+VARIABLE = "SILOGRAPH_DATA"
+
+
+def cache_folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """Return where graphs are kept that were downloaded or generated.
+
+    Raises:
+        DataError: a folder that was given is absent.
+    """
+    given = data_dir is not None or os.environ.get(VARIABLE)
+    return data_folders(data_dir)[0] if given else Path.home() / ".cache" / "silograph"
+
+
+def data_folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the folders to search, first to last.
+
+    Raises:
+        DataError: a folder that was given is absent.
+    """
+    given = {"data_dir": data_dir, f"${VARIABLE}": os.environ.get(VARIABLE) or None}
+    folders = []
+    for what, folder in given.items():
+        if folder is not None:
+            folders.append(Path(folder).expanduser())
+            if not folders[-1].is_dir():
+                raise DataError(f"expected a folder as {what}, got {folder}: no such folder")
+    return [*folders, Path("../shared/data")]
+
 
 VERSION = 1  # of the law: graphs of another one are kept apart
 PREFIX = "generated:"

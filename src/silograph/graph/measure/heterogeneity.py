@@ -4,13 +4,18 @@ n: nodes. C: clients. K: classes (bits, for multi-label). E: stored edges, both 
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import DataError
+from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Graph
+from silograph.graph.graph import MISSING, Graph, Split
+from silograph.graph.partition.cuts import HeldEdges, held_edges
+from silograph.graph.partition.partition import Partition
 
 WEDGES = 1 << 24  # entries of a product that are held at a time, 12 bytes each
 
@@ -106,3 +111,240 @@ def edge_homophily(graph: Graph) -> float:
         both += bit[row] & bit[col]
         either += bit[row] | bit[col]
     return float(torch.where(either == 0, 1.0, both / either.clamp(min=1)).double().mean())
+
+
+# --- statistics ----------------------------------------------------------------------------------
+# What a cut did to a graph: sizes, lost edges, and how far the clients' labels are apart.
+#
+# n: nodes of the graph. C: clients. K: classes (bits, for multi-label). E: stored edges, both
+# directions.
+
+
+MOST_PAIRED = 60  # clients for which edges are counted pair by pair
+
+
+@dataclass(frozen=True, eq=False)
+class CutStatistics:
+    """Figures of a partition; where clients overlap, each counts its own copy.
+
+    Attributes:
+        ids: (C,) names of the clients.
+        nodes: (C,) int64 nodes held.
+        internal_edges: (C,) int64 undirected edges with both end points held.
+        cross_edges: (C,) int64 edges of held nodes whose other end is held by others only.
+        halo: (C,) int64 distinct remote end points of those.
+        between: (C, C) int64 cross-client edges by the client that counts them and the owner of
+            their other end; None for more than `MOST_PAIRED` clients.
+        labels: (C, K) int64 nodes of each class; for multi-label, nodes with the bit set.
+        train: (C,) int64 training nodes held, or None without a split.
+        val: as `train`, validation nodes.
+        test: as `train`, test nodes.
+        test_leaks: test nodes held whose copy trains at another client, or None without a split;
+            0 unless clients split their own copies.
+        num_edges: undirected edges of the uncut graph.
+        edges_cut: missing links: undirected edges of it that are internal to no client.
+        num_nodes: nodes of the uncut graph.
+        nodes_held: those that at least one client holds.
+        label_distance: mean Jensen-Shannon distance (natural logarithm) between the label
+            distributions of two clients; NaN where fewer than two have labels.
+        label_divergence: mean of its square.
+        degree_distance: mean Hellinger distance between the distributions of two clients'
+            internal degrees; NaN for one client.
+        clustering: (C,) float64 mean clustering coefficient of a client's nodes by its internal
+            edges, or None where it was not asked for.
+        uncut_clustering: the same of the uncut graph.
+        homophily: share of the uncut graph's labeled edges whose end points agree; for
+            multi-label the mean Jaccard index of their label sets; NaN without such edges.
+    """
+
+    ids: tuple[str, ...]
+    nodes: Tensor
+    internal_edges: Tensor
+    cross_edges: Tensor
+    halo: Tensor
+    between: Tensor | None
+    labels: Tensor
+    train: Tensor | None
+    val: Tensor | None
+    test: Tensor | None
+    test_leaks: int | None
+    num_edges: int
+    edges_cut: int
+    num_nodes: int
+    nodes_held: int
+    label_distance: float
+    label_divergence: float
+    degree_distance: float
+    clustering: Tensor | None
+    uncut_clustering: float | None
+    homophily: float
+
+    @property
+    def clients(self) -> int:
+        """C, number of clients."""
+        return len(self.ids)
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the undirected edges that are cut; 0 for a graph without edges."""
+        return self.edges_cut / self.num_edges if self.num_edges else 0.0
+
+    @property
+    def copies(self) -> float:
+        """Mean number of clients that hold a node that is held: 1 in a disjoint cut."""
+        return int(self.nodes.sum()) / self.nodes_held
+
+    def client_rows(self) -> list[dict[str, int | float | str]]:
+        """Return one row a client: name, sizes, and the number of classes it has labels of."""
+        columns = {
+            "nodes": self.nodes,
+            "internal_edges": self.internal_edges,
+            "cross_edges": self.cross_edges,
+            "halo": self.halo,
+            "classes": (self.labels > 0).sum(dim=1),
+            "train": self.train,
+            "val": self.val,
+            "test": self.test,
+            "clustering": self.clustering,
+        }
+        lists = {name: t.tolist() for name, t in columns.items() if t is not None}
+        return [
+            {"client": name, **{column: values[c] for column, values in lists.items()}}
+            for c, name in enumerate(self.ids)
+        ]
+
+    def totals(self) -> dict[str, int | float | None]:
+        """Return the figures of the whole cut; None where one is undefined."""
+        figures = {
+            "nodes": self.num_nodes,
+            "nodes_held": self.nodes_held,
+            "copies": self.copies,
+            "edges": self.num_edges,
+            "edges_cut": self.edges_cut,
+            "cut_share": self.cut_share,
+            "label_distance": self.label_distance,
+            "label_divergence": self.label_divergence,
+            "degree_distance": self.degree_distance,
+            "clustering": None if self.clustering is None else float(self.clustering.mean()),
+            "uncut_clustering": self.uncut_clustering,
+            "homophily": self.homophily,
+            "test_leaks": self.test_leaks,
+        }
+        return {k: None if v is None or math.isnan(v) else v for k, v in figures.items()}
+
+
+@standard_numerics()
+def describe(
+    graph: Graph,
+    partition: Partition,
+    split: Split | None = None,
+    *,
+    copies: Split | None = None,
+    clustering: bool = False,
+) -> CutStatistics:
+    """Return the figures of a cut; the split's are left out where none is given.
+
+    Args:
+        graph: the uncut graph.
+        partition: its cut.
+        split: who trains, validates and tests.
+        copies: what each copy is for, masks over `partition.copies`, where that is not `split`.
+        clustering: whether to work out clustering coefficients, which takes a while on dense
+            graphs.
+
+    Raises:
+        DataError: the partition was made for a graph of another size.
+    """
+    if partition.num_nodes != graph.num_nodes:
+        raise DataError(
+            f"expected a partition of this graph's {graph.num_nodes} nodes, "
+            f"got one of {partition.num_nodes}"
+        )
+    nodes, client, clients = partition.copies, partition.holder, len(partition.ids)
+    edges = held_edges(graph.adj, partition.nodes)
+    inside, outside = partition.internal(edges), partition.external(edges)
+    row, distinct = edges.row[inside], client[edges.row] * graph.num_nodes + edges.neighbor
+    remote = torch.unique(distinct[outside]) // graph.num_nodes
+    if copies is None and split is not None:
+        copies = split.map(lambda mask: mask[nodes])
+    labels = _labels(graph, nodes, client, clients)
+    apart = label_distances(labels)
+    local = CSR.from_pairs(row, edges.position[inside], (len(nodes), len(nodes)))
+    ends = client[edges.row[outside]], partition.owner[edges.neighbor[outside]]
+    sizes = torch.bincount(client, minlength=clients)
+    return CutStatistics(
+        ids=partition.ids,
+        nodes=sizes,
+        internal_edges=torch.bincount(client[row], minlength=clients) // 2,
+        cross_edges=torch.bincount(ends[0], minlength=clients),
+        halo=torch.bincount(remote, minlength=clients),
+        between=_between(*ends, clients) if clients <= MOST_PAIRED else None,
+        labels=labels,
+        **_roles(copies, client, clients),
+        test_leaks=None if copies is None else leaked_tests(copies, partition),
+        num_edges=graph.num_edges,
+        edges_cut=graph.num_edges - _covered(nodes, edges, inside, graph.num_nodes),
+        num_nodes=graph.num_nodes,
+        nodes_held=int((partition.owner >= 0).sum()),
+        label_distance=_mean(apart),
+        label_divergence=_mean(apart**2),
+        degree_distance=_mean(degree_distances(client, local.degree, clients)),
+        clustering=_client_means(local_clustering(local), client, sizes) if clustering else None,
+        uncut_clustering=float(local_clustering(graph.adj).mean()) if clustering else None,
+        homophily=edge_homophily(graph),
+    )
+
+
+def _between(mine: Tensor, theirs: Tensor, clients: int) -> Tensor:
+    """Return the stored cross-client edges from each client to each other, (C, C)."""
+    return torch.bincount(mine * clients + theirs, minlength=clients**2).view(clients, clients)
+
+
+def _roles(copies: Split | None, client: Tensor, clients: int) -> dict[str, Tensor | None]:
+    """Return the nodes of each client that train, validate and test, (C,) each."""
+    if copies is None:
+        return dict.fromkeys(("train", "val", "test"))
+    masks = {"train": copies.train, "val": copies.val, "test": copies.test}
+    return {k: torch.bincount(client[mask], minlength=clients) for k, mask in masks.items()}
+
+
+def leaked_tests(copies: Split, partition: Partition) -> int:
+    """Return how many copies test while another copy of their node trains.
+
+    Args:
+        copies: what each copy is for, masks over `partition.copies`.
+        partition: who holds what.
+    """
+    nodes = partition.copies
+    trains = torch.bincount(nodes[copies.train], minlength=partition.num_nodes) > 0
+    return int(trains[nodes[copies.test]].sum())
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _client_means(values: Tensor, client: Tensor, sizes: Tensor) -> Tensor:
+    """Return the mean of values (n,) over each client's rows, (C,) float64."""
+    return torch.bincount(client, values, len(sizes)) / sizes
+
+
+def _covered(nodes: Tensor, edges: HeldEdges, inside: Tensor, num_nodes: int) -> int:
+    """Return how many undirected edges are internal to at least one client."""
+    node, neighbor = nodes[edges.row[inside]], edges.neighbor[inside]
+    once = node < neighbor
+    return len(torch.unique(node[once] * num_nodes + neighbor[once]))
+
+
+def _labels(graph: Graph, nodes: Tensor, client: Tensor, clients: int) -> Tensor:
+    """Return the label counts of every client, (C, K) int64; (C, 0) where labels are numbers."""
+    y = graph.y[nodes]
+    if graph.has_numbers:
+        return torch.zeros(clients, 0, dtype=torch.int64)
+    if graph.task == "multilabel":
+        counts = torch.zeros(clients, graph.num_classes, dtype=torch.int64)
+        return counts.index_add_(0, client, (y == 1).long())
+    known = y != MISSING
+    cell = client[known] * graph.num_classes + y[known]
+    counts = torch.bincount(cell, minlength=clients * graph.num_classes)
+    return counts.view(clients, graph.num_classes)

@@ -22,7 +22,7 @@ class NoPartitionOptions:
 
 @dataclass(frozen=True, config=STRICT)
 class CategoryOptions:
-    """See `silograph.graph.partition.categories.category`."""
+    """See `silograph.graph.partition.cuts.category`."""
 
     column: str = field(
         default="category", metadata={"help": "column of the ratings whose values are dealt"}

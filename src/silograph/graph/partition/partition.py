@@ -25,12 +25,22 @@ from silograph.core.key import Key, hash_texts
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import offsets, owners
 from silograph.core.text import shown
-from silograph.graph.graph import Graph
-from silograph.graph.node_key import client_words, node_words
-from silograph.graph.partition.categories import category, with_ends
-from silograph.graph.partition.disjoint import louvain, metis, random, silo
-from silograph.graph.partition.held_edges import HeldEdges, dropped_edges
-from silograph.graph.partition.label_skew import class_biased, dirichlet, with_favored
+from silograph.graph.graph import Graph, client_words, node_words
+from silograph.graph.partition.cuts import (
+    HeldEdges,
+    category,
+    class_biased,
+    dirichlet,
+    dropped_edges,
+    louvain,
+    metis,
+    metis_overlapping,
+    random,
+    shares,
+    silo,
+    with_ends,
+    with_favored,
+)
 from silograph.graph.partition.options import (
     CategoryOptions,
     ClassBiasedOptions,
@@ -40,7 +50,6 @@ from silograph.graph.partition.options import (
     NoPartitionOptions,
     SharesOptions,
 )
-from silograph.graph.partition.overlap import metis_overlapping, shares
 
 CutNodes = Callable[[Graph, int, Key, Any], tuple[Tensor, ...]]
 """(graph, clients, key, options) to the nodes (n_c,) int64 of every client, ascending."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from silograph.core.errors import DataError
-from silograph.core.na_values import na_words
+from silograph.core.setting_values import na_words
 from silograph.core.text import printable, shown
 
 LOG = logging.getLogger("silograph")

@@ -17,9 +17,8 @@ from silograph.core.text import counted, shown
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.columns import NaValues, missing_values, to_number
-from silograph.graph.read.edge_values import IN_RANGE, WEIGHTS, report_unused, usable
 from silograph.graph.read.npz import checked, load_npz
-from silograph.graph.read.tables import Table, read_csv
+from silograph.graph.read.tables import IN_RANGE, WEIGHTS, Table, read_csv, report_unused, usable
 
 __all__ = ["from_csv", "load_npz"]
 

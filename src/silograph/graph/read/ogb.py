@@ -27,10 +27,9 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
+from silograph.graph.read.arrays import numbered_labels
 from silograph.graph.read.columns import compact_features, report_counting_features
-from silograph.graph.read.edge_values import report_unused
-from silograph.graph.read.labels import numbered_labels
-from silograph.graph.read.tables import check_unpacked
+from silograph.graph.read.tables import check_unpacked, report_unused
 
 FOLDERS = {
     "ogbn-arxiv": "ogbn_arxiv",

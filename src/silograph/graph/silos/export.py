@@ -20,20 +20,19 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import opens_private
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import toml_value
-from silograph.graph.block.halo import connect
+from silograph.graph.block.block import connect
 from silograph.graph.csr import CSR
-from silograph.graph.graph import MISSING, Graph, Split
+from silograph.graph.graph import MISSING, Graph, Split, pairs_among
 from silograph.graph.partition.partition import Partition
-from silograph.graph.rating_pairs import pairs_among
 from silograph.graph.read.arrays import PARTS
 from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import FORMATS, pyarrow
 from silograph.graph.silos.data import TIME
-from silograph.graph.silos.read import FEDERATION
-from silograph.graph.silos.spec import (
+from silograph.graph.silos.read import (
     CROSS,
     EDGES,
     FEATURES,
+    FEDERATION,
     NODES,
     RATINGS,
     SECRET,

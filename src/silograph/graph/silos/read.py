@@ -16,42 +16,308 @@ trust           truster, trustee: users of the silo; may be absent
 A table is a .csv, .npz or .parquet file.
 """
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import scipy.sparse as sp
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from silograph.core.errors import DataError, unknown
+from silograph.core.config import STRICT, checked
+from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
+from silograph.core.text import shown
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
-from silograph.graph.read.arrays import PARTS, split_of
-from silograph.graph.read.columns import integer_ids, is_whole
-from silograph.graph.read.csv import weight_column
-from silograph.graph.read.edge_values import weights_of
-from silograph.graph.read.rating_columns import OF_TRUST
-from silograph.graph.read.ratings import ratings
-from silograph.graph.read.tables import FORMATS, Table
-from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
-from silograph.graph.silos.features import read_features
-from silograph.graph.silos.spec import (
-    CROSS,
-    EDGES,
-    FEATURES,
-    IN_TOML,
-    NODES,
-    RATINGS,
-    SPEC,
-    TRUST,
-    SiloSpec,
-    only,
-    read_spec,
-    read_toml,
+from silograph.graph.read.arrays import PARTS, features_of, split_of
+from silograph.graph.read.columns import (
+    integer_ids,
+    is_whole,
+    missing_values,
+    report_counting_features,
 )
+from silograph.graph.read.csv import weight_column
+from silograph.graph.read.npz import sparse
+from silograph.graph.read.ratings import OF_TRUST, RATING_COLUMNS, ratings
+from silograph.graph.read.tables import FORMATS, Table, read_arrays, read_table, weights_of
+from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
+
+# --- silo.toml: what the tables of a silo's folder mean ------------------------------------------
+
+
+SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
+NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
+COLUMNS = (
+    *("id", "label", "split", "feature", "value"),
+    *("source", "target", "own", "silo", "remote", "weight"),
+)
+RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
+OF_RATINGS = {"features": 2, "classes": 1}  # whether a node is a user or an item; one number
+TASKS = ("multiclass", "multilabel", "rating")
+IN_TOML = f"say so under [columns] of {SPEC}"
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class SiloSpec:
+    """What silo.toml says.
+
+    Attributes:
+        name: of the silo in the federation; others name it so in their cross-silo edges.
+        features: number of features of a node; 0: there is no table of features.
+        classes: the label set: names in their order, or how many numbers from 0.
+        task: `multiclass`, or `multilabel` with a column of 0 and 1 for each of the classes:
+            label_0, label_1, ...; or `rating`, with tables of ratings and trust in place of nodes
+            and edges.
+        keys: `text`, or `integer` for keys that count as numbers in random draws.
+        sparse: whether features are given, and held, as the entries that are not 0.
+        columns: what a table calls a column that has another name here.
+        na_values: words or numbers that count as missing besides the usual ones.
+        scale: least and largest rating.
+        partition_hash: of the cut that the folder was written from, as result folders have it; None
+            where the silo's data are its own.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    features: Annotated[int, Field(ge=0, lt=2**31)]
+    classes: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)]
+    task: Literal["multiclass", "multilabel", "rating"] = "multiclass"
+    keys: Literal["text", "integer"] = "text"
+    sparse: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
+    na_values: tuple[str | int | float, ...] = ()
+    scale: tuple[float, float] = (1.0, 5.0)
+    partition_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, empty where they are numbers."""
+        return () if isinstance(self.classes, int) else self.classes
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes, or label bits."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
+
+    def called(self, *names: str) -> list[str]:
+        """Return what the columns are called in this silo's tables."""
+        return [self.columns.get(name, name) for name in names]
+
+    def read_table(self, path: Path, *meant: str) -> Table:
+        """Return a table without columns that only number its rows.
+
+        Args:
+            path: the file.
+            meant: columns of the table, by their names here.
+        """
+        table = read_table(path, missing_values(self.na_values))
+        return table.without_row_numbers(self.called(*meant))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says.
+
+    Raises:
+        DataError: it is missing or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{path}: expected what the tables mean, got {error.strerror}: see docs/silos.md"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected TOML, got: {error}") from None
+
+
+def read_spec(path: Path) -> SiloSpec:
+    """Return what a silo.toml says, checked.
+
+    Raises:
+        DataError: names the file, and the key.
+    """
+    values = read_toml(path)
+    _check_task(path, values)
+    if values.get("task") == "rating":
+        values = {**OF_RATINGS, **values}
+    for name in ("name", "features", "classes"):
+        if name not in values:
+            raise DataError(
+                f"{path}: expected name, features and classes, got no {name}: add a line such as "
+                + {"name": 'name = "north"', "features": "features = 12"}.get(name, "classes = 2")
+            )
+    try:
+        spec = checked(SiloSpec, values, SPEC)
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}") from None
+    told = {name: getattr(spec, name) for name in OF_RATINGS}
+    if spec.task == "rating" and (told != OF_RATINGS or spec.sparse or spec.na_values):
+        raise DataError(
+            f"{path}: expected name, task and perhaps scale and [columns] of a silo with ratings, "
+            "got more: drop it"
+        )
+    low, high = spec.scale
+    if not -math.inf < low < high < math.inf:
+        raise DataError(f"{path}: expected scale = [least, largest], got [{low:g}, {high:g}]")
+    known = RATING_COLUMNS if spec.task == "rating" else COLUMNS
+    for name in spec.columns:
+        if name not in known and (spec.task == "rating" or not name.startswith("label_")):
+            raise DataError(f"{path}: {unknown('column under [columns]', name, known)}")
+    if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
+        raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")
+    return spec
+
+
+def _check_task(path: Path, values: Mapping[str, Any]) -> None:
+    """Raise `DataError` for a task that there is none of, or that tables of ratings lack."""
+    task, scale = values.get("task", TASKS[0]), values.get("scale", [1, 5])
+    if task not in TASKS:
+        raise DataError(f"{path}: {unknown('task', str(task), TASKS)}")
+    if "task" not in values and any(path.parent.glob(f"{RATINGS}.*")):
+        raise DataError(
+            f'{path}: expected task = "rating" beside a table of ratings, got none: add this line'
+        )
+    numbers = isinstance(scale, list) and len(scale) == 2
+    if not numbers or not all(type(end) in (int, float) for end in scale):
+        raise DataError(
+            f"{path}: expected scale = [least, largest], such as [0.5, 5], got {shown(scale)}"
+        )
+
+
+def only(table: Table, columns: Collection[str]) -> None:
+    """Refuse columns that mean nothing: one of them may be a misspelt label."""
+    for name in table.header:
+        if name not in columns:
+            raise DataError(
+                f"{table.head}: {unknown('column', name, columns)} (rename it, {IN_TOML}, or "
+                "drop it)"
+            )
+
+
+# --- The features of a silo's nodes, from its table of features ----------------------------------
+#
+# n: nodes. F: features.
+
+
+_DENSE = ("x",)
+_SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
+
+
+def read_features(
+    path: Path, spec: SiloSpec, place: Mapping[str, int]
+) -> tuple[Features, tuple[str, ...]]:
+    """Return the features (n, F) of a silo's nodes, and their names where they have some.
+
+    Args:
+        path: the table. An .npz file holds no keys: x (n, F), or x_data, x_indices, x_indptr and
+            x_shape, with a row for each node in the order of the table of nodes.
+        spec: what it means.
+        place: the row of every key.
+
+    Raises:
+        DataError: names file, line and how to mend it.
+    """
+    if path.suffix == ".npz":
+        return _of_arrays(path, spec, len(place)), ()
+    table = spec.read_table(path, "id", *(("feature", "value") if spec.sparse else ()))
+    if spec.sparse:
+        return _of_entries(table, spec, place), ()
+    (id,) = spec.called("id")
+    rows = _rows_features(table, id, place)
+    names = [name for name in table.header if name != id]
+    if len(names) != spec.features:
+        raise DataError(
+            f"{table.head}: expected {spec.features} columns of features besides {id!r}, as "
+            f"{SPEC} says, got {len(names)}: add or drop columns, or correct {SPEC}"
+        )
+    given = table.numbers(names)
+    x = np.empty_like(given)
+    x[rows] = given
+    report_counting_features(path, given, names)
+    return torch.from_numpy(x), tuple(names)
+
+
+def _rows_features(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
+    """Return the rows of keys that must be those of all nodes, each once."""
+    seen: dict[str, int] = {}
+    for row, key in enumerate(table.column(column, IN_TOML)):
+        if key not in place:
+            raise table.wrong(
+                row, column, f"a key of {NODES}", key, "add the node, or drop the row"
+            )
+        if key in seen:
+            first = f"{table.unit} {table.lines[seen[key]]}"
+            raise table.wrong(row, column, f"a key not yet on {first}", key, "drop one of them")
+        seen[key] = row
+    absent = next((key for key in place if key not in seen), None)
+    if absent is not None:
+        raise DataError(
+            f"{table.path}: expected features of every node, got none of {absent!r}: add a row"
+        )
+    return [place[key] for key in seen]
+
+
+def _of_entries(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
+    """Return the features of rows of node, feature, value; all others are 0."""
+    id, feature, value = spec.called("id", "feature", "value")
+    only(table, (id, feature, value))
+    seen: dict[tuple[int, int], int] = {}
+    cells = zip(table.column(id, IN_TOML), table.column(feature, IN_TOML), strict=True)
+    for row, (key, cell) in enumerate(cells):
+        if key not in place:
+            raise table.wrong(row, id, f"a key of {NODES}", key, "add the node, or drop the row")
+        if not (cell.isascii() and cell.isdigit() and int(cell) < spec.features):
+            mend = f"correct it, or features in {SPEC}"
+            expected = f"a feature 0..{spec.features - 1}"
+            raise table.wrong(row, feature, expected, cell, mend)
+        entry = (place[key], int(cell))
+        if entry in seen:
+            first = f"{table.unit} {table.lines[seen[entry]]}"
+            expected = f"a feature of {key!r} not yet on {first}"
+            raise table.wrong(row, feature, expected, cell, "drop one of them")
+        seen[entry] = row
+    table.column(value, IN_TOML)
+    pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2).T
+    values = table.numbers([value])[:, 0]
+    return CSR.from_scipy(sp.coo_matrix((values, tuple(pairs)), (len(place), spec.features)))
+
+
+def _of_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
+    """Return the features in an .npz file."""
+    wanted = _SPARSE if spec.sparse else _DENSE
+    expected = f"{', '.join(wanted)}, as sparse = {str(spec.sparse).lower()} in {SPEC} says"
+
+    def choose(keys: set[str]) -> tuple[str, ...]:
+        if keys != set(wanted):
+            got = ", ".join(sorted(keys)) or "none"
+            raise DataError(f"{path}: expected {expected}, got {got}: write these, or correct it")
+        return wanted
+
+    parts = read_arrays(path, expected, choose)
+    try:
+        x = features_of(
+            sparse(path, [parts[key] for key in _SPARSE]) if spec.sparse else parts["x"],
+            missing_values(spec.na_values),
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    shape = (x.num_rows, x.num_cols) if isinstance(x, CSR) else tuple(x.shape)
+    if shape != (n, spec.features):
+        raise DataError(
+            f"{path}: expected features of shape {(n, spec.features)}, by {NODES} and {SPEC}, got "
+            f"{shape}: one row a node, or correct {SPEC}"
+        )
+    if not isinstance(x, CSR):
+        report_counting_features(path, x.numpy(), ())
+    return x
+
 
 FEDERATION = "federation.toml"
 

@@ -1,7 +1,15 @@
 """Convolutions: one file for each operator, `base` for what they share, `edges` for messages."""
 
-from silograph.nn.conv.base import Conv, Params, Scales, convolve, operator, propagate
-from silograph.nn.conv.edges import Messages, internal_messages
+from silograph.nn.conv.layers import (
+    Conv,
+    Messages,
+    Params,
+    Scales,
+    convolve,
+    internal_messages,
+    operator,
+    propagate,
+)
 
 __all__ = [
     "Conv",

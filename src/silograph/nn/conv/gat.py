@@ -10,8 +10,7 @@ from torch.nn.functional import leaky_relu
 from silograph.core.key import Key
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import Rows
-from silograph.nn.conv.base import Params, glorot, linear_map
-from silograph.nn.conv.edges import Messages
+from silograph.nn.conv.layers import Messages, Params, glorot, linear_map
 from silograph.nn.segment import (
     edge_product,
     gradients,

@@ -1,18 +1,246 @@
 """What the kernels are given, and how they are compiled."""
 
+import fcntl
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
+from numba.core import event
 from numba.core.caching import IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import PassManager
 
 from silograph.core import key
-from silograph.nn.kernels.linking import CopiedCode, SelfContained
-from silograph.nn.kernels.one_compiler import one_at_a_time, saved_alone
+from silograph.core.interruptible import run_interruptible
+
+# --- compile notice ------------------------------------------------------------------------------
+# Progress of compilation: which kernel the first run on a machine waits for, and how long.
+
+
+LINE = "compiling kernels that this run needs, once for this machine: up to a minute ..."
+LINE_FOR_ALL = "compiling kernels for later runs, once for this machine: some minutes ..."
+# What the kernels do, by the names of their functions; `predict` is that of two.
+PLAIN_NAMES = {
+    "train": "training",
+    "train_flow": "training with chosen neighbors",
+    "train_stored": "training with stored rows",
+    "predict": "predictions",
+    "rest": "optimizer",
+    "finish": "layers of ratings",
+    "finish_back": "gradients of ratings",
+    "loss_gradient": "loss of ratings",
+    "tally": "scores",
+    "add_rows": "sums of rows",
+    "add_slices": "sums of weights",
+    "to_mean": "means of weights",
+    "compare": "comparison of weights",
+    "compiled_loop": "selection of clients",
+}
+# The second event spans a compilation, or the loading of one from the cache, for each signature.
+COMPILE, COMPILER_LOCK = "numba:compile", "numba:compiler_lock"
+
+
+class CompileWatch(event.Listener):
+    """Reports each kernel that is compiled; what comes from the cache on disk is not.
+
+    Attributes:
+        seconds: that compiling has taken so far.
+        warm_up_seconds: that compiling, or loading from the cache on disk, has taken so far.
+        kernels: number of kernels compiled so far, the current one included.
+    """
+
+    def __init__(self, tell: Callable[[str], None], first_line: str) -> None:
+        self.seconds = 0.0
+        self.warm_up_seconds = 0.0
+        self.kernels = 0
+        self._tell, self._first_line = tell, first_line
+        # A kernel's compilation has those that it calls inside.
+        self._inside = {COMPILE: 0, COMPILER_LOCK: 0}
+        self._began = {COMPILE: 0.0, COMPILER_LOCK: 0.0}
+
+    def on_start(self, event: event.Event) -> None:
+        """Report a kernel that starts to be compiled, and note when it is compiled or loaded."""
+        if not self._inside[event.kind]:
+            if event.kind == COMPILE:
+                if not self.kernels:
+                    self._tell(self._first_line)
+                self.kernels += 1
+                self._tell(f"compiling kernel {self.kernels} ({name_of(event)}) ...")
+            self._began[event.kind] = time.monotonic()
+        self._inside[event.kind] += 1
+
+    def on_end(self, event: event.Event) -> None:
+        """Add the time of a function that no other one needed."""
+        self._inside[event.kind] -= 1
+        if self._inside[event.kind]:
+            return
+        passed = time.monotonic() - self._began[event.kind]
+        if event.kind == COMPILE:
+            self.seconds += passed
+        else:
+            self.warm_up_seconds += passed
+
+
+def name_of(event: event.Event) -> str:
+    """Return what the function does that an event is about."""
+    name = str((event.data or {})["dispatcher"].py_func.__name__)
+    return PLAIN_NAMES.get(name, name)
+
+
+@contextmanager
+def told_of_compiling(
+    tell: Callable[[str], None], first_line: str = LINE
+) -> Iterator[CompileWatch]:
+    """Inside, `tell` hears when kernels have to be compiled; yields how long that has taken."""
+    watch = CompileWatch(tell, first_line)
+    with event.install_listener(COMPILE, watch), event.install_listener(COMPILER_LOCK, watch):
+        yield watch
+
+
+# --- Machine code that holds all that it calls, and so gives the same bits in every process ------
+#
+# numba copies the functions that a kernel calls into the kernel's own code, and optimizes them
+# there once more. But the linker takes the first function of a name that the process has loaded,
+# and leaves later ones out. A process that compiles has loaded the callees before the kernel, and
+# would go on with them; one that finds the kernel on disk has loaded nothing else, and goes on
+# with the copies. Sums that may be reordered have other last bits in one than in the other. So
+# the names of copies are made local to the kernel: its calls can reach nothing else, whatever was
+# loaded and in which order.
+
+
+class _Library(JITCodeLibrary):
+    """Code of one kernel."""
+
+    def _optimize_final_module(self) -> None:
+        """Optimize all of it as numba does, then make the names of copies local."""
+        super()._optimize_final_module()  # type: ignore[no-untyped-call]
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage.name == "linkonce_odr":
+                function.linkage = "internal"
+
+
+class _CopiedLibrary(JITCodeLibrary):
+    """Code that kernels copy: it is optimized there, and never becomes machine code of its own.
+
+    Optimizing and translating every function by itself took half of the time of compilation.
+    """
+
+    def _optimize_final_module(self) -> None:
+        """Leave the code to the kernels."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0: there is no machine code."""
+        del name
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """The code generator; it has no place for the constants of a function without code."""
+        return _WithoutEnvironments(self._codegen)
+
+
+class _WithoutEnvironments:
+    """A code generator that stores no environments, which only errors and objects of Python use."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def set_env(self, name: str, environment: object) -> None:
+        """Store nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the code generator has."""
+        return getattr(self._codegen, name)
+
+
+class CopiedCode(Compiler):
+    """Compiles a function that kernels copy."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Return numba's own passes; they fill the library that they find in the state."""
+        return _passes_with(_CopiedLibrary, self, super().define_pipelines)
+
+
+class SelfContained(Compiler):
+    """Compiles a kernel that no other compiled function calls."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Return numba's own passes; they fill the library that they find in the state."""
+        passes = _passes_with(_Library, self, super().define_pipelines)
+        self.state.library.enable_object_caching()
+        return passes
+
+
+def _passes_with(
+    library: type[JITCodeLibrary], compiler: Compiler, passes: Callable[[], Any]
+) -> list[PassManager]:
+    """Return passes that fill a library of this kind, made for the function of the compiler."""
+    state = compiler.state
+    name = state.func_id.func_qualname
+    state.library = library(state.targetctx.codegen(), name)
+    managers: list[PassManager] = passes()
+    return managers
+
+
+# --- one compiler --------------------------------------------------------------------------------
+# Processes that start together compile a kernel once: one does, the others wait and read it.
+
+
+def one_at_a_time(compiles: Callable[[Any], Any], cache: Path, name: str) -> Callable[[Any], Any]:
+    """Return a function that compiles as `compiles` does, in one process at a time.
+
+    Other kernels, and the same for other types, are compiled side by side. A process that dies
+    leaves the lock to the next one.
+
+    Args:
+        compiles: compiles for a signature, unless `cache` has its code.
+        cache: the folder of compiled code; where it cannot be written, nobody waits.
+        name: of the kernel and its version.
+    """
+
+    def alone(signature: Any) -> Any:
+        types = hashlib.sha256(str(signature).encode()).hexdigest()[:16]
+        lock = cache / f"{name}.{types}.lock"
+        return run_interruptible(lambda: _locked(lock, lambda: compiles(signature)))
+
+    return alone
+
+
+def saved_alone(saves: Callable[[Any, Any], None], lock: Path) -> Callable[[Any, Any], None]:
+    """Return a function that saves code as `saves` does, in one process at a time.
+
+    numba lists the code of a function for all types in one index, which it reads, numbers the new
+    file after, and replaces: of two processes that save for two types at once one would be lost,
+    or take the other's file.
+
+    Args:
+        saves: saves the code for a signature.
+        lock: a file of this function alone; where it cannot be written, nobody waits.
+    """
+    return lambda signature, code: _locked(lock, lambda: saves(signature, code))
+
+
+def _locked(path: Path, work: Callable[[], Any]) -> Any:
+    """Return what some work returns that one process does at a time."""
+    try:
+        lock = path.open("wb")
+    except OSError:
+        return work()
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return work()
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
@@ -317,3 +545,32 @@ class Scratch(NamedTuple):
     order: Array  # (n,) training rows in the order of their batches
     scores: Array  # of the neighbors of a row that are kept so far, largest first
     edges: Array  # of the same neighbors
+
+
+# --- Copies and sums of arrays of one shape, as loops --------------------------------------------
+#
+# An assignment of an array to a slice, `to[:] = of`, would compare the shapes: numba compiles what
+# builds its message, strings and all, for several seconds.
+
+
+@compiled
+def copy(of: Array, to: Array) -> None:
+    """Fill `to` (n,) with the first n entries of `of`."""
+    for i in range(to.shape[0]):
+        to[i] = of[i]
+
+
+@compiled
+def copy_rows(of: Array, to: Array) -> None:
+    """Fill `to` (n, d) with the first n rows of `of`."""
+    for i in range(to.shape[0]):
+        for j in range(to.shape[1]):
+            to[i, j] = of[i, j]
+
+
+@compiled
+def add_rows(of: Array, to: Array) -> None:
+    """Add `of` (n, d) to the first n rows of `to`."""
+    for i in range(of.shape[0]):
+        for j in range(of.shape[1]):
+            to[i, j] += of[i, j]

@@ -14,8 +14,8 @@ from silograph.nn.kernels.arrays import (
     Scratch,
     allocating,
     compiled,
+    copy,
 )
-from silograph.nn.kernels.copies import copy
 
 # Constants must be uint64: numba makes a float of a sum of int64 and uint64.
 _30, _27, _31, _1 = (np.uint64(number) for number in (30, 27, 31, 1))

@@ -18,10 +18,11 @@ from silograph.nn.kernels.arrays import (
     TrainedMatrix,
     TrainedWeights,
     Weights,
+    add_rows,
     allocating,
     compiled,
+    copy,
 )
-from silograph.nn.kernels.copies import add_rows, copy
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.masks import matrix, pull_of, step_flat_under, step_under
 from silograph.nn.kernels.optim import step

@@ -17,8 +17,8 @@ from silograph.nn.kernels.arrays import (
     TrainedWeights,
     Weights,
     compiled,
+    copy,
 )
-from silograph.nn.kernels.copies import copy
 from silograph.nn.kernels.optim import TOGETHER, step
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
-from silograph.nn.kernels.copies import copy
+from silograph.nn.kernels.arrays import Array, StepRule, compiled, copy, kernel
 
 TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
 

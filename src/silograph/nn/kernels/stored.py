@@ -1,6 +1,6 @@
 """Steps on stored rows: each client through all of its batches between two exchanges.
 
-What `silograph.nn.stored_training.step_` does with torch: a batch's rows are worked out, all other
+What `silograph.nn.stored_rows.step_` does with torch: a batch's rows are worked out, all other
 senders are read as they are stored, and no gradient flows into them. Batches are drawn before; what
 they store of their rows is read by the client's later ones.
 
@@ -25,11 +25,12 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
+    add_rows,
     allocating,
     compiled,
+    copy,
     kernel,
 )
-from silograph.nn.kernels.copies import add_rows, copy
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.layers import (
     add_back,
@@ -40,9 +41,9 @@ from silograph.nn.kernels.layers import (
     step_later,
     table,
 )
-from silograph.nn.kernels.loss import bits_gradient, softmax_gradient
 from silograph.nn.kernels.masks import no_masks
 from silograph.nn.kernels.optim import step
+from silograph.nn.kernels.training import bits_gradient, softmax_gradient
 
 _DROPOUT = np.uint64(hash_text("dropout"))
 

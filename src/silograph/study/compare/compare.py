@@ -5,32 +5,41 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
-from silograph.core.config import RunConfig, make_config
-from silograph.core.config_changes import in_full, not_said_again
-from silograph.core.errors import ConfigError, SilographError
+from silograph.core.config import RunConfig, in_full, make_config, not_said_again
+from silograph.core.errors import ConfigError, SilographError, unknown
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.ranges import Scalar
-from silograph.experiment.checksums import (
-    UNCHECKED,
-    with_digest,
-    without_digest,
-    write_with_sums,
-)
+from silograph.core.setting_values import Scalar
+from silograph.core.text import shown
 from silograph.experiment.report import COMPARISON as PLAN
 from silograph.experiment.report import LINES, PAIRED
 from silograph.experiment.report import TABLES as PAGE
-from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths, with_model_for
-from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.in_memory_parts import Own, check_known_again, name_of, own_of
+from silograph.experiment.resolve.asked_run import (
+    Own,
+    asked_run,
+    check_known_again,
+    name_of,
+    own_of,
+    with_absolute_paths,
+    with_model_for,
+)
+from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.own_partition import taken
-from silograph.experiment.resolve.parts import TABLES, find_method, named_parts, own_code, place_of
+from silograph.experiment.resolve.parts import (
+    TABLES,
+    find_method,
+    named_parts,
+    own_code,
+    owners_of,
+    place_of,
+)
+from silograph.experiment.resolve.resolve import resolved_without_data
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.varied_parts import (
     check_some_have,
@@ -39,31 +48,150 @@ from silograph.experiment.resolve.varied_parts import (
     without_method,
     without_unread,
 )
+from silograph.experiment.result_files import (
+    UNCHECKED,
+    with_digest,
+    without_digest,
+    write_with_sums,
+)
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
 from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.methods.base import Method
-from silograph.study.cells import Cell, Line, digest_of
-from silograph.study.compare.asked import Asked
-from silograph.study.compare.checked import (
-    FIELDS,
-    SHARED,
-    check,
-    check_cells,
-    check_key,
-    check_no_seed,
-    checked_list,
-    checked_options,
-    checked_over,
-    checked_seeds,
-)
-from silograph.study.compare.comparison import Comparison
-from silograph.study.compare.paired_statistics import Test
-from silograph.study.compare.tables import paired_tables
-from silograph.study.datasets import fetch
-from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
-from silograph.task.metric_table import added
+from silograph.study.cells import APART, Cell, Line, digest_of, words_of
+from silograph.study.compare.comparison import VIEW_CHOICES, Comparison
+from silograph.study.compare.tables import TESTS, Asked, Test, paired_tables
+from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
+from silograph.task.scores import added, metric_of
+
+# --- What is asked of a comparison, looked at before anything runs -------------------------------
+
+
+FIELDS = [f.name for f in dataclasses.fields(RunConfig)]
+SHARED = ("partition", "model", "neighbors", "selector", "aggregator")  # parts of all methods
+VARIABLE = [name for name in FIELDS if name not in APART]
+
+
+def check(asked: Asked) -> None:
+    """Raise `ConfigError` for names that do not exist."""
+    for name in asked.options:
+        if name not in (*asked.methods, *SHARED):
+            raise unknown("method or part with options", name, [*asked.methods, *SHARED])
+    if asked.baseline is not None and asked.baseline not in asked.methods:
+        raise unknown("baseline", asked.baseline, asked.methods)
+    if asked.metric is not None:
+        metric_of(asked.metric)
+    if asked.view not in VIEW_CHOICES:
+        raise unknown("view", asked.view, VIEW_CHOICES)
+    if asked.test not in TESTS:
+        raise unknown("test", asked.test, TESTS)
+    for key in asked.over:
+        if isinstance(key, str) and key.startswith("options."):
+            raise ConfigError(f"expected NAME or PART.NAME of an option to vary, got {key!r}")
+        if not isinstance(key, str) or (key in FIELDS and key not in VARIABLE):
+            raise unknown("key to vary", key, VARIABLE)
+
+
+def check_key(key: str, config: RunConfig, method: Method | None) -> None:
+    """Raise `ConfigError` for a key to vary that is neither a field nor an option of these parts.
+
+    Args:
+        key: to vary.
+        config: of a run.
+        method: its method, where that is a value.
+    """
+    if owners_of(key.rpartition(".")[2]):
+        kind, name = place_of(key, named_parts(config, method))
+        raise ConfigError(
+            f"expected a key that one of these runs reads, got {key}: other options of {kind} say "
+            f"that nothing reads {name}: leave it out, or change those"
+        )
+    raise unknown("key to vary", key, VARIABLE)
+
+
+def check_cells(cells: Iterable[Cell]) -> None:
+    """Raise `ConfigError` for runs that no data would make possible; it names them."""
+    for cell in cells:
+        try:
+            resolved_without_data(cell.config, cell.method)
+        except ConfigError as error:
+            name = words_of({key: value for key, value in cell.labels.items() if key != "seed"})
+            raise ConfigError(f"{error} (runs of {name})") from None
+
+
+def checked_list(what: str, values: object) -> tuple[Any, ...]:
+    """Return a list as a tuple.
+
+    Raises:
+        ConfigError: not a list, empty, or with an entry twice.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"expected a list of {what}, got {shown(values)}")
+    found = tuple(values)
+    if not found:
+        raise ConfigError(f"expected at least one of {what}, got none")
+    for number, value in enumerate(found):
+        if value in found[:number]:
+            raise ConfigError(f"expected {what} that differ, got {shown(value)} twice")
+    return found
+
+
+def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
+    """Return what varies, with the values of every key.
+
+    Raises:
+        ConfigError: not a dict of lists.
+    """
+    given = checked_mapping("over", over)
+    cuts = given.get("partition", ())
+    if not isinstance(cuts, str) and isinstance(cuts, Sequence):
+        for cut in cuts:
+            if not isinstance(cut, str):
+                raise ConfigError(
+                    f"expected partitions to vary by name or as FILE.csv, got {type(cut).__name__}"
+                )
+    return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
+
+
+def checked_options(options: object) -> dict[str, Mapping[str, Any]]:
+    """Return the options of methods; raise `ConfigError` for anything but a dict of dicts."""
+    given = checked_mapping("options", options)
+    return {name: checked_mapping(f"options of {name}", own) for name, own in given.items()}
+
+
+def checked_mapping(what: str, values: object) -> Mapping[str, Any]:
+    """Return a mapping, an empty one for None; raise `ConfigError` for anything else."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"expected {what} as a dict, got {values!r}")
+    return values
+
+
+def check_no_seed(run_options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a seed of one run."""
+    if "seed" in run_options:
+        seed = run_options["seed"]
+        raise ConfigError(f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]")
+
+
+def checked_seeds(seeds: object) -> tuple[int, ...]:
+    """Return seeds: those of a list, or 0, 1, ... for a number.
+
+    Raises:
+        ConfigError: below 1, empty, or no whole numbers.
+    """
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if seeds < 1:
+            raise ConfigError(f"seeds: expected at least one, got {seeds}")
+        return tuple(range(seeds))
+    found = checked_list("seeds", seeds)
+    for seed in found:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"expected seeds that are whole numbers from 0, got {seed!r}")
+    return found
+
 
 LOG = logging.getLogger("silograph")
 

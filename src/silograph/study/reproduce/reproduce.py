@@ -1,27 +1,228 @@
 """`reproduce`: run what a recipe lacks, then write its page; what ran before is kept."""
 
 import contextlib
+import io
 import math
 import os
 import platform
+import re
 import shlex
+import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
-from silograph.core.errors import ConfigError
+import silograph
+from silograph.core.config import Scalar, make_config
+from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.experiment.markdown import markdown_table
+from silograph.experiment.resolve.trusted_code import check_trusted
+from silograph.experiment.resolve.user_code import imported, is_spec
 from silograph.experiment.run.run import check_mode
+from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line, digest_of, lasts
-from silograph.study.datasets import fetch
-from silograph.study.reproduce.plots import check_plots, svg_of
-from silograph.study.reproduce.recipe import Found, Recipe
-from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
+from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
+
+# --- plots ---------------------------------------------------------------------------------------
+# Curves as SVG by matplotlib, on white, so that they are legible on light and dark pages.
+
+
+# Okabe and Ito's colors, told apart without color vision; yellow left out, too faint on white.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+INK = "#222222"
+LEGEND_COLUMNS, LEGEND_INCHES = 2, 0.23  # of the legend; a line of it is so high
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A plot of lines.
+
+    Attributes:
+        title: of the plot.
+        x: label of the horizontal axis.
+        y: label of the vertical axis.
+        lines: x and y of each line, by its name.
+        errors: half the height of the bar at each point, by the name of the line.
+        markers: whether points are marked; that of a line of one point always is.
+        joined: whether lines join the points; not where x only numbers things.
+        bottom: where the vertical axis begins; None shows all points.
+        scale: of the horizontal axis.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Points]
+    errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    markers: bool = False
+    joined: bool = True
+    bottom: float | None = None
+    scale: Literal["linear", "log"] = "linear"
+
+
+def check_plots() -> None:
+    """Raise `SilographError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise SilographError(
+            "expected matplotlib for the plots of the page, got no such package: "
+            "pip install 'silograph[plots]'"
+        ) from None
+
+
+def svg_of(curves: Curves) -> str:
+    """Return a plot as SVG; the same curves give the same text."""
+    check_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {"svg.hashsalt": "silograph", "svg.fonttype": "none"}
+    style |= {"font.size": 11}
+    style |= {"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
+    with rc_context(style):
+        rows = -(-len(curves.lines) // LEGEND_COLUMNS)
+        size = 8, 4 + LEGEND_INCHES * rows
+        figure = Figure(figsize=size, facecolor="white", layout="constrained")
+        axes = figure.add_subplot()
+        for number, (name, (x, y)) in enumerate(curves.lines.items()):
+            axes.errorbar(
+                x,
+                y,
+                yerr=curves.errors.get(name),
+                label=name,
+                color=COLORS[number % len(COLORS)],
+                linestyle=("-", "--", ":")[number // len(COLORS) % 3] if curves.joined else "",
+                marker="o" if curves.markers or len(x) == 1 else None,  # one point is no line
+                capsize=3,
+            )
+        axes.set(title=curves.title, xlabel=curves.x, ylabel=curves.y, xscale=curves.scale)
+        axes.set_ylim(bottom=curves.bottom)
+        axes.grid(color="#dddddd")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        if curves.markers:  # few points: their own values, not round numbers
+            axes.set_xticks(sorted({value for x, _ in curves.lines.values() for value in x}))
+        if curves.lines:  # below, where it hides nothing
+            figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+# --- recipe --------------------------------------------------------------------------------------
+# A recipe: cells with their place in tables, and the page that is written of their lines.
+#
+# A recipe is a `Recipe` in silograph's repository (`benchmarks/FOLDER/recipe_NAME.py`) or in a
+# file of the user's: `silograph reproduce my_recipe.py:RECIPE`.
+
+
+class Found:
+    """The lines of a study, by cell."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        """Take the lines; the latest of a cell counts."""
+        self.lines = {digest_of(line): line for line in lines}
+
+    def any(self, cell: Cell) -> Line | None:
+        """Return the line of a cell, also of a failed one; None if it has not run."""
+        return self.lines.get(cell.digest)
+
+    def scored(self, cells: Sequence[Cell]) -> list[Line]:
+        """Return the lines of those cells that have scores."""
+        lines = (self.any(cell) for cell in cells)
+        return [line for line in lines if line is not None and "error" not in line]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a recipe writes of its lines.
+
+    Attributes:
+        sections: Markdown by name; each stands between two marks of that name in the page.
+        plots: curves by the name of their SVG file, which stands beside the page.
+    """
+
+    sections: Mapping[str, str]
+    plots: Mapping[str, "Curves"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """An experiment that can be made again.
+
+    Attributes:
+        name: FOLDER/NAME, the place of its files.
+        title: one line for listings.
+        cells: returns the cells that are to be run, given what has been found. It is asked again
+            when they have run, so that later cells may depend on earlier ones.
+        page: returns tables and curves of what has been found.
+        text: the page before its sections are filled in: Markdown with pairs of marks
+            `<!-- NAME -->`. A page that exists keeps its own text.
+    """
+
+    name: str
+    title: str
+    cells: Callable[[Found], Sequence[Cell]]
+    page: Callable[[Found], Page]
+    text: str
+
+
+def cell(labels: Mapping[str, Scalar], **options: Any) -> Cell:
+    """Return the cell of a recipe with these labels and fields of `RunConfig`."""
+    return Cell(dict(labels), make_config(options, source="the recipe"))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return mean ± sample standard deviation in percent, - for nothing.
+
+    >>> spread([0.8, 0.9]), spread([0.8]), spread([])
+    ('85.00 ± 7.07', '80.00', '-')
+    """
+    if not values:
+        return "-"
+    mean = f"{100 * statistics.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {100 * statistics.stdev(values):.{digits}f}"
+
+
+def scores_of(
+    lines: Sequence[Line], metric: str = "accuracy", *, last: bool = False
+) -> list[float]:
+    """Return test scores of the view that each line's method is about, of the lines that have them.
+
+    >>> line = {"judge": "server", "test": {"server": {"accuracy": 0.8}}}
+    >>> line["last"] = {"test_server_accuracy": 0.7}
+    >>> scores_of([line]), scores_of([line], last=True), scores_of([line], "f1_micro", last=True)
+    ([0.8], [0.7], [])
+
+    Args:
+        lines: lines with scores.
+        metric: the name of the score.
+        last: of the last round; else of the round that validation picks.
+    """
+    if last:
+        values = [line["last"].get(f"test_{line['judge']}_{metric}") for line in lines]
+    else:
+        views = [line["test"][line["judge"]] for line in lines]
+        values = [None if view is None else view[metric] for view in views]
+    return [value for value in values if value is not None]
+
+
+def beside(values: Sequence[float], paper: float, digits: int = 2) -> str:
+    """Return `spread` and how far its mean is from the paper's percentage.
+
+    >>> beside([0.8, 0.9], 84.0)
+    '85.00 ± 7.07 (+1.00)'
+    """
+    text = spread(values, digits)
+    return text if not values else f"{text} ({100 * statistics.mean(values) - paper:+.{digits}f})"
+
 
 MOST_NAMED = 40  # cells that are named one by one among those that have not run
 Only = Mapping[str, Sequence[str]]
@@ -269,3 +470,59 @@ def listing(out: Path, recipes: Sequence[Recipe]) -> list[list[str]]:
         done = sum(found.any(cell) is not None for cell in cells)
         rows.append([recipe.name, f"{done}/{len(cells)}", recipe.title])
     return rows
+
+
+# --- Recipes by name: the files FOLDER/recipe_NAME.py of the repository's benchmarks -------------
+
+
+_PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
+
+
+def recipes_in(folder: Path) -> dict[str, str]:
+    """Return where the recipes of a folder are, by name.
+
+    FOLDER/NAME is `RECIPE` in the file FOLDER/recipe_NAME.py, beside its lines and its page.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    files = sorted(folder.glob("*/recipe_*.py"))
+    if not files:
+        raise ConfigError(
+            f"expected recipes in {folder}, got none: they are in the folder benchmarks of "
+            "silograph's repository, so run the command there, or name the folder by --recipes DIR"
+        )
+    return {
+        f"{file.parent.name}/{file.stem.removeprefix('recipe_')}": f"{file}:RECIPE"
+        for file in files
+    }
+
+
+def own_recipes(folder: Path) -> bool:
+    """Return whether a folder is the benchmarks of the repository that silograph is imported from.
+
+    Its recipes are then as much to be trusted as the library that reads them.
+    """
+    return folder.resolve() == Path(silograph.__file__).resolve().parents[2] / "benchmarks"
+
+
+def find_recipe(name: str, folder: Path, *, trust: bool) -> Recipe:
+    """Return a recipe by its name in a folder, or by `FILE.py:NAME` or `package.module:NAME`.
+
+    Args:
+        name: of the recipe.
+        folder: of recipes by name.
+        trust: whether a recipe by name may be run: its file is what the folder has. Those of
+            silograph's own repository may.
+
+    Raises:
+        ConfigError: there is none (names the nearest), its name is not like folder/name, or it is
+            not trusted.
+    """
+    spec = name if is_spec(name) else lookup(recipes_in(folder), name, "recipe")
+    if not is_spec(name) and not own_recipes(folder):
+        check_trusted({"recipe": spec}, trust, folder)
+    recipe = imported(spec, Recipe)
+    if not re.fullmatch(rf"{_PART}(/{_PART})*", recipe.name):
+        raise ConfigError(f"expected a recipe's name like folder/name, got {recipe.name!r}")
+    return recipe

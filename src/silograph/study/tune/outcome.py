@@ -1,25 +1,140 @@
 """What a search leaves: every trial, and the winner's scores; as table or data."""
 
+import dataclasses
+import hashlib
 import io
 import json
+import logging
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from silograph.core.config import RunConfig
-from silograph.core.html import html_lines, html_table
-from silograph.core.ranges import Range
-from silograph.experiment.data_frame import frame_of
-from silograph.experiment.markdown import markdown_table
+from silograph.core.config import RunConfig, Scalar, in_full, make_config, not_said_again
+from silograph.core.errors import ConfigError, SilographError, unknown
+from silograph.core.setting_values import Range, declared, parse_range
+from silograph.core.text import html_lines, html_table
+from silograph.experiment.resolve.asked_run import Own, with_absolute_paths, with_model_for
+from silograph.experiment.resolve.parts import (
+    TABLES,
+    find_method,
+    named_parts,
+    options_of,
+    place_of,
+)
+from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.varied_parts import check_some_have, fitting, without_unread
+from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
-from silograph.study.cells import Line
-from silograph.study.tune.proposals import Trial
-from silograph.task.metric_table import METRICS, Metric
+from silograph.experiment.terminal_table import markdown_table
+from silograph.graph.graph import Graph
+from silograph.methods.base import Method
+from silograph.study.cells import APART, Cell, Line
+from silograph.study.compare.compare import checked_list
+from silograph.task.scores import METRICS, Metric
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# --- What a search tries next: a pure function of its number and of the trials before it ---------
+#
+# optuna proposes (tree-structured Parzen estimators; Watanabe, "Tree-structured Parzen estimator",
+# 2023); it keeps nothing, so a search that was stopped goes on as if it had not been.
+
+
+TrialParams = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting that was tried.
+
+    Attributes:
+        number: from 0.
+        params: values of the tuned keys.
+        values: validation scores by seed, of the seeds that have run; None where training
+            diverged.
+        error: what went wrong, or None.
+        whole: whether every seed has run.
+        metric: what the scores are.
+    """
+
+    number: int
+    params: TrialParams
+    values: tuple[float | None, ...]
+    error: str | None
+    whole: bool
+    metric: Metric = METRICS["accuracy"]
+
+    @property
+    def diverged(self) -> int:
+        """Number of seeds whose training diverged."""
+        return sum(value is None for value in self.values)
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Validation scores by seed, the worst there is where training diverged."""
+        worst = 0.0 if self.metric.higher else math.inf
+        return tuple(worst if value is None else value for value in self.values)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean validation score; None unless every seed has one."""
+        return sum(self.scores) / len(self.scores) if self.whole and self.scores else None
+
+
+def check_optuna() -> None:
+    """Raise `SilographError` where optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise SilographError(
+            "expected optuna for tune, got no such package: pip install 'silograph[tune]'"
+        ) from None
+
+
+def propose(
+    number: int, ranges: Mapping[str, Range], before: Sequence[Trial], seed: int
+) -> TrialParams:
+    """Return the values to try.
+
+    Args:
+        number: of the new trial; with `seed` it decides what is drawn.
+        ranges: of the tuned keys.
+        before: earlier trials; those without a mean are left out.
+        seed: of the search.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(logging.ERROR)
+    distributions = {key: _distribution(r) for key, r in ranges.items()}
+    text = f"silograph search {seed} {number}".encode()
+    own = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
+    sampler = optuna.samplers.TPESampler(seed=own)
+    higher = not before or before[0].metric.higher
+    study = optuna.create_study(direction="maximize" if higher else "minimize", sampler=sampler)
+    for trial in before:
+        if trial.mean is not None:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=dict(trial.params), distributions=distributions, value=trial.mean
+                )
+            )
+    return dict(study.ask(distributions).params)
+
+
+def _distribution(values: Range) -> Any:
+    from optuna import distributions
+
+    if values.kind == "choice":
+        return distributions.CategoricalDistribution(values.choices)
+    log = values.kind == "log"
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return distributions.IntDistribution(values.low, values.high, log=log)
+    return distributions.FloatDistribution(values.low, values.high, log=log)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -187,3 +302,162 @@ def _spread(scores: tuple[float, ...]) -> float | None:
 
 def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# --- What a search tries: keys with their ranges, over a run -------------------------------------
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
+NO_FIELDS: Mapping[str, "dataclasses.Field[Any]"] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What is searched.
+
+    Attributes:
+        base: the run; tuned keys go over it.
+        ranges: of the tuned keys: fields of `RunConfig`, or options of the method.
+        seeds: every trial runs with all of them.
+        view: whose validation scores count.
+        seed: of the search.
+        graph: the graph, where it is in memory.
+        own: parts that are values.
+    """
+
+    base: RunConfig
+    ranges: Mapping[str, Range]
+    seeds: tuple[int, ...]
+    view: str
+    seed: int
+    graph: Graph | None
+    own: Own
+
+    def config(self, params: TrialParams) -> RunConfig:
+        """Return the run with these values."""
+        fields = {key: value for key, value in params.items() if key in FIELDS}
+        options = {key: value for key, value in params.items() if key not in FIELDS}
+        values = {k: v for k, v in vars(self.base).items() if v is not None}
+        kept = not_said_again(self.base.options, [*in_full(fields), *options])
+        config = make_config(values | fields | {"options": kept | options})
+        method = self.own.methods.get(config.method)
+        config = with_model_for(config, self.graph, method)
+        read = without_unread(config.options, options, named_parts(config, method))
+        return fitting(dataclasses.replace(config, options=read), method)
+
+    def cells(self, number: int, params: TrialParams) -> list[Cell]:
+        """Return the cells of a trial, one for each seed."""
+        config = self.config(params)
+        own = self.own.methods.get(config.method), self.own.models.get(config.model or "")
+        return [
+            Cell({"trial": number, "seed": seed}, replace(config, seed=seed), self.graph, *own)
+            for seed in self.seeds
+        ]
+
+    @property
+    def method(self) -> Method:
+        """Return the method."""
+        return find_method(self.base, self.own.methods.get(self.base.method))
+
+    def plan(self) -> dict[str, Any]:
+        """Return what must be the same for a search to go on, as plain values."""
+        base = with_absolute_paths(self.base, in_memory=self.graph is not None)
+        config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
+        return {
+            "in_memory": self.graph is not None,
+            "values": self.own.names,
+            "config": config,
+            "ranges": {key: str(values) for key, values in self.ranges.items()},
+            "seeds": list(self.seeds),
+            "view": self.view,
+            "search_seed": self.seed,
+        }
+
+
+def given_keys(run_options: Mapping[str, Any], base: RunConfig, own: Own) -> set[str]:
+    """Return the keys of a run and the options of its parts that have a value already."""
+    return {*run_options, *(key_of(key, base, own) for key in run_options.get("options", {}))}
+
+
+def key_of(key: Any, base: RunConfig, own: Own) -> Any:
+    """Return the one name of a key: NAME of a field or the method's option, else PART.NAME."""
+    if not isinstance(key, str) or key in FIELDS:  # `chosen_ranges` refuses what is no text
+        return key
+    try:
+        kind, name = place_of(key, named_parts(base, own.methods.get(base.method)))
+    except ConfigError:  # it is no key; `chosen_ranges` says so
+        return key
+    return name if kind == "method" else f"{kind}.{name}"
+
+
+def part_options(base: RunConfig, own: Own) -> "dict[str, dataclasses.Field[Any]]":
+    """Return the options of all parts but the method, as PART.NAME."""
+    parts = named_parts(base, own.methods.get(base.method))
+    return {
+        f"{kind}.{name}": f
+        for kind, part in parts.items()
+        if kind != "method"
+        for name, f in options_of(part).items()
+    }
+
+
+def chosen_ranges(
+    method: Method,
+    keys: Sequence[str] | None,
+    given: Mapping[str, Range | str],
+    fixed: Collection[str] = (),
+    others: Mapping[str, "dataclasses.Field[Any]"] = NO_FIELDS,
+) -> dict[str, Range]:
+    """Return the ranges of the keys that are tuned.
+
+    Args:
+        method: whose options may be tuned.
+        keys: those asked for; None for all that declare a range and have no value yet.
+        given: ranges in place of those declared.
+        fixed: keys that have a value already.
+        others: options of the other parts, as PART.NAME.
+
+    Raises:
+        ConfigError: a key does not exist (names the nearest), has no range or a value already, or
+            a range is wrong.
+    """
+    options = {f.name: f for f in dataclasses.fields(method.options)} | dict(others)
+    own = {key: checked_range(key, value) for key, value in given.items()}
+    known = declared(FIELDS | options) | own
+    asked = [*([] if keys is None else checked_list("keys", keys)), *given]
+    for key in asked:
+        if key in APART or (key not in FIELDS and key not in options):
+            raise unknown("key to tune", key, declared(FIELDS | options))
+        if key not in known:
+            raise ConfigError(f"expected a range for {key}, got none: give --range {key}=LOW:HIGH")
+        if key in fixed:
+            raise ConfigError(
+                f"expected {key} either with a value or searched, got both: leave one of them out"
+            )
+    wanted = [key for key in known if key not in fixed] if keys is None else asked
+    if not wanted:
+        raise ConfigError("expected at least one key to tune, got a value for each: leave one out")
+    return {key: known[key] for key in wanted}
+
+
+def checked_range(key: str, value: object) -> Range:
+    """Return a range that may be given as text; raise `ConfigError` for anything else."""
+    if not isinstance(value, str | Range):
+        raise ConfigError(
+            f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "
+            f"{value!r}"
+        )
+    try:
+        return parse_range(str(value))  # what the plan of a search says
+    except ConfigError as error:
+        raise ConfigError(f"range of {key}: {error}") from None
+
+
+def check_ends(space: Space, run_options: Collection[str]) -> None:
+    """Raise `ConfigError` where a config cannot have the ends or choices of a range."""
+    over = {kind: space.ranges[kind].ends for kind in TABLES if kind in space.ranges}
+    check_some_have({*run_options, *space.ranges}, space.base, over)
+    for key, values in space.ranges.items():
+        for value in values.ends:
+            config = space.config({key: value})
+            choose(config, space.own.methods.get(config.method))

@@ -1,6 +1,8 @@
 """`tune`: search settings of a method by validation scores alone, then judge the winner once."""
 
 import dataclasses
+import json
+import logging
 import math
 import os
 import time
@@ -10,58 +12,137 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, unknown
-from silograph.core.files import write_atomic
+from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.ranges import Range, declared
 from silograph.core.run_file import write_toml
-from silograph.experiment.resolve.asked_run import asked_run, with_absolute_paths, with_model_for
-from silograph.experiment.resolve.client_data import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.in_memory_parts import check_known_again, name_of, own_of
+from silograph.core.setting_values import Range, declared
+from silograph.experiment.resolve.asked_run import (
+    asked_run,
+    check_known_again,
+    name_of,
+    own_of,
+    with_absolute_paths,
+    with_model_for,
+)
+from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
 from silograph.experiment.resolve.own_partition import Taken, taken
 from silograph.experiment.resolve.parts import TABLES, left_open, named_parts, own_code
 from silograph.experiment.resolve.resolve import choose, spelled_out
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.resolve.varied_parts import is_unread
+from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
 from silograph.study.cells import Cell, Line, lasts, metric_in
-from silograph.study.compare.checked import (
+from silograph.study.compare.compare import (
     check_no_seed,
     checked_list,
     checked_mapping,
     checked_seeds,
 )
 from silograph.study.compare.comparison import VIEW_CHOICES
-from silograph.study.datasets import fetch
-from silograph.study.progress import say
-from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
-from silograph.study.tune.outcome import Tuned
-from silograph.study.tune.proposals import Trial, TrialParams, check_optuna, propose
-from silograph.study.tune.search_folder import (
-    BEST,
-    LINES,
-    PAGE,
-    PLAN,
-    WINNER,
-    asked_params,
-    check_folder,
-    read_plan,
-    write_plan,
-)
-from silograph.study.tune.space import (
+from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
+from silograph.study.tune.outcome import (
     FIELDS,
     Space,
+    Trial,
+    TrialParams,
+    Tuned,
     check_ends,
+    check_optuna,
     chosen_ranges,
     given_keys,
     key_of,
     part_options,
+    propose,
 )
-from silograph.task.metric_table import METRICS, added
+from silograph.study.workers import say
+from silograph.task.scores import METRICS, added
+
+# --- A search's folder: its plan, and the settings that it tries, in their order -----------------
+
+
+LOG = logging.getLogger("silograph")
+PLAN, LINES, WINNER, PAGE, BEST = (
+    *("tune.json", "tune.jsonl", "winner.jsonl", "tune.md"),
+    "best.toml",
+)
+
+
+def check_folder(out: Path | None) -> None:
+    """Raise `ConfigError` where something else than a search is."""
+    if out is None or not os.path.lexists(out) or _is_empty(out):
+        return
+    if not any((out / name).is_file() for name in (PLAN, LINES)):
+        raise ConfigError(
+            f"expected a folder of a search, or none yet, got {out}: choose another --out, "
+            "nothing was overwritten"
+        )
+
+
+def asked_params(space: Space, out: Path | None) -> list[TrialParams]:
+    """Return the settings of a search that is there, in the order in which they were proposed.
+
+    Raises:
+        ConfigError: it is a search of something else.
+    """
+    if out is None or not (out / PLAN).is_file():
+        return []
+    plan, now = read_plan(out), json.loads(json.dumps(space.plan()))
+    plan_config, now_config = (make_config(p["config"], source=str(out)) for p in (plan, now))
+    differs = [key for key in now if key != "config" and plan.get(key) != now[key]]
+    differs += [] if plan_config == now_config else ["config"]
+    if differs:
+        raise ConfigError(
+            f"expected a folder of this search, got {out} with another {differs[0]}: choose "
+            "another --out, nothing was overwritten"
+        )
+    asked: list[TrialParams] = plan["asked"]
+    return asked
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def write_plan(space: Space, asked: Sequence[TrialParams], trials: int, out: Path | None) -> None:
+    """Write what was proposed before it is tried."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        plan = space.plan() | {"trials": trials, "asked": list(asked)}
+        text = json.dumps(with_digest(plan), indent=2)
+        write_atomic(out / PLAN, text + "\n")
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Return the plan of a search.
+
+    Raises:
+        ConfigError: it is unreadable.
+    """
+    path = folder / PLAN
+    check_regular(path)
+    try:
+        told, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
+        plan: dict[str, Any] = {"values": []} | told
+        plan["asked"] = [dict(params) for params in plan["asked"]]
+        plan |= {key: plan[key] for key in ("in_memory", "config", "ranges", "seeds", "trials")}
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"expected the plan of a search in {path}, got: {error}") from None
+    if not has_digest:
+        LOG.warning("%s", UNCHECKED.format(path))
+    return plan
+
+
+def is_search(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder is that of a search."""
+    return (Path(folder) / PLAN).is_file()
 
 
 @with_keywords(TuneOptions)

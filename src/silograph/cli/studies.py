@@ -1,0 +1,477 @@
+"""Commands that run many cells: `compare`, `tune`, `reproduce` and `train-agent`."""
+
+import csv
+import io
+import math
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silograph.cli.flags import FIELDS, Given, app, command, going_on, resume_hint
+from silograph.core.errors import ConfigError
+from silograph.core.run_file import parse_option
+from silograph.core.setting_values import Scalar
+from silograph.core.text import counted
+
+if TYPE_CHECKING:
+    from silograph.study.compare.comparison import Comparison
+    from silograph.study.tune.outcome import Tuned
+
+
+FAILED = 1  # exit code where a cell failed
+APART = ("method", "options", "seed")  # flags that a comparison has of its own
+PROCESSES = (
+    int | None,
+    typer.Option(
+        None,
+        "--processes",
+        help="runs at the same time (default: cores / threads; 0: in this process)",
+        show_default=False,
+    ),
+)
+QUIET = (bool, typer.Option(False, "--quiet", help="show no progress"))
+
+
+def words(text: str, what: str) -> list[str]:
+    """Return the entries of a comma-separated list.
+
+    Raises:
+        ConfigError: one of them is empty.
+    """
+    found = [word.strip() for word in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"expected {what} as a list like a,b, got {text!r}")
+    return found
+
+
+def seeds_of(text: str) -> int | list[int]:
+    """Return a number of seeds, or the seeds of a list.
+
+    >>> seeds_of("3"), seeds_of("0,4")
+    (3, [0, 4])
+
+    Raises:
+        ConfigError: no numbers.
+    """
+    found = words(text, "--seeds")
+    if not all(word.isdecimal() for word in found):
+        raise ConfigError(f"expected --seeds as a number or a list like 0,1,2, got {text!r}")
+    return int(text) if len(found) == 1 else [int(word) for word in found]
+
+
+def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
+    """Return options by method, or part, of `METHOD.NAME=VALUE`.
+
+    >>> options_of(["fedopt.server_lr=0.1"])
+    {'fedopt': {'server_lr': 0.1}}
+    >>> options_of(["own/mine.py:METHOD.trim=0.2"])
+    {'own/mine.py:METHOD': {'trim': 0.2}}
+
+    Raises:
+        ConfigError: another form, or an option twice.
+    """
+    found: dict[str, dict[str, Scalar]] = {}
+    for text in texts or []:
+        named = text.partition("=")[0]
+        dot = named.find(".", named.rfind(":") + 1)  # a file has dots of its own, before the colon
+        method, rest = text[:dot], text[dot + 1 :]
+        if dot < 0 or "=" not in rest:
+            raise ConfigError(
+                "expected --options METHOD.NAME=VALUE, or PART.NAME=VALUE for all methods, such as "
+                f"partition.column=shop, got {text!r}"
+            )
+        name, value = parse_option(rest)
+        own = found.setdefault(method.strip(), {})
+        if name in own:
+            raise ConfigError(
+                f"expected --options {method.strip()}.{name} once, got it twice: leave one of them "
+                "out"
+            )
+        own[name] = value
+    return found
+
+
+def over_of(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
+    """Return the values of `KEY=V1,V2`, by key.
+
+    >>> over_of(["clients=10,100", "model=gcn,sage"])
+    {'clients': [10, 100], 'model': ['gcn', 'sage']}
+
+    Raises:
+        ConfigError: another form, or a key twice.
+    """
+    found: dict[str, list[Scalar]] = {}
+    for text in texts or []:
+        key, equals, values = text.partition("=")
+        if not equals:
+            raise ConfigError(f"expected --over KEY=VALUE,VALUE, got {text!r}")
+        key = key.strip().replace("-", "_")
+        if key in found:
+            raise ConfigError(f"expected --over {key} once, got it twice: give all values at once")
+        found[key] = [parse_option(f"{key}={v}")[1] for v in words(values, f"--over {key}")]
+    return found
+
+
+def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, Any]:
+    shown = default is not None
+    return kind, typer.Option(default, name, help=help, show_default=shown)
+
+
+@command(
+    "compare",
+    [name for name in FIELDS if name not in APART],
+    {
+        "methods": _option(str, "--methods", "methods, separated by commas", "local,fedavg,fedopt"),
+        "seeds": _option(str, "--seeds", "how many seeds, or which: 0,1,2", "3"),
+        "over": _option(
+            list[str] | None, "--over", "vary a key or an option: clients=10,100 (repeatable)"
+        ),
+        "method_options": _option(
+            list[str] | None,
+            "--options",
+            "an option: METHOD.NAME=VALUE, or PART.NAME=VALUE for all (repeatable)",
+        ),
+        "baseline": _option(str | None, "--baseline", "test against it (default: the best)"),
+        "view": _option(
+            str,
+            "--view",
+            "of the test: server, uncut, personalized or own (one that all methods have)",
+            "own",
+        ),
+        "test": _option(
+            str,
+            "--test",
+            "paired test: t, resampled (corrected for splits that overlap) or wilcoxon; auto: "
+            "resampled where every seed splits the graph anew, else t",
+            "auto",
+        ),
+        "processes": PROCESSES,
+        "json": _option(bool, "--json", "print everything as one JSON object", False),
+        "quiet": QUIET,
+    },
+)
+def compare_command(
+    given: Given,
+    methods: str,
+    seeds: str,
+    over: list[str] | None,
+    method_options: list[str] | None,
+    json: bool,
+    quiet: bool,
+    **asked: Any,
+) -> int:
+    """Run methods on the same cuts, splits and initial weights, and compare them."""
+    from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.resolve.user_code import is_spec
+    from silograph.experiment.run.progress import best_mode
+    from silograph.experiment.run.result_folder import default_folder
+    from silograph.study.compare.compare import compare
+
+    chosen = words(methods, "--methods")
+    given_seeds, varied, options = seeds_of(seeds), over_of(over), options_of(method_options)
+    out = given.config.out or default_folder(given.config, "compare")
+    with resume_hint(out, trust=bool(own_code(given.config)) or any(map(is_spec, chosen))):
+        found = compare(
+            config=given.file,
+            methods=chosen,
+            seeds=given_seeds,
+            over=varied,
+            options=options,
+            progress="none" if quiet else best_mode(),
+            **{**asked, **given.flags, "out": out},
+        )
+    return print_comparison(found, json)
+
+
+def print_comparison(found: "Comparison", json: bool) -> int:
+    """Print a comparison; return the exit code."""
+    if json:
+        typer.echo(found.to_json())
+    else:
+        typer.echo(found.summary(shutil.get_terminal_size().columns))
+        typer.echo(f"written to {found.folder}")
+    return FAILED if found.failed else 0
+
+
+def ranges_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the ranges of `KEY=RANGE`, by key, as text.
+
+    >>> ranges_of(["lr=0.001:0.3:log"])
+    {'lr': '0.001:0.3:log'}
+
+    Raises:
+        ConfigError: another form, or a key twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts or []:
+        key, equals, values = text.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key in found:
+            raise ConfigError(f"expected --range KEY=LOW:HIGH, each key once, got {text!r}")
+        found[key] = values
+    return found
+
+
+@command(
+    "tune",
+    [name for name in FIELDS if name != "seed"],
+    {
+        "trials": _option(int, "--trials", "settings to try", 30),
+        "max_minutes": _option(float, "--max-minutes", "try no more settings then", math.inf),
+        "seeds": _option(str, "--seeds", "how many seeds a setting runs with, or which", "1"),
+        "keys": _option(str | None, "--keys", "keys to tune: lr,dropout (default: see docs)"),
+        "ranges": _option(
+            list[str] | None, "--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"
+        ),
+        "view": _option(
+            str, "--view", "that is searched by: server, uncut, personalized or own", "own"
+        ),
+        "search_seed": _option(int, "--search-seed", "another one tries other settings", 0),
+        "processes": PROCESSES,
+        "json": _option(bool, "--json", "print everything as one JSON object", False),
+        "quiet": QUIET,
+    },
+)
+def tune_command(
+    given: Given,
+    seeds: str,
+    keys: str | None,
+    ranges: list[str] | None,
+    json: bool,
+    quiet: bool,
+    **asked: Any,
+) -> int:
+    """Search settings of a method by validation scores alone; score the winner on test nodes."""
+    from silograph.experiment.resolve.parts import find_method, own_code
+    from silograph.experiment.run.progress import best_mode
+    from silograph.experiment.run.result_folder import default_folder
+    from silograph.study.tune.tune import tune
+
+    chosen = None if keys is None else [k.replace("-", "_") for k in words(keys, "--keys")]
+    given_seeds, given_ranges = seeds_of(seeds), ranges_of(ranges)
+    config = given.config
+    out = config.out or default_folder(config, f"tune-{find_method(config).name}")
+    with resume_hint(out, trust=bool(own_code(config))):
+        found = tune(
+            config=given.file,
+            seeds=given_seeds,
+            keys=chosen,
+            ranges=given_ranges,
+            progress="none" if quiet else best_mode(),
+            **{**asked, **given.flags, "out": out},
+        )
+    return print_search(found, json)
+
+
+def print_search(found: "Tuned", json: bool) -> int:
+    """Print a search; return the exit code."""
+    if json:
+        typer.echo(found.to_json())
+    else:
+        typer.echo(found.summary(shutil.get_terminal_size().columns))
+        typer.echo(f"written to {found.folder}")
+        if found.best is not None:
+            best = shlex.quote(f"{found.folder}/best.toml")
+            typer.echo(f"run the winner: silograph run --config {best}")
+    return FAILED if found.best is None else 0
+
+
+# --- `silograph train-agent`: episodes of an agent, one run after the other ----------------------
+
+
+@command(
+    "train-agent",
+    [name for name in FIELDS if name not in ("checkpoint_every", "tracker")],
+    {
+        "episodes": (
+            int,
+            typer.Option(100, "--episodes", help="runs, those that are over included"),
+        ),
+        "seeds": (
+            int,
+            typer.Option(
+                5,
+                "--seeds",
+                help="partitions, splits and first weights that episodes take turns in",
+            ),
+        ),
+        "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
+    },
+)
+def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) -> None:
+    """Train an agent that sets a method's knobs, over runs with seeds of their own."""
+    from silograph.control.ddpg import PROFILE
+    from silograph.study.train_agent import AgentTraining, lacking, train_agent
+
+    config = given.config
+    if config.out is None:
+        raise ConfigError("expected a folder for the agent, got none: give --out FOLDER")
+    if episodes < 1 or seeds < 1:
+        raise ConfigError(f"expected 1 or more episodes and seeds, got {episodes} and {seeds}")
+    out = Path(config.out)
+    with going_on(f"the same command, which goes on in {shlex.quote(config.out)}"):
+        path = train_agent(
+            AgentTraining(config, episodes, seeds), out, told=(lambda _: None) if quiet else _show
+        )
+    missing = lacking(out)
+    if missing:
+        typer.echo(
+            f"written to {path}: nothing was learned yet, for the first {PROFILE} rounds of an "
+            f"agent are its profile: {counted(missing, 'more round')} at least: raise --episodes"
+        )
+    else:
+        typer.echo(f"written to {path}: use it with --option agent={path} --option explore=false")
+
+
+def _show(line: dict[str, Any]) -> None:
+    found = line["return"]
+    shown = "profile" if found is None else f"return {found:.3f}"
+    score = line["best_validation"]
+    validation = "-" if score is None else f"{score:.3f}"
+    typer.echo(f"episode {line['episode']}: {shown}, validation {validation}", err=True)
+
+
+# --- `silograph reproduce`: recipes, listed and made ---------------------------------------------
+
+
+RECIPES = Path("benchmarks")
+
+
+def only_of(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
+    """Return the values that cells may have, by key, of `KEY=V1,V2`.
+
+    A value with a comma stands in double quotes, as in CSV.
+
+    >>> only_of(["clients=10,100"], "cora")
+    {'clients': ['10', '100'], 'dataset': ['cora']}
+    >>> only_of(['row="FedGNN, noise 0.002",FeSoG'], None)
+    {'row': ['FedGNN, noise 0.002', 'FeSoG']}
+
+    Raises:
+        ConfigError: another form, or a key twice.
+    """
+    given = [*texts, *([f"dataset={datasets}"] if datasets is not None else [])]
+    found: dict[str, list[str]] = {}
+    for text in given:
+        key, equals, values = text.partition("=")
+        if not equals or key in found:
+            raise ConfigError(f"expected --only KEY=VALUE,VALUE, each key once, got {text!r}")
+        found[key] = _listed(values, f"--only {key}")
+    return found
+
+
+def _listed(text: str, what: str) -> list[str]:
+    """Return the values of a line of CSV.
+
+    Raises:
+        ConfigError: one of them is empty, or quotes that do not end where a value does.
+    """
+    try:
+        row = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error:
+        row = []
+    found = [value.strip() for value in row]
+    if not found or not all(found):
+        raise ConfigError(f'expected {what} as a list like a,b or "a, b",c, got {text!r}')
+    return found
+
+
+def _joined(values: Sequence[str]) -> str:
+    """Return the line of CSV that `_listed` reads so."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()
+
+
+@app.command("reproduce")
+def reproduce_command(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="name of a recipe, or FILE.py:NAME (default: list the recipes)"),
+    ] = None,
+    datasets: Annotated[
+        str | None, typer.Option("--datasets", help="run only cells of these: cora,pubmed")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help='run only cells with KEY=VALUE,"A, B" (repeatable)'),
+    ] = None,
+    recipes: Annotated[Path, typer.Option("--recipes", help="folder of recipes by name")] = RECIPES,
+    out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = RECIPES,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", help="folder in which datasets are looked for first")
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", help="runs at the same time (default: cores / threads)"),
+    ] = None,
+    max_minutes: Annotated[
+        float,
+        typer.Option("--max-minutes", help="start no more cells then; 0 only writes the page"),
+    ] = math.inf,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="run the code of recipes that are named, not given")
+    ] = False,
+) -> int:
+    """Run what a recipe lacks and write its page, ours beside the paper's."""
+    from silograph.experiment.run.progress import best_mode
+    from silograph.study.reproduce.reproduce import find_recipe, reproduce
+
+    if recipe is None:
+        list_recipes(recipes, out, trust=trust)
+        return 0
+    chosen = only_of(only or [], datasets)
+    said = {"--data-dir": data_dir, "--processes": processes}
+    with going_on(_again(recipe, recipes, out, chosen, said) + " --trust" * trust):
+        made = reproduce(
+            find_recipe(recipe, recipes, trust=trust),
+            name=recipe,
+            out=out,
+            data_dir=data_dir,
+            only=chosen,
+            processes=processes,
+            max_minutes=max_minutes,
+            progress="none" if quiet else best_mode(),
+        )
+    if made.taken:
+        typer.echo(f"copied {counted(made.taken, 'cell')} that recipes beside this one have run")
+    typer.echo(
+        f"ran {counted(made.ran, 'cell')}, {made.failed} without result, {made.missing} not yet run"
+    )
+    typer.echo(f"written to {made.page}")
+    return FAILED if made.failed else 0
+
+
+def _again(
+    recipe: str,
+    recipes: Path,
+    out: Path,
+    chosen: Mapping[str, Sequence[str]],
+    said: Mapping[str, str | int | None],
+) -> str:
+    """Return the command with which a recipe that was interrupted goes on."""
+    arguments = ["reproduce", recipe, "--out", str(out)]
+    arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
+    arguments += [f"--only={key}={_joined(values)}" for key, values in chosen.items()]
+    for flag, value in said.items():
+        arguments += [] if value is None else [flag, str(value)]
+    return f"silograph {shlex.join(arguments)}"
+
+
+def list_recipes(folder: Path, out: Path, *, trust: bool) -> None:
+    """Print the recipes of a folder; where their code may be run, also how far their files are."""
+    from silograph.cli.printing import print_table
+    from silograph.study.reproduce.reproduce import find_recipe, listing, own_recipes, recipes_in
+
+    names = recipes_in(folder)
+    if not trust and not own_recipes(folder):
+        print_table(["recipe", "file"], [[n, spec.rpartition(":")[0]] for n, spec in names.items()])
+        typer.echo("with --trust, which runs these files: what they are, and how far")
+        return
+    rows = listing(out, [find_recipe(name, folder, trust=True) for name in names])
+    print_table(["recipe", "cells", "what it is"], rows)

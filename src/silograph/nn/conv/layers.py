@@ -1,0 +1,542 @@
+"""Convolutions, each split into the parts that a federation needs to tell apart.
+
+    z = map(x)                                  linear, at the node that sends
+    s = combine(z)                              the sum over neighbors; plain ones are
+        = post * (A @ (pre * z)) + own * z      scaled on both sides, with the node's own z
+    out = finish(x, s)                          bias, further self terms, what comes after the sum
+
+Only the sum crosses clients, so only the sum has to know about them; each side scales by its
+own degrees, so no degree travels. In the backward pass `pre` and `post` swap.
+
+Every function takes weights that are shared by all clients or stacked by client (`segment`).
+
+n: rows. I, O: input and output width. C: clients.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from silograph.core.key import Key, keep_probability, mix_words, signed
+from silograph.core.work import report_entries, report_rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
+from silograph.graph.csr import CSR
+from silograph.nn.segment import gradients, segment_bias, segment_linear, sparse_product
+
+# --- Who hears whom: the edges of one layer, with what both ends of a sum need to know -----------
+#
+# C: clients.
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeDraws:
+    """Dropout of attention, drawn for an edge and head from the keys of both of its ends.
+
+    Attributes:
+        drop: probability with which an edge or self loop is dropped.
+        sender: (s,) int64 keys of the rows that send.
+        receiver: (r,) int64 of those that hear.
+        key: of the draws.
+    """
+
+    drop: float
+    sender: Tensor
+    receiver: Tensor
+    key: Key
+
+    def applied(self, weight: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
+        """Return attention (m, heads) with entries dropped and the rest scaled to keep the mean.
+
+        Args:
+            weight: (m, heads).
+            row: (m,) int64 who hears; None: every row that hears hears itself, (r, heads).
+            column: (m,) int64 who sends, likewise.
+        """
+        hears = mix_words(self.receiver ^ signed(self.key.value))
+        hears = hears if row is None else hears[row]
+        sends = self.receiver if column is None else self.sender[column]
+        keep = self.key.keep(hears ^ sends, weight.shape[1], self.drop)
+        return weight * keep.to(weight.dtype) * (1 / keep_probability(self.drop))
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Who hears whom in one layer; r rows hear s rows, of which they are some.
+
+    Attributes:
+        adj: (r, s), no self loops. Values are weights of edges, times how many a drawn one stands
+            for.
+        symmetric: whether `adj` is.
+        sender: (s, 1) floating point, sum of the weights of each sending row's edges; where all are
+            1, its number of neighbors.
+        receiver: (r, 1) the same of each row that hears.
+        own: (r,) int64 where a row that hears is among those that send; None: the same rows.
+        sender_off: (C + 1,) rows of each client that send.
+        off: (C + 1,) rows of each client that hear.
+        beside: (r, O) sums over neighbors that other silos hold, scaled by those; None: none.
+        attention: which attention is dropped; None: none is.
+        operators: what `operator` has worked out, by convolution.
+    """
+
+    adj: CSR
+    symmetric: bool
+    sender: Tensor
+    receiver: Tensor
+    own: Tensor | None
+    sender_off: Tensor
+    off: Tensor
+    beside: Tensor | None = None
+    attention: "EdgeDraws | None" = None
+    operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
+
+    def own_of(self, z: Tensor) -> Tensor:
+        """Return the rows of z (s, D) that hear, (r, D)."""
+        return z if self.own is None else z[self.own]
+
+    def own_rows(self, x: Rows) -> Rows:
+        """Return the same of features."""
+        if isinstance(x, Tensor):
+            return self.own_of(x)
+        if self.own is None:
+            return x
+        return SparseRows(x.csr.select_rows(self.own), self.off, feature=x.feature)
+
+    def dropping(self, drop: float, row_key: Tensor, key: Key) -> "Messages":
+        """Return the same for a step that drops attention; `row_key` (s,) of the rows that send."""
+        return replace(self, attention=EdgeDraws(drop, row_key, self.own_of(row_key), key))
+
+
+def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+    """Return the messages along internal edges: cross-client edges are dropped."""
+    return block.once(("messages", dtype), Messages, lambda: _messages(block, dtype))
+
+
+def _messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+    degree = block.adj.weighted_degree.to(dtype)[:, None]
+    return Messages(block.adj, True, degree, degree, None, block.off, block.off)
+
+
+Params = dict[str, Tensor]
+
+
+DegreeScale = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Scales:
+    """A plain sum over neighbors, post * (A @ (pre * z)) + own * z, from degrees (n, 1).
+
+    Attributes:
+        pre: the sender's scale (n, 1); None: 1.
+        post: the receiver's scale (n, 1); None: 1.
+        own: weight of the receiver's own z (n, 1); None: 0.
+    """
+
+    pre: DegreeScale | None = None
+    post: DegreeScale | None = None
+    own: DegreeScale | None = None
+
+    def before(self, degree: Tensor) -> Tensor | None:
+        """Return the sender's scale (n, 1), or None for 1."""
+        return None if self.pre is None else self.pre(degree)
+
+    def after(self, degree: Tensor) -> Tensor | None:
+        """Return the receiver's scale (n, 1), or None for 1."""
+        return None if self.post is None else self.post(degree)
+
+    def itself(self, degree: Tensor) -> Tensor | None:
+        """Return the weight of the receiver's own z (n, 1), or None for 0."""
+        return None if self.own is None else self.own(degree)
+
+
+class Conv(Protocol):
+    """A convolution; see the head of this file for its parts. A value: equal ones do the same."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def sums(self) -> bool:
+        """Whether neighbors are summed at all."""
+
+    @property
+    def scales(self) -> Scales | None:
+        """The sum, if it is plain: each silo can send its part; None: see `indivisible`."""
+
+    @property
+    def indivisible(self) -> str:
+        """Why silos cannot each send their part of the sum; empty where `scales` are given."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weights of edges scale the terms of its sum."""
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """Names of the weights (I, O) that meet x, and meet it linearly."""
+
+    @property
+    def rooted(self) -> bool:
+        """Whether `finish` reads x."""
+
+    @property
+    def kernel(self) -> str | None:
+        """Name of its compiled form in `silograph.nn.kernels.arrays.FORMS`; None: there is none."""
+
+    def init(self, key: Key, inputs: int, outputs: int) -> Params:
+        """Return initial weights in float64, shared form."""
+
+    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+        """Return z (n, O)."""
+
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+        """Return the sum over neighbors, s (r, O)."""
+
+    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+        """Return the output (n, O)."""
+
+
+def convolve(conv: Conv, p: Mapping[str, Tensor], x: Rows, messages: Messages) -> Tensor:
+    """Return one convolution of x (n, I), (n, O)."""
+    s = conv.combine(p, conv.map(p, x, messages.sender_off), messages)
+    return conv.finish(p, x, s, messages)
+
+
+def operator(scales: Scales, messages: Messages) -> CSR:
+    """Return post * A * pre + own as one matrix (n, n), for messages among the same rows.
+
+    One product in place of four passes over the rows.
+    """
+    if scales not in messages.operators:
+        degree = messages.sender
+        own = scales.itself(degree)
+        messages.operators[scales] = as_matrix(scales, messages.adj, degree, own)
+    return messages.operators[scales]
+
+
+def as_matrix(scales: Scales, adj: CSR, degree: Tensor, own: Tensor | None) -> CSR:
+    """Return post * adj * pre + own as one matrix (n, n).
+
+    Args:
+        scales: of both sides.
+        adj: (n, n) weights of edges.
+        degree: (n, 1) that the scales are made of.
+        own: (n, 1) weight of a row's own message; None: 0.
+    """
+    one, zero = np.ones(len(degree)), np.zeros(len(degree))
+    left, right, middle = (
+        default if scale is None else scale[:, 0].double().cpu().numpy()
+        for scale, default in (
+            (scales.after(degree), one),
+            (scales.before(degree), one),
+            (own, zero),
+        )
+    )
+    matrix = sp.diags_array(left) @ adj.scipy() @ sp.diags_array(right) + sp.diags_array(middle)
+    return CSR.from_scipy(sp.csr_matrix(matrix)).to(degree.device, degree.dtype)
+
+
+def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
+    """Return post * (A @ (pre * z)) + own * z, (n, O); `beside` is added to what A gives."""
+    pre, post = scales.before(messages.sender), scales.after(messages.receiver)
+    own = scales.itself(messages.receiver)
+    width, passes = z.shape[1], 1 + gradients(z)
+    report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
+    report_rows(messages.sender_off, width * passes * (pre is not None))
+    report_rows(messages.off, width * passes * ((post is not None) + 2 * (own is not None)))
+    if messages.own is None and messages.beside is None:
+        matrix = operator(scales, messages)
+        # Scales on both sides are the same up to a factor.
+        alike = messages.symmetric and (pre is None) == (post is None)
+        return sparse_product(matrix, z, symmetric=alike)
+    s = sparse_product(messages.adj, z if pre is None else pre * z)
+    s = s if messages.beside is None else s + messages.beside
+    s = s if post is None else post * s
+    return s if own is None else s + own * messages.own_of(z)
+
+
+def glorot(key: Key, inputs: int, outputs: int) -> Tensor:
+    """Uniform in +-sqrt(6 / (I + O)) (Glorot and Bengio, AISTATS 2010), (I, O) float64."""
+    bound: float = (6 / (inputs + outputs)) ** 0.5
+    return (2 * key.matrix(inputs, outputs) - 1) * bound
+
+
+def uniform(key: Key, inputs: int, outputs: int) -> Tensor:
+    """Uniform in +-1/sqrt(I), torch's default for linear layers, (I, O) float64."""
+    bound: float = inputs**-0.5
+    return (2 * key.matrix(inputs, outputs) - 1) * bound
+
+
+def uniform_bias(key: Key, inputs: int, outputs: int) -> Tensor:
+    """Return the bias of such a layer, (O,) float64."""
+    bound: float = inputs**-0.5
+    return ((2 * key.matrix(1, outputs) - 1) * bound)[0]
+
+
+def glorot_init(key: Key, inputs: int, outputs: int) -> Params:
+    """Return Glorot weight, zero bias."""
+    bias = torch.zeros(outputs, dtype=torch.float64)
+    return {"weight": glorot(key.fold("weight"), inputs, outputs), "bias": bias}
+
+
+def rooted_init(key: Key, inputs: int, outputs: int) -> Params:
+    """Return weights of neighbors, of the node itself, and a bias, all uniform."""
+    return {
+        "weight": uniform(key.fold("weight"), inputs, outputs),
+        "root": uniform(key.fold("root"), inputs, outputs),
+        "bias": uniform_bias(key.fold("bias"), inputs, outputs),
+    }
+
+
+def linear_map(p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+    """Return X W, (n, O)."""
+    return segment_linear(x, p["weight"], off)
+
+
+def add_root(p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+    """Return s (n, O) plus the node's own row, through its own weight."""
+    report_rows(m.off, s.shape[1])
+    return s + segment_linear(m.own_rows(x), p["root"], m.off)
+
+
+def inverse_root(degree: Tensor) -> Tensor:
+    """Return d^-1/2 with the self loop counted."""
+    return (degree + 1).rsqrt()
+
+
+def inverse(degree: Tensor) -> Tensor:
+    """Return 1 / d with the self loop counted."""
+    return 1 / (degree + 1)
+
+
+# --- plain ---------------------------------------------------------------------------------------
+# Convolutions of one matrix before a plain sum: what GCN, GraphConv, GraphSAGE and MLP share.
+
+
+@dataclass(frozen=True)
+class PlainConv:
+    """The sum of X W over neighbors, with scales, and b; if rooted, plus X W_root.
+
+    Weights: weight (I, O), root (I, O) if rooted, bias (O,).
+
+    Attributes:
+        name: what messages call it.
+        init: draws initial weights.
+        scales: of the sum.
+        sums: whether neighbors are summed; else the layer is linear.
+        rooted: whether the node's own row has a weight of its own.
+        weighs: whether weights of edges scale the terms of the sum, and their sums are degrees.
+    """
+
+    name: str
+    init: Callable[[Key, int, int], Params]
+    scales: Scales
+    sums: bool = True
+    rooted: bool = False
+    weighs: bool = False
+    indivisible = ""
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """Names of the matrices."""
+        return ("weight", "root") if self.rooted else ("weight",)
+
+    @property
+    def kernel(self) -> str | None:
+        """Name of its compiled form; none has both a weight and a scale for the node's own row."""
+        if not self.sums:
+            return "linear"
+        if not self.rooted:
+            return "sum"
+        return "rooted sum" if self.scales.own is None else None
+
+    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+        """X W: sums are linear, so W may come before them."""
+        return linear_map(p, x, off)
+
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+        """Return the sum, (r, O)."""
+        del p
+        return propagate(self.scales, z, m) if self.sums else m.own_of(z)
+
+    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+        """Add the node's own row, if it has a weight of its own, and the bias."""
+        return segment_bias(add_root(p, x, s, m) if self.rooted else s, p["bias"], m.off)
+
+
+# --- GCN: the graph convolution of Kipf and Welling ----------------------------------------------
+#
+# D^-1/2 (A + I) D^-1/2 X W + b, D the degrees of A + I. Weights of edges are the entries of A, and
+# degrees their sums; a self loop has weight 1.
+#
+# Kipf and Welling, "Semi-supervised classification with graph convolutional networks", ICLR 2017,
+# eq. 2. Glorot weight, zero bias, as in PyG's GCNConv.
+
+
+GCN = PlainConv(
+    "GCN", glorot_init, Scales(pre=inverse_root, post=inverse_root, own=inverse), weighs=True
+)
+
+
+# --- GraphConv: the sum of the neighbors, and the node itself with a weight of its own -----------
+#
+# The 1-dimensional GNN of Morris and others: A X W + X W_root + b.
+# Weights of edges are the entries of A.
+#
+# Morris, Ritzert, Fey, Hamilton, Lenssen, Rattan and Grohe, "Weisfeiler and Leman go neural:
+# higher-order graph neural networks", AAAI 2019, eq. 5, in the form of PyG's GraphConv with sums.
+# All weights are uniform in +-1/sqrt(I), as there.
+
+
+GraphConv = PlainConv("GraphConv", rooted_init, Scales(), rooted=True, weighs=True)
+
+
+# --- MLP: a linear layer that ignores the graph, X W + b; Glorot weight, zero bias ---------------
+
+
+MLP = PlainConv("MLP", glorot_init, Scales(own=torch.ones_like), sums=False)
+
+
+# --- One step of APPNP: neighbors are averaged, nothing is learned -------------------------------
+
+
+def _post(degree: Tensor, kept: float) -> Tensor:
+    return kept * inverse_root(degree)
+
+
+def _own(degree: Tensor, kept: float) -> Tensor:
+    return kept / (degree + 1)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A scale with its second argument; unlike partial functions, equal ones are equal."""
+
+    scale: Callable[[Tensor, float], Tensor]
+    kept: float
+
+    def __call__(self, degree: Tensor) -> Tensor:
+        return self.scale(degree, self.kept)
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """A step of personalized PageRank without its restart: (1 - a) D^-1/2 (A + I) D^-1/2 X.
+
+    Gasteiger, Bojchevski and Günnemann, "Predict then propagate: graph neural networks meet
+    personalized PageRank", ICLR 2019, eq. 4; the restart, a times what the first step began
+    with, is added by the stage (`silograph.nn.forward.Stage.teleport`). No weights.
+
+    Attributes:
+        teleport: a, probability of a restart.
+    """
+
+    teleport: float
+    name = "Propagation"
+    sums = True
+    indivisible = ""
+    maps = ()
+    rooted = False
+    weighs = True
+    kernel = None
+
+    @property
+    def scales(self) -> Scales:
+        """As GCN, times 1 - a."""
+        kept = 1 - self.teleport
+        return Scales(inverse_root, _Kept(_post, kept), _Kept(_own, kept))
+
+    def init(self, key: Key, inputs: int, outputs: int) -> Params:
+        """Nothing to learn."""
+        del key, inputs, outputs
+        return {}
+
+    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+        """X."""
+        del p, off
+        assert isinstance(x, Tensor)  # linear stages come first
+        return x
+
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+        """Return the sum, (r, O)."""
+        del p
+        return propagate(self.scales, z, m)
+
+    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+        """The sum is all."""
+        del p, x, m
+        return s
+
+
+# --- GraphSAGE with the mean of the neighbors: mean(X_N) W + X W_root + b ------------------------
+#
+# Hamilton, Ying and Leskovec, "Inductive representation learning on large graphs", NeurIPS 2017,
+# algorithm 1 with the mean aggregator, in the form of PyG's SAGEConv. A node without neighbors has
+# mean 0. All weights are uniform in +-1/sqrt(I), as there.
+
+
+def mean(degree: Tensor) -> Tensor:
+    """Return 1 / d."""
+    return 1 / degree.clamp(min=1)
+
+
+SAGE = PlainConv("SAGE", rooted_init, Scales(post=mean), rooted=True)
+
+
+# --- GIN: the sum of a node and its neighbors, then a perceptron ---------------------------------
+
+
+@dataclass(frozen=True)
+class GIN:
+    """Graph isomorphism layer: relu((A + (1 + eps) I) X W + b) W_out + b_out, with eps = 0.
+
+    Xu, Hu, Leskovec and Jegelka, "How powerful are graph neural networks?", ICLR 2019, eq. 4.1,
+    in the form of PyG's GINConv. What we changed: eps is fixed (the paper's GIN-0), and the
+    perceptron has no batch norm, whose running statistics are no weights and depend on who is in
+    the batch. Its first matrix is linear, so it comes before the sum.
+    Weights: weight (I, H), bias (H,), out (H, O), out_bias (O,).
+
+    Attributes:
+        hidden: H, width between the perceptron's two matrices.
+    """
+
+    hidden: int
+    name = "GIN"
+    sums = True
+    scales = Scales(own=torch.ones_like)  # 1 + eps
+    indivisible = ""
+    maps = ("weight",)
+    rooted = False
+    weighs = False
+    kernel = None
+
+    def init(self, key: Key, inputs: int, outputs: int) -> Params:
+        """Uniform in +-1/sqrt(inputs of the matrix), as in torch's linear layers."""
+        return {
+            "weight": uniform(key.fold("weight"), inputs, self.hidden),
+            "bias": uniform_bias(key.fold("bias"), inputs, self.hidden),
+            "out": uniform(key.fold("out"), self.hidden, outputs),
+            "out_bias": uniform_bias(key.fold("out_bias"), self.hidden, outputs),
+        }
+
+    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+        """X W, (n, H)."""
+        return linear_map(p, x, off)
+
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+        """Return the sum, (r, H)."""
+        del p
+        return propagate(self.scales, z, m)
+
+    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+        """The rest of the perceptron."""
+        del x
+        h = torch.relu(segment_bias(s, p["bias"], m.off))
+        report_rows(m.off, h.shape[1] * (1 + gradients(h)))
+        return segment_bias(segment_linear(h, p["out"], m.off), p["out_bias"], m.off)
