@@ -18,7 +18,7 @@ from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS
 from silograph.study.tune.outcome import chosen_ranges, given_keys, part_options
-from silograph.task.scores import METRICS
+from silograph.task.metric_table import METRICS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

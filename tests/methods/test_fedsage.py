@@ -14,7 +14,7 @@ from sessions import session
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, State, offsets, under
-from silograph.evaluation.scoring import MENDED
+from silograph.evaluation.views import MENDED
 from silograph.exchange.collect import COUNTS, GENERATED, local_graph
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess

@@ -98,7 +98,7 @@ class FakeTime:
 @pytest.fixture
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
-    for module in ("nn.kernels.compile_notice", "experiment.run.clock", "experiment.run.loop"):
+    for module in ("nn.kernels.arrays", "experiment.run.clock", "experiment.run.loop"):
         monkeypatch.setattr(f"silograph.{module}.time", fake)
     return fake
 

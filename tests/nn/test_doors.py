@@ -295,7 +295,7 @@ def test_compiled_kernels_have_one_door() -> None:
                 stored.add(str(path.relative_to(root)))
     assert found == {"nn/backends.py"}
     # They check what they read themselves.
-    assert stored == {"methods/fedais_batches.py", "methods/fedais_state.py"}
+    assert stored == {"methods/fedais.py"}
 
 
 @pytest.mark.parametrize("optimizer", [Adam(0.1), SGD(0.1, momentum=0.9)])

@@ -16,8 +16,8 @@ from runs import go
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
 from silograph.graph.graph import Graph
+from silograph.task.metric_table import LOSS, METRICS, Metric, add_metric, own_scores
 from silograph.task.registry import TASKS
-from silograph.task.scores import LOSS, METRICS, Metric, add_metric, own_scores
 
 
 def wrong_share(counts: Mapping[str, Tensor]) -> float:

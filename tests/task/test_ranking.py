@@ -24,8 +24,8 @@ from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.task import rating_value as ranking
+from silograph.task.metric_table import RANKINGS
 from silograph.task.rating_value import FIELDS, Factors, ranking_counts, ranking_scores
-from silograph.task.scores import RANKINGS
 
 OPTIONS: dict[str, Any] = {
     "method": "fedavg",

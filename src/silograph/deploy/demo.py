@@ -34,7 +34,7 @@ from silograph.experiment.run.progress import best_mode, generating
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
 from silograph.graph.silos.export import check_target, write_silos
-from silograph.task.scores import METRICS
+from silograph.task.metric_table import METRICS
 
 # --- A graph cut as a run would cut it, written as folders of silos ------------------------------
 

@@ -4,7 +4,7 @@ Scores are counts that clients report (`silograph.evaluation.evaluate`). Of ever
 clients' own models are scored; how the server's model is scored is what the values here differ in.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -32,6 +32,7 @@ from silograph.evaluation.evaluate import (
     server_steps,
     tally_specs,
 )
+from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
 from silograph.exchange.passes import (
     begin,
     begin_inside,
@@ -55,30 +56,6 @@ from silograph.nn.fit import Start, check_like, start_fields, whole
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
 from silograph.task.counts import CountRules
-
-# --- What the views mean: which neighbors a node hears when the server's model is judged ---------
-
-
-OWN = "through its own client's graph"
-FETCHED = "through its own client's graph and the neighbors that it has fetched"
-MENDED = "through its own client's graph and the neighbors that it has generated"
-HALO = "with its neighbors in all silos from the second layer on"
-SILOS = "with its neighbors in all silos"
-UNCUT = "on the uncut graph, where it was trained"
-MEANS = {
-    "uncut": "server's model on the uncut graph (simulation only)",
-    "personalized": "each client's own model on its own nodes",
-}
-ONE_MODEL = "the same: there is one model, the server's"
-
-
-def means_of(ways: Iterable[str]) -> dict[str, str]:
-    """Return what the views mean for runs that see nodes in these ways, those above."""
-    seen = list(dict.fromkeys(ways))
-    depends = ", as the run has it" if len(seen) > 1 else ""
-    own = ONE_MODEL if {SILOS, UNCUT}.issuperset(seen) else MEANS["personalized"]
-    server = f"server's model, each node {' or '.join(seen)}{depends}"
-    return {"server": server, **MEANS, "personalized": own}
 
 
 class Evaluation(Protocol):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from silograph.core.text import counted
 from silograph.experiment.result_files import Row
-from silograph.task.scores import LOSS, METRICS, Metric
+from silograph.task.metric_table import LOSS, METRICS, Metric
 
 
 def console_to(file: IO[str], width: int | None = None) -> Console:

@@ -31,7 +31,8 @@ from silograph.core.setting_values import (
     SentWeights,
 )
 from silograph.core.text import shown
-from silograph.evaluation.scoring import UNCUT, Evaluation, OwnGraph
+from silograph.evaluation.scoring import Evaluation, OwnGraph
+from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock

@@ -48,7 +48,8 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, ranges, under
 from silograph.core.setting_values import lin, log
 from silograph.core.work import report_entries, report_rows, report_steps
-from silograph.evaluation.scoring import MENDED, OwnGraph
+from silograph.evaluation.scoring import OwnGraph
+from silograph.evaluation.views import MENDED
 from silograph.exchange.collect import COUNTS, GENERATED, generated_specs
 from silograph.exchange.rows import publish, publish_steps
 from silograph.federation.base import Federation

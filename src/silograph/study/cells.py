@@ -43,7 +43,7 @@ from silograph.graph.partition.own import is_partition_file
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make
-from silograph.task.scores import METRICS, Metric
+from silograph.task.metric_table import METRICS, Metric
 
 Line = dict[str, Any]
 RESULTS = 1  # raised where a change of the library changes what the same config gives

@@ -26,7 +26,7 @@ from silograph.experiment.run.setup import versions
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.study.cells import Cell, Line, metric_in, run_cell
-from silograph.task.scores import METRICS
+from silograph.task.metric_table import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Group

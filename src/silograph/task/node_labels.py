@@ -14,8 +14,8 @@ from silograph.core.errors import ProtocolError
 from silograph.graph.graph import MISSING, LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import BINS, HISTOGRAM, HITS, VAL_HISTOGRAM, JudgedRows, node_loss, tally
+from silograph.task.metric_table import LOSS, metrics_of_labels, own_scores
 from silograph.task.scores import (
-    LOSS,
     PARTS,
     ClassScores,
     Part,
@@ -23,8 +23,6 @@ from silograph.task.scores import (
     class_scores,
     client_accuracy,
     client_f1_micro,
-    metrics_of_labels,
-    own_scores,
     score,
 )
 

@@ -18,15 +18,8 @@ from silograph.graph.block.block import ClientBlock, kinds, pairs_of
 from silograph.graph.graph import LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import JudgedRows
-from silograph.task.scores import (
-    LOSS,
-    PARTS,
-    ClassScores,
-    Part,
-    Scores,
-    metrics_of_labels,
-    own_scores,
-)
+from silograph.task.metric_table import LOSS, metrics_of_labels, own_scores
+from silograph.task.scores import PARTS, ClassScores, Part, Scores
 
 # --- Recall and NDCG of the items that a silo would recommend to its users -----------------------
 #

@@ -9,7 +9,7 @@ from pages import read_page
 from runs import MakeGraph, go
 from silograph.experiment.result_files import Row
 from silograph.experiment.terminal_table import advice_of
-from silograph.task.scores import METRICS
+from silograph.task.metric_table import METRICS
 
 
 def rows_of(values: Sequence[float | None], every: int = 1) -> list[Row]:

@@ -19,8 +19,8 @@ from silograph.experiment.run.progress import RunFacts, final_values
 from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
+from silograph.task.metric_table import METRICS
 from silograph.task.registry import TASKS
-from silograph.task.scores import METRICS
 
 QUICK: dict[str, Any] = {**FAST, "rounds": 2, "clients": 2, "kernels": "torch"}
 RATING: dict[str, Any] = {"model": "rating_profiles", "lr": 0.01}

@@ -20,8 +20,9 @@ from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS
 from silograph.study.tune.outcome import Trial, Tuned, propose
 from silograph.study.tune.tune import best_of
+from silograph.task.metric_table import METRICS, Metric, metric_of
 from silograph.task.registry import TASKS
-from silograph.task.scores import METRICS, Metric, Scores, metric_of
+from silograph.task.scores import Scores
 
 EVERY = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))
 PICKING = pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: str(metric.name))

@@ -16,7 +16,7 @@ from silograph.cli.printing import print_result
 from silograph.core.errors import SilographError
 from silograph.experiment.run.result import VIEWS
 from silograph.methods import FEDAVG
-from silograph.task.scores import METRICS
+from silograph.task.metric_table import METRICS
 
 REPORTED = ("accuracy", "accuracy_client_mean", "f1_macro", "f1_micro", "auc")
 

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from silograph.core.config import RunConfig
-from silograph.evaluation.scoring import means_of
+from silograph.evaluation.views import means_of
 from silograph.experiment.report.reading import (
     AXES,
     VIEWS,
@@ -31,7 +31,7 @@ from silograph.experiment.report.reading import (
     units_of,
 )
 from silograph.experiment.result_files import CONFIG, FACT, VIRTUAL, Row
-from silograph.task.scores import LOSS, Metric, title_of
+from silograph.task.metric_table import LOSS, Metric, title_of
 
 # --- config table --------------------------------------------------------------------------------
 # What a page says of configs: a table, what differs from the defaults, and how to run it again.

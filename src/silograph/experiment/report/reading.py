@@ -34,7 +34,7 @@ from silograph.experiment.result_files import (
     read_json,
     read_rounds,
 )
-from silograph.task.scores import LOSS, METRICS, Metric, metric_of, reported
+from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
 
 VIEWS = ("server", "uncut", "personalized")
 SEARCH = "tune.json"  # says that a folder is that of a search

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from silograph.evaluation.scoring import means_of
+from silograph.evaluation.views import means_of
 from silograph.experiment.report.page import (
     SEEDS,
     axis_of,
@@ -27,7 +27,7 @@ from silograph.experiment.report.reading import (
     curves,
     thinned,
 )
-from silograph.task.scores import Metric
+from silograph.task.metric_table import Metric
 
 COLORS = 8  # of the style sheet
 DASHES = 3

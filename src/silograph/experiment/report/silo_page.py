@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.files import write_atomic
-from silograph.evaluation.scoring import means_of
+from silograph.evaluation.views import means_of
 from silograph.experiment.report.page import FIELDS, environment, text_of
 from silograph.experiment.result_files import REPORT
-from silograph.task.scores import metric_of, reported, title_of
+from silograph.task.metric_table import metric_of, reported, title_of
 
 VIEWS = ("server", "personalized")
 # Of a simulation: which graph it loads, how it cuts it, and what needs it uncut. Silos have theirs.

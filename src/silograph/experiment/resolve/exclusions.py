@@ -56,9 +56,9 @@ from silograph.sampling.neighbors import Depth
 from silograph.selection.base import UNIFORM
 from silograph.selection.options import LIMITS
 from silograph.selection.round_robin import ROUND_ROBIN
+from silograph.task.metric_table import METRICS, RANKINGS, metric_among, metric_of
 from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
-from silograph.task.scores import METRICS, RANKINGS, metric_among, metric_of
 
 # --- The model of a run: silograph's layers with their options, or a user's own module -----------
 

@@ -76,8 +76,8 @@ from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.own_module import Make
 from silograph.selection.base import UNIFORM
 from silograph.task.counts import CountRules
+from silograph.task.metric_table import RANKINGS
 from silograph.task.registry import TASKS
-from silograph.task.scores import RANKINGS
 
 # --- How a run is computed: which kernels, and how many clients at once --------------------------
 #

@@ -18,7 +18,8 @@ from silograph.core.setting_values import parse_links, parse_speeds
 from silograph.core.text import counted
 from silograph.experiment.resolve.exclusions import parse_target
 from silograph.federation.ledger import VirtualClock
-from silograph.task.scores import METRICS, Scores
+from silograph.task.metric_table import METRICS
+from silograph.task.scores import Scores
 
 SPEED, BANDWIDTH = 1e9, 1e6  # of one unit: operations a second, bytes a second
 

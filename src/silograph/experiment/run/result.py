@@ -22,7 +22,7 @@ from silograph.core.payload import ranges
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.text import counted, decimals, html_lines, html_table, state_of_fields
 from silograph.evaluation.evaluate import counts_of
-from silograph.evaluation.scoring import means_of
+from silograph.evaluation.views import means_of
 from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
 from silograph.experiment.report.reading import size_text
@@ -64,8 +64,9 @@ from silograph.nn.model_options import RatingBiasesOptions
 from silograph.nn.rating_factors import solved_biases
 from silograph.task.base import ClientValues
 from silograph.task.counts import JudgedRows, confusion
+from silograph.task.metric_table import METRICS, Metric, reported
 from silograph.task.registry import task_of
-from silograph.task.scores import METRICS, ClassScores, Metric, Scores, Views, reported
+from silograph.task.scores import ClassScores, Scores, Views
 
 if TYPE_CHECKING:
     import pandas as pd

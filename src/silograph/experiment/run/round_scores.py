@@ -32,19 +32,9 @@ from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
+from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
-from silograph.task.scores import (
-    LOSS,
-    METRICS,
-    PARTS,
-    RANKINGS,
-    ClassScores,
-    Metric,
-    Part,
-    Scores,
-    Views,
-    constant_scores,
-)
+from silograph.task.scores import PARTS, ClassScores, Part, Scores, Views, constant_scores
 
 Counts = Mapping[str, Tensor]
 SCORED_CLIENTS = f"{FACT}scored_clients"

@@ -348,11 +348,11 @@ def share(hit: Tensor) -> float:
 
 
 FORWARD = (
-    "stages.contribute",
+    "passes.contribute",
     "bns.serve",
     "cagnet.send",
 )  # ops whose replies have rows of a stage
-BACKWARD = ("stages.return_sums", "cagnet.send_back")
+BACKWARD = ("passes.return_sums", "cagnet.send_back")
 
 
 def rows_seen(call: SeenCall, fed: Overheard) -> tuple[Tensor, Tensor]:
@@ -375,7 +375,7 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     places: list[Tensor] = []
     name, weights = "", None
     for call in seen.calls:
-        if call.name == "stages.begin" and f"weights/{first_map(setup)}" in call.inbox:
+        if call.name == "passes.begin" and f"weights/{first_map(setup)}" in call.inbox:
             weights = call.inbox[f"weights/{first_map(setup)}"].t
         here = call.name in FORWARD and "stage" in call.inbox
         if weights is None or not here or int(call.inbox["stage"].t) != 0:
@@ -398,7 +398,7 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
         for c in range(block.num_clients)
     ]
     hit = torch.cat(hits)
-    what = "sums" if name == "stages.contribute" else "rows"
+    what = "sums" if name == "passes.contribute" else "rows"
     made = f"solve the first layer's {what} of {len(maps)} steps"
     return [
         Finding(
@@ -419,7 +419,7 @@ def _drawn(setup: Setup) -> bool:
 
 def separable_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
-    calls = [call for call in seen.calls if call.name == "stages.contribute"]
+    calls = [call for call in seen.calls if call.name == "passes.contribute"]
     if not calls or _drawn(setup) or setup.method.rows != "sums":
         return []
     _, sent = rows_seen(calls[0], seen)

@@ -63,7 +63,7 @@ from silograph.study.cells import APART, Cell, Line, digest_of, words_of
 from silograph.study.compare.comparison import VIEW_CHOICES, Comparison
 from silograph.study.compare.tables import TESTS, Asked, Test, paired_tables
 from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
-from silograph.task.scores import added, metric_of
+from silograph.task.metric_table import added, metric_of
 
 # --- What is asked of a comparison, looked at before anything runs -------------------------------
 

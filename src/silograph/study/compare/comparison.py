@@ -29,7 +29,7 @@ from silograph.study.compare.tables import (
     power_of,
     without_options,
 )
-from silograph.task.scores import METRICS, Metric
+from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
     import pandas as pd

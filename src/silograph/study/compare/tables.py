@@ -19,7 +19,7 @@ from silograph.experiment.terminal_table import console_to, markdown_table, prin
 from silograph.graph.datasets import is_path
 from silograph.graph.partition.split import parse_ratios
 from silograph.study.cells import Cell
-from silograph.task.scores import METRICS
+from silograph.task.metric_table import METRICS
 
 # --- Paired statistics: two methods on the same seeds, and what so few seeds can show ------------
 #

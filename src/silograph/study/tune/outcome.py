@@ -33,7 +33,7 @@ from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line
 from silograph.study.compare.compare import checked_list
-from silograph.task.scores import METRICS, Metric
+from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
     import pandas as pd

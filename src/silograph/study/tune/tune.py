@@ -61,7 +61,7 @@ from silograph.study.tune.outcome import (
     propose,
 )
 from silograph.study.workers import say
-from silograph.task.scores import METRICS, added
+from silograph.task.metric_table import METRICS, added
 
 # --- A search's folder: its plan, and the settings that it tries, in their order -----------------
 

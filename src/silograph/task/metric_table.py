@@ -1,0 +1,243 @@
+"""Metrics: what scores are called, which direction is better, and how they are shown.
+
+Nothing here needs torch, so that pages of finished runs are made without it.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from silograph.core.errors import ConfigError, lookup, unknown
+
+LOSS = "loss"
+NAME = re.compile(r"[a-z][a-z0-9_@]*")  # of metrics: keys of JSON, parts of names of columns
+RANKINGS = ("recall@10", "ndcg@10")  # of runs that rank items
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score of a model.
+
+    Attributes:
+        name: as in result.json and in columns of rounds.csv.
+        title: as in tables for people.
+        says: what it is, as a sentence.
+        higher: whether higher values are better; otherwise lower ones are.
+        share: whether it lies in 0..1.
+        labels: forms of labels whose task has it; see `Task.labels`.
+        validation: whether validation nodes have it in every run; otherwise only where the run
+            picks its round or stops by it, as it takes messages of its own.
+        of: it, from the counts that clients report (`Task.tally`), tensors (C, ...) by their names
+            without `val.` or `test.`; at least one node is among them. None: the task works it out.
+    """
+
+    name: str
+    title: str
+    says: str
+    higher: bool
+    share: bool
+    labels: tuple[str, ...]
+    validation: bool = True
+    of: Callable[[Mapping[str, Any]], float | None] | None = None
+
+    def goodness(self, value: float | None) -> float:
+        """Return a number that is higher for better values; None is worse than every value."""
+        if value is None:
+            return -float("inf")
+        return value if self.higher else -value
+
+    def best(self, values: Iterable[float | None]) -> float | None:
+        """Return the best of the values that there are, None if there are none."""
+        return max((v for v in values if v is not None), key=self.goodness, default=None)
+
+    def reaches(self, value: float | None, target: float) -> bool:
+        """Whether a value is as good as a target, or better."""
+        return value is not None and self.goodness(value) >= self.goodness(target)
+
+    def text(self, value: float | None) -> str:
+        """Return a value as results print it."""
+        if value is None:
+            return "-"
+        return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.6g}"
+
+
+CLASSES = ("multiclass", "multilabel")
+NUMBERS = ("node_value", "rating")
+RATINGS = ("rating",)
+
+
+def _higher(name: str, title: str, says: str, *labels: str, validation: bool = True) -> Metric:
+    return Metric(name, title, says, True, share=True, labels=labels, validation=validation)
+
+
+def _lower(name: str, title: str, says: str, *labels: str) -> Metric:
+    return Metric(name, title, says, False, share=False, labels=labels)
+
+
+def _mean_loss(counts: Mapping[str, Any]) -> float:
+    return float(counts["loss"].sum()) / int(counts["nodes"].sum())
+
+
+_ALL = (
+    _higher("accuracy", "accuracy", "Share of right labels, over all clients' nodes.", *CLASSES),
+    _higher(
+        "accuracy_client_mean",
+        "client mean",
+        "Mean of the clients' own shares of right labels.",
+        *CLASSES,
+    ),
+    _higher("f1_macro", "F1 macro", "Mean of the classes' F1.", *CLASSES),
+    _higher(
+        "f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes.", *CLASSES
+    ),
+    _higher(
+        "auc", "AUC", "Area under the ROC curve, mean over classes.", *CLASSES, validation=False
+    ),
+    _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets.", *NUMBERS),
+    _lower(
+        "rmse_seen",
+        "RMSE seen",
+        "RMSE of ratings whose user and item train at the client.",
+        *RATINGS,
+    ),
+    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there.", *RATINGS),
+    _lower("mae", "MAE", "Mean absolute error, over all clients' targets.", *NUMBERS),
+    _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE.", *NUMBERS),
+    _higher(
+        "recall@10",
+        "recall@10",
+        "Share of a user's relevant items among the first 10 that its silo recommends, mean over "
+        "users.",
+        *RATINGS,
+    ),
+    _higher(
+        "ndcg@10",
+        "NDCG@10",
+        "Discounted gain of the first 10 items that a silo recommends to a user, as a share of the "
+        "best possible one, mean over users.",
+        *RATINGS,
+    ),
+    Metric(
+        LOSS,
+        "loss",
+        "Mean loss of a node.",
+        higher=False,
+        share=False,
+        labels=(*CLASSES, *NUMBERS),
+        of=_mean_loss,
+    ),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+def add_metric(metric: Metric) -> None:
+    """Add a metric to those that runs of this process have; again, to replace one added before.
+
+    Runs end with `ConfigError` where its function fails, or gives no finite number and not None.
+
+    Raises:
+        ConfigError: silograph has a metric of that name, or it cannot be a name; nothing says how
+            it is worked out; or no task has such labels.
+    """
+    if metric.name in METRICS and not added([metric.name]):
+        raise ConfigError(
+            f"expected a new name of a metric, got {metric.name!r}: choose another one"
+        )
+    if NAME.fullmatch(metric.name) is None:
+        raise ConfigError(
+            "expected small letters, digits, _ or @ as the name of a metric, a letter first, got "
+            f"{metric.name!r}: choose another one"
+        )
+    if metric.of is None:
+        raise ConfigError(f"expected a function `of` in metric {metric.name}, got none")
+    known = (*CLASSES, *NUMBERS)
+    if not metric.labels or not set(metric.labels) <= set(known):
+        raise ConfigError(
+            f"expected labels of metric {metric.name} among {', '.join(known)}, got {metric.labels}"
+        )
+    METRICS[metric.name] = replace(metric, of=partial(_own_score, metric.name, metric.of))
+
+
+def added(names: Iterable[str | None]) -> list[str]:
+    """Return those of some names that `add_metric` has made known, in this process only."""
+    built_in = {metric.name for metric in _ALL}
+    return [name for name in names if name in METRICS and name not in built_in]
+
+
+def title_of(name: str) -> str:
+    """Return a metric's title; the name of one that this process does not know."""
+    return METRICS[name].title if name in METRICS else name
+
+
+def _own_score(
+    name: str, of: Callable[[Mapping[str, Any]], float | None], counts: Mapping[str, Any]
+) -> float | None:
+    """Return what a user's function makes of counts; it is written into JSON and CSV files."""
+    try:
+        value = of(counts)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"metric {name} cannot be worked out ({problem}): change it") from error
+    if value is None:
+        return None
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigError(
+            f"expected a finite number or None from metric {name}, got {value!r}: change it"
+        )
+    return float(value)
+
+
+def metrics_of_labels(labels: str) -> tuple[str, ...]:
+    """Return the names of the metrics that the task of a form of labels has; the loss is last."""
+    names = [m.name for m in METRICS.values() if labels in m.labels and m.name != LOSS]
+    return (*names, LOSS)
+
+
+def own_scores(labels: str, counts: Mapping[str, Any], part: str) -> dict[str, float | None]:
+    """Return the metrics that say how they are worked out, from the counts of `val` or `test`."""
+    begins, names = f"{part}.", metrics_of_labels(labels)
+    found = {n.removeprefix(begins): t for n, t in counts.items() if n.startswith(begins)}
+    return {name: of(found) for name in names if (of := METRICS[name].of) is not None}
+
+
+def metric_of(name: str) -> Metric:
+    """Return a metric by its name.
+
+    Raises:
+        ConfigError: unknown (names the nearest).
+    """
+    return lookup(METRICS, name, "metric")
+
+
+def metric_among(name: str, metrics: Iterable[str], what: str) -> Metric:
+    """Return a metric of a task.
+
+    Args:
+        name: of the metric.
+        metrics: names of those that the task has.
+        what: what the metric is for, in the error.
+
+    Raises:
+        ConfigError: the task does not have it (names the nearest).
+    """
+    known = list(metrics)
+    if name not in known:
+        raise unknown(what, name, known)
+    return METRICS[name]
+
+
+def reported(names: Iterable[str], metric: str) -> list[str]:
+    """Return the metrics that results show, in the order of `names`.
+
+    The loss is among them only where it is the metric of the run: it says little of how good
+    predictions are.
+
+    Args:
+        names: of the metrics that there are.
+        metric: the metric of the run, by which its best round is chosen.
+    """
+    return [name for name in names if name != LOSS or name == metric]
