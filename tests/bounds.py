@@ -28,6 +28,7 @@ def commands() -> Iterator[tuple[str, int, str]]:
     """
     yield "run digits --rounds 2 --partition metis --clients 3 --out run --quiet", 0, "test"
     yield "run --clientz 3", 2, "No such option: --clientz (Possible options: --clients, "
+    yield "compile", 0, ""
     yield "rum", 2, "Did you mean 'run', 'resume'?\n"
     yield "run --rounds x", 2, "'x' is not a valid integer"
     yield "predict run", 2, "Missing option '--data'. Give --data VALUE: "
