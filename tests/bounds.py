@@ -143,6 +143,7 @@ def main() -> int:
     uv = shutil.which(given.uv)
     if uv is None:
         parser.error(f"expected uv at {given.uv}, got none: pip install uv")
+    uv = os.path.abspath(uv)  # commands run in other folders
     failed = False
     for python in given.python:
         for resolution in RESOLUTIONS:
