@@ -24,7 +24,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --timeout 5400
 
 # Tries each command with the lowest and the newest allowed versions, in environments of their own.
-# uv finds wheels where pip does. BOUNDS=--cuda also tries Pythons whose torch brings CUDA packages.
+# uv finds wheels where pip does. PYTHONS are versions or paths. BOUNDS=--cuda also tries Pythons whose torch brings CUDA packages.
 PYTHONS ?= 3.11 3.13
 test-bounds: export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 test-bounds:

@@ -28,6 +28,7 @@ def commands() -> Iterator[tuple[str, int, str]]:
     """
     yield "run digits --rounds 2 --partition metis --clients 3 --out run --quiet", 0, "test"
     yield "run --clientz 3", 2, "No such option: --clientz (Possible options: --clients, "
+    yield "compile", 0, ""
     yield "rum", 2, "Did you mean 'run', 'resume'?\n"
     yield "run --rounds x", 2, "'x' is not a valid integer"
     yield "predict run", 2, "Missing option '--data'. Give --data VALUE: "
@@ -75,6 +76,7 @@ def smoke_test(program: Path, folder: Path) -> list[str]:
 def run(command: list[str | Path], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command and capture what it prints."""
     environment = {**os.environ, "COLUMNS": "100", "PYTHONDONTWRITEBYTECODE": ""}
+    environment["UV_PYTHON_DOWNLOADS"] = "never"  # a Python that is not here is left out
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -142,6 +144,7 @@ def main() -> int:
     uv = shutil.which(given.uv)
     if uv is None:
         parser.error(f"expected uv at {given.uv}, got none: pip install uv")
+    uv = os.path.abspath(uv)  # commands run in other folders
     failed = False
     for python in given.python:
         for resolution in RESOLUTIONS:
