@@ -75,10 +75,11 @@ def test_a_graph_is_read_only_where_its_file_is_another(
     run, path = study
     before = path.read_bytes()
     loads: list[str] = []
+    load_graph = sg.load
 
     def load(name: str, **options: Any) -> Any:
         loads.append(Path(name).stem)
-        return sg.load(name, **options)
+        return load_graph(name, **options)
 
     monkeypatch.setattr("silograph.graph.datasets.load", load)
     run()

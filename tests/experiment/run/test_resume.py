@@ -328,8 +328,7 @@ def test_a_run_from_before_a_field_goes_on(
     graph, out = make_graph(), tmp_path / "cut"
     sg.run(graph, **OPTIONS, out=str(tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        for where in ("result_folder", "new_folder"):
-            patch.setattr(f"silograph.experiment.run.{where}.identity", older)
+        patch.setattr("silograph.experiment.run.result_folder.identity", older)
         run_until(patch, graph, last, out, **OPTIONS)
     text = (out / "config.toml").read_text(encoding="utf-8")
     (out / "config.toml").write_text(text.replace("drop_edges = 0.0\n", "drop_edges = 0.1\n"))

@@ -16,7 +16,7 @@ import torch
 
 from silograph.core.errors import DataError
 from silograph.graph.datasets import load
-from silograph.graph.read.npz import check_arrays, check_kept
+from silograph.graph.read.checked_pickle import check_arrays, check_kept
 
 SRC = Path(__file__).parents[3] / "src"
 

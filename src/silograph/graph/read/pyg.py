@@ -17,8 +17,8 @@ import torch
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
+from silograph.graph.read.checked_pickle import check_arrays, check_kept
 from silograph.graph.read.in_memory import from_pyg
-from silograph.graph.read.npz import check_arrays, check_kept
 
 # Class of torch_geometric.datasets and the name it knows the graph by, where it has several.
 LOADERS = {
