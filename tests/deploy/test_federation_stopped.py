@@ -192,7 +192,7 @@ def test_a_silo_whose_state_is_damaged_goes_back_one_round(
 
     def from_disk(store: StateStore, number: int) -> Any:
         store._recent.clear()  # as after a restart
-        store._kept.clear()
+        store._states.clear()
         return real(store, number)
 
     def again(_: RunConfig, venue: Venue, **named: Any) -> Result:

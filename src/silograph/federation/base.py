@@ -320,14 +320,14 @@ def _positions(ids: tuple[str, ...], to: tuple[str, ...]) -> Tensor:
     """Return the positions (k,) int64 of clients; not to be changed; see `positions_of`."""
     place = _places(ids)
     try:
-        found = np.fromiter(map(place.__getitem__, to), np.int64, len(to))
+        positions = np.fromiter(map(place.__getitem__, to), np.int64, len(to))
     except KeyError as error:
         raise ProtocolError(f"expected clients of this federation, got {error.args[0]!r}") from None
-    if not len(found) or not bool((found[1:] > found[:-1]).all()):
+    if not len(positions) or not bool((positions[1:] > positions[:-1]).all()):
         raise ProtocolError(
             f"expected at least one client, each once and in the federation's order, got {list(to)}"
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(positions)
 
 
 @lru_cache(maxsize=4)  # of a federation in every call
@@ -386,19 +386,19 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
 
 
 @contextmanager
-def in_function(function: Callable[..., Any], called: str) -> Iterator[None]:
+def in_function(function: Callable[..., Any], description: str) -> Iterator[None]:
     """Raise `OpError`, of one line, where a function of a user's own fails before a run.
 
     Args:
         function: the function; errors of silograph's own keep their tracebacks.
-        called: what it is called in the error.
+        description: what it is called in the error.
     """
     try:
         yield
     except Exception as error:
         if says_all(error) or getattr(function, "__module__", "").startswith("silograph."):
             raise
-        raise OpError(f"in {called}: {_what(error)}{_place(error)}") from error
+        raise OpError(f"in {description}: {_what(error)}{_place(error)}") from error
 
 
 def context(op: Op, number: int, block: ClientBlock, state: State, inbox: Payload) -> str:
@@ -425,19 +425,19 @@ def _scene(number: int, block: ClientBlock) -> str:
 
 def _fields(fields: Mapping[str, Field]) -> str:
     """Return names, forms, shapes and dtypes of fields; values may be private."""
-    shown = [
+    lines = [
         f"{name} {type(f).__name__} {tuple(f.t.shape)} {str(f.t.dtype).removeprefix('torch.')}"
         for name, f in list(fields.items())[:MOST_FIELDS]
     ]
-    more = len(fields) - len(shown)
-    return ", ".join(shown + [f"{more} more"] * (more > 0)) or "none"
+    more = len(fields) - len(lines)
+    return ", ".join(lines + [f"{more} more"] * (more > 0)) or "none"
 
 
 def _place(error: Exception) -> str:
     """Return the last line of code outside silograph and other packages, if there is one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        inside = frame.filename.startswith(LIBRARY) or frame.filename.startswith("<")
-        if not inside and not set(INSTALLED) & set(Path(frame.filename).parts):
+        is_library_code = frame.filename.startswith(LIBRARY) or frame.filename.startswith("<")
+        if not is_library_code and not set(INSTALLED) & set(Path(frame.filename).parts):
             return f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
     return ""
 

@@ -43,7 +43,7 @@ def check_fields(
     shared: bool = False,
     patched: bool = False,
     rows: bool = True,
-    known: Mapping[str, Field] = NOTHING,
+    checked: Mapping[str, Field] = NOTHING,
 ) -> None:
     """Raise `ProtocolError` unless every field has a part for each client, and frames carry it.
 
@@ -54,12 +54,12 @@ def check_fields(
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
         patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
-        known: fields that keep the rules; the same ones are not looked at again.
+        checked: fields that keep the rules; the same ones are not looked at again.
     """
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
     for name, field in fields.items():
-        if field is known.get(name):
+        if field is checked.get(name):
             continue
         problem = _problem(name, field, clients, shared, patched, rows)
         if problem:
@@ -106,23 +106,26 @@ def run_op(
         ProtocolError: it broke a rule.
         OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
-    seen = {
+    readable_state = {
         name: copied(field) if not given_up and is_overwritten(op, name) else field
         for name, field in state.items()
         if is_read(op, name)
     }
     try:
-        new, reply = op(of_round(cfg, number), block, seen, inbox, key)
+        new, reply = op(of_round(cfg, number), block, readable_state, inbox, key)
     except Exception as error:
         if says_all(error) and not private:
             error.add_note(context(op, number, block, state, inbox))
             raise
         raise failure(op, number, block, state, inbox, error) from error
-    if len(seen) < len(state):
-        new = {**{name: field for name, field in state.items() if name not in seen}, **new}
+    if len(readable_state) < len(state):
+        new = {
+            **{name: field for name, field in state.items() if name not in readable_state},
+            **new,
+        }
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
-    check_fields(new, clients, f"state after {op.__name__}", known=state)
+    check_fields(new, clients, f"state after {op.__name__}", checked=state)
     for name in new:
         if name.startswith(HAS):
             raise ProtocolError(

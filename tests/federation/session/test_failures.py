@@ -424,4 +424,4 @@ def test_a_state_that_is_not_finite_is_not_saved(built: Built) -> None:
     fed.call(train, big, what=Kind.WEIGHTS, key=KEY, to=["client_00"])
     with pytest.raises(ProtocolError, match=r"NaN or infinity for 'n' .*: round 1 is not saved"):
         fed.keep(1, ())
-    assert worker._store._kept == {}
+    assert worker._store._states == {}

@@ -124,21 +124,21 @@ class _Attempt:
 
 def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attempt:
     """Attach and answer until the stream ends; raise `ConfigError` where no other one can help."""
-    attached = False
+    is_attached = False
     with _channel(silo) as channel:
         stream = _Stream(channel)
         try:
-            found = stream.greet(silo)
-            if worker is None or found != token:
+            server_token = stream.greet(silo)
+            if worker is None or server_token != token:
                 if worker is not None and worker.has_agreed:
                     raise ConfigError(
                         f"expected the run that this silo has agreed to at {silo.server}, got "
                         "another one: start the silo again to take part in that"
                     )
-                worker, token = silo.make_worker(found), found
+                worker, token = silo.make_worker(server_token), server_token
             worker.attach()
             silo.report(Event(What.ATTACHED, silo.name, address=silo.server))
-            attached = True
+            is_attached = True
             stream.answer(worker, silo)
             reason = "the server ended the stream"
         except grpc.RpcError as error:
@@ -148,13 +148,13 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
                     f"expected {silo.server} to have a certificate that --ca vouches for, got: "
                     f"{reason}"
                 ) from None
-            if not attached:
+            if not is_attached:
                 reason += _hint(reason, secure=silo.roots is not None)
         except ProtocolError as error:  # of a stream that cannot be trusted any more
             reason = str(error)
         finally:
             stream.close()
-    return _Attempt(worker, token, attached, reason)
+    return _Attempt(worker, token, is_attached, reason)
 
 
 def _alone(silo: Attaching, reason: str | None) -> Event:
@@ -175,16 +175,16 @@ class _Stream:
     """One stream to the server."""
 
     def __init__(self, channel: Any) -> None:
-        self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._call = channel.stream_stream(PATH)(cut(iter(self._out.get, None)))
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._call = channel.stream_stream(PATH)(cut(iter(self._outgoing.get, None)))
         self._most: Callable[[int], int] = lambda _: SHORT
         self._messages = whole(self._call, lambda size: self._most(size))
 
     def greet(self, silo: Attaching) -> bytes:
         """Say who the silo is, prove it, and return the token of the run."""
-        said = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
-        said["process"] = silo.process
-        self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **said})
+        greeting = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
+        greeting["process"] = silo.process
+        self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **greeting})
         challenge = self._take(Type.CHALLENGE)
         try:
             nonce = bytes.fromhex(str(challenge.facts()["nonce"]))
@@ -202,7 +202,7 @@ class _Stream:
         self._most = worker.most
         for data in self._messages:
             answer = worker.answer(data)
-            self._out.put(answer)
+            self._outgoing.put(answer)
             if worker.ended is not None:
                 self._say_no_more()
             if not self._call.is_active() and worker.ended is None:
@@ -210,18 +210,18 @@ class _Stream:
 
     def _say_no_more(self) -> None:
         """End this end's half of the stream; a server that does not end its own is not awaited."""
-        self._out.put(None)
+        self._outgoing.put(None)
         timer = threading.Timer(LAST_SECONDS, self._call.cancel)
         timer.daemon = True
         timer.start()
 
     def close(self) -> None:
         """End the stream."""
-        self._out.put(None)
+        self._outgoing.put(None)
         self._call.cancel()
 
     def _send(self, kind: Type, token: bytes, facts: Mapping[str, Any]) -> None:
-        self._out.put(pack(Message(kind, token, 0, facts_body(facts))))
+        self._outgoing.put(pack(Message(kind, token, 0, facts_body(facts))))
 
     def _take(self, kind: Type) -> Message:
         try:

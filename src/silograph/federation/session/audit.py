@@ -98,17 +98,17 @@ def line_of(facts: Mapping[str, Any], former: str) -> tuple[bytes, str]:
     return chained(json.dumps(facts, allow_nan=False)[1:-1], former)
 
 
-def chained(told: str, former: str) -> tuple[bytes, str]:
+def chained(members: str, former: str) -> tuple[bytes, str]:
     """Return the bytes of the next line and its hash.
 
     That is BLAKE2b of 256 bits (RFC 7693), in hexadecimal: `b2sum -l 256`. SHA-256 is faster over
     long data, but OpenSSL looks it up and sets it up for each line.
 
     Args:
-        told: what it says, as the inside of a JSON object.
+        members: what it says, as the inside of a JSON object.
         former: hash of the line before.
     """
-    line, own = with_hash(f'{{"former": "{former}", {told}'.encode())
+    line, own = with_hash(f'{{"former": "{former}", {members}'.encode())
     return line, own.decode()
 
 
@@ -197,11 +197,11 @@ class AuditedRun:
         return sum(self.bytes.values())
 
 
-def _count(found: object) -> int:
+def _count(value: object) -> int:
     """Return a number of bytes, rounds or entries; raise `ValueError` for anything else."""
-    if not isinstance(found, int) or not 0 <= found < 2**63:
-        raise ValueError(found)
-    return found
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
 
 
 class RunCounts:
@@ -281,34 +281,36 @@ class AuditReading:
     noted: int | None
 
 
-def read_audit(file: BinaryIO, looked_for: str | None = None) -> AuditReading:
+def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
     """Return what an audit file says; it takes no more memory the longer the file is.
 
     Args:
         file: to read from.
-        looked_for: the hash of a line that somebody has noted.
+        noted_hash: the hash of a line that somebody has noted.
     """
-    found: dict[str, RunCounts] = {}
-    lines, head, noted, broken = 0, NO_LINE, None, None
+    counts_by_run: dict[str, RunCounts] = {}
+    lines, head, noted_line, damage = 0, NO_LINE, None, None
     try:
         for entry in entries_of(file):
-            _add(found, entry)
+            _add(counts_by_run, entry)
             lines, head = entry.line, entry.hash
-            noted = entry.line if entry.hash == looked_for else noted
+            noted_line = entry.line if entry.hash == noted_hash else noted_line
     except BrokenChainError as error:
-        broken = error
-    return AuditReading(lines, head, [c.summary() for c in found.values()], broken, noted)
+        damage = error
+    return AuditReading(
+        lines, head, [c.summary() for c in counts_by_run.values()], damage, noted_line
+    )
 
 
-def _add(found: dict[str, RunCounts], entry: AuditEntry) -> None:
+def _add(counts_by_run: dict[str, RunCounts], entry: AuditEntry) -> None:
     """Add an entry to what is known of its run."""
     run = entry.facts.get("run")
     if run is None:
         return
     try:
-        if run not in found:
-            found[run] = RunCounts(run)
-        found[run].add(entry)
+        if run not in counts_by_run:
+            counts_by_run[run] = RunCounts(run)
+        counts_by_run[run].add(entry)
     except (KeyError, TypeError, ValueError):
         reason = "expected what silograph writes in an audit file, got other fields"
         raise BrokenChainError(entry.line, reason, 0) from None
@@ -342,14 +344,14 @@ class Audit:
         size: int = 0,
     ) -> None:
         self._file = file
-        self._torn = False
+        self._is_torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
         self._head = head.encode()
         self._size = size
         self._second, self._date = -1, b""  # of the last line
-        self._seen: Counter[str] = Counter()  # by event, of what is folded
-        self._told: Counter[str] = Counter()
+        self._num_seen: Counter[str] = Counter()  # by event, of what is folded
+        self._num_listed: Counter[str] = Counter()
         self._agreed: RunAudit | None = None
         self._shown: RunAudit | None = None  # to which a hello went last
         self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
@@ -362,8 +364,10 @@ class Audit:
     def agreed_before(self, run: str) -> tuple[int, int]:
         """Return how many other runs were agreed to: of anybody, and of this server."""
         others = [r for name, r in self._runs.items() if name != run and r.agreed is not None]
-        mine = [r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)]
-        return len(others), len(mine)
+        same_server = [
+            r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)
+        ]
+        return len(others), len(same_server)
 
     def _is_same_server(self, facts: Mapping[str, Any]) -> bool:
         """Whether an agreement was with the host and authority of this start; ports may differ."""
@@ -408,8 +412,8 @@ class Audit:
         moment = time.time_ns() // 10**6
         self._begin_second(moment // 1000)
         when = f"{self._date.decode()}.{moment % 1000:03}Z"
-        told = json.dumps(facts, allow_nan=False)[1:-1]
-        line, own = chained(f'"time": "{when}", "event": "{event}", {told}', self.head)
+        members = json.dumps(facts, allow_nan=False)[1:-1]
+        line, own = chained(f'"time": "{when}", "event": "{event}", {members}', self.head)
         self._write(event, line, own.encode())
         if force:
             self.force()
@@ -431,7 +435,7 @@ class Audit:
     def _write(self, event: str, line: bytes, own: bytes) -> None:
         """Append a line whose hash is `own`."""
         size = self._size + len(line)
-        if self._torn or size > MOST_FILE:
+        if self._is_torn or size > MOST_FILE:
             self._check_room(event, size)
         if self._file is not None:
             try:
@@ -444,7 +448,7 @@ class Audit:
 
     def _check_room(self, event: str, size: int) -> None:
         """Raise `PolicyError` unless a line may follow, which makes the file so long."""
-        if self._torn:
+        if self._is_torn:
             raise _unwritable("its last line could not be written")
         most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
         if self._file is not None and size > most:
@@ -466,7 +470,7 @@ class Audit:
         try:
             os.ftruncate(self._file, self._size)
         except OSError:  # its end is torn, which the next start says: nothing may follow it
-            self._file, self._torn = None, True
+            self._file, self._is_torn = None, True
         raise _unwritable("No space left on device")
 
     def force(self) -> None:
@@ -480,18 +484,18 @@ class Audit:
 
     def fold(self, event: str, facts: Mapping[str, Any], size: int = 0) -> None:
         """Add a line for what a server can repeat without end, or count it for a later line."""
-        self._seen[event] += 1
+        self._num_seen[event] += 1
         self._bytes[event] += size
-        seen = self._seen[event]
-        if seen <= WRITTEN_OUT or seen & (seen - 1) == 0:
-            times = seen - self._told[event]
+        occurrences = self._num_seen[event]
+        if occurrences <= WRITTEN_OUT or occurrences & (occurrences - 1) == 0:
+            times = occurrences - self._num_listed[event]
             sizes = {"bytes": self._bytes[event]} if size else {}
             self.add(event, {**facts, "times": times, **sizes})
-            self._told[event], self._bytes[event] = seen, 0
+            self._num_listed[event], self._bytes[event] = occurrences, 0
 
     def untold(self, event: str) -> int:
         """Return how many of what is folded no line has told yet."""
-        return self._seen[event] - self._told[event]
+        return self._num_seen[event] - self._num_listed[event]
 
 
 class RunAudit:
@@ -613,8 +617,8 @@ class RunAudit:
         """
         reason = self._open if reason is None else reason
         counts = {"calls": self._calls, "bytes": self._bytes}
-        if untold := self._audit.untold("refused"):
-            counts["refusals_without_a_line"] = untold
+        if num_unlisted := self._audit.untold("refused"):
+            counts["refusals_without_a_line"] = num_unlisted
         self._audit.add("ended", {"run": self._run, "reason": reason, **counts}, force=True)
 
 
@@ -630,12 +634,12 @@ def _form(run: str, op: str, kind: str, begins: bool, names: tuple[str, ...]) ->
     It has places for the hash of the line before, the second, its thousandths, the round, the bytes
     of the frame, those of its scores if it has any, and those of each field.
     """
-    run, op, kind, *quoted = (
+    run, op, kind, *number_fields = (
         json.dumps(text).replace("%", "%%") for text in (run, op, kind, *names)
     )
     first = ', "begins": true' if begins else ""
     scores = ', "scores": %d' if any(name.startswith(RECEIVED) for name in names) else ""
-    fields = ", ".join(f"{name}: %d" for name in quoted)
+    fields = ", ".join(f"{name}: %d" for name in number_fields)
     return (
         '{"former": "%b", "time": "%b.%03dZ", "event": "answered", '
         f'"run": {run}, "round": %d{first}, '
@@ -697,29 +701,30 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
     """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
     with os.fdopen(os.dup(file), "rb") as reader:
         reader.seek(0)
-        found = read_audit(reader)
-    broken, size = found.broken, os.fstat(file).st_size
-    if broken is not None and broken.is_older:
+        reading = read_audit(reader)
+    damage, size = reading.broken, os.fstat(file).st_size
+    if damage is not None and damage.is_older:
         raise ConfigError(
-            f"expected {path} as this version writes it, got {broken}: keep it, that version can "
+            f"expected {path} as this version writes it, got {damage}: keep it, that version can "
             "check it, and move it away; the next start begins a new one"
         )
-    if broken is not None and not broken.is_torn:
+    if damage is not None and not damage.is_torn:
         raise ConfigError(
-            f"expected {path} as this silo wrote it, got other contents in {broken}: keep it and "
+            f"expected {path} as this silo wrote it, got other contents in {damage}: keep it and "
             "move it away, the next start begins a new one (docs/federation.md)"
         )
-    torn = 0 if broken is None else size - broken.whole
-    if size - torn >= MOST_FILE:
+    torn_bytes = 0 if damage is None else size - damage.whole
+    if size - torn_bytes >= MOST_FILE:
         raise ConfigError(full_file(str(path)))
-    if torn:
-        os.ftruncate(file, size - torn)
-    runs = {run.run: run for run in found.runs}
-    audit = Audit(file, about, runs, found.head, size - torn)
-    note = f"{path} has {counted(found.lines, 'line')}, each as it was written"
-    if torn:
-        audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
+    if torn_bytes:
+        os.ftruncate(file, size - torn_bytes)
+    runs = {run.run: run for run in reading.runs}
+    audit = Audit(file, about, runs, reading.head, size - torn_bytes)
+    note = f"{path} has {counted(reading.lines, 'line')}, each as it was written"
+    if torn_bytes:
+        audit.add("torn", {"line": reading.lines + 1, "bytes": torn_bytes}, force=True)
         note += (
-            f"; {counted(torn, 'byte')} of a line without an end were cut off, and a line says so"
+            f"; {counted(torn_bytes, 'byte')} of a line without an end were cut off, "
+            "and a line says so"
         )
     return audit, note

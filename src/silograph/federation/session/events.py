@@ -144,8 +144,8 @@ LEVELS = {
 def log_event(event: Event) -> None:
     """Log an event under `silograph`: its line, and its fields as the record's own."""
     if LOG.isEnabledFor(event.level):
-        told = {"event": str(event.what), **told_of(event)}
-        LOG.log(event.level, "%s", event, extra=told, exc_info=event.what is What.FAILED)
+        fields = {"event": str(event.what), **told_of(event)}
+        LOG.log(event.level, "%s", event, extra=fields, exc_info=event.what is What.FAILED)
 
 
 def both(first: EventCallback, second: EventCallback) -> EventCallback:
@@ -386,7 +386,7 @@ class Board:
             with self._lock:
                 before = self._standings.get(event.silo, Standing(SiloState.WAITING, now))
                 self._standings[event.silo] = after(before, event, now)
-                event = self._known(before, event, now)
+                event = self._with_counts(before, event, now)
         self._report(event)
 
     def standings(self) -> Mapping[str, Standing]:
@@ -394,13 +394,13 @@ class Board:
         with self._lock:
             return dict(self._standings)
 
-    def _known(self, before: Standing, event: Event, now: float) -> Event:
+    def _with_counts(self, before: Standing, event: Event, now: float) -> Event:
         """Return an event with what is known from before: counts, and of what an answer is one."""
         if event.what is What.ATTACHED:
             if before.state in AWAY:
                 return event
-            there = sum(s.state is not SiloState.WAITING for s in self._standings.values())
-            return replace(event, silos=there, room=self.room)
+            num_attached = sum(s.state is not SiloState.WAITING for s in self._standings.values())
+            return replace(event, silos=num_attached, room=self.room)
         if event.what is What.ANSWERED and before.state is SiloState.WORKING:
             seconds = round(now - before.since, 6)
             return replace(event, op=before.op, round=before.round, seconds=seconds)
@@ -409,8 +409,8 @@ class Board:
 
 def counts(standings: Mapping[str, Standing], room: int) -> dict[SiloState, int]:
     """Return how many silos do what; those without a name yet are waited for."""
-    found = dict.fromkeys(SiloState, 0)
+    by_state = dict.fromkeys(SiloState, 0)
     for standing in standings.values():
-        found[standing.state] += 1
-    found[SiloState.WAITING] += max(0, room - len(standings))
-    return found
+        by_state[standing.state] += 1
+    by_state[SiloState.WAITING] += max(0, room - len(standings))
+    return by_state

@@ -97,8 +97,8 @@ class Greetings:
         known: public keys of silos by name; one place is in reserve for each.
     """
 
-    def __init__(self, known: Callable[[], Mapping[str, bytes]]) -> None:
-        self._known = known
+    def __init__(self, known_keys: Callable[[], Mapping[str, bytes]]) -> None:
+        self._known_keys = known_keys
         self._lock = threading.Lock()
         self._places: list[Place] = []  # who came first is first
 
@@ -128,10 +128,10 @@ class Greetings:
     def claim(self, place: Place, key: object) -> None:
         """Give a stream the place that is in reserve for the key that it claims, if it is free."""
         with self._lock:
-            known = {public.hex(): public for public in self._known().values()}
-            taken = {other.key for other in self._places}
-            public = known.get(key) if isinstance(key, str) else None
-            if public not in taken:
+            registered = {public.hex(): public for public in self._known_keys().values()}
+            pending_keys = {other.key for other in self._places}
+            public = registered.get(key) if isinstance(key, str) else None
+            if public not in pending_keys:
                 place.key = public
 
     def _excess(self, address: str) -> Place | None:
@@ -162,12 +162,12 @@ class StreamLink:
         arrived: told of every message when it arrives: its bytes, and whether it is too late.
     """
 
-    def __init__(self, arrived: Callable[[int, bool], None]) -> None:
-        self._arrived = arrived
+    def __init__(self, on_arrival: Callable[[int, bool], None]) -> None:
+        self._arrived = on_arrival
         self._out: SimpleQueue[bytes | None] = SimpleQueue()
         self._in: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._owed: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
+        self._owed_sizes: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
         self._closed = False
         self._over = False
         self.alive = True  # until the silo's end of the stream has ended
@@ -175,30 +175,30 @@ class StreamLink:
     def send(self, data: bytes, most: int) -> None:
         """Hand over a message; see `Link`."""
         with self._lock:
-            self._owed.append(most)
+            self._owed_sizes.append(most)
         self._out.put(data)
 
     def _most(self, size: int) -> int:
         """Return the bytes of the longest message that the silo may send."""
         del size
         with self._lock:
-            return max(self._owed, default=0)
+            return max(self._owed_sizes, default=0)
 
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message; see `Link`."""
         try:
-            arrived = None if self._closed else self._in.get(timeout=seconds)
+            answer = None if self._closed else self._in.get(timeout=seconds)
         except Empty:
             line = f"expected an answer within {seconds:g} s, got none"
             raise LostError(line, Cause.LATE) from None
-        if isinstance(arrived, LostError):
+        if isinstance(answer, LostError):
             self._closed = True
-            raise arrived
-        if arrived is None:
+            raise answer
+        if answer is None:
             self._closed = True
             line = "expected an answer, got the end of the stream: it is gone"
             raise LostError(line, Cause.GONE)
-        return arrived
+        return answer
 
     def close(self) -> None:
         """End the stream."""
@@ -211,7 +211,7 @@ class StreamLink:
 
     def pump(self, requests: Stream) -> None:
         """Take in what comes until the stream ends, however it does, or speaks unasked."""
-        lost = None
+        loss = None
         try:
             for data in whole(requests, self._most):
                 self._arrived(len(data), self._over)
@@ -220,15 +220,15 @@ class StreamLink:
                 if self._in.qsize() == UNREAD:  # else it could fill the server's memory
                     break
                 with self._lock:
-                    if self._owed:
-                        self._owed.popleft()
+                    if self._owed_sizes:
+                        self._owed_sizes.popleft()
                 self._in.put(Arrived(data, time.monotonic()))
         except FrameError as error:
-            lost = LostError(str(error))
+            loss = LostError(str(error))
         except Exception:  # gRPC's own classes, and whatever a broken stream raises
-            lost = None
+            loss = None
         self.alive = False
-        self._in.put(lost)
+        self._in.put(loss)
         self._out.put(None)
 
 
@@ -323,11 +323,11 @@ class Hub:
 
     def returned(self) -> list[Joined]:
         """Return the silos that have attached since, the last stream of each."""
-        found: dict[str, Joined] = {}
+        joined_by_name: dict[str, Joined] = {}
         while not self._joined.empty():
             joined = self._joined.get()
-            found[joined.name] = joined
-        return list(found.values())
+            joined_by_name[joined.name] = joined
+        return list(joined_by_name.values())
 
     def close(self) -> None:
         """Stop listening and end all streams."""
@@ -344,13 +344,13 @@ class Hub:
         timer.start()
         try:
             with self._greetings.place(context.peer(), context.cancel) as place:
-                found = yield from self._greeted(requests, context, place)
-                if found is None:
+                greeting = yield from self._greeted(requests, context, place)
+                if greeting is None:
                     return
-                if isinstance(found, str):
-                    yield self._message(Type.REFUSED, {"reason": found})
+                if isinstance(greeting, str):
+                    yield self._message(Type.REFUSED, {"reason": greeting})
                     return
-                link = self._taken(found, requests, context)
+                link = self._accept_stream(greeting, requests, context)
                 yield self._message(Type.WELCOME, {})
         finally:  # not before the last word is out: who reads nothing must not keep a thread
             timer.cancel()
@@ -394,18 +394,20 @@ class Hub:
             "one of them, or give each silo its own key"
         )
         with self._lock:
-            known = self._processes.setdefault(name, [])
+            processes = self._processes.setdefault(name, [])
             if process in self._second_ones:
                 return line
-            if process in known[:-1]:
-                self._second_ones |= set(known[known.index(process) + 1 :])
-                del known[known.index(process) + 1 :]
+            if process in processes[:-1]:
+                self._second_ones |= set(processes[processes.index(process) + 1 :])
+                del processes[processes.index(process) + 1 :]
                 self._report(Event(What.NOTE, name, note=line))
-            elif process not in known:
-                self._processes[name] = [*known, process][-MOST_PROCESSES:]
+            elif process not in processes:
+                self._processes[name] = [*processes, process][-MOST_PROCESSES:]
         return None
 
-    def _taken(self, hello: Mapping[str, Any], requests: Stream, context: Any) -> StreamLink:
+    def _accept_stream(
+        self, hello: Mapping[str, Any], requests: Stream, context: Any
+    ) -> StreamLink:
         """Take a silo's stream in; one that it had before is ended."""
         name = str(hello["name"])
         link = StreamLink(partial(self._arrived, name))
@@ -420,8 +422,8 @@ class Hub:
             before[1].cancel()  # it may be stuck in a message that nobody reads
         return link
 
-    def _arrived(self, name: str, size: int, late: bool) -> None:
-        what = What.DISCARDED if late else What.ANSWERED
+    def _arrived(self, name: str, size: int, is_late: bool) -> None:
+        what = What.DISCARDED if is_late else What.ANSWERED
         self._report(Event(what, name, bytes=size))
 
     def _message(self, kind: Type, facts: Mapping[str, Any]) -> bytes:
@@ -472,9 +474,9 @@ def _next(requests: Stream, kind: Type, token: bytes) -> Message:
     return message
 
 
-def _text(said: object) -> str:
+def _text(value: object) -> str:
     """Return what a stranger says; what is nested is not looked into."""
-    return one_line(said) if isinstance(said, str | int) else "something else"
+    return one_line(value) if isinstance(value, str | int) else "something else"
 
 
 # --- Before training: silos show themselves, and the server finds out who answers for what -------
@@ -490,13 +492,13 @@ def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, 
     nonce = secrets.token_bytes(NONCE_BYTES)
     for peer in peers.values():
         peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}), MOST_HELLO)
-    found = match([_hello(name, peer, seconds) for name, peer in peers.items()])
-    if found.route is None:
-        for each in found.disagreements:
+    result = match([_hello(name, peer, seconds) for name, peer in peers.items()])
+    if result.route is None:
+        for each in result.disagreements:
             _explain(peers[each.silo], nonce, each, seconds)
-        first = found.disagreements[0]
+        first = result.disagreements[0]
         raise DataError(f"{first}: {first.silo} itself says which, where it was started")
-    return found, found.route
+    return result, result.route
 
 
 def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
@@ -504,10 +506,10 @@ def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
         envelope, payload = decode(peer.answer(Type.JOINED, seconds))
         if envelope != HELLO:
             raise ProtocolError(f"expected the hello of a silo, got a frame of {envelope.op}")
-        said = from_payload(payload)
+        hello_message = from_payload(payload)
     except ProtocolError as error:
         raise ProtocolError(f"{name}: {error}") from None
-    return replace(said, name=name)  # the one that it has proved to be
+    return replace(hello_message, name=name)  # the one that it has proved to be
 
 
 def _explain(peer: Peer, nonce: bytes, about: Disagreement, seconds: float | None) -> None:

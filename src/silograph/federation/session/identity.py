@@ -84,7 +84,7 @@ class SiloKey:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return SiloKey._made(path)
+            return SiloKey._create_at(path)
         except OSError as error:
             raise ConfigError(f"expected a silo's key at {path}, got: {error.strerror}") from None
         try:
@@ -96,12 +96,12 @@ class SiloKey:
         return SiloKey(key)
 
     @staticmethod
-    def _made(path: Path) -> "SiloKey":
-        made = SiloKey.new()
-        text = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    def _create_at(path: Path) -> "SiloKey":
+        key = SiloKey.new()
+        text = key._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_secret(path, text)
-        path.with_suffix(".pub").write_bytes(made.public_pem)
-        return made
+        path.with_suffix(".pub").write_bytes(key.public_pem)
+        return key
 
     @property
     def public(self) -> bytes:
@@ -214,12 +214,12 @@ class Register:
         self,
         names: tuple[str, ...] | None,
         room: int,
-        known: Mapping[str, bytes] | None = None,
+        known_keys: Mapping[str, bytes] | None = None,
     ) -> None:
         self._names = names
         self._room = room
-        self._closed = known is not None
-        self.keys: dict[str, bytes] = dict(known or {})
+        self._closed = known_keys is not None
+        self.keys: dict[str, bytes] = dict(known_keys or {})
         self._taken: set[str] = set()
         self._left_out: dict[str, str] = {}
 
@@ -346,9 +346,11 @@ def is_host_of(host: str, hosts: Sequence[str]) -> bool:
     except ValueError:
         pass
     name = host.lower().rstrip(".")
-    rest = name.partition(".")[2]
+    parent_domain = name.partition(".")[2]
     return any(
-        known.lower().rstrip(".") in (name, f"*.{rest}" if "." in rest else name) for known in hosts
+        pattern.lower().rstrip(".")
+        in (name, f"*.{parent_domain}" if "." in parent_domain else name)
+        for pattern in hosts
     )
 
 

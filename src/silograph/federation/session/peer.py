@@ -95,11 +95,11 @@ class Peer:
         Raises:
             LostError: there is none, it is none, or the silo refused.
         """
-        left = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
-        arrived = self._link.receive(left)
-        self.took = arrived.at - self._sent
+        remaining = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
+        received = self._link.receive(remaining)
+        self.took = received.at - self._sent
         try:
-            message = unpack(arrived.data)
+            message = unpack(received.data)
             if message.token != self._token:
                 raise FrameError("expected an answer of this run, got one of another")
             if message.sequence != self._sequence:

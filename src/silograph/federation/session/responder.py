@@ -68,10 +68,10 @@ def nonce_of(facts: Mapping[str, Any]) -> bytes:
     return nonce
 
 
-def difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+def difference(known_facts: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the first key in which two configs differ."""
-    for part in sorted(known.keys() | facts.keys()):
-        one, other = known.get(part), facts.get(part)
+    for part in sorted(known_facts.keys() | facts.keys()):
+        one, other = known_facts.get(part), facts.get(part)
         if isinstance(one, dict) and isinstance(other, dict) and one != other:
             return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
         if one != other:
@@ -89,10 +89,10 @@ def number_of(message: Message) -> int:
 
 def committed_of(message: Message) -> list[int]:
     """Return the rounds that the server holds; raise `FrameError` where a message has none."""
-    found = message.facts().get("committed")
-    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
-        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
-    return found
+    rounds = message.facts().get("committed")
+    if not isinstance(rounds, list) or not all(type(n) is int and n >= 0 for n in rounds):
+        raise FrameError(f"expected the rounds that the server holds, got {rounds!r}")
+    return rounds
 
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
@@ -303,11 +303,11 @@ class Responder:
     def _start(self, facts: Mapping[str, Any]) -> None:
         if self._started:
             raise ProtocolError("expected START once, got it again")
-        known = self._facts if self._prepared is not None else self._store.agreed()
-        if known is not None and facts != known:
+        known_facts = self._facts if self._prepared is not None else self._store.agreed()
+        if known_facts is not None and facts != known_facts:
             raise ProtocolError(
                 "expected the run that this silo has agreed to, got one of another "
-                f"{difference(known, facts)}: start the silo anew for another run"
+                f"{difference(known_facts, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
             digest = digest_of(facts_body(facts))
@@ -354,17 +354,17 @@ class Responder:
     def _finish(self, frame: bytes | memoryview) -> None:
         """Write down what the run has come to."""
         at = self._ready("RESULT")
-        envelope, arrived = decode(frame)
+        envelope, weights = decode(frame)
         if envelope.op != RESULT:
             raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
         number = envelope.round
-        at.course.check_result(number, arrived, at.extent)
+        at.course.check_result(number, weights, at.extent)
         self._is_kept = False  # states stay where this fails
         try:
             state = self._state_of(at, number)
         except AbsentError:  # it did not take part in that round
             state = None
-        at.keep(Outcome(run_name(self._token), number, arrived, state, self._state))
+        at.keep(Outcome(run_name(self._token), number, weights, state, self._state))
         self._is_over = True
         self._is_kept = state is not None or not at.own_model
 
@@ -401,21 +401,21 @@ class Responder:
 
     def _call(self, call: CallBody) -> bytes:
         at = self._ready("the first call")
-        agreed, after, op, envelope, arrived = self._agreed(at, call)
+        agreed_call, after, op, envelope, inbox = self._check_call(at, call)
         closes = at.course.closes(envelope.round, after)
-        self._scored.check(agreed, envelope.round, arrived, closes=closes)
+        self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
         begins = at.course.go_on(envelope.round, after)
         try:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
-            body = self._run(at, call, agreed, op, envelope, arrived, begins=begins)
+            body = self._run(at, call, agreed_call, op, envelope, inbox, begins=begins)
         except Exception:
             at.course.break_off()  # the server may not pass over what has failed
             raise
-        self._scored.record(agreed, envelope.round, arrived, closes=closes)
+        self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
         return body
 
-    def _agreed(
+    def _check_call(
         self, at: Prepared, call: CallBody
     ) -> tuple[Call, Steps, Op, Envelope, dict[str, Field]]:
         """Return the agreed call that a message makes, what follows it, and what it carries.
@@ -425,28 +425,28 @@ class Responder:
         """
         op = op_of(self._ops, call.op)
         self._doing = op.__name__
-        envelope, arrived = decode(call.frame)
+        envelope, inbox = decode(call.frame)
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
-        agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
-        if call.rows and not agreed.rows:
+        agreed_call, after = at.course.find(envelope.round, op, envelope.kind, call.key)
+        if call.rows and not agreed_call.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
-        if agreed.rows and envelope.round > 0 and not at.sends_rows:
+        if agreed_call.rows and envelope.round > 0 and not at.sends_rows:
             raise ProtocolError(
                 f"expected no rows of single nodes in a run that this silo agreed to without them, "
                 f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
             )
-        agreed.check_inbox(arrived, at.extent, self._state)
-        return agreed, after, op, envelope, arrived
+        agreed_call.check_inbox(inbox, at.extent, self._state)
+        return agreed_call, after, op, envelope, inbox
 
     def _run(
         self,
         at: Prepared,
         call: CallBody,
-        agreed: Call,
+        agreed_call: Call,
         op: Op,
         envelope: Envelope,
-        arrived: dict[str, Field],
+        received_inbox: dict[str, Field],
         *,
         begins: bool,
     ) -> bytes:
@@ -458,7 +458,7 @@ class Responder:
         self._report(
             Event(What.ASKED, self._name, self._round, op=op.__name__, bytes=len(call.frame))
         )
-        inbox: dict[str, Field] = {name: moved(f, at.device) for name, f in arrived.items()}
+        inbox: dict[str, Field] = {name: moved(f, at.device) for name, f in received_inbox.items()}
         with metered(1) as meter:
             new, reply = run_op(
                 op,
@@ -471,7 +471,7 @@ class Responder:
                 number=self._round,
                 private=True,
             )
-        agreed.check_reply(arrived, reply, at.extent, own=True)
+        agreed_call.check_reply(received_inbox, reply, at.extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = reply_body(envelope.kind, meter, frame)
