@@ -88,10 +88,10 @@ class FreeCourse(Course):
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         return FreeCall(op, what, key), ()
 
-    def go_on(self, number: int, after: Steps) -> bool:
+    def advance(self, number: int, after: Steps) -> bool:
         return False
 
-    def break_off(self) -> None:
+    def mark_failed(self) -> None:
         pass
 
     def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:

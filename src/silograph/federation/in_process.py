@@ -178,7 +178,7 @@ class BlockState:
 
     Args:
         clients: C.
-        fields: as `for_others` returned them; none at first.
+        fields: as `export` returned them; none at first.
     """
 
     def __init__(self, clients: int, fields: State | None = None) -> None:
@@ -217,7 +217,7 @@ class BlockState:
                 self._make_own(name, field)
         return dict(self._fields)
 
-    def for_others(self) -> State:
+    def export(self) -> State:
         """Return the state of all clients for good: later calls leave it as it is.
 
         A field that only k clients have has their k slices or runs, and beside it stands a (C,)
@@ -445,7 +445,7 @@ class InProcess:
 
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
-        return tuple(state.for_others() for state in self._states)
+        return tuple(state.export() for state in self._states)
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint already holds the state of every client."""

@@ -313,27 +313,27 @@ def is_over(steps: Steps) -> bool:
     return isinstance(steps, Over) or (isinstance(steps, tuple) and any(map(is_over, steps)))
 
 
-def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
+def possible_calls(steps: Steps) -> Iterator[tuple[Call, Steps]]:
     """Yield each call that may come next, and what follows it."""
     match steps:
         case Call():
             yield steps, ()
         case Maybe(inner):
-            yield from possible(inner)
+            yield from possible_calls(inner)
         case Closing(inner):
-            for call, remaining in possible(inner):
+            for call, remaining in possible_calls(inner):
                 yield call, (remaining, Over())
         case Over():
             return
         case Either():
             for way in steps.ways:
-                yield from possible(way)
+                yield from possible_calls(way)
         case Repeat(inner, most):
-            for call, remaining in possible(inner) if most else ():
+            for call, remaining in possible_calls(inner) if most else ():
                 yield call, (remaining, Repeat(inner, most - 1))
         case _:
             for place, step in enumerate(steps):
-                for call, remaining in possible(step):
+                for call, remaining in possible_calls(step):
                     yield call, (remaining, *steps[place + 1 :])
                 if not can_end(step):
                     return
@@ -369,7 +369,7 @@ class Course:
         """Raise `ProtocolError` where the run has no such round."""
         self.program.check_number(number)
 
-    def go_to(self, number: int) -> None:
+    def jump_to(self, number: int) -> None:
         """Take a round as complete: the next call belongs to a later one.
 
         It is the next round, or one after it if the others continued without this client.
@@ -387,8 +387,8 @@ class Course:
         """Whether no call of the round has to come any more."""
         return not self._has_failed_call and can_end(self._remaining)
 
-    def break_off(self) -> None:
-        """Mark the latest call as failed: only `go_to` can continue from here."""
+    def mark_failed(self) -> None:
+        """Mark the latest call as failed: only `jump_to` can continue from here."""
         self._has_failed_call = True
 
     def _check_no_failed_call(self) -> None:
@@ -447,14 +447,16 @@ class Course:
                 )
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
-        """Find the next call in the program, and the steps after it; see `go_on`.
+        """Find the next call in the program, and the steps after it; see `advance`.
 
         Raises:
             ProtocolError: the program has another call here.
         """
         self._check_no_failed_call()
         remaining = self._remaining if number == self._round else self._steps_of_round(number)
-        matches = [(c, after) for c, after in possible(remaining) if c.op is op and c.what == what]
+        matches = [
+            (c, after) for c, after in possible_calls(remaining) if c.op is op and c.what == what
+        ]
         for call, after in matches:
             if call.key == key:
                 return call, after
@@ -492,7 +494,7 @@ class Course:
         """Return whether no later round may follow a call, by its round and what follows it."""
         return number == self.program.rounds or is_over(after)
 
-    def go_on(self, number: int, after: Steps) -> bool:
+    def advance(self, number: int, after: Steps) -> bool:
         """Advance past a call of a round; return whether the round begins with it.
 
         Raises:
@@ -514,7 +516,7 @@ class Course:
 
 def _names(steps: Steps) -> str:
     """Return what may come next, for a message."""
-    names = [_name(call.op, call.what) for call, _ in possible(steps)]
+    names = [_name(call.op, call.what) for call, _ in possible_calls(steps)]
     return " or ".join([*names, *["the next round"] * can_end(steps)])
 
 

@@ -30,8 +30,8 @@ from silograph.federation.session.engine import (
     UsualUpdate,
     UsualUpdates,
     check_work,
+    find_unusable,
     how_to_go_on,
-    unusable,
 )
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.identity import Register
@@ -253,15 +253,15 @@ def of_rows(place: int, value: float) -> Answer:
 def test_rows_far_beyond_those_of_others_are_of_nobody_else() -> None:
     """Those who are handed such rows would overflow, refuse them, and be named for it."""
     honest = [of_rows(0, 1.0), of_rows(1, 2.0)]
-    assert unusable([*honest, of_rows(2, 3e29)], None) == {2: Cause.NOT_FINITE}
-    assert unusable([*honest, of_rows(2, 1e5)], None) == {}
+    assert find_unusable([*honest, of_rows(2, 3e29)], None) == {2: Cause.NOT_FINITE}
+    assert find_unusable([*honest, of_rows(2, 1e5)], None) == {}
     nan = float("nan")
-    assert unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
+    assert find_unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
     both = {0: Cause.NOT_FINITE, 1: Cause.NOT_FINITE}  # two who agree get nobody else left out
-    assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
+    assert find_unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
     # Used rows of weights go on to nobody: where all diverge it is training.
-    assert unusable([of_rows(0, nan), of_rows(1, nan)], WeightedMean("nodes")) == {}
-    assert unusable([of_rows(0, nan)], WeightedMean("nodes")) == {0: Cause.NOT_FINITE}
+    assert find_unusable([of_rows(0, nan), of_rows(1, nan)], WeightedMean("nodes")) == {}
+    assert find_unusable([of_rows(0, nan)], WeightedMean("nodes")) == {0: Cause.NOT_FINITE}
 
 
 def test_sums_stay_finite(built: Built) -> None:

@@ -97,13 +97,13 @@ class Failures:
         )
         return self._left_out[name]
 
-    def unfit(self, name: str, reason: str, cause: Cause) -> None:
+    def mark_unfit(self, name: str, reason: str, cause: Cause) -> None:
         """Record that a silo is back, but cannot take part."""
         if cause is not Cause.GONE:
             self._reasons[name] = reason
             self._lost_silos.discard(name)
 
-    def back(self, name: str) -> None:
+    def mark_back(self, name: str) -> None:
         """Record that a silo takes part again."""
         self._reasons.pop(name, None)
         self._lost_silos.discard(name)
@@ -114,12 +114,12 @@ class Failures:
             reasons = "; ".join(f"{n}: {self._reasons[n]}" for n in names if n in self._reasons)
             raise ProtocolError(f"expected silos to come back with their states, got {reasons}")
 
-    def of_call(self, op: str, names: Sequence[str], clients: int) -> ProtocolError:
+    def incomplete_call_error(self, op: str, names: Sequence[str], clients: int) -> ProtocolError:
         """Return the error of a call that needs all silos and lacks some."""
         line = f"expected all silos to answer {op}, whose replies are no sums, got none from "
-        return self.lacking(line, names, len(names), clients, summable=False)
+        return self.missing_silos_error(line, names, len(names), clients, summable=False)
 
-    def lacking(
+    def missing_silos_error(
         self, line: str, names: Sequence[str], min_back: int, clients: int, *, summable: bool = True
     ) -> ProtocolError:
         """Return the error for silos that are missing.
@@ -223,7 +223,7 @@ class UsualUpdates:
         self._before = dict(self._by_op)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         """Norm and calls by op as plain values, for a checkpoint."""
         return {UPDATES: {op: [each.norm, each.calls] for op, each in self._by_op.items()}}
 
@@ -372,7 +372,7 @@ def check_update(norm: float | None, most: float | None) -> None:
         raise ProtocolError(f"expected an update of norm {most:g} at most, got {norm:.6g}")
 
 
-def unusable(
+def find_unusable(
     answers: Sequence[Answer], reduce: Reduce | None, usual: UsualUpdate = NONE_USUAL
 ) -> dict[int, Cause]:
     """Return why answers cannot be used, by their places.
@@ -441,7 +441,7 @@ def _summable(dtype: torch.dtype) -> float:
     return most if dtype is torch.float16 else most / MOST_SUMMED
 
 
-def joined(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
+def join_replies(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
     """Return the replies joined; a silo without an answer has counts of 0 and no rows."""
     replies = {answer.place: answer.reply for answer in answers}
     zeros: dict[str, Field] = {
@@ -555,7 +555,7 @@ class Session:
             self._last_whole[name] = max(self._last_whole[name], self._last_called[name])
         if number != self._round:
             self._tries = 0
-        self._course.go_to(number - 1)
+        self._course.jump_to(number - 1)
         self._round = number
         self._first_record = len(self.ledger)
         self._usual.begin_round()
@@ -571,7 +571,7 @@ class Session:
     @property
     def remembered(self) -> Mapping[str, Any]:
         """The usual updates."""
-        return self._usual.told
+        return self._usual.to_facts
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Have the silos write down their state of a round; see `Federation.keep`."""
@@ -581,7 +581,9 @@ class Session:
             num_attached, least = len(self._peers), self._limits.least
             requirement = f"at least {counted(least, 'silo')} to write round {number} down"
             line = f"expected {requirement}, got {num_attached}; "
-            raise self._failures.lacking(line, self.away, least - num_attached, len(self._ids))
+            raise self._failures.missing_silos_error(
+                line, self.away, least - num_attached, len(self._ids)
+            )
         self._last_whole |= dict.fromkeys(self._peers, number)
 
     def hand_over(self, number: int, weights: Payload) -> int:
@@ -610,7 +612,7 @@ class Session:
         del states  # silos have them
         self._account = Account(len(self._ids), records)
         self._usual = UsualUpdates(remembered)
-        self._course.go_to(number)
+        self._course.jump_to(number)
         self._last_whole = dict.fromkeys(self._ids, number)
         self._last_called = dict(self._last_whole)
         for name, error in self._request_from_all(Type.LOAD, self._last_whole).items():
@@ -635,7 +637,7 @@ class Session:
             time.sleep(PAUSE)
         self._account = Account(len(self._ids), self.ledger.records[: self._first_record])
         self._usual.begin_again()
-        self._course.go_to(self._round - 1)
+        self._course.jump_to(self._round - 1)
         self._last_called = dict(self._last_whole)
         self._seconds_spent = dict.fromkeys(self._ids, 0.0)
         self._drop_all(Type.LOAD, self._request_from_all(Type.LOAD, self._last_whole))
@@ -671,7 +673,7 @@ class Session:
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
         agreed_call, after = self._course.find(self._round, op, what, key)
-        self._course.go_on(self._round, after)
+        self._course.advance(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
 
@@ -705,7 +707,7 @@ class Session:
         meters = [answer.meter for answer in answers]
         self._account.up(envelope, positions[places], up, scores, meters)
         if reduce is None:
-            return joined(answers, len(positions))
+            return join_replies(answers, len(positions))
         reduction = Reduction(reduce, len(self._ids), compiled=self._compiled)
         for answer in answers:
             reduction.add(answer.reply, positions[answer.place : answer.place + 1])
@@ -756,7 +758,7 @@ class Session:
                 answers.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
-        bad = unusable(answers, reduce, self._usual.of(envelope.op))
+        bad = find_unusable(answers, reduce, self._usual.of(envelope.op))
         for place, cause in bad.items():
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
@@ -785,12 +787,14 @@ class Session:
         answered = set(places)
         names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in answered]
         if not summable:
-            raise self._failures.of_call(op.__name__, names, len(self._ids))
+            raise self._failures.incomplete_call_error(op.__name__, names, len(self._ids))
         least = min(self._limits.least, len(positions))
         if len(places) < least:
             requirement = f"at least {counted(least, 'silo')} to answer {op.__name__}"
             line = f"expected {requirement}, got {len(places)}; "
-            raise self._failures.lacking(line, names, least - len(places), len(self._ids))
+            raise self._failures.missing_silos_error(
+                line, names, least - len(places), len(self._ids)
+            )
 
     def _report_request(self, peer: Peer, op: str, size: int | None = None) -> None:
         self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
@@ -817,13 +821,13 @@ class Session:
             peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
         except LostError as error:
             self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
-            self._failures.unfit(name, str(error), error.cause)
+            self._failures.mark_unfit(name, str(error), error.cause)
             peer.dismiss(str(error))
             return
         self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
         self._last_called[name] = number
-        self._failures.back(name)
+        self._failures.mark_back(name)
 
     def _request_from_all(
         self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]

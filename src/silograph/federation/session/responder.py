@@ -87,7 +87,7 @@ def number_of(message: Message) -> int:
     return number
 
 
-def committed_of(message: Message) -> list[int]:
+def read_committed_rounds(message: Message) -> list[int]:
     """Return the rounds that the server holds; raise `FrameError` where a message has none."""
     rounds = message.facts().get("committed")
     if not isinstance(rounds, list) or not all(type(n) is int and n >= 0 for n in rounds):
@@ -260,7 +260,7 @@ class Responder:
                 self._start(message.facts())
                 return Type.DONE, facts_body(self._reported())
             case Type.KEEP:
-                self._keep(number_of(message), committed_of(message))
+                self._keep(number_of(message), read_committed_rounds(message))
             case Type.LOAD:
                 self._load(number_of(message))
             case Type.DISMISSED:
@@ -383,7 +383,7 @@ class Responder:
         if number != self._round or not at.course.is_whole:  # else that is where it is
             self._state = self._state_of(at, number)
             self._round = number
-        at.course.go_to(number)
+        at.course.jump_to(number)
         self._scored.forget_last()
         self._store.forget_after(number)
 
@@ -404,13 +404,13 @@ class Responder:
         agreed_call, after, op, envelope, inbox = self._check_call(at, call)
         closes = at.course.closes(envelope.round, after)
         self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
-        begins = at.course.go_on(envelope.round, after)
+        begins = at.course.advance(envelope.round, after)
         try:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
             body = self._run(at, call, agreed_call, op, envelope, inbox, begins=begins)
         except Exception:
-            at.course.break_off()  # the server may not pass over what has failed
+            at.course.mark_failed()  # the server may not pass over what has failed
             raise
         self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
         return body
