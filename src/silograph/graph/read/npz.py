@@ -150,10 +150,10 @@ def _check_keys(path: Path, keys: set[str]) -> None:
     features = whole or not keys & {*_SPARSE, *_ATTRIBUTES}
     labels = "y" in keys or keys.issuperset(_SPARSE_Y)
     if not (features and labels and "edge_index" in keys):
-        found = ", ".join(sorted(keys)[:12]) or "none"
-        near = keys & {USER, ITEM, RATING}
-        mend = f": a table of ratings has keys {USER}, {ITEM} and {RATING}" if near else ""
-        raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {found}{mend}")
+        keys_text = ", ".join(sorted(keys)[:12]) or "none"
+        rating_keys = keys & {USER, ITEM, RATING}
+        remedy = f": a table of ratings has keys {USER}, {ITEM} and {RATING}" if rating_keys else ""
+        raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {keys_text}{remedy}")
 
 
 def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any] | None":
@@ -249,12 +249,12 @@ def _sparse_bits(path: Path, parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def _split(path: Path, parts: Arrays) -> list[np.ndarray] | None:
     for keys in (_MASK, _MASKS):
-        found = [key for key in keys if key in parts]
-        if found and len(found) < len(keys):
-            raise DataError(f"{path}: expected all of {', '.join(keys)}, got {', '.join(found)}")
-        if found and keys == _MASK:
+        present = [key for key in keys if key in parts]
+        if present and len(present) < len(keys):
+            raise DataError(f"{path}: expected all of {', '.join(keys)}, got {', '.join(present)}")
+        if present and keys == _MASK:
             return [parts[key] for key in keys]
-        if found:
+        if present:
             masks = [parts[key] for key in keys]
             if any(mask.ndim != 2 or not len(mask) for mask in masks):
                 raise DataError(
@@ -321,7 +321,7 @@ def check_arrays(path: Path) -> None:
     """Raise `DataError` unless a pickle holds an array, a sparse matrix or a dict, and is sound."""
     try:
         with path.open("rb") as file:
-            _check(_Arrays(file, encoding="latin1").load())
+            _check_allowed_type(_Arrays(file, encoding="latin1").load())
     except Exception as error:  # whatever a damaged or hostile pickle may raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(
@@ -330,20 +330,20 @@ def check_arrays(path: Path) -> None:
         ) from None
 
 
-def _check(found: object) -> None:
-    if isinstance(found, dict):
+def _check_allowed_type(loaded: object) -> None:
+    if isinstance(loaded, dict):
         return
-    if type(found) is np.ndarray and found.dtype.kind in "biuf":
+    if type(loaded) is np.ndarray and loaded.dtype.kind in "biuf":
         return
-    if type(found) is not sp.csr_matrix:
-        raise TypeError(f"a {type(found).__name__}")
+    if type(loaded) is not sp.csr_matrix:
+        raise TypeError(f"a {type(loaded).__name__}")
     # Compiled code reads the parts without checking; methods may hide behind attributes.
-    if any(type(value) not in _PLAIN for value in vars(found).values()):
+    if any(type(value) not in _PLAIN for value in vars(loaded).values()):
         raise TypeError("a sparse matrix with foreign attributes")
-    data, indices, indptr = (vars(found)[name] for name in _PARTS)
+    data, indices, indptr = (vars(loaded)[name] for name in _PARTS)
     if data.dtype.kind not in "biuf":
         raise TypeError(f"a sparse matrix of {data.dtype}")
-    sp.csr_matrix((data, indices, indptr), shape=found.shape).check_format(full_check=True)
+    sp.csr_matrix((data, indices, indptr), shape=loaded.shape).check_format(full_check=True)
 
 
 def check_kept(path: Path) -> None:

@@ -230,20 +230,20 @@ def silo_block(
     Raises:
         DataError: features are sparse, or too large to be standardized.
     """
-    n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
-    given = silo.x
+    n, slots, is_labeled = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
+    features = silo.x
     if normalize == "row":
-        given = normalized_rows(given)
+        features = normalized_rows(features)
     sums: dict[str, ClientSums] = {}
     if normalize in ("standard", "standard_client"):
-        trains = (split.train & known).nonzero()[:, 0]
+        trains = (split.train & is_labeled).nonzero()[:, 0]
         sums[FEATURES] = sum_by_client(
-            dense_columns(given)[trains], torch.zeros_like(trains), clients=1
+            dense_columns(features)[trains], torch.zeros_like(trains), clients=1
         )
     if normalize == "standard_client":
-        given = standardize(given, sums[FEATURES].own_statistics().of_client(0))
+        features = standardize(features, sums[FEATURES].own_statistics().of_client(0))
     off = torch.tensor([0, n])
-    x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given
+    x: Rows = SparseRows(features, off) if isinstance(features, CSR) else features
     boundary = torch.unique(silo.cross.row)
     edges = silo.graph.weighted_adj
     between = CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots), silo.cross.weight)
@@ -255,7 +255,7 @@ def silo_block(
         off=off,
         x=x,
         y=silo.y,
-        split=split.map(lambda mask: mask & known),
+        split=split.map(lambda mask: mask & is_labeled),
         adj=edges,
         row_key=row_keys(silo.name, silo.node_id),
         halo=Halo(
@@ -339,20 +339,20 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     weighted = any(silo.weighted for silo in silos.members)
     values = torch.cat([_values(block.adj), _values(halo.adj)]) if weighted else None
     adj = CSR.from_pairs(rows, columns, (n, n), values)
-    here = torch.from_numpy(order)
+    new_order = torch.from_numpy(order)
     x: Features
     if isinstance(block.x, SparseRows):
-        sparse = block.x.csr.select_rows(here)
+        sparse = block.x.csr.select_rows(new_order)
         assert sparse.values is not None  # features always carry values
         x = sparse.with_values(torch.from_numpy(compact_features(sparse.values.numpy())))
     else:
-        x = torch.from_numpy(compact_features(block.x[here].numpy()))
-    holder, split = owners(block.off)[here], block.split
+        x = torch.from_numpy(compact_features(block.x[new_order].numpy()))
+    holder, split = owners(block.off)[new_order], block.split
     graph = Graph(
         adj=replace(adj, values=None),
         edge_weight=adj.values,
         x=x,
-        y=block.y[here],
+        y=block.y[new_order],
         num_classes=first.num_classes,
         node_id=node_id[order],
         name=silos.name,
@@ -363,7 +363,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     )
     nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
     partition = Partition(silos.ids, nodes, n, "silo")
-    return graph, partition, split.map(lambda mask: mask[here])
+    return graph, partition, split.map(lambda mask: mask[new_order])
 
 
 def _values(adj: CSR) -> Tensor:
@@ -451,5 +451,5 @@ def _numbers(block: ClientBlock, keys: np.ndarray, holder: Tensor) -> tuple[Tens
 def _repeated(keys: np.ndarray) -> np.ndarray:
     """Return which of some keys there are several of, bool."""
     _, place, times = np.unique(keys, return_inverse=True, return_counts=True)
-    found: np.ndarray = times[place] > 1
-    return found
+    is_repeated: np.ndarray = times[place] > 1
+    return is_repeated
