@@ -113,12 +113,12 @@ class Evaluation(Protocol):
             rules: what the replies hold.
         """
 
-    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`.
 
         Args:
             model: the shape.
-            inbox_specs: specs of the inbox.
+            takes: specs of the inbox.
             key: of the calls.
             rules: what the replies hold.
         """
@@ -149,9 +149,9 @@ class OwnGraph:
         del model
         return server_counts(fed, inbox, key, rules)
 
-    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""
-        return server_steps(model, inbox_specs, key, rules)
+        return server_steps(model, takes, key, rules)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
@@ -184,9 +184,9 @@ class AllSilos:
         """Score with sums over all silos."""
         return exchanged_counts(fed, model, under("weights", inbox), key, rules, self.behind)
 
-    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""
-        del inbox_specs
+        del takes
         return exchanged_steps(model, key, rules, self.behind)
 
     def seen(self, collect: float) -> str:
@@ -246,9 +246,9 @@ class HaloFrom:
             pull(fed, None, serve_all, store_all, what=what, key=key, inbox=stage_inbox)
         return call_for_counts(fed, judge_left, {}, key, rules)
 
-    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; `rules`: what the replies hold."""
-        del inbox_specs
+        del takes
         staged, what = divisible(model), Kind.EVALUATION
         scoring = judged_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":

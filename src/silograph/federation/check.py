@@ -54,7 +54,7 @@ def check_fields(
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
         patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
-        checked: fields that keep the rules; the same ones are not looked at again.
+        checked: fields that were checked before; the same objects are skipped.
     """
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
@@ -67,9 +67,9 @@ def check_fields(
 
 
 def of_round(cfg: Any, number: int) -> Any:
-    """Return what ops read in a round: a pure function of both, at a server and at its silos.
+    """Return the config that ops get in a round: a pure function of both arguments.
 
-    What changes from round to round has a method `in_round(number)`; 0 is before the first.
+    A config that changes from round to round has a method `in_round(number)`; 0 is before round 1.
     """
     return cfg.in_round(number) if hasattr(cfg, "in_round") else cfg
 
@@ -87,7 +87,7 @@ def run_op(
     private: bool = False,
     given_up: bool = False,
 ) -> tuple[State, Payload]:
-    """Run an op and hold what it returns to the rules.
+    """Run an op and check its state and reply.
 
     Args:
         op: the op.
@@ -98,9 +98,9 @@ def run_op(
         key: of its draws.
         rows: whether replies may be `Ragged`.
         number: of the round.
-        private: whether nobody else may read what the op says where it fails.
-        given_up: whether nobody reads what the op overwrites of the state any more; else it is
-            given a copy of that.
+        private: whether the message of an error in the op must not leave this process.
+        given_up: whether the op may overwrite the state itself; else it gets a copy of the fields
+            that it overwrites.
 
     Raises:
         ProtocolError: it broke a rule.
@@ -136,7 +136,7 @@ def run_op(
 
 
 def check_alike(name: str, old: Field, new: Field) -> None:
-    """Raise `ProtocolError` unless one client's state field can stand beside another's."""
+    """Raise `ProtocolError` unless fields of two clients can be one state field."""
     if type(old) is not type(new):
         raise ProtocolError(
             f"expected state {name!r} of type {type(old).__name__}, got {type(new).__name__}: "
@@ -153,7 +153,7 @@ def check_alike(name: str, old: Field, new: Field) -> None:
 def _problem(
     name: str, field: Field, clients: int, shared: bool, patched: bool, rows: bool
 ) -> str | None:
-    """Return what was expected and what came, or None."""
+    """Return the expected and the actual form of a field, or None if it is right."""
     t = field.t
     if t.dtype not in DTYPES:
         return f"a dtype that frames carry, got {t.dtype},"

@@ -68,7 +68,7 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]
 
 
 def unpacked(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return the tensors that `packed` was given.
+    """Return the tensors from which `packed` made these.
 
     Raises:
         ValueError: parts that are missing, do not fit, or say more than `MOST_TIMES` of themselves.

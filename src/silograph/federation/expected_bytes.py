@@ -22,8 +22,8 @@ MOST_DEPTH = 8  # fields whose rows are counted by those of another one, one aft
 def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
     """Return the bytes of all calls of some steps at one client, evaluation apart.
 
-    Of calls that may be left out or repeated it is the most that they can cost. None: a field has
-    as many rows as a client's nodes or as an op chooses, so nobody knows before.
+    Of calls that may be left out or repeated it is the most that they can cost. None if unknown,
+    as the number of rows of a field depends on the client's nodes or on an op.
 
     Args:
         steps: of a round.
@@ -61,11 +61,11 @@ def bytes_of_frame(
 
 @dataclass(frozen=True)
 class SizeBound:
-    """How many bytes something takes.
+    """Bounds of a number of bytes.
 
     Attributes:
         least: that it takes in any case.
-        most: that it can take; None is not known before.
+        most: that it can take; None if unknown.
     """
 
     least: int = 0
@@ -77,7 +77,7 @@ class SizeBound:
         return SizeBound(self.least + other.least, most)
 
     def times(self, most: int) -> "SizeBound":
-        """Return the bound of what is done 0 to `most` times."""
+        """Return the bound of 0 to `most` repetitions."""
         return SizeBound(0, None if self.most is None else self.most * most)
 
     def either(self, other: "SizeBound") -> "SizeBound":
@@ -116,7 +116,7 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
 
 
 def received_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
-    """Return what one client is sent in some steps; see `sent_sizes`."""
+    """Return bytes that a client receives in some steps; see `sent_sizes`."""
     return _sizes(steps, lambda call: {call.what: _bound_of(call, call.takes, extent, state)})
 
 

@@ -268,7 +268,7 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor | None, factors:
     add_slices(*arrays)
 
 
-# --- Reducing replies: fields that are folded, and fields that are kept by client ----------------
+# --- Reducing replies: fields that are folded, and fields that are gathered by client ------------
 #
 # C: clients of the federation.
 
@@ -277,7 +277,7 @@ class Reduction:
     """Reduces replies, added in client order, as `reduce` says.
 
     Args:
-        reduce: sum, mean, or what is kept by client.
+        reduce: sum, mean, or fields gathered by client.
         clients: C.
         compiled: see `Fold`.
     """
@@ -308,7 +308,7 @@ class Reduction:
                 used without a copy where it has a slice for every client.
 
         Raises:
-            ProtocolError: a field that is to be kept is missing or has no slice for each client;
+            ProtocolError: a field to gather is missing or has no slice for each client;
                 or see `Fold.add`.
         """
         reply = self._decoder.whole(reply, positions)
@@ -327,7 +327,7 @@ class Reduction:
         self._answered[positions] = True
 
     def result(self) -> dict[str, Field]:
-        """Return the folded fields, and `by_client/NAME` (C, ...) of what is kept."""
+        """Return the folded fields, and `by_client/NAME` (C, ...) of the gathered fields."""
         fields: dict[str, Field] = {} if self._fold is None else dict(self._fold.result())
         if self._answered is None:
             return fields

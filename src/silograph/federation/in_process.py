@@ -49,15 +49,15 @@ from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, en
 from silograph.federation.ledger import Account, Ledger, Record
 from silograph.graph.block.block import ClientBlock, Route
 
-# --- Blocks of the clients that are called, kept for calls to the same clients -------------------
+# --- Blocks of called clients, cached for later calls to the same clients ------------------------
 
 
 class CalledBlocks:
-    """Takes blocks of some clients from a block, and keeps the latest.
+    """Cuts blocks of some clients from a block, and caches the latest.
 
     Methods call the same clients several times in a round, and some selectors call them in turn.
-    What is kept has at most as many clients as the block itself, so it takes at most its memory
-    once more.
+    Cached blocks have together at most as many clients as the block itself, so they take at most
+    as much memory again.
 
     Args:
         block: all clients.
@@ -370,9 +370,9 @@ class InProcess:
     """Runs ops on blocks of clients in this process.
 
     Args:
-        cfg: what every op is given as its first argument.
+        cfg: first argument of every op.
         clients: all clients as one block.
-        route: who answers for each halo slot.
+        route: owner of each halo slot.
         block_size: most clients in one block; results do not depend on it beyond rounding.
         strict: send every payload through `encode` and `decode`, as a network would. Otherwise
             nothing is encoded, and sizes come from shapes; results and ledger are the same.

@@ -38,7 +38,7 @@ class CSR:
     def map(self, change: Callable[[Tensor], Tensor]) -> "CSR":
         """Return the matrix of the arrays that `change` makes of these; itself if it changes none.
 
-        What was worked out of an unchanged matrix stays with it.
+        Cached properties of an unchanged matrix stay valid.
         """
         indptr, indices = change(self.indptr), change(self.indices)
         values = None if self.values is None else change(self.values)
@@ -218,7 +218,7 @@ class CSR:
         return CSR(self.indptr.to(dtype), indices.to(dtype), self.values, num_cols)
 
     def with_values(self, values: Tensor) -> "CSR":
-        """Return the same places with other values (nnz,); orders worked out before are shared."""
+        """Return the same places with other values (nnz,); cached orders are shared."""
         csr = CSR(self.indptr, self.indices, values, self.num_cols)
         for name in ("row", "by_column", "_transposed"):  # cached, as cached properties do it
             if name in self.__dict__:
@@ -236,12 +236,12 @@ class CSR:
 
 
 class Runs(CSR):
-    """Runs of rows of another matrix, each of which is copied when it is first asked for.
+    """Runs of rows of another matrix; each array is copied when it is first read.
 
-    A call to some clients reads little of their matrices where what it needs was worked out before.
+    A call to some clients reads little of their matrices where its inputs are cached.
 
     Args:
-        whole: the matrix; it is kept.
+        whole: the matrix, which stays in memory.
         off: (C + 1,) int64, the rows of each client.
         positions: (k,) int64, of the clients whose rows these are.
         col_off: (C + 1,) int64, the columns of each client, of which only theirs are kept; None:
@@ -267,7 +267,7 @@ class Runs(CSR):
 
     @cached_property
     def _shift(self) -> Tensor | None:
-        """What is added to the columns of each client, (k,) int64, or None."""
+        """The shift of the columns of each client, (k,) int64, or None."""
         if self._col_off is None:
             return None
         first = offsets(self._col_off.diff()[self._positions])[:-1]

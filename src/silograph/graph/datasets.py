@@ -283,7 +283,7 @@ def _check_readable(path: Path) -> None:
 
 
 def _tables_in(folder: Path) -> str:
-    """Return what else a folder has that may be meant, and how to use it, for an error."""
+    """Describe other tables of a folder that the user may mean, and their use, for an error."""
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
     tables = [name for name in names if name.endswith(".csv")]
     if tables:
@@ -344,14 +344,14 @@ Data = Graph | Silos
 
 @dataclass(frozen=True)
 class Source:
-    """Where data are.
+    """The place of data.
 
     Attributes:
         kind: `memory`, a `name` of a dataset, the `path` of a graph, or `silos`, a folder of them.
-        dataset: what the user calls them.
+        dataset: the name or path that the user gave.
         path: from the root on, None where data are made or downloaded.
-        data_dir: folder that was looked into.
-        columns: what a folder of tables calls its columns, as `load` takes it.
+        data_dir: the folder that was searched.
+        columns: the names of columns in a folder of tables, as for `load`.
         rating_scale: of a folder of tables of ratings, as `load` takes it.
         na_values: of a folder of tables or an .npz file, as one text.
     """
@@ -399,7 +399,7 @@ class Source:
     def has_ratings(self) -> bool:
         """Whether the data are ratings of users and items; no table or array is read for it.
 
-        False for what cannot be read: to read it says why.
+        False for data that cannot be read; `read` raises the error.
         """
         if self.path is None:
             return False
@@ -409,7 +409,7 @@ class Source:
         return "ratings" in tables_of(path) or archive_has_ratings(path)
 
     def told(self) -> dict[str, str | None] | None:
-        """Return what finds the data again from any folder; None where they were in memory."""
+        """Return the fields as plain values, paths absolute; None for data in memory."""
         if self.kind == "memory":
             return None
         if self.path is not None:
@@ -459,7 +459,7 @@ def has_ratings(data: Data) -> bool:
 
 
 def source_of(config: RunConfig, *, data: Data | None = None) -> Source:
-    """Return where the data of a config are, with all that it says of how they are read."""
+    """Return the place of a config's data, with its settings for reading them."""
     return find_source(
         config.dataset,
         data_dir=config.data_dir,

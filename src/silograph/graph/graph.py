@@ -543,7 +543,7 @@ def _column(number: int, names: Sequence[str]) -> str:
 
 
 def with_features(graph: Graph, source: FeatureSource) -> Graph:
-    """Return the graph with the features that are asked for; degrees are those of the graph."""
+    """Return the graph with features from `source`; degrees are those of the graph."""
     if source == "given":
         return graph
     return replace(graph, x=made_features(source, graph.adj.degree), feature_names=())
@@ -556,7 +556,7 @@ def with_width(schema: Schema, source: FeatureSource, name: str) -> Schema:
 
 
 def check_given(source: FeatureSource, num_features: int, name: str) -> None:
-    """Raise `DataError` where the given features are asked for, and there are none."""
+    """Raise `DataError` if `source` is `given` and there are no features."""
     if source == "given" and not num_features:
         raise DataError(
             f"expected a graph with features, got {name!r} without: choose features degree, "

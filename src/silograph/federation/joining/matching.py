@@ -164,7 +164,7 @@ def _hash(key: bytes, person: bytes, data: bytes) -> "hashlib.blake2b":
 
 
 def _joined(*parts: bytes) -> bytes:
-    """Return parts as one text that no other parts give."""
+    """Join parts into one text that is different for different parts."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
@@ -173,7 +173,7 @@ NONCE_BYTES = 16
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """What the server needs to know of silos' data to build the model; the same at every silo.
+    """Facts of silos' data from which the server builds the model; the same at every silo.
 
     Attributes:
         features: number of features of a node; 0 where the run has to say what to make.
@@ -198,7 +198,7 @@ class SiloFacts:
 
 @dataclass(frozen=True, eq=False)
 class Hello:
-    """What a silo shows of itself before training.
+    """What a silo sends about its data before training.
 
     Attributes:
         name: the silo's.
@@ -253,7 +253,7 @@ class Disagreement:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What the server makes of all silos' hellos.
+    """The result of matching all silos' hellos.
 
     Attributes:
         ids: the silos' names, in the order of the hellos.
@@ -269,7 +269,7 @@ class Agreement:
 
 
 def facts_of(silo: Silo) -> SiloFacts:
-    """Return what a silo must have in common with the others."""
+    """Return the facts that a silo must have in common with the others."""
     graph = silo.graph
     return SiloFacts(
         features=graph.num_features,
@@ -284,7 +284,7 @@ def facts_of(silo: Silo) -> SiloFacts:
 
 
 def hello(silo: Silo, secrets: Mapping[str, bytes], run: bytes) -> Hello:
-    """Return what a silo shows of itself.
+    """Return the hello of a silo.
 
     Args:
         silo: its data.
@@ -326,7 +326,7 @@ def hello(silo: Silo, secrets: Mapping[str, bytes], run: bytes) -> Hello:
 
 
 def match(hellos: Sequence[Hello]) -> Agreement:
-    """Return what the hellos of all silos agree on; their order is that of the federation.
+    """Match the hellos of all silos, in the order of the federation.
 
     Raises:
         DataError: two silos have one name, or differ in features or labels.
@@ -376,7 +376,7 @@ def explain(
 
 
 def agree(silos: Silos) -> Route:
-    """Return who answers for each halo slot, agreed on as silos apart would, all in this process.
+    """Return the route of silos that are all in this process, matched as separate silos would be.
 
     Raises:
         DataError: silos differ in features or labels, or disagree on edges; names the first.
@@ -392,7 +392,7 @@ def agree(silos: Silos) -> Route:
 
 
 def _common(hellos: Sequence[Hello]) -> SiloFacts:
-    """Return what all silos have in common; raise `DataError` where one differs from the first."""
+    """Return the common facts of all silos; raise `DataError` if one differs from the first."""
     first = hellos[0]
     common = asdict(first.facts)
     for each in hellos[1:]:

@@ -41,20 +41,20 @@ LONGEST_WAIT = 10 * 365 * 86400  # seconds: a longer one has no end that is wort
 
 @dataclass(frozen=True, eq=False)
 class Attaching:
-    """Who attaches, and where.
+    """Settings for attaching a silo to a server.
 
     Attributes:
         name: of the silo.
         key: its own.
-        facts: what it says of its versions and data.
+        facts: its versions and data, for the server.
         server: HOST:PORT.
         roots: certificates that the server's must come from, PEM; None is without TLS, to this
             machine only.
         make_worker: makes the worker of a run from its token.
         patience: seconds for which it tries to reach a server that does not answer.
-        report: told of what happens.
+        report: gets the events.
         waits: whether it waits for a server that was stopped, as after a crash.
-        process: what tells this process from another one that has the same key.
+        process: identifies this process among others with the same key.
     """
 
     name: str
@@ -107,12 +107,12 @@ def take_part(silo: Attaching) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Attempt:
-    """One stream to the server that is over.
+    """The result of one stream to the server.
 
     Attributes:
         worker: of the run, None before there was one.
         token: of the run.
-        attached: whether the silo was attached.
+        is_attached: whether the silo was attached.
         reason: why the stream ended.
     """
 
@@ -123,7 +123,7 @@ class _Attempt:
 
 
 def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attempt:
-    """Attach and answer until the stream ends; raise `ConfigError` where no other one can help."""
+    """Attach and answer until the stream ends; raise `ConfigError` if a retry cannot help."""
     is_attached = False
     with _channel(silo) as channel:
         stream = _Stream(channel)
@@ -158,14 +158,14 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
 
 
 def _alone(silo: Attaching, reason: str | None) -> Event:
-    """Return what is said of a stream that is gone; no reason where the server was stopped."""
+    """Return the event of a stream that ended; without a reason where the server was stopped."""
     what = What.STOPPED if reason is None else What.LOST
     seconds, moment = silo.patience, until(time.time(), silo.patience)
     return Event(what, silo.name, address=silo.server, reason=reason, seconds=seconds, note=moment)
 
 
 def until(now: float, seconds: float) -> str | None:
-    """Return the moment in local time when a wait is over, None where that is very far away."""
+    """Return the local time at the end of a wait, None if it is very far away."""
     if not math.isfinite(seconds) or seconds > LONGEST_WAIT:
         return None
     return time.strftime("until %Y-%m-%d %H:%M:%S", time.localtime(now + seconds))
@@ -181,7 +181,7 @@ class _Stream:
         self._messages = whole(self._call, lambda size: self._most(size))
 
     def greet(self, silo: Attaching) -> bytes:
-        """Say who the silo is, prove it, and return the token of the run."""
+        """Do the handshake: identify the silo, prove it, and return the token of the run."""
         greeting = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
         greeting["process"] = silo.process
         self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **greeting})
@@ -209,7 +209,7 @@ class _Stream:
                 silo.report(Event(What.DISCARDED, silo.name, bytes=len(answer)))
 
     def _say_no_more(self) -> None:
-        """End this end's half of the stream; a server that does not end its own is not awaited."""
+        """Close the sending half of the stream, without waiting long for the server's half."""
         self._outgoing.put(None)
         timer = threading.Timer(LAST_SECONDS, self._call.cancel)
         timer.daemon = True
@@ -245,7 +245,7 @@ def _channel(silo: Attaching) -> Any:
 
 
 def _hint(reason: str, *, secure: bool) -> str:
-    """Return what to look at where one end seems to speak TLS and the other does not."""
+    """Return a hint if one end seems to use TLS and the other does not."""
     if secure and "WRONG_VERSION_NUMBER" in reason:
         return "; see whether the server was started with --insecure"
     if not secure and "Socket closed" in reason:
@@ -254,7 +254,7 @@ def _hint(reason: str, *, secure: bool) -> str:
 
 
 def _reason(error: grpc.RpcError) -> str:
-    """Return what gRPC says, as one line."""
+    """Return the message of a gRPC error as one line."""
     code = getattr(error, "code", lambda: None)()
     details = getattr(error, "details", lambda: "")()
     name = "lost" if code is None else str(code.name).lower()

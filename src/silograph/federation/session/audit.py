@@ -54,7 +54,7 @@ _END_BYTES = len(', "hash": ""}\n') + 64
 
 
 class BrokenChainError(SilographError, ValueError):
-    """A line of an audit file is not as it was written.
+    """A line of an audit file was changed after it was written.
 
     Attributes:
         line: its number, from 1.
@@ -79,7 +79,7 @@ class AuditEntry:
 
     Attributes:
         line: its number, from 1.
-        facts: what it says.
+        facts: its content.
         hash: its own.
     """
 
@@ -92,7 +92,7 @@ def line_of(facts: Mapping[str, Any], former: str) -> tuple[bytes, str]:
     """Return the bytes of the next line and its hash.
 
     Args:
-        facts: what it says.
+        facts: its content.
         former: hash of the line before.
     """
     return chained(json.dumps(facts, allow_nan=False)[1:-1], former)
@@ -105,7 +105,7 @@ def chained(members: str, former: str) -> tuple[bytes, str]:
     long data, but OpenSSL looks it up and sets it up for each line.
 
     Args:
-        members: what it says, as the inside of a JSON object.
+        members: its content, as the inside of a JSON object.
         former: hash of the line before.
     """
     line, own = with_hash(f'{{"former": "{former}", {members}'.encode())
@@ -113,7 +113,7 @@ def chained(members: str, former: str) -> tuple[bytes, str]:
 
 
 def with_hash(body: bytes) -> tuple[bytes, bytes]:
-    """Return a line whose hash is still missing with it, and the hash."""
+    """Complete a line with its hash; return it and the hash."""
     own = blake2b(body, digest_size=32).hexdigest().encode()
     return b'%b, "hash": "%b"}\n' % (body, own), own
 
@@ -136,7 +136,7 @@ def entries_of(file: BinaryIO) -> Iterator[AuditEntry]:
 
 
 def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, Any], str]:
-    """Return what a line says and its hash, once both are checked."""
+    """Return the content of a line and its hash, both checked."""
     end = _END.fullmatch(data, max(0, len(data) - _END_BYTES))
     if end is None:
         raise BrokenChainError(line, "expected a line that ends with its hash, got another", whole)
@@ -164,7 +164,7 @@ def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, An
 
 @dataclass(frozen=True, eq=False)
 class AuditedRun:
-    """What an audit file says of one run.
+    """The entries of one run in an audit file, summed up.
 
     Attributes:
         run: what names it.
@@ -220,7 +220,7 @@ class RunCounts:
         self.refused = 0
 
     def add(self, entry: AuditEntry) -> None:
-        """Take in an entry."""
+        """Add an entry."""
         facts = entry.facts
         match facts.get("event"):
             case "hello":
@@ -247,7 +247,7 @@ class RunCounts:
                 self.ended = self.ended if is_over else entry  # whoever shows itself after that
 
     def summary(self) -> AuditedRun:
-        """Return what they come to."""
+        """Return the sums."""
         return AuditedRun(
             self.run,
             self.agreed,
@@ -264,14 +264,14 @@ class RunCounts:
 
 @dataclass(frozen=True, eq=False)
 class AuditReading:
-    """What an audit file says, up to its end or to where it is broken.
+    """The contents of an audit file, up to its end or to a broken line.
 
     Attributes:
         lines: that are whole.
         head: hash of the last of them.
         runs: in the order in which they begin.
         broken: what is wrong with the line after them; None: they are all.
-        noted: line whose hash is the one that was looked for; None: no such line.
+        noted: number of the line with the hash `noted_hash`; None if there is none.
     """
 
     lines: int
@@ -282,11 +282,11 @@ class AuditReading:
 
 
 def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
-    """Return what an audit file says; it takes no more memory the longer the file is.
+    """Read an audit file, in memory that does not depend on its length.
 
     Args:
         file: to read from.
-        noted_hash: the hash of a line that somebody has noted.
+        noted_hash: hash of a line that a user has noted.
     """
     counts_by_run: dict[str, RunCounts] = {}
     lines, head, noted_line, damage = 0, NO_LINE, None, None
@@ -303,7 +303,7 @@ def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
 
 
 def _add(counts_by_run: dict[str, RunCounts], entry: AuditEntry) -> None:
-    """Add an entry to what is known of its run."""
+    """Add an entry to the counts of its run."""
     run = entry.facts.get("run")
     if run is None:
         return
@@ -355,14 +355,14 @@ class Audit:
         self._agreed: RunAudit | None = None
         self._shown: RunAudit | None = None  # to which a hello went last
         self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
-        self._bytes: Counter[str] = Counter()  # of those that no line has told yet
+        self._bytes: Counter[str] = Counter()  # by event, not yet in a line
 
     def of_run(self, run: str) -> "RunAudit":
-        """Return what records one run."""
+        """Return the record of one run."""
         return RunAudit(self, run, self._runs.get(run))
 
     def agreed_before(self, run: str) -> tuple[int, int]:
-        """Return how many other runs were agreed to: of anybody, and of this server."""
+        """Return the number of agreements to other runs: of all servers, and of this one."""
         others = [r for name, r in self._runs.items() if name != run and r.agreed is not None]
         same_server = [
             r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)
@@ -460,12 +460,12 @@ class Audit:
         return self._head.decode()
 
     def _begin_second(self, second: int) -> None:
-        """Keep the time of day but for its thousandths, which is made once a second."""
+        """Format the time of day without thousandths, once a second."""
         self._second = second
         self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
     def _take_back(self) -> None:
-        """Cut off a line that was written in part, and raise `PolicyError`."""
+        """Cut off a partly written line, and raise `PolicyError`."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, self._size)
@@ -483,7 +483,7 @@ class Audit:
             raise _unwritable(error.strerror) from None
 
     def fold(self, event: str, facts: Mapping[str, Any], size: int = 0) -> None:
-        """Add a line for what a server can repeat without end, or count it for a later line."""
+        """Add a line for an event that a server can repeat, or count it for a later line."""
         self._num_seen[event] += 1
         self._bytes[event] += size
         occurrences = self._num_seen[event]
@@ -494,7 +494,7 @@ class Audit:
             self._num_listed[event], self._bytes[event] = occurrences, 0
 
     def untold(self, event: str) -> int:
-        """Return how many of what is folded no line has told yet."""
+        """Return the number of folded events that are in no line yet."""
         return self._num_seen[event] - self._num_listed[event]
 
 
@@ -597,11 +597,11 @@ class RunAudit:
         self._bytes += size
 
     def refused(self, reason: str) -> None:
-        """Record what was refused, or failed."""
+        """Record a refusal or a failure."""
         self._audit.fold("refused", {"run": self._run, "reason": reason})
 
     def states_stay(self) -> None:
-        """Take the run as one that may go on, though its server has called it over."""
+        """Record that the run may continue although its server has ended it."""
         self._open = STATES_STAY
 
     def round_over(self) -> None:
@@ -655,7 +655,7 @@ def _unwritable(reason: str | None) -> PolicyError:
 
 
 def full_file(name: str) -> str:
-    """Return what to say of a file that has as many bytes as it may have."""
+    """Return the message for a file that has reached its largest size."""
     return (
         f"expected at most {MOST_FILE:,} bytes in {name}, got as many: nothing more is sent; move "
         "the file away, the next start begins a new one"
@@ -698,7 +698,7 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
 
 
 def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
-    """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
+    """Continue after the last complete line; an incomplete line at the end is cut off."""
     with os.fdopen(os.dup(file), "rb") as reader:
         reader.seek(0)
         reading = read_audit(reader)

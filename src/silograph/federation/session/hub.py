@@ -77,12 +77,12 @@ FROM_ONE = 8  # of them from one address
 
 @dataclass(eq=False)
 class Place:
-    """The place of a stream that is being greeted.
+    """A place for a stream during its handshake.
 
     Attributes:
         address: of its other end, without the port.
         end: ends the stream.
-        key: that it has claimed, if the place is the one in reserve for that key.
+        key: the key that the stream claims, if this is the place reserved for that key.
     """
 
     address: str
@@ -91,10 +91,10 @@ class Place:
 
 
 class Greetings:
-    """Who is being greeted; used by a thread for each stream.
+    """The streams in their handshakes; used by one thread for each stream.
 
     Args:
-        known: public keys of silos by name; one place is in reserve for each.
+        known: public keys of silos by name; one place is reserved for each.
     """
 
     def __init__(self, known_keys: Callable[[], Mapping[str, bytes]]) -> None:
@@ -104,7 +104,7 @@ class Greetings:
 
     @contextmanager
     def place(self, peer: str, end: Callable[[], object]) -> Iterator[Place]:
-        """Hold a place for a stream; another stream may have to go for it.
+        """Hold a place for a stream; another stream may be ended for it.
 
         Args:
             peer: address and port of its other end, as gRPC names them.
@@ -126,7 +126,7 @@ class Greetings:
                     self._places.remove(place)
 
     def claim(self, place: Place, key: object) -> None:
-        """Give a stream the place that is in reserve for the key that it claims, if it is free."""
+        """Give a stream the place that is reserved for the key that it claims, if it is free."""
         with self._lock:
             registered = {public.hex(): public for public in self._known_keys().values()}
             pending_keys = {other.key for other in self._places}
@@ -135,7 +135,7 @@ class Greetings:
                 place.key = public
 
     def _excess(self, address: str) -> Place | None:
-        """Return who makes room for one more stream from an address, None if there is room."""
+        """Return the stream to end for one more stream from an address, None if there is room."""
         waiting = [place for place in self._places if place.key is None]
         by_address = Counter(place.address for place in waiting)
         if by_address[address] < FROM_ONE:
@@ -156,10 +156,10 @@ MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was 
 
 
 class StreamLink:
-    """A silo's stream, as queues: `send` and `receive` of the engine, the rest of the hub.
+    """A silo's stream as queues: the engine uses `send` and `receive`, the hub all else.
 
     Args:
-        arrived: told of every message when it arrives: its bytes, and whether it is too late.
+        on_arrival: called for every message with its bytes, and whether it is too late.
     """
 
     def __init__(self, on_arrival: Callable[[int, bool], None]) -> None:
@@ -173,7 +173,7 @@ class StreamLink:
         self.alive = True  # until the silo's end of the stream has ended
 
     def send(self, data: bytes, most: int) -> None:
-        """Hand over a message; see `Link`."""
+        """Queue a message; see `Link`."""
         with self._lock:
             self._owed_sizes.append(most)
         self._out.put(data)
@@ -206,11 +206,11 @@ class StreamLink:
         self._out.put(None)
 
     def outgoing(self) -> Stream:
-        """Yield what is to be sent, until the end."""
+        """Yield the messages to send, until the stream ends."""
         return cut(iter(self._out.get, None))
 
     def pump(self, requests: Stream) -> None:
-        """Take in what comes until the stream ends, however it does, or speaks unasked."""
+        """Queue received messages until the stream ends or sends one without a request."""
         loss = None
         try:
             for data in whole(requests, self._most):
@@ -238,7 +238,7 @@ class Joined:
 
     Attributes:
         name: of the silo.
-        facts: what it says of its versions and data.
+        facts: its versions and data.
         link: its stream.
     """
 
@@ -257,7 +257,7 @@ class Hub:
         credentials: certificate chain and private key of the server, PEM; None is without TLS,
             on this machine only.
         room: silos of the run.
-        report: told of what happens.
+        report: gets the events.
 
     Raises:
         ConfigError: the address cannot be used, or would need TLS.
@@ -359,9 +359,9 @@ class Hub:
     def _greeted(
         self, requests: Stream, context: Any, place: Place
     ) -> Generator[bytes, None, Mapping[str, Any] | str | None]:
-        """Greet who is there; return what a silo says of itself, or why it may not attach.
+        """Do the handshake; return the facts of a silo, or the reason why it may not attach.
 
-        None is for who is no silo.
+        None if the other end is no silo.
         """
         try:
             nonce = secrets.token_bytes(32)
@@ -408,7 +408,7 @@ class Hub:
     def _accept_stream(
         self, hello: Mapping[str, Any], requests: Stream, context: Any
     ) -> StreamLink:
-        """Take a silo's stream in; one that it had before is ended."""
+        """Accept a silo's stream; an earlier one of the silo is ended."""
         name = str(hello["name"])
         link = StreamLink(partial(self._arrived, name))
         self._report(Event(What.ATTACHED, name))
@@ -432,7 +432,7 @@ class Hub:
     def _refusal(
         self, hello: Mapping[str, Any], proof: Mapping[str, Any], nonce: bytes
     ) -> str | None:
-        """Return why a silo may not attach, if so; nothing that it says is taken on trust."""
+        """Return why a silo may not attach, or None; all that it sends is checked."""
         name, protocol = hello.get("name"), hello.get("protocol")
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
             return f"expected a silo's name, got {_text(name)[:80]!r}"
@@ -475,7 +475,7 @@ def _next(requests: Stream, kind: Type, token: bytes) -> Message:
 
 
 def _text(value: object) -> str:
-    """Return what a stranger says; what is nested is not looked into."""
+    """Return a value from a stranger as one line; nested values are not shown."""
     return one_line(value) if isinstance(value, str | int) else "something else"
 
 
@@ -483,7 +483,7 @@ def _text(value: object) -> str:
 
 
 def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:
-    """Let the silos, in the federation's order, agree on features, labels and edges.
+    """Match features, labels and edges of the silos, in the federation's order.
 
     Raises:
         DataError: they do not; where it is edges, the silo itself has told its people which.

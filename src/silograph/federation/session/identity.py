@@ -48,7 +48,7 @@ def check_name(name: str) -> str:
 
 
 def signed_text(token: bytes, nonce: bytes, name: str, host: str) -> bytes:
-    """Return what a silo signs: it holds for this run, this stream, this name and this server only.
+    """Return the text that a silo signs: valid for this run, stream, name and server only.
 
     Without the server's name a server that the silo attaches to could hand another one's challenge
     on to it, and attach there in the silo's name.
@@ -202,7 +202,7 @@ def _read_key_file(path: Path) -> dict[str, bytes]:
 
 
 class Register:
-    """Which key a name belongs to.
+    """The key of each name.
 
     Args:
         names: that may attach; None: any, as long as there is room.
@@ -224,7 +224,7 @@ class Register:
         self._left_out: dict[str, str] = {}
 
     def take(self, event: Event) -> None:
-        """Let a silo attach no more, if the event says that it is left out of the run."""
+        """Bar a silo from attaching if the event says that it is left out of the run."""
         if event.what is What.LEFT_OUT and event.silo is not None:
             self._left_out[event.silo] = str(event)
 

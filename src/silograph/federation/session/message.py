@@ -47,7 +47,7 @@ NO_TOKEN = bytes(16)
 
 
 class Type(IntEnum):
-    """What a message is."""
+    """Types of messages."""
 
     HELLO = 1  # silo: who it is and what its data look like
     CHALLENGE = 2  # server: what the silo is to sign
@@ -232,7 +232,7 @@ STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 def module_name(op: Op) -> str:
-    """Return what the module of an op is called on every machine.
+    """Return the name of an op's module, which is the same on every machine.
 
     A file that was run is a module whose name is its path and a colon; this is the file's name.
     """

@@ -109,9 +109,9 @@ class Responder:
         ops: by qualified name.
         holder: the silo's data.
         store: where states are kept.
-        report: told of what happens; the server hears less.
+        report: gets the events; the server gets fewer details.
         name: of the silo, for what is reported.
-        audit: where what leaves is written down; None counts only.
+        audit: records everything that leaves; without a file it counts only.
         bounds: of what may leave.
     """
 
@@ -195,7 +195,7 @@ class Responder:
         return pack(Message(kind, self._token, message.sequence, body))
 
     def _handled(self, message: Message) -> tuple[Type, bytes]:
-        """Return what a message is answered with.
+        """Return the answer to a message.
 
         Raises:
             PolicyError: the silo's part in the run is over.
@@ -219,7 +219,7 @@ class Responder:
         self._count_line()
 
     def _count_line(self) -> None:
-        """Count what makes a line in the log whenever a server likes."""
+        """Count lines in the log that a server can cause at will."""
         self._refusals += 1
         if self._refusals == MOST_REFUSALS:
             raise PolicyError(
@@ -239,7 +239,7 @@ class Responder:
         return self._declined(reason)
 
     def _failed(self, what: str) -> tuple[Type, bytes]:
-        """Log what is being handled, and return the answer: the server hears the type only."""
+        """Log the exception at hand, and return the answer, which has its type only."""
         about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
         self._report(about)
         self._refused(f"{self._doing} failed: {what}")
@@ -278,7 +278,7 @@ class Responder:
         return Type.DONE, facts_body({})
 
     def _join(self, nonce: bytes) -> bytes:
-        """Return the silo's hello, once a stream and before it is asked for anything else."""
+        """Return the silo's hello, once for each stream and before any other answer."""
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
@@ -324,7 +324,7 @@ class Responder:
         self._started = True
 
     def _reported(self) -> Mapping[str, Any]:
-        """Return what the server is told of the silo's nodes."""
+        """Return the numbers of the silo's nodes for the server."""
         nodes = {} if self._prepared is None else self._prepared.nodes
         return {"nodes": dict(nodes)} if nodes else {}
 
@@ -334,7 +334,7 @@ class Responder:
         return self._prepared
 
     def _keep(self, number: int, committed: Sequence[int]) -> None:
-        """Write down the state after a round that is over."""
+        """Store the state after a round that is over."""
         at = self._ready("KEEP")
         at.course.check_number(number)
         few = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
@@ -352,7 +352,7 @@ class Responder:
         self.audit.round_over()
 
     def _finish(self, frame: bytes | memoryview) -> None:
-        """Write down what the run has come to."""
+        """Store the result of the run."""
         at = self._ready("RESULT")
         envelope, weights = decode(frame)
         if envelope.op != RESULT:
@@ -369,7 +369,7 @@ class Responder:
         self._is_kept = state is not None or not at.own_model
 
     def _end(self, reason: str) -> None:
-        """Take the run as over; states stay where they may hold the only model."""
+        """End the run; states are deleted unless they may hold the only model."""
         self.ended = reason
         if not reason and self._is_kept:
             self._store.drop()
@@ -377,7 +377,7 @@ class Responder:
             self.audit.states_stay()
 
     def _load(self, number: int) -> None:
-        """Go back to the state after a round."""
+        """Restore the state after a round."""
         at = self._ready("LOAD")
         at.course.check_number(number)
         if number != self._round or not at.course.is_whole:  # else that is where it is
@@ -450,7 +450,7 @@ class Responder:
         *,
         begins: bool,
     ) -> bytes:
-        """Run an op and return the body of the answer; the state is the new one then."""
+        """Run an op, store its new state and return the body of the answer."""
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)
             self._round = envelope.round

@@ -36,7 +36,7 @@ def make_private(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be; the system lets go of it when this process dies.
+    """Hold a folder, creating it if needed; the system releases it when this process dies.
 
     Raises:
         ConfigError: another process holds it, or it cannot be made.
@@ -82,7 +82,7 @@ class StateStore:
         self._states: dict[int, State] = {}
 
     def agreed(self) -> Mapping[str, Any] | None:
-        """Return what the silo has agreed to in this run, as its disk has it; None is nothing.
+        """Return the stored agreement of the silo in this run; None if there is none.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -106,7 +106,7 @@ class StateStore:
         return facts
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Write down what the silo agrees to: a server cannot change it later in the run."""
+        """Store what the silo agrees to, so that a server cannot change it later in the run."""
         if self._folder is not None:
             write_atomic(self._made() / AGREED, json.dumps(facts), private=True)
 
@@ -118,12 +118,12 @@ class StateStore:
         return self._folder.path
 
     def remember(self, number: int, state: State) -> None:
-        """Keep in memory what the state was after a round, for a silo that is to do one again."""
+        """Keep the state after a round in memory, in case the next round is repeated."""
         self._recent[number] = state
         _drop_old_states(self._recent)
 
     def keep(self, number: int, state: State, needed: Collection[int] = ()) -> None:
-        """Write the state after a round down; the last two are kept, and those `needed`.
+        """Store the state after a round, and drop all but the last two and those `needed`.
 
         Raises:
             CheckpointError: less room than it takes would be left on the disk.
@@ -158,7 +158,7 @@ class StateStore:
         raise AbsentError(f"expected the silo's state of round {number}, got none")
 
     def forget_after(self, number: int) -> None:
-        """Forget rounds that will be done again."""
+        """Forget the states of later rounds, which will be repeated."""
         for states in (self._recent, self._states):
             for later in [round_ for round_ in states if round_ > number]:
                 del states[later]

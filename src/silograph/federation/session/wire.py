@@ -30,7 +30,7 @@ MAGIC = b"SGL1"
 
 
 def cut(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield messages as they travel."""
+    """Yield messages in chunks."""
     for data in messages:
         if len(data) <= CHUNK:
             yield data
@@ -41,7 +41,7 @@ def cut(messages: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def whole(chunks: Iterator[bytes], most: Callable[[int], int]) -> Iterator[bytes | bytearray]:
-    """Yield the messages of what has travelled.
+    """Yield the messages joined from chunks.
 
     Args:
         chunks: as they arrive.

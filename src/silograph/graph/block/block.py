@@ -44,7 +44,7 @@ from silograph.graph.partition.partition import Partition, row_keys_of
 
 @dataclass(frozen=True, eq=False)
 class Halo:
-    """What the clients of a block know of nodes they do not hold.
+    """The neighbors of a block's clients that they do not hold themselves.
 
     Attributes:
         off: (C + 1,) int64, slots of each client.
@@ -88,7 +88,7 @@ class Halo:
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Who answers for each halo slot of the federation.
+    """The owner of each halo slot of the federation.
 
     Attributes:
         target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
@@ -234,7 +234,7 @@ class ClientBlock:
             `silograph.exchange.collect`.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
-        memo: what others have worked out from the block alone and want to find again.
+        memo: cache of values that are computed from the block alone.
     """
 
     ids: tuple[str, ...]
@@ -281,7 +281,7 @@ class ClientBlock:
         return torch.bincount(self.client[mask], minlength=self.num_clients)
 
     def once(self, name: object, kind: type[Memo], make: Callable[[], Memo]) -> Memo:
-        """Return what is found in `memo` by a name, made at the first call."""
+        """Return a value from `memo` by name, computed at the first call."""
         if name not in self.memo:
             self.memo[name] = make()
         value = self.memo[name]
@@ -308,8 +308,8 @@ class ClientBlock:
     def called(self, positions: Tensor) -> "ClientBlock":
         """Return the same block for calls to some of the clients, while this one stays in memory.
 
-        What was worked out for this block is used, not worked out again, and only what is read is
-        copied: so a call costs what its clients cost.
+        Values computed for this block are reused, and fields are copied only when they are read: so
+        the cost of a call is that of its clients.
         """
         return _Part.of(self, positions)
 
@@ -335,7 +335,7 @@ class ClientBlock:
 
 
 class _Part(ClientBlock):
-    """Some clients of a block: every field is copied when it is first asked for."""
+    """Some clients of a block: every field is copied when it is first read."""
 
     @staticmethod
     def of(whole: ClientBlock, positions: Tensor) -> "_Part":
@@ -406,7 +406,7 @@ class _Part(ClientBlock):
 def make_block(
     graph: Graph, partition: Partition, split: Split, dtype: torch.dtype = torch.float32
 ) -> tuple[ClientBlock, Route]:
-    """Cut a graph: return all clients as one block, and who answers for each halo slot.
+    """Cut a graph: return all clients as one block, and the route of halo slots to owners.
 
     A node that several clients hold appears once at each; an edge is cross-client only where
     the client does not hold the neighbor, and then points to the neighbor's one owner.
@@ -588,19 +588,19 @@ UNSEEN = 2  # rows of a table before those of users and items that train: one us
 
 
 def pairs_of(block: ClientBlock) -> Pairs:
-    """Return the ratings of a block, worked out once."""
+    """Return the ratings of a block, cached."""
     return block.once("pairs", Pairs, lambda: pairs_among(kinds(block.x), block.adj))
 
 
 def kinds(x: Rows) -> Tensor:
-    """Return the features (n, 2) that say what a row is; raise `ProtocolError` for others."""
+    """Return features (n, 2), the kind of each row; raise `ProtocolError` for other features."""
     if not isinstance(x, Tensor) or x.shape[1] != 2:
         raise ProtocolError("expected features that say which rows are users and items, got others")
     return x
 
 
 def trained_rows(block: ClientBlock) -> Tensor:
-    """Return which users and items have a rating that trains, (n,) bool; worked out once."""
+    """Return which users and items have a rating that trains, (n,) bool; cached."""
     return block.once("trained rows", Tensor, lambda: _trained_nodes(block))
 
 
@@ -614,7 +614,7 @@ def _trained_nodes(block: ClientBlock) -> Tensor:
 
 
 def seen_rows(block: ClientBlock) -> Tensor:
-    """Return which ratings have a user and an item that train there, (n,) bool; worked out once."""
+    """Return which ratings have a user and an item that train there, (n,) bool; cached."""
     return block.once("seen rows", Tensor, lambda: _usable_ratings(block))
 
 

@@ -36,14 +36,14 @@ from silograph.graph.generated.planted import (
 )
 from silograph.graph.graph import Graph, Split, fingerprint
 
-# --- The folders in which graphs are looked for, and kept ----------------------------------------
+# --- The folders of graphs -----------------------------------------------------------------------
 
 
 VARIABLE = "SILOGRAPH_DATA"
 
 
 def cache_folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Return where graphs are kept that were downloaded or generated.
+    """Return the folder of downloaded and generated graphs.
 
     Raises:
         DataError: a folder that was given is absent.
@@ -157,7 +157,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What `generate` was asked for.
+    """The arguments of `generate`, checked.
 
     Raises:
         ConfigError: the preset is not known, or scale or seed is out of range.
@@ -209,17 +209,17 @@ class GenerateRequest:
 
     @property
     def name(self) -> str:
-        """What `load` knows the graph by; the scale is told apart."""
+        """The name of the graph for `load`; the scale is not part of it."""
         return f"{PREFIX}{self.preset}" + (f"@{self.seed}" if self.seed else "")
 
     @property
     def folder(self) -> str:
-        """Name of its folder; `repr` tells all scales apart."""
+        """Name of its folder; `repr` distinguishes all scales."""
         return f"{self.preset}-{float(self.scale)!r}-{self.seed}-v{VERSION}"
 
     @property
     def about(self) -> dict[str, Any]:
-        """What its manifest must say."""
+        """The expected entries of its manifest."""
         return {
             "version": VERSION,
             "preset": self.preset,
@@ -238,7 +238,7 @@ def generate(
     data_dir: str | os.PathLike[str] | None = None,
     report: ProgressCallback | None = None,
 ) -> Graph:
-    """Return a generated graph, memory-mapped; made by the first call, found by all others.
+    """Return a generated graph, memory-mapped; only the first call makes it.
 
     Args:
         name: a name of `PRESETS`: amazon2m, ogbn-products, reddit or yelp, in any case.

@@ -174,7 +174,7 @@ def alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write what the arrays in `folder` are of; adds the dtype and shape of each."""
+    """Write the manifest of the arrays in `folder`, with the dtype and shape of each."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -230,7 +230,7 @@ FEWEST_COMMUNITIES = 20  # of a graph with label bits; otherwise one a class
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What a generated graph is like at scale 1.
+    """The shape of a generated graph at scale 1.
 
     Attributes:
         nodes: n.
@@ -341,7 +341,7 @@ class Nodes:
         weights: np.ndarray = np.maximum(np.rint(weight), 1).astype(np.int64)[self.at]
         return weights
 
-    def inside(self) -> np.ndarray:
+    def internal_odds(self) -> np.ndarray:
         """Return the share of draws that stay in each community, (C,) float64."""
         shape = self.plan.shape
         return np.minimum(shape.inside, CROWDED * (self.sizes - 1) / shape.mean_degree)
@@ -408,7 +408,7 @@ class Drawing:
         ends = self._wheel.ends[np.cumsum(nodes.sizes) - 1]
         self._begin = np.concatenate([[0], ends[:-1]])
         self._width = ends - self._begin
-        self._inside = nodes.inside()
+        self._inside = nodes.internal_odds()
         self._key = nodes.plan.key.fold("edges")
 
     def pairs(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:

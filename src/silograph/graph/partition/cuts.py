@@ -278,14 +278,14 @@ class HeldEdges:
     Attributes:
         row: (e,) int64 row of the one end.
         neighbor: (e,) int64 node of the uncut graph at the other end.
-        inside: (e,) bool, whether the row's client holds the neighbor.
-        position: (e,) int64 the neighbor's row there; means nothing where it is not inside.
+        is_internal: (e,) bool, whether the row's client holds the neighbor.
+        position: (e,) int64 the neighbor's row there; undefined where not internal.
         weight: (e,) their values in the uncut graph; None where it has none.
     """
 
     row: Tensor
     neighbor: Tensor
-    inside: Tensor
+    is_internal: Tensor
     position: Tensor
     weight: Tensor | None = None
 
@@ -329,8 +329,8 @@ def dropped_edges(
     """
     edges = held_edges(adj, nodes)
     client = owners(offsets(torch.tensor([len(part) for part in nodes])))[edges.row]
-    client = client[edges.inside]
-    ends = row_key[edges.row[edges.inside]] + row_key[edges.position[edges.inside]]
+    client = client[edges.is_internal]
+    ends = row_key[edges.row[edges.is_internal]] + row_key[edges.position[edges.is_internal]]
     word = key.words(ends, 1)[:, 0]
     order = torch.argsort(word, stable=True)
     order = order[torch.argsort(client[order], stable=True)]
@@ -338,8 +338,8 @@ def dropped_edges(
     count = 2 * torch.floor(share * sizes.double() / 2 + 0.5).long()
     last = (offsets(sizes)[:-1] + count - 1)[client].clamp(min=0)
     # By word, not by rank: then no tie can part the two directions of an edge.
-    is_dropped = torch.zeros_like(edges.inside)
-    is_dropped[edges.inside] = (count > 0)[client] & (word <= word[order[last]])
+    is_dropped = torch.zeros_like(edges.is_internal)
+    is_dropped[edges.is_internal] = (count > 0)[client] & (word <= word[order[last]])
     return is_dropped
 
 
@@ -462,7 +462,7 @@ SMALLEST_SHARE = 0.05  # a normal draw may be negative
 def metis_overlapping(
     graph: Graph, clients: int, key: Key, options: MetisOverlappingOptions
 ) -> tuple[Tensor, ...]:
-    """Cut by METIS into parts, then draw several clients from each: five halves, unless told.
+    """Cut by METIS into parts, then draw several clients from each: by default five halves.
 
     Clients of one part come one after the other. A node of a part is at none of its m clients
     with probability (1 - share)^m: 1 in 32 for five halves. E. Ceyani et al.: "FedGrAINS:

@@ -28,7 +28,7 @@ def is_partition_file(partition: str) -> bool:
 
 
 def check_no_path(partition: str) -> None:
-    """Raise `ConfigError` for what can only be meant as a file, and does not end as one does."""
+    """Raise `ConfigError` for a value that looks like a file but has no known ending."""
     if "/" in partition or os.sep in partition or os.path.exists(partition):
         raise ConfigError(
             f"expected a partition by name, or a file of clients whose name ends in .csv, got "

@@ -56,7 +56,7 @@ CutNodes = Callable[[Graph, int, Key, Any], tuple[Tensor, ...]]
 
 
 def _as_they_are(options: Any, num_classes: int) -> Any:
-    """Return options of a way of cutting whose defaults do not depend on the graph."""
+    """Return options unchanged: their defaults do not depend on the graph."""
     del num_classes
     return options
 
@@ -66,7 +66,7 @@ class Partitioner:
     """A way of cutting that users can name.
 
     Attributes:
-        name: what they call it.
+        name: that users give.
         title: one line for listings.
         reference: title, authors, venue, year.
         options: frozen dataclass of its own options.
@@ -116,7 +116,7 @@ class Partition:
     apart: bool = False
 
     def __post_init__(self) -> None:
-        """Check what every user of a partition relies on."""
+        """Check the rules that every user of a partition relies on."""
         if not self.ids or len(self.ids) != len(self.nodes):
             raise PartitionError(
                 f"expected one node tensor a client and at least one client, "
@@ -197,19 +197,19 @@ class Partition:
             PartitionError: the dropped edges are those of another graph.
         """
         if self.dropped is None:
-            return edges.inside
+            return edges.is_internal
         if len(self.dropped) != len(edges.row):
             raise PartitionError(
                 f"expected a partition of a graph whose clients hold {len(self.dropped)} ends of "
                 f"edges, got {len(edges.row)}: cut this graph itself"
             )
-        return edges.inside & ~self.dropped
+        return edges.is_internal & ~self.dropped
 
     def external(self, edges: HeldEdges) -> Tensor:
         """Return which of them are cross-client: the other end is held by others, (e,) bool."""
         if self.apart:
-            return torch.zeros_like(edges.inside)
-        return ~edges.inside & (self.owner[edges.neighbor] >= 0)
+            return torch.zeros_like(edges.is_internal)
+        return ~edges.is_internal & (self.owner[edges.neighbor] >= 0)
 
 
 def first_holder(nodes: Tensor, client: Tensor, num_nodes: int) -> Tensor:
@@ -289,7 +289,7 @@ def make_partition(
 
 
 def _check_drawing(clients: object, key: object) -> None:
-    """Raise `ConfigError` for what is no number of clients, or nothing to draw by."""
+    """Raise `ConfigError` for an invalid number of clients or an invalid key."""
     is_count = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
     if not isinstance(key, Key | int | np.integer) or not (clients is None or is_count):
         raise ConfigError(

@@ -72,7 +72,7 @@ def draw_split(
 
 
 def copies_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split | None:
-    """Return what each copy is for where every client splits its own nodes (`by-client:`).
+    """Return the role of each copy where every client splits its own nodes (`by-client:`).
 
     The order is drawn from client and node together, so that a client's split is a function of
     what it holds itself.

@@ -42,7 +42,7 @@ NaValues = str | Iterable[str | float]
 
 @dataclass(frozen=True)
 class MissingValues:
-    """Which cells stand for a missing value, whatever the reader.
+    """The cells that mean a missing value, the same for all readers.
 
     Attributes:
         words: as text, without spaces at the ends.
@@ -159,7 +159,7 @@ def is_null(cell: Any) -> bool:
 
 
 def to_number(cell: str) -> float | None:
-    """Return the number that a cell says, None if it says none."""
+    """Return the number in a cell, None if it has none."""
     try:
         return float(cell)
     except ValueError:
@@ -250,7 +250,7 @@ def _are_row_numbers(cells: Sequence[Any]) -> bool:
 
 
 def report_row_numbers(source: object, names: Sequence[str]) -> None:
-    """Report columns that `row_number_columns` found; nothing where there are none."""
+    """Report columns from `row_number_columns`, if there are any."""
     if names:
         names_text = ", ".join(repr(printable(name)) for name in names)
         LOG.warning(

@@ -118,7 +118,7 @@ def from_networkx(
 def _report_other_attributes(
     name: str, nodes: dict[Any, dict[str, Any]], x: str, others: set[str | None]
 ) -> None:
-    """Report attributes that may be meant as features where no node has the one that is named."""
+    """Report attributes that may be the features if no node has the named one."""
     counts = Counter(
         key
         for attributes in nodes.values()

@@ -47,7 +47,7 @@ def cells_of(values: Any, what: str) -> np.ndarray:
 
 
 def beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
-    """Return what is given beside ratings, (R,); raise `DataError` for another shape or kind."""
+    """Return a further column of ratings, (R,); raise `DataError` for another shape or kind."""
     cells = cells_of(value, what)
     if cells.shape != (count,):
         raise DataError(
@@ -73,7 +73,7 @@ def categories_of(values: np.ndarray) -> np.ndarray:
 
 
 def is_missing(words: np.ndarray) -> np.ndarray:
-    """Return which words (R,) stand for nothing: empty ones, and NaN as tables have it."""
+    """Return which words (R,) mean a missing value: empty ones, and NaN as tables write it."""
     return np.isin(words, ["", "nan", "NaN"])
 
 
@@ -83,7 +83,7 @@ def _as_words(cells: np.ndarray) -> np.ndarray:
 
 
 def rating_of(cell: object, row: int) -> float:
-    """Return a rating as a number; raise `DataError` for what is none."""
+    """Return a rating as a number; raise `DataError` if it is none."""
     number = to_number(cell) if isinstance(cell, str) else cell
     if not isinstance(number, int | float | np.integer | np.floating):
         raise DataError(f"expected a number as rating {row}, got {shown(cell)}")
@@ -184,12 +184,12 @@ def check_columns(columns: Any, ratings: Any, trust: Any) -> None:
 
 
 def only(columns: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Return what is said of some of the columns."""
-    return {name: own_name for name, own_name in columns.items() if name in names}
+    """Return the entries of some of the columns."""
+    return {name: column for name, column in columns.items() if name in names}
 
 
 def how_named(name: str) -> str:
-    """Return how one says what a table calls a column."""
+    """Describe how a user names a column of a table."""
     return (
         f"name yours: --columns {name}=NAME, in sg.ratings columns={{{name!r}: NAME}}, in a "
         "silo.toml under [columns]"
@@ -211,8 +211,8 @@ class _Ratings:
         user: (R,) words.
         item: (R,) words.
         value: (R,) float64.
-        columns: what else is known of each, (R,).
-        where: of the table that they came from, if they did.
+        columns: further columns, (R,).
+        where: describes a row of the table that they were read from; None without one.
     """
 
     user: np.ndarray
@@ -222,11 +222,11 @@ class _Ratings:
     where: Table | None = None
 
     def describe_row(self, row: int) -> str:
-        """Return where a rating stands."""
+        """Describe the place of a rating in its table, for an error."""
         return f"at rating {row}" if self.where is None else f"in {self.where.where(row)}"
 
     def take(self, rows: np.ndarray) -> "_Ratings":
-        """Return some of them; they no longer know where they stood."""
+        """Return some of the ratings, without their places in the table."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return _Ratings(self.user[rows], self.item[rows], self.value[rows], columns)
 
@@ -460,7 +460,8 @@ def _distinct(table: _Ratings, repeated: Repeated) -> _Ratings:
         raise DataError(
             f"expected one rating for each pair, got another of item {table.item[row]} by user "
             f"{table.user[row]} {table.describe_row(row)} "
-            f"({counted(int((~last).sum()), 'such rating')}): leave one of them out, or read them by sg.ratings(..., repeated='last')"
+            f"({counted(int((~last).sum()), 'such rating')}): leave one of them out, or read "
+            "them by sg.ratings(..., repeated='last')"
         )
     return table.take(order[last])
 

@@ -85,7 +85,7 @@ class Table:
         rows: the cells; of a CSV file stripped.
         lines: the line on which every row ends; of other files the row, from 0.
         unit: `line` or `row`.
-        called: what the file calls a column that has another name in `header`.
+        called: the file's own names of columns, by their names in `header`, where they differ.
         missing: the cells that count as missing in columns of labels and numbers.
     """
 
@@ -99,11 +99,11 @@ class Table:
 
     @property
     def head(self) -> str:
-        """Where the names of the columns stand."""
+        """The place of the column names, for an error."""
         return f"{self.path}, line 1" if self.unit == "line" else f"{self.path}"
 
     def where(self, row: int) -> str:
-        """Return where a row stands."""
+        """Describe the place of a row, for an error."""
         return f"{self.path}, {self.unit} {self.lines[row]}"
 
     def column(
@@ -147,16 +147,14 @@ class Table:
             DataError: there is no such column, it is to be two columns, or another one has the new
                 name.
         """
-        for name, own_name_of in columns.items():
-            self.column(own_name_of, f"correct the name given for {name}")
-        new = {own_name_of: name for name, own_name_of in columns.items()}
+        for name, column_name in columns.items():
+            self.column(column_name, f"correct the name given for {name}")
+        new = {column_name: name for name, column_name in columns.items()}
         if len(new) < len(columns):
-            own_name_of = next(g for g in columns.values() if list(columns.values()).count(g) > 1)
-            names = " and ".join(
-                name for name, own_name in columns.items() if own_name == own_name_of
-            )
+            column_name = next(g for g in columns.values() if list(columns.values()).count(g) > 1)
+            names = " and ".join(name for name, column in columns.items() if column == column_name)
             raise DataError(
-                f"{self.head}: expected one name for column {own_name_of!r}, got {names}"
+                f"{self.head}: expected one name for column {column_name!r}, got {names}"
             )
         header = [new.get(name, name) for name in self.header]
         twice = next((name for name in header if header.count(name) > 1), None)
@@ -209,7 +207,7 @@ class Table:
         return np.array(numbers, dtype=np.float64)
 
     def _how_to_write(self, cells: Sequence[str], row: int) -> str:
-        """Return how the words of a column become numbers; nothing if that of `row` is none."""
+        """Return how to write the words of a column as numbers; empty if `row` has none."""
         words = [cell for cell in cells if cell not in self.missing and to_number(cell) is None]
         return how_to_write(words) if cells[row] in words else ""
 
@@ -269,7 +267,7 @@ class Table:
 
 
 def other_format(path: Path) -> str | None:
-    """Return what a file is that is no table or archive of ours, and how to use it; else None."""
+    """Return the format of a file that cannot be read here, and how to use it; else None."""
     advice = OTHER_FORMATS.get(path.suffix.lower())
     return None if advice is None else advice.replace("PATH", repr(str(path)))
 
@@ -482,7 +480,7 @@ def _of_columns(path: Path, columns: dict[str, list[Any]]) -> Table:
 
 
 def word_of(cell: object) -> str:
-    """Return a cell as text: nothing for what is missing, no decimals for whole numbers."""
+    """Return a cell as text: empty if missing, whole numbers without decimals."""
     if is_null(cell):
         return ""
     if isinstance(cell, float | np.floating) and cell.is_integer() and abs(float(cell)) < 2**53:
@@ -520,7 +518,7 @@ def chosen_weight(attributes: Mapping[str, Any]) -> tuple[str | None, list[str]]
 
 
 def report_unused(source: object, names: Iterable[str]) -> None:
-    """Report what is known of edges and is not used; nothing where there are no names.
+    """Report values of edges that are not used, if there are any.
 
     Args:
         source: where it was found.

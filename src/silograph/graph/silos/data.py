@@ -82,7 +82,7 @@ class CrossEdges:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Silo:
-    """What one silo holds.
+    """The data of one silo.
 
     Attributes:
         name: the client's name.
@@ -156,7 +156,7 @@ class Silos:
     """The silos of a federation, all in this process.
 
     Attributes:
-        name: what tables and result folders call the federation.
+        name: of the federation, in tables and result folders.
         members: the silos; their order is the order of every sum.
     """
 
@@ -170,13 +170,13 @@ class Silos:
 
 
 def featured(silo: Silo, source: FeatureSource) -> Silo:
-    """Return a silo with the features that are asked for.
+    """Return a silo with features from `source`.
 
     Its degrees count edges to nodes of other silos, too: where silos hold the parts of one graph,
     they are the degrees in that graph.
 
     Raises:
-        DataError: the given features are asked for, and there are none.
+        DataError: `source` is `given`, and the silo has no features.
     """
     check_given(source, silo.graph.num_features, silo.name)
     if source == "given":
@@ -315,7 +315,7 @@ def join_blocks(blocks: Sequence[ClientBlock]) -> ClientBlock:
 
 
 def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, Partition, Split]:
-    """Return the graph that the silos hold together, who holds what, and what for.
+    """Return the joint graph of the silos, its partition, and its split.
 
     Only a simulation can do that. Nodes are in the order of their keys where these are distinct
     integers, else silo by silo; keys that two silos use are written as silo/key.
@@ -403,7 +403,7 @@ def silo_fingerprint(silo: Silo) -> str:
 
 
 def join_rating_silos(silos: Silos, block: ClientBlock) -> tuple[Graph, Partition, Split]:
-    """Return the graph that silos with ratings hold together, who holds what, and what for.
+    """Return the joint graph of silos with ratings, its partition, and its split.
 
     Only a simulation can do that. Nodes are in the order of `sg.ratings`. A pair that two silos
     have rated has a rating of each, and each silo's has the role that it has there.
@@ -449,7 +449,7 @@ def _numbers(block: ClientBlock, keys: np.ndarray, holder: Tensor) -> tuple[Tens
 
 
 def _repeated(keys: np.ndarray) -> np.ndarray:
-    """Return which of some keys there are several of, bool."""
+    """Return which keys occur several times, bool."""
     _, place, times = np.unique(keys, return_inverse=True, return_counts=True)
     is_repeated: np.ndarray = times[place] > 1
     return is_repeated

@@ -67,10 +67,10 @@ IN_TOML = f"say so under [columns] of {SPEC}"
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class SiloSpec:
-    """What silo.toml says.
+    """The contents of silo.toml.
 
     Attributes:
-        name: of the silo in the federation; others name it so in their cross-silo edges.
+        name: of the silo in the federation; other silos use it in their cross-silo edges.
         features: number of features of a node; 0: there is no table of features.
         classes: the label set: names in their order, or how many numbers from 0.
         task: `multiclass`, or `multilabel` with a column of 0 and 1 for each of the classes:
@@ -103,11 +103,11 @@ class SiloSpec:
 
     @property
     def num_classes(self) -> int:
-        """How many classes, or label bits."""
+        """Number of classes, or of label bits."""
         return self.classes if isinstance(self.classes, int) else len(self.classes)
 
-    def called(self, *names: str) -> list[str]:
-        """Return what the columns are called in this silo's tables."""
+    def column_names(self, *names: str) -> list[str]:
+        """Return the names that the columns have in this silo's tables."""
         return [self.columns.get(name, name) for name in names]
 
     def read_table(self, path: Path, *column_names: str) -> Table:
@@ -118,11 +118,11 @@ class SiloSpec:
             column_names: columns of the table, by their names here.
         """
         table = read_table(path, missing_values(self.na_values))
-        return table.without_row_numbers(self.called(*column_names))
+        return table.without_row_numbers(self.column_names(*column_names))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says.
+    """Parse a TOML file.
 
     Raises:
         DataError: it is missing or no TOML.
@@ -138,7 +138,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_spec(path: Path) -> SiloSpec:
-    """Return what a silo.toml says, checked.
+    """Read and check a silo.toml.
 
     Raises:
         DataError: names the file, and the key.
@@ -176,7 +176,7 @@ def read_spec(path: Path) -> SiloSpec:
 
 
 def _check_task(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise `DataError` for a task that there is none of, or that tables of ratings lack."""
+    """Raise `DataError` for an unknown task or scale, or for tables of ratings without a task."""
     task, scale = values.get("task", TASKS[0]), values.get("scale", [1, 5])
     if task not in TASKS:
         raise DataError(f"{path}: {unknown('task', str(task), TASKS)}")
@@ -192,7 +192,7 @@ def _check_task(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def only(table: Table, columns: Collection[str]) -> None:
-    """Refuse columns that mean nothing: one of them may be a misspelt label."""
+    """Raise `DataError` for unknown columns: one of them may be a misspelt label."""
     for name in table.header:
         if name not in columns:
             raise DataError(
@@ -229,7 +229,7 @@ def read_features(
     table = spec.read_table(path, "id", *(("feature", "value") if spec.sparse else ()))
     if spec.sparse:
         return _features_from_entries(table, spec, place), ()
-    (id,) = spec.called("id")
+    (id,) = spec.column_names("id")
     rows = _feature_rows(table, id, place)
     names = [name for name in table.header if name != id]
     if len(names) != spec.features:
@@ -245,7 +245,7 @@ def read_features(
 
 
 def _feature_rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
-    """Return the rows of keys that must be those of all nodes, each once."""
+    """Return the row of each key; the keys must be those of all nodes, each once."""
     row_by_key: dict[str, int] = {}
     for row, key in enumerate(table.column(column, IN_TOML)):
         if key not in place:
@@ -266,7 +266,7 @@ def _feature_rows(table: Table, column: str, place: Mapping[str, int]) -> list[i
 
 def _features_from_entries(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
     """Return the features of rows of node, feature, value; all others are 0."""
-    id, feature, value = spec.called("id", "feature", "value")
+    id, feature, value = spec.column_names("id", "feature", "value")
     only(table, (id, feature, value))
     row_by_entry: dict[tuple[int, int], int] = {}
     cells = zip(table.column(id, IN_TOML), table.column(feature, IN_TOML), strict=True)
@@ -387,7 +387,7 @@ def read_silos(path: str | os.PathLike[str]) -> Silos:
 
 
 def _check_undescribed_folders(path: Path) -> None:
-    """Raise `DataError` for a folder with a silo's tables that says nothing of them."""
+    """Raise `DataError` for a folder with a silo's tables but without a silo.toml."""
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir()):
         if not is_silo(folder) and (_files(folder, NODES) or _files(folder, RATINGS)):
             raise DataError(
@@ -423,7 +423,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"expected the folder of a silo, got {path}: no such folder")
-    subfolders = sorted(found.parent.name for found in path.glob(f"*/{SPEC}"))
+    subfolders = sorted(file.parent.name for file in path.glob(f"*/{SPEC}"))
     if subfolders and not is_silo(path):
         some = ", ".join([*subfolders[:3], *["..."] * (len(subfolders) > 3)])
         raise DataError(
@@ -437,8 +437,8 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     if spec.task == "multilabel":
         label = [f"label_{bit}" for bit in range(spec.num_classes)]
     nodes = spec.read_table(_file(path, NODES), "id", *label, "split")
-    id, split = spec.called("id", "split")
-    labels = spec.called(*label)
+    id, split = spec.column_names("id", "split")
+    labels = spec.column_names(*label)
     only(nodes, (id, *labels, split))
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
@@ -496,7 +496,7 @@ def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
 def _features(
     path: Path, spec: SiloSpec, place: Mapping[str, int]
 ) -> tuple[Features, tuple[str, ...]]:
-    """Return the features (n, F) and their names; none of a silo that says it has none."""
+    """Return the features (n, F) and their names; (n, 0) if silo.toml says that there are none."""
     if spec.features:
         return read_features(_file(path, FEATURES), spec, place)
     files = _files(path, FEATURES)
@@ -553,7 +553,7 @@ def _is_integer(key: str) -> bool:
 
 
 def _labels(table: Table, columns: Sequence[str], spec: SiloSpec) -> Tensor:
-    """Return (n,) or (n, T) int64; without a column nothing is known."""
+    """Return labels (n,) or (n, T) int64; all are missing without a column."""
     if not set(columns) & set(table.header):
         shape = (len(table.rows),) if spec.task == "multiclass" else (len(table.rows), len(columns))
         return torch.full(shape, MISSING)
@@ -603,7 +603,7 @@ def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR
     They are listed once or both ways.
     """
     table = spec.read_table(path, "source", "target", "weight")
-    source, target, weight = spec.called("source", "target", "weight")
+    source, target, weight = spec.column_names("source", "target", "weight")
     only(table, (source, target, weight))
     ends = [_rows(table, column, place) for column in (source, target)]
     row_by_edge: dict[tuple[int, int], int] = {}
@@ -631,7 +631,7 @@ def _add_edge_once(
 
 def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
     table = spec.read_table(path, "own", "silo", "remote", "weight")
-    own, silo, remote, weight = spec.called("own", "silo", "remote", "weight")
+    own, silo, remote, weight = spec.column_names("own", "silo", "remote", "weight")
     only(table, (own, silo, remote, weight))
     rows = _rows(table, own, place)
     slot_of: dict[tuple[str, str], int] = {}
@@ -657,7 +657,7 @@ def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
 
 
 def _as_key_array(keys: list[str], spec: SiloSpec) -> np.ndarray:
-    """Return keys as they count in draws; those of others may be words where own ones are not."""
+    """Return keys in the type that draws use: integers, or text where one is no integer."""
     if spec.keys != "integer" or not all(_is_integer(key) for key in keys):
         return np.array(keys, dtype=np.str_)
     typed = integer_ids([int(key) for key in keys])
