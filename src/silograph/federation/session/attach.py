@@ -75,7 +75,7 @@ def take_part(silo: Attaching) -> str:
     Raises:
         ConfigError: the server refused the silo, or could not be reached for too long.
     """
-    last = _Attempt(None, NO_TOKEN, attached=False, reason="")
+    last = _Attempt(None, NO_TOKEN, is_attached=False, reason="")
     pause, since = SHORTEST_PAUSE, time.monotonic()
     runs = 0
     while True:
@@ -93,7 +93,7 @@ def take_part(silo: Attaching) -> str:
         stopped = worker is not None and worker.stopped
         if stopped and not silo.waits:
             return INTERRUPTED
-        if last.attached:  # patience is for the time without a stream
+        if last.is_attached:  # patience is for the time without a stream
             pause, since = SHORTEST_PAUSE, time.monotonic()
         if time.monotonic() - since > silo.patience:
             raise ConfigError(
@@ -118,7 +118,7 @@ class _Attempt:
 
     worker: Responder | None
     token: bytes
-    attached: bool
+    is_attached: bool
     reason: str
 
 
