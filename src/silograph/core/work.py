@@ -76,12 +76,12 @@ class Meter:
             self._per_client = np.zeros(self._clients)
         return self._per_client
 
-    def summed(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
+    def totals(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
         """Return the work of each client, that for other purposes, and what is executed here.
 
         Work is (C,) float64. The third is a total over clients and kinds; see `report_spared`.
         """
-        own, parts = self._total(), {kind: part.summed() for kind, part in self.apart.items()}
+        own, parts = self._total(), {kind: part.totals() for kind, part in self.apart.items()}
         executed = (
             float(own.sum())
             - self._spared

@@ -135,7 +135,7 @@ def _ranking_counts(state: State, block: ClientBlock, model_name: Whose) -> dict
     return {name: counts[:, place] for place, name in enumerate(FIELDS)}
 
 
-def left_rankings(state: State, block: ClientBlock, model_name: Whose) -> dict[str, Tensor]:
+def stored_ranking_counts(state: State, block: ClientBlock, model_name: Whose) -> dict[str, Tensor]:
     """Return the counts of the latest rankings by a model; none if the run has no rankings."""
     if f"{model_name}/ranking" not in state:
         return {}
@@ -392,7 +392,7 @@ def counts_left(
     """Return the counts of the `server` or `own` model from the logits in a state."""
     rows = rows_left(cfg, block, state, model_name)
     counts = counts_of(rows, val_histogram=cfg.count_rules.val_histogram)
-    return counts | left_rankings(state, block, model_name)
+    return counts | stored_ranking_counts(state, block, model_name)
 
 
 def counts_of(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
@@ -408,7 +408,7 @@ def counts_of(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Ten
 
 def server_steps(model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
     """Return the calls of `server_counts`; `inbox_specs`: specs of the encoded weights."""
-    return judged_steps(judge_server, inbox_specs, model, key, rules)
+    return scoring_steps(judge_server, inbox_specs, model, key, rules)
 
 
 def received_steps(
@@ -432,15 +432,15 @@ def exchanged_steps(
 ) -> Steps:
     """Return the calls of `exchanged_counts`."""
     prediction = predict_steps(divisible(model), key, behind=behind)
-    return prediction, judged_steps(judge_exchanged, {}, model, key, rules)
+    return prediction, scoring_steps(judge_exchanged, {}, model, key, rules)
 
 
 def own_steps(model: AnyModel, key: Key, rules: CountRules) -> Steps:
     """Return the calls of `own_counts`."""
-    return judged_steps(judge_own, {}, model, key, rules)
+    return scoring_steps(judge_own, {}, model, key, rules)
 
 
-def judged_steps(
+def scoring_steps(
     judge: Op, inbox_specs: FieldSpecs, model: AnyModel, key: Key, rules: CountRules
 ) -> Steps:
     """Return the call of `call_for_counts`."""

@@ -24,10 +24,10 @@ from silograph.evaluation.evaluate import (
     exchanged_steps,
     judge_left,
     judged_logits,
-    judged_steps,
     ranked,
     ranking_reply,
     ranking_reply_specs,
+    scoring_steps,
     server_counts,
     server_steps,
     tally_specs,
@@ -40,9 +40,9 @@ from silograph.exchange.passes import (
     finish,
     inputs_of,
     predict_steps,
+    stage_inboxes,
     stage_of,
     sum_specs,
-    with_sums,
 )
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.pull import finish_alone, pull, pull_steps, rows_of_width
@@ -242,7 +242,7 @@ class HaloFrom:
         inbox = {**inbox, "train": Shared(torch.tensor(False))}
         what = Kind.EVALUATION
         fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
-        for stage_inbox in with_sums(staged)[self.layer :]:
+        for stage_inbox in stage_inboxes(staged)[self.layer :]:
             pull(fed, None, serve_all, store_all, what=what, key=key, inbox=stage_inbox)
         return call_for_counts(fed, judge_left, {}, key, rules)
 
@@ -250,7 +250,7 @@ class HaloFrom:
         """Return the calls of `counts`; `rules`: what the replies hold."""
         del takes
         staged, what = divisible(model), Kind.EVALUATION
-        scoring = judged_steps(judge_left, {}, model, key, rules)
+        scoring = scoring_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":
             return predict_steps(staged, key, finish_alone), scoring
         pulls = (

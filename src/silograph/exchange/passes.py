@@ -598,7 +598,7 @@ def predict(
         behind: how many nodes and silos must contribute to a row.
     """
     _begin(fed, weights, key, train=False)
-    for stage_inbox in with_sums(model):
+    for stage_inbox in stage_inboxes(model):
         if first is not None and int(stage_inbox["stage"].t) == 0:
             fed.call(first, {}, what=Kind.EVALUATION, key=key)
         else:
@@ -662,7 +662,7 @@ def forward(
         `part` and `all`, the number of training rows that take part and of all.
     """
     counts = _begin(fed, weights, key, train=True)
-    for stage_inbox in with_sums(model):
+    for stage_inbox in stage_inboxes(model):
         crossing.forward(fed, stage_inbox, key)
     return counts
 
@@ -695,7 +695,7 @@ def gradients(
     count = counts["all" if weighed else "part"]
     total = {"count": Shared(count.clamp(min=1))}
     loss = fed.call(lose, total, what=Kind.CONTROL, key=key, reduce=Sum())["loss"]
-    for stage_inbox in reversed(with_sums(model)):
+    for stage_inbox in reversed(stage_inboxes(model)):
         crossing.backward(fed, stage_inbox, key)
     reply = fed.call(hand_in, {}, what=Kind.GRADIENTS, key=key, reduce=Sum())
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
@@ -730,7 +730,7 @@ def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
     return specs
 
 
-def with_sums(model: Staged) -> list[dict[str, Shared]]:
+def stage_inboxes(model: Staged) -> list[dict[str, Shared]]:
     """Return the inbox of the ops of every stage that has a sum."""
     numbers = [number for number, stage in enumerate(model.stages) if stage.conv.sums]
     return [{"stage": Shared(torch.tensor(number, dtype=torch.int32))} for number in numbers]

@@ -34,7 +34,7 @@ from silograph.core.payload import (
     under,
 )
 from silograph.exchange.passes import finish, inputs_of
-from silograph.exchange.rows import all_places, by_owner, places_in, rows_in
+from silograph.exchange.rows import all_places, by_owner, places_in, ragged_field
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
@@ -257,7 +257,7 @@ def _collect_requests(
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
     route = call.fed.route
     slots = places_in(reply, "slot", route.slot_off, requesters, ask)
-    off, since = rows_in(reply, "slot", ask).off.cpu(), None
+    off, since = ragged_field(reply, "slot", ask).off.cpu(), None
     if call.form.since:
         runs = off.diff()
         since = _rows_of_members(call.fed, reply, "version", ask, requesters, runs).t.cpu()
@@ -335,7 +335,7 @@ def _rows_of_members(
     fed: Federation, reply: Payload, name: str, op: Op, members: Tensor, runs: Tensor
 ) -> Ragged:
     """Return a field of the replies of `members` (M,) that must have runs (M,) of rows."""
-    rows = rows_in(reply, name, op)
+    rows = ragged_field(reply, name, op)
     got = rows.off.diff().cpu()
     for at in (got != runs).nonzero()[:, 0].tolist():
         raise ProtocolError(

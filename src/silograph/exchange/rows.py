@@ -39,7 +39,7 @@ from silograph.graph.block.block import ClientBlock
 # C: clients. k: places.
 
 
-def rows_in(reply: Payload, name: str, op: Op) -> Ragged:
+def ragged_field(reply: Payload, name: str, op: Op) -> Ragged:
     """Return the field of a reply that has rows; raise `ProtocolError` where there is none."""
     rows = reply.get(name)
     if not isinstance(rows, Ragged):
@@ -58,7 +58,7 @@ def all_places(off: Tensor, members: Tensor) -> Tensor:
 
 def places_in(reply: Payload, name: str, off: Tensor, members: Tensor, op: Op) -> Tensor:
     """Return places in the federation's order of places (k,) that clients name in their own."""
-    field = rows_in(reply, name, op)
+    field = ragged_field(reply, name, op)
     own, runs = field.t.long().cpu(), field.off.diff().cpu()
     client = torch.repeat_interleave(members, runs)
     if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
@@ -159,7 +159,7 @@ def _rows_with_targets(
     fed: Federation, reply: Payload, contribute: Op, members: Tensor, *, lacking: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the rows (k, D) in the clients' replies, and the boundary row (k,) of each."""
-    rows = rows_in(reply, "rows", contribute)
+    rows = ragged_field(reply, "rows", contribute)
     if "slot" in reply:
         slots = places_in(reply, "slot", fed.route.slot_off, members, contribute)
     else:
@@ -243,7 +243,7 @@ def broadcast(
     """
     full_inbox: dict[str, Field] = dict(inbox or {})
     reply = fed.call(send, full_inbox, what=what, key=key, rows=True)
-    full_inbox["all"] = Shared(rows_in(reply, "rows", send).t)
+    full_inbox["all"] = Shared(ragged_field(reply, "rows", send).t)
     fed.call(take, full_inbox, what=what, key=key)
 
 
@@ -346,7 +346,7 @@ def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
         key: key of the op's draws.
     """
     reply = fed.call(tell, {}, what=Kind.STATISTICS, key=key, rows=True)
-    return rows_in(reply, "used", tell)
+    return ragged_field(reply, "used", tell)
 
 
 def learn_rows_steps(tell: Op, *, key: Key, size: int) -> Steps:

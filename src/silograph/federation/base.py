@@ -379,7 +379,7 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
     try:
         yield
     except Exception as error:
-        if says_all(error) or function.__module__.startswith("silograph."):
+        if is_self_explanatory(error) or function.__module__.startswith("silograph."):
             raise
         line = f"{function.__name__} of {owner} failed with {_what(error)}{_place(error)}"
         raise OpError(f"{line}; round {number}, at the server") from error
@@ -396,7 +396,9 @@ def in_function(function: Callable[..., Any], description: str) -> Iterator[None
     try:
         yield
     except Exception as error:
-        if says_all(error) or getattr(function, "__module__", "").startswith("silograph."):
+        if is_self_explanatory(error) or getattr(function, "__module__", "").startswith(
+            "silograph."
+        ):
             raise
         raise OpError(f"in {description}: {_what(error)}{_place(error)}") from error
 
@@ -409,7 +411,7 @@ def context(op: Op, number: int, block: ClientBlock, state: State, inbox: Payloa
     )
 
 
-def says_all(error: Exception) -> bool:
+def is_self_explanatory(error: Exception) -> bool:
     """Whether an error explains itself: silograph's own, or exhausted memory."""
     exhausted = isinstance(error, RuntimeError) and "memory" in str(error)
     return isinstance(error, SilographError | MemoryError) or exhausted

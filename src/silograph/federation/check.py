@@ -26,7 +26,7 @@ from silograph.federation.base import (
     failure,
     is_overwritten,
     is_read,
-    says_all,
+    is_self_explanatory,
 )
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.graph.block.block import ClientBlock
@@ -114,7 +114,7 @@ def run_op(
     try:
         new, reply = op(of_round(cfg, number), block, readable_state, inbox, key)
     except Exception as error:
-        if says_all(error) and not private:
+        if is_self_explanatory(error) and not private:
             error.add_note(context(op, number, block, state, inbox))
             raise
         raise failure(op, number, block, state, inbox, error) from error

@@ -349,7 +349,7 @@ class Account:
                 the kind of the call.
             meters: cover the clients in their order.
         """
-        summaries, clients = [meter.summed() for meter in meters], positions.numpy()
+        summaries, clients = [meter.totals() for meter in meters], positions.numpy()
         self.executed += sum(executed for _, _, executed in summaries)
         work = np.concatenate([own for own, _, _ in summaries])
         self._record(envelope, envelope.kind, "up", clients, sizes - counts, work)

@@ -29,9 +29,9 @@ from silograph.federation.session.engine import (
     Session,
     UsualUpdate,
     UsualUpdates,
+    advise_on_resume,
     check_work,
     find_unusable,
-    how_to_go_on,
 )
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.identity import Register
@@ -367,7 +367,7 @@ def test_a_run_that_stops_says_how_to_resume_it_without_the_silo(built: Built) -
     fed.start_round(1)
     with pytest.raises(ProtocolError, match="every silo is needed here: mend client_01, then"):
         fed.call(train, WEIGHTS, what=Kind.WEIGHTS, key=KEY)
-    assert how_to_go_on([], 3, summable=True) == ""
+    assert advise_on_resume([], 3, summable=True) == ""
 
 
 def with_nodes(told: Stacked, fields: dict[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def take_part(silo: Attaching) -> str:
                 f"expected a server at {silo.server} within {silo.patience:g} s, got: {last.reason}"
             )
         if pause == SHORTEST_PAUSE:
-            silo.report(_alone(silo, None if stopped else last.reason))
+            silo.report(_disconnect_event(silo, None if stopped else last.reason))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -157,14 +157,14 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
     return _Attempt(worker, token, is_attached, reason)
 
 
-def _alone(silo: Attaching, reason: str | None) -> Event:
+def _disconnect_event(silo: Attaching, reason: str | None) -> Event:
     """Return the event of a stream that ended; without a reason where the server was stopped."""
     what = What.STOPPED if reason is None else What.LOST
-    seconds, moment = silo.patience, until(time.time(), silo.patience)
+    seconds, moment = silo.patience, format_deadline(time.time(), silo.patience)
     return Event(what, silo.name, address=silo.server, reason=reason, seconds=seconds, note=moment)
 
 
-def until(now: float, seconds: float) -> str | None:
+def format_deadline(now: float, seconds: float) -> str | None:
     """Return the local time at the end of a wait, None if it is very far away."""
     if not math.isfinite(seconds) or seconds > LONGEST_WAIT:
         return None
@@ -204,11 +204,11 @@ class _Stream:
             answer = worker.answer(data)
             self._outgoing.put(answer)
             if worker.ended is not None:
-                self._say_no_more()
+                self._close_sending()
             if not self._call.is_active() and worker.ended is None:
                 silo.report(Event(What.DISCARDED, silo.name, bytes=len(answer)))
 
-    def _say_no_more(self) -> None:
+    def _close_sending(self) -> None:
         """Close the sending half of the stream, without waiting long for the server's half."""
         self._outgoing.put(None)
         timer = threading.Timer(LAST_SECONDS, self._call.cancel)

@@ -391,7 +391,7 @@ class Audit:
     def _end(self, reason: str | None) -> None:
         run = self._agreed or self._shown
         if run is not None:
-            run.ended(reason)
+            run.record_end(reason)
 
     def take_hello(self, run: "RunAudit", frame: bytes) -> None:
         """Add the line of a hello that is about to leave."""
@@ -493,7 +493,7 @@ class Audit:
             self.add(event, {**facts, "times": times, **sizes})
             self._num_listed[event], self._bytes[event] = occurrences, 0
 
-    def untold(self, event: str) -> int:
+    def count_unlisted(self, event: str) -> int:
         """Return the number of folded events that are in no line yet."""
         return self._num_seen[event] - self._num_listed[event]
 
@@ -564,7 +564,7 @@ class RunAudit:
                 "begin a new run"
             )
 
-    def shown(self, frame: bytes) -> None:
+    def record_hello(self, frame: bytes) -> None:
         """Record a hello that is about to leave."""
         self._audit.take_hello(self, frame)
         self._audit.strays[self._run] += len(frame)
@@ -572,13 +572,13 @@ class RunAudit:
         self._sent += len(frame)
         self._bytes += len(frame)
 
-    def agreed(self, facts: Mapping[str, Any]) -> None:
+    def record_agreement(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
         self._audit.take_agreement(self, {"run": self._run, **facts})
         self._audit.strays.pop(self._run, None)
         self._open = None
 
-    def answered(
+    def record_reply(
         self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
     ) -> None:
         """Record a reply that is about to leave; `begins`: it is the first one of its round."""
@@ -596,7 +596,7 @@ class RunAudit:
         self._sent += size
         self._bytes += size
 
-    def refused(self, reason: str) -> None:
+    def record_refusal(self, reason: str) -> None:
         """Record a refusal or a failure."""
         self._audit.fold("refused", {"run": self._run, "reason": reason})
 
@@ -608,7 +608,7 @@ class RunAudit:
         """Wait until the lines of a round are on the disk."""
         self._audit.force()
 
-    def ended(self, reason: str | None) -> None:
+    def record_end(self, reason: str | None) -> None:
         """Record the end of this process's part in the run.
 
         Args:
@@ -617,7 +617,7 @@ class RunAudit:
         """
         reason = self._open if reason is None else reason
         counts = {"calls": self._calls, "bytes": self._bytes}
-        if num_unlisted := self._audit.untold("refused"):
+        if num_unlisted := self._audit.count_unlisted("refused"):
             counts["refusals_without_a_line"] = num_unlisted
         self._audit.add("ended", {"run": self._run, "reason": reason, **counts}, force=True)
 

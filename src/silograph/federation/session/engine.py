@@ -136,10 +136,12 @@ class Failures:
         if len(lost_silos) >= min_back:
             return AwayError(line, lost_silos, min_back)
         failed = [name for name in names if name not in self._lost_silos]
-        return ProtocolError(line + how_to_go_on(failed, clients - len(failed), summable=summable))
+        return ProtocolError(
+            line + advise_on_resume(failed, clients - len(failed), summable=summable)
+        )
 
 
-def how_to_go_on(names: Sequence[str], others: int, *, summable: bool) -> str:
+def advise_on_resume(names: Sequence[str], others: int, *, summable: bool) -> str:
     """Return how to continue a run that stops because silos have failed.
 
     Args:

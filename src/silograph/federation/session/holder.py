@@ -42,7 +42,7 @@ def run_name(token: bytes) -> str:
     return blake2b(token, digest_size=16).hexdigest()
 
 
-def keep_nothing(outcome: Outcome) -> None:
+def discard_result(outcome: Outcome) -> None:
     """Discard the result of a run."""
     del outcome
 
@@ -124,7 +124,7 @@ class Prepared:
     course: Course
     nodes: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
-    keep: Callable[[Outcome], None] = keep_nothing
+    keep: Callable[[Outcome], None] = discard_result
     plan: tuple[str, ...] = ()
     agreed: Mapping[str, Any] = field(default_factory=dict)
     sends_rows: bool = False

@@ -163,20 +163,20 @@ class StreamLink:
     """
 
     def __init__(self, on_arrival: Callable[[int, bool], None]) -> None:
-        self._arrived = on_arrival
-        self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._in: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
+        self._on_arrival = on_arrival
+        self._to_send: SimpleQueue[bytes | None] = SimpleQueue()
+        self._received: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._owed_sizes: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
         self._closed = False
-        self._over = False
+        self._is_ended = False
         self.alive = True  # until the silo's end of the stream has ended
 
     def send(self, data: bytes, most: int) -> None:
         """Queue a message; see `Link`."""
         with self._lock:
             self._owed_sizes.append(most)
-        self._out.put(data)
+        self._to_send.put(data)
 
     def _most(self, size: int) -> int:
         """Return the bytes of the longest message that the silo may send."""
@@ -187,7 +187,7 @@ class StreamLink:
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message; see `Link`."""
         try:
-            answer = None if self._closed else self._in.get(timeout=seconds)
+            answer = None if self._closed else self._received.get(timeout=seconds)
         except Empty:
             line = f"expected an answer within {seconds:g} s, got none"
             raise LostError(line, Cause.LATE) from None
@@ -202,34 +202,34 @@ class StreamLink:
 
     def close(self) -> None:
         """End the stream."""
-        self._over = True
-        self._out.put(None)
+        self._is_ended = True
+        self._to_send.put(None)
 
     def outgoing(self) -> Stream:
         """Yield the messages to send, until the stream ends."""
-        return cut(iter(self._out.get, None))
+        return cut(iter(self._to_send.get, None))
 
     def pump(self, requests: Stream) -> None:
         """Queue received messages until the stream ends or sends one without a request."""
         loss = None
         try:
             for data in whole(requests, self._most):
-                self._arrived(len(data), self._over)
-                if self._over:
+                self._on_arrival(len(data), self._is_ended)
+                if self._is_ended:
                     continue
-                if self._in.qsize() == UNREAD:  # else it could fill the server's memory
+                if self._received.qsize() == UNREAD:  # else it could fill the server's memory
                     break
                 with self._lock:
                     if self._owed_sizes:
                         self._owed_sizes.popleft()
-                self._in.put(Arrived(data, time.monotonic()))
+                self._received.put(Arrived(data, time.monotonic()))
         except FrameError as error:
             loss = LostError(str(error))
         except Exception:  # gRPC's own classes, and whatever a broken stream raises
             loss = None
         self.alive = False
-        self._in.put(loss)
-        self._out.put(None)
+        self._received.put(loss)
+        self._to_send.put(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +280,7 @@ class Hub:
         self._joined: SimpleQueue[Joined] = SimpleQueue()
         self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
         self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
-        self._second_ones: set[str] = set()
+        self._duplicate_processes: set[str] = set()
         self._greetings = Greetings(lambda: dict(register.keys))
         streams = 3 * room + WAITING + FROM_ONE + SPARE  # attached, and one in reserve for a key
         self._server = grpc.server(
@@ -344,7 +344,7 @@ class Hub:
         timer.start()
         try:
             with self._greetings.place(context.peer(), context.cancel) as place:
-                greeting = yield from self._greeted(requests, context, place)
+                greeting = yield from self._do_handshake(requests, context, place)
                 if greeting is None:
                     return
                 if isinstance(greeting, str):
@@ -356,7 +356,7 @@ class Hub:
             timer.cancel()
         yield from link.outgoing()
 
-    def _greeted(
+    def _do_handshake(
         self, requests: Stream, context: Any, place: Place
     ) -> Generator[bytes, None, Mapping[str, Any] | str | None]:
         """Do the handshake; return the facts of a silo, or the reason why it may not attach.
@@ -374,14 +374,14 @@ class Hub:
             return None
         reason = self._refusal(hello, proof, nonce)
         if reason is None:
-            reason = self._second(hello)
+            reason = self._find_duplicate_process(hello)
         if reason is None:
             return hello
         who, why = _text(hello.get("name"))[:80], one_line(reason)
         self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
         return why
 
-    def _second(self, hello: Mapping[str, Any]) -> str | None:
+    def _find_duplicate_process(self, hello: Mapping[str, Any]) -> str | None:
         """Return why a process may not attach: another one with its key was there before it.
 
         A silo that was started anew has another process, too, but the one before it is not alive
@@ -395,10 +395,10 @@ class Hub:
         )
         with self._lock:
             processes = self._processes.setdefault(name, [])
-            if process in self._second_ones:
+            if process in self._duplicate_processes:
                 return line
             if process in processes[:-1]:
-                self._second_ones |= set(processes[processes.index(process) + 1 :])
+                self._duplicate_processes |= set(processes[processes.index(process) + 1 :])
                 del processes[processes.index(process) + 1 :]
                 self._report(Event(What.NOTE, name, note=line))
             elif process not in processes:
@@ -410,7 +410,7 @@ class Hub:
     ) -> StreamLink:
         """Accept a silo's stream; an earlier one of the silo is ended."""
         name = str(hello["name"])
-        link = StreamLink(partial(self._arrived, name))
+        link = StreamLink(partial(self._report_arrival, name))
         self._report(Event(What.ATTACHED, name))
         threading.Thread(target=link.pump, args=(requests,), daemon=True).start()
         with self._lock:  # streams of one silo are told of in their order
@@ -422,7 +422,7 @@ class Hub:
             before[1].cancel()  # it may be stuck in a message that nobody reads
         return link
 
-    def _arrived(self, name: str, size: int, is_late: bool) -> None:
+    def _report_arrival(self, name: str, size: int, is_late: bool) -> None:
         what = What.DISCARDED if is_late else What.ANSWERED
         self._report(Event(what, name, bytes=size))
 

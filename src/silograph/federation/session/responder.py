@@ -138,7 +138,7 @@ class Responder:
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._joined: bytes | None = None  # nonce of the JOIN of this stream
         self._refusals = 0
-        self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
+        self._hello_size = 0  # bytes of the answer to JOIN, whose tags may come back
         self._longest: LongestCall | None = None
         self._scored = ScoredWeights(ScoringRules())
         self._explained = 0  # edges explained, in all streams: each is a line of the log
@@ -146,7 +146,7 @@ class Responder:
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
         self._sequence = 0
-        self._doing = ""  # the op, or the type of the message
+        self._current_op = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
@@ -160,7 +160,7 @@ class Responder:
     def most(self, size: int) -> int:
         """Return the bytes of the longest message that the server may send; see `chunks.whole`."""
         if self._longest is None or not self._started:
-            return MAX_FACTS + self._shown
+            return MAX_FACTS + self._hello_size
         return self._longest.most(size, self._round, self._state)
 
     def attach(self) -> None:
@@ -187,14 +187,14 @@ class Responder:
         if self.stopped:
             raise FrameError("expected nothing after STOPPING, got another message")
         self._sequence += 1
-        self._doing = message.type.name.lower()
+        self._current_op = message.type.name.lower()
         try:
-            kind, body = self._handled(message)
+            kind, body = self._answer_message(message)
         except PolicyError as error:
             kind, body = self._stop(one_line(error))
         return pack(Message(kind, self._token, message.sequence, body))
 
-    def _handled(self, message: Message) -> tuple[Type, bytes]:
+    def _answer_message(self, message: Message) -> tuple[Type, bytes]:
         """Return the answer to a message.
 
         Raises:
@@ -205,17 +205,17 @@ class Responder:
         except PolicyError:
             raise
         except OpError as error:
-            return self._failed(type(error.__cause__).__name__)
+            return self._report_failure(type(error.__cause__).__name__)
         except SilographError as error:
             reason = one_line(error)  # it may quote what the server has sent
-            self._refused(reason)
-            return self._declined(reason)
+            self._record_refusal(reason)
+            return self._refuse(reason)
         except Exception as error:
-            return self._failed(type(error).__name__)
+            return self._report_failure(type(error).__name__)
 
-    def _refused(self, reason: str) -> None:
+    def _record_refusal(self, reason: str) -> None:
         """Record a refusal."""
-        self.audit.refused(reason)
+        self.audit.record_refusal(reason)
         self._count_line()
 
     def _count_line(self) -> None:
@@ -227,7 +227,7 @@ class Responder:
                 "failed or told of a dismissal: the silo leaves the run"
             )
 
-    def _declined(self, reason: str) -> tuple[Type, bytes]:
+    def _refuse(self, reason: str) -> tuple[Type, bytes]:
         self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -235,14 +235,14 @@ class Responder:
         """End the silo's part in the run; states stay where they are."""
         self.ended = reason
         with suppress(PolicyError):  # where the file cannot be written, the log has it
-            self.audit.refused(reason)
-        return self._declined(reason)
+            self.audit.record_refusal(reason)
+        return self._refuse(reason)
 
-    def _failed(self, what: str) -> tuple[Type, bytes]:
+    def _report_failure(self, what: str) -> tuple[Type, bytes]:
         """Log the exception at hand, and return the answer, which has its type only."""
-        about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
+        about = Event(What.FAILED, self._name, self._round, op=self._current_op, reason=what)
         self._report(about)
-        self._refused(f"{self._doing} failed: {what}")
+        self._record_refusal(f"{self._current_op} failed: {what}")
         reason = f"{what} at the silo: its log says more"
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -258,7 +258,7 @@ class Responder:
                 self._explain(message)
             case Type.START:
                 self._start(message.facts())
-                return Type.DONE, facts_body(self._reported())
+                return Type.DONE, facts_body(self._node_counts())
             case Type.KEEP:
                 self._keep(number_of(message), read_committed_rounds(message))
             case Type.LOAD:
@@ -284,8 +284,8 @@ class Responder:
         self._joined = nonce
         frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
         self._bounds.check_size(self.audit.sent, len(frame))
-        self.audit.shown(frame)
-        self._shown = len(frame)
+        self.audit.record_hello(frame)
+        self._hello_size = len(frame)
         return frame
 
     def _explain(self, message: Message) -> None:
@@ -314,7 +314,7 @@ class Responder:
             self.audit.check_again(digest)
             prepared = self._holder.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
-            self.audit.agreed({"config": digest, **prepared.agreed})
+            self.audit.record_agreement({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
             self._scored = ScoredWeights(prepared.course.program.scoring)
             self._longest = LongestCall(prepared.course.program, prepared.extent)
@@ -323,29 +323,29 @@ class Responder:
                 self._report(Event(What.NOTE, self._name, note=line))
         self._started = True
 
-    def _reported(self) -> Mapping[str, Any]:
+    def _node_counts(self) -> Mapping[str, Any]:
         """Return the numbers of the silo's nodes for the server."""
         nodes = {} if self._prepared is None else self._prepared.nodes
         return {"nodes": dict(nodes)} if nodes else {}
 
-    def _ready(self, what: str) -> Prepared:
+    def _require_start(self, what: str) -> Prepared:
         if self._prepared is None or not self._started:
             raise ProtocolError(f"expected START before {what}, got none")
         return self._prepared
 
     def _keep(self, number: int, committed: Sequence[int]) -> None:
         """Store the state after a round that is over."""
-        at = self._ready("KEEP")
-        at.course.check_number(number)
-        few = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
-        if number < self._round or not few:
+        prepared = self._require_start("KEEP")
+        prepared.course.check_number(number)
+        is_allowed = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
+        if number < self._round or not is_allowed:
             raise ProtocolError(
                 f"expected a round from {self._round} on to keep, beside at most {MOST_COMMITTED} "
                 f"earlier ones, got {number} beside {len(committed)}"
             )
-        at.course.check_whole()
+        prepared.course.check_whole()
         try:
-            at.course.check_state(self._state, at.extent)
+            prepared.course.check_state(self._state, prepared.extent)
         except ProtocolError as error:  # it would be refused as well where it is read again
             raise ProtocolError(f"{error}: round {number} is not saved") from None
         self._store.keep(number, self._state, committed)
@@ -353,20 +353,20 @@ class Responder:
 
     def _finish(self, frame: bytes | memoryview) -> None:
         """Store the result of the run."""
-        at = self._ready("RESULT")
+        prepared = self._require_start("RESULT")
         envelope, weights = decode(frame)
         if envelope.op != RESULT:
             raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
         number = envelope.round
-        at.course.check_result(number, weights, at.extent)
+        prepared.course.check_result(number, weights, prepared.extent)
         self._is_kept = False  # states stay where this fails
         try:
-            state = self._state_of(at, number)
+            state = self._state_of(prepared, number)
         except AbsentError:  # it did not take part in that round
             state = None
-        at.keep(Outcome(run_name(self._token), number, weights, state, self._state))
+        prepared.keep(Outcome(run_name(self._token), number, weights, state, self._state))
         self._is_over = True
-        self._is_kept = state is not None or not at.own_model
+        self._is_kept = state is not None or not prepared.own_model
 
     def _end(self, reason: str) -> None:
         """End the run; states are deleted unless they may hold the only model."""
@@ -378,16 +378,16 @@ class Responder:
 
     def _load(self, number: int) -> None:
         """Restore the state after a round."""
-        at = self._ready("LOAD")
-        at.course.check_number(number)
-        if number != self._round or not at.course.is_whole:  # else that is where it is
-            self._state = self._state_of(at, number)
+        prepared = self._require_start("LOAD")
+        prepared.course.check_number(number)
+        if number != self._round or not prepared.course.is_whole:  # else that is where it is
+            self._state = self._state_of(prepared, number)
             self._round = number
-        at.course.jump_to(number)
+        prepared.course.jump_to(number)
         self._scored.forget_last()
         self._store.forget_after(number)
 
-    def _state_of(self, at: Prepared, number: int) -> State:
+    def _state_of(self, prepared: Prepared, number: int) -> State:
         """Return the state after a round, once it is checked.
 
         Raises:
@@ -396,27 +396,27 @@ class Responder:
         """
         state = self._store.load(number)
         if number != BLANK:
-            at.course.check_state(state, at.extent)
-        return state_of({name: moved(f, at.device) for name, f in state.items()})
+            prepared.course.check_state(state, prepared.extent)
+        return state_of({name: moved(f, prepared.device) for name, f in state.items()})
 
     def _call(self, call: CallBody) -> bytes:
-        at = self._ready("the first call")
-        agreed_call, after, op, envelope, inbox = self._check_call(at, call)
-        closes = at.course.closes(envelope.round, after)
+        prepared = self._require_start("the first call")
+        agreed_call, after, op, envelope, inbox = self._check_call(prepared, call)
+        closes = prepared.course.closes(envelope.round, after)
         self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
-        begins = at.course.advance(envelope.round, after)
+        begins = prepared.course.advance(envelope.round, after)
         try:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
-            body = self._run(at, call, agreed_call, op, envelope, inbox, begins=begins)
+            body = self._run(prepared, call, agreed_call, op, envelope, inbox, begins=begins)
         except Exception:
-            at.course.mark_failed()  # the server may not pass over what has failed
+            prepared.course.mark_failed()  # the server may not pass over what has failed
             raise
         self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
         return body
 
     def _check_call(
-        self, at: Prepared, call: CallBody
+        self, prepared: Prepared, call: CallBody
     ) -> tuple[Call, Steps, Op, Envelope, dict[str, Field]]:
         """Return the agreed call that a message makes, what follows it, and what it carries.
 
@@ -424,24 +424,24 @@ class Responder:
             ProtocolError: it is not the next one, or not as agreed.
         """
         op = op_of(self._ops, call.op)
-        self._doing = op.__name__
+        self._current_op = op.__name__
         envelope, inbox = decode(call.frame)
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
-        agreed_call, after = at.course.find(envelope.round, op, envelope.kind, call.key)
+        agreed_call, after = prepared.course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed_call.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
-        if agreed_call.rows and envelope.round > 0 and not at.sends_rows:
+        if agreed_call.rows and envelope.round > 0 and not prepared.sends_rows:
             raise ProtocolError(
                 f"expected no rows of single nodes in a run that this silo agreed to without them, "
                 f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
             )
-        agreed_call.check_inbox(inbox, at.extent, self._state)
+        agreed_call.check_inbox(inbox, prepared.extent, self._state)
         return agreed_call, after, op, envelope, inbox
 
     def _run(
         self,
-        at: Prepared,
+        prepared: Prepared,
         call: CallBody,
         agreed_call: Call,
         op: Op,
@@ -458,12 +458,14 @@ class Responder:
         self._report(
             Event(What.ASKED, self._name, self._round, op=op.__name__, bytes=len(call.frame))
         )
-        inbox: dict[str, Field] = {name: moved(f, at.device) for name, f in received_inbox.items()}
+        inbox: dict[str, Field] = {
+            name: moved(f, prepared.device) for name, f in received_inbox.items()
+        }
         with metered(1) as meter:
             new, reply = run_op(
                 op,
-                at.cfg,
-                at.block if at.block_in is None else at.block_in(self._state),
+                prepared.cfg,
+                prepared.block if prepared.block_in is None else prepared.block_in(self._state),
                 self._state,
                 inbox,
                 call.key,
@@ -471,17 +473,17 @@ class Responder:
                 number=self._round,
                 private=True,
             )
-        agreed_call.check_reply(received_inbox, reply, at.extent, own=True)
+        agreed_call.check_reply(received_inbox, reply, prepared.extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = reply_body(envelope.kind, meter, frame)
         check_size(body)
         self._bounds.check(envelope.kind, self.audit.sent, len(frame))
-        self.audit.answered(answer, reply, frame, begins=begins)
+        self.audit.record_reply(answer, reply, frame, begins=begins)
         self._state = new
-        self._answered(op.__name__, frame, time.monotonic() - began)
+        self._report_answer(op.__name__, frame, time.monotonic() - began)
         return body
 
-    def _answered(self, op: str, frame: bytes, seconds: float) -> None:
+    def _report_answer(self, op: str, frame: bytes, seconds: float) -> None:
         about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
         self._report(replace(about, seconds=round(seconds, 6)))

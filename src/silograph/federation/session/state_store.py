@@ -108,9 +108,9 @@ class StateStore:
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Store what the silo agrees to, so that a server cannot change it later in the run."""
         if self._folder is not None:
-            write_atomic(self._made() / AGREED, json.dumps(facts), private=True)
+            write_atomic(self._run_folder() / AGREED, json.dumps(facts), private=True)
 
-    def _made(self) -> Path:
+    def _run_folder(self) -> Path:
         """Return the folder of the run, which only its owner may read."""
         assert self._folder is not None  # asked where there is one
         make_private(self._folder.path.parent)
@@ -132,7 +132,7 @@ class StateStore:
         _drop_old_states(self._states, needed)
         if self._folder is not None:
             tensors = state_tensors(state)
-            _check_room(self._made(), sum(t.nbytes for t in tensors.values()))
+            _check_room(self._run_folder(), sum(t.nbytes for t in tensors.values()))
             checkpoint = Checkpoint(number, tensors, {"data": self._data})
             self._folder.write(checkpoint, needed)
 
