@@ -553,6 +553,7 @@ def _check_hello(hello_message: Hello) -> None:
             raise ValueError("tags of 16 bytes")
         if len(other) and (other.min() < 0 or other.max() >= len(hello_message.others)):
             raise ValueError("silos that edges lead to")
+    # Boundary rows are numbered without gaps; a row may have edges to several silos.
     step = np.diff(hello_message.row, prepend=-1)
     if (
         hello_message.row.dtype != np.int64

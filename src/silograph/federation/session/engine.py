@@ -679,12 +679,14 @@ class Session:
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
 
+        # 1. Send the call to all attached clients, with a bound of each answer's length.
         def most(place: int) -> int:
             request = take_all(inbox, torch.tensor([place])) if agreed_call.rows else {}
             return longest_reply(agreed_call, request, self._extents[int(positions[place])])
 
         called_peers = self._send(envelope, name, inbox, positions, key, most, rows=rows)
 
+        # 2. Read the answers in client order; a reply that breaks a rule drops its client.
         def read(place: int, peer: Peer) -> Answer:
             answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
             request = take_all(inbox, torch.tensor([place]))
@@ -698,11 +700,13 @@ class Session:
             return replace(answer, update=norm)
 
         answers = self._collect_answers(envelope, called_peers, reduce, read)
+        # 3. Stop, unless the call can continue with the answers there are.
         if lacking and not answers:
             return {}
         if len(answers) < len(positions) and not lacking:
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
+        # 4. Record bytes and work in the ledger, and reduce the replies.
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
         up = np.array([answer.size for answer in answers])
         scores = np.array([int(count_sizes(answer.reply, 1)[0]) for answer in answers])

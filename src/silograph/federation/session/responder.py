@@ -418,7 +418,10 @@ class Responder:
     def _check_call(
         self, prepared: Prepared, call: CallBody
     ) -> tuple[Call, Steps, Op, Envelope, dict[str, Field]]:
-        """Return the agreed call that a message makes, what follows it, and what it carries.
+        """Check a message against the program.
+
+        Returns:
+            The call, the steps after it, its op, and the envelope and inbox of its frame.
 
         Raises:
             ProtocolError: it is not the next one, or not as agreed.

@@ -263,6 +263,7 @@ def describe(
     nodes, client, clients = partition.copies, partition.holder, len(partition.ids)
     edges = held_edges(graph.adj, partition.nodes)
     is_internal, is_external = partition.internal(edges), partition.external(edges)
+    # A remote neighbor counts once for each client: (client, node) as one number.
     row, distinct = edges.row[is_internal], client[edges.row] * graph.num_nodes + edges.neighbor
     remote = torch.unique(distinct[is_external]) // graph.num_nodes
     if copies is None and split is not None:

@@ -337,6 +337,7 @@ def from_arrays(
     """
     _check_names(class_names=class_names, silo_names=silo_names, feature_names=feature_names)
     missing = missing_values(na_values)
+    # Features; labels come first, as without features they say how many nodes there are.
     labels_array = array_of(y, "y")
     features = _no_features(labels_array) if x is None else features_of(x, missing)
     features, feature_names = _without_row_numbers(features, tuple(feature_names), name)
@@ -346,10 +347,12 @@ def from_arrays(
         n, columns = features.shape
     if feature_names and len(feature_names) != columns:
         raise DataError(f"expected {columns} feature_names, one a column, got {len(feature_names)}")
+    # Labels or targets.
     read = targets if is_regression(labels_array, task) else numbered_labels
     labels, count, names = read(labels_array, n, num_classes, tuple(class_names), missing)
     check_form(labels, task)
     home, homes = _silos(silo, n, tuple(silo_names))
+    # Edges and their weights.
     edges = _edges(edge_index, n)
     adj, weight = CSR.undirected(edges, n), None
     if edge_weight is not None:

@@ -231,6 +231,7 @@ def silo_block(
         DataError: features are sparse, or too large to be standardized.
     """
     n, slots, is_labeled = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
+    # Features, and the sums of training nodes by which they are standardized here or later.
     features = silo.x
     if normalize == "row":
         features = normalized_rows(features)
@@ -244,6 +245,7 @@ def silo_block(
         features = standardize(features, sums[FEATURES].own_statistics().of_client(0))
     off = torch.tensor([0, n])
     x: Rows = SparseRows(features, off) if isinstance(features, CSR) else features
+    # Edges: internal ones, and those to halo slots.
     boundary = torch.unique(silo.cross.row)
     edges = silo.graph.weighted_adj
     between = CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots), silo.cross.weight)

@@ -159,10 +159,12 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
             f"({partition.method}): both owners of an edge must know of it; cut by metis, louvain, "
             "random, dirichlet, class_biased or silo"
         )
+    # Cross-silo edges: the row of the own end, and the row of the other end at its owner.
     adj, halo, route = connect(graph, partition)
     key, remote = graph.node_id[nodes.numpy()], halo.boundary[route.target]
     by_slot = torch.sort(halo.adj.indices.long(), stable=True).indices
     row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
+    # Internal edges, each in one direction only.
     once = adj.row < adj.indices.long()
     weight = {} if adj.values is None else {"weight": adj.values[once].numpy()}
     far_weight = {} if halo.adj.values is None else {"weight": halo.adj.values[by_slot].numpy()}

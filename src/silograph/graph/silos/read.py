@@ -433,6 +433,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     spec = read_spec(path / SPEC)
     if spec.task == "rating":
         return _rating_silo(path, spec)
+    # Nodes: keys, labels and split.
     label = ["label"]
     if spec.task == "multilabel":
         label = [f"label_{bit}" for bit in range(spec.num_classes)]
@@ -442,6 +443,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     only(nodes, (id, *labels, split))
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
+    # Features and edges name nodes by their keys.
     x, names = _features(path, spec, place)
     adj, weight = _internal(_file(path, EDGES), spec, place)
     return Silo(
