@@ -459,8 +459,7 @@ def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
 ) -> None:
     """However often a server has rounds done again, the file has at most its size and a margin."""
     path = tmp_path / "audit.jsonl"
-    for module in ("audit", "audit_file"):
-        monkeypatch.setattr(f"silograph.federation.session.{module}.MOST_FILE", 2000)
+    monkeypatch.setattr("silograph.federation.session.audit.MOST_FILE", 2000)
     with open_audit(path, ABOUT) as (audit, _):
         audit.of_run("r1").record_agreement({})
         written = 0
