@@ -137,7 +137,7 @@ class Turns:
     def answered(self, *about: Any, **begins: bool) -> None:
         """Add the line, or less than that."""
         acts: dict[str, Callable[..., None]]
-        acts = {"line": self._audit.answered, "bare": self._bare}
+        acts = {"line": self._audit.record_reply, "bare": self._bare}
         act = acts.get(self.turn, lambda *_, **__: None)
         began, spent = time.perf_counter(), time.thread_time()
         act(*about, **begins)
