@@ -134,7 +134,7 @@ class Turns:
         """Whose turn it is."""
         return TURNS[self.number // BLOCK % len(TURNS)]
 
-    def answered(self, *about: Any, **begins: bool) -> None:
+    def record_reply(self, *about: Any, **begins: bool) -> None:
         """Add the line, or less than that."""
         acts: dict[str, Callable[..., None]]
         acts = {"line": self._audit.record_reply, "bare": self._bare}
