@@ -20,7 +20,6 @@ from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
 from silograph.federation.session import engine
-from silograph.federation.session import engine as answers
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
@@ -88,10 +87,10 @@ class FreeCourse(Course):
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
         return FreeCall(op, what, key), ()
 
-    def go_on(self, number: int, after: Steps) -> bool:
+    def advance(self, number: int, after: Steps) -> bool:
         return False
 
-    def break_off(self) -> None:
+    def mark_failed(self) -> None:
         pass
 
     def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:
@@ -174,11 +173,12 @@ def session(
 def shares_of_work() -> Iterator[list[float]]:
     """Inside, the work of each reply is noted as a share of its bound, which it must have."""
     found: list[float] = []
+    check_work = engine.check_work  # the original: the patch below replaces it in this module
 
     def checked(meter: Meter, seconds: float, most: float | None = None) -> None:
         assert most is not None
         found.append(sum(float(m.flops.sum()) for m in (meter, *meter.apart.values())) / most)
-        answers.check_work(meter, seconds, most)
+        check_work(meter, seconds, most)
 
     with patch.object(engine, "check_work", checked):
         yield found

@@ -134,10 +134,10 @@ class Turns:
         """Whose turn it is."""
         return TURNS[self.number // BLOCK % len(TURNS)]
 
-    def answered(self, *about: Any, **begins: bool) -> None:
+    def record_reply(self, *about: Any, **begins: bool) -> None:
         """Add the line, or less than that."""
         acts: dict[str, Callable[..., None]]
-        acts = {"line": self._audit.answered, "bare": self._bare}
+        acts = {"line": self._audit.record_reply, "bare": self._bare}
         act = acts.get(self.turn, lambda *_, **__: None)
         began, spent = time.perf_counter(), time.thread_time()
         act(*about, **begins)

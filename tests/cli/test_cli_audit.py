@@ -24,15 +24,15 @@ def file(tmp_path: Path) -> Path:
     for name in ("1" * 32, "2" * 32):
         with open_audit(path, ABOUT) as (audit, _):
             run = audit.of_run(name)
-            run.shown(bytes(300))
-            run.agreed({"method": "fedavg", "rounds": 2, "config": "c" * 64})
+            run.record_hello(bytes(300))
+            run.record_agreement({"method": "fedavg", "rounds": 2, "config": "c" * 64})
             for number in (1, 2):
-                run.answered(Envelope("train", Kind.WEIGHTS, number, 1), {}, bytes(4000))
+                run.record_reply(Envelope("train", Kind.WEIGHTS, number, 1), {}, bytes(4000))
             if name[0] == "1":
                 audit.to_end(lambda: None)
             else:
                 for _ in range(30):
-                    run.refused("expected \x1b[2Jtrain, got send")
+                    run.record_refusal("expected \x1b[2Jtrain, got send")
     return path
 
 
@@ -63,7 +63,7 @@ def test_why_a_silo_did_not_agree_is_told(tmp_path: Path, capsys: Capture) -> No
     path = tmp_path / "audit.jsonl"
     for name, reason in (("1", "expected silos that fit together, got others"), ("2", None)):
         with open_audit(path, ABOUT) as (audit, _):
-            audit.of_run(name * 32).shown(bytes(300))
+            audit.of_run(name * 32).record_hello(bytes(300))
             assert audit.to_end(partial(str, reason) if reason else lambda: None) == reason
     text = " ".join(printed(capsys, "audit", str(path)).split())
     assert "did not agree to this run: expected silos that fit together, got others" in text
@@ -75,7 +75,9 @@ def test_why_a_silo_did_not_agree_is_told(tmp_path: Path, capsys: Capture) -> No
 def test_one_line_and_one_round_are_no_more(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("1" * 32).agreed({"method": "fedavg", "rounds": 1, "config": "c" * 64})
+        audit.of_run("1" * 32).record_agreement(
+            {"method": "fedavg", "rounds": 1, "config": "c" * 64}
+        )
     text = printed(capsys, "audit", str(path))
     assert "fedavg, 1 round\n" in text
     assert f"{path}: 1 line, each as it was written" in text
@@ -90,12 +92,12 @@ def test_long_lines_are_folded_where_the_terminal_ends(
     path, reason = tmp_path / "a.jsonl", " ".join(["expected train (weights), got send"] * 5)
     with open_audit(path, ABOUT | {"server": "h" * 50 + ":8443"}) as (audit, _):
         run = audit.of_run("1" * 32)
-        run.agreed({"method": "fedavg", "rounds": 2, "config": "c" * 64})
+        run.record_agreement({"method": "fedavg", "rounds": 2, "config": "c" * 64})
         for number in (1, 1):
             envelope = Envelope("train", Kind.WEIGHTS, number, 1)
-            run.answered(envelope, {}, bytes(4000), begins=True)
+            run.record_reply(envelope, {}, bytes(4000), begins=True)
         for _ in range(20):
-            run.refused(reason)
+            run.record_refusal(reason)
         audit.to_end(lambda: reason)
     *lines, _, _, _ = printed(capsys, "audit", str(path)).splitlines()
     assert max(map(len, lines)) <= width

@@ -18,7 +18,7 @@ from silograph.core.errors import CheckpointError, ConfigError
 from silograph.deploy.server import serve, serve_again
 from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
-from silograph.federation.session.attach import until
+from silograph.federation.session.attach import format_deadline
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
@@ -162,9 +162,9 @@ def test_a_server_that_does_not_come_back(
 
 def test_the_moment_until_which_a_silo_waits() -> None:
     now = time.mktime((2026, 11, 22, 13, 0, 0, 0, 0, -1))
-    assert until(now, 600) == "until 2026-11-22 13:10:00"
-    assert until(now, float("inf")) is None
-    assert until(now, 1e300) is None
+    assert format_deadline(now, 600) == "until 2026-11-22 13:10:00"
+    assert format_deadline(now, float("inf")) is None
+    assert format_deadline(now, 1e300) is None
 
 
 def test_a_stop_after_the_end_is_an_end(
@@ -192,7 +192,7 @@ def test_a_silo_whose_state_is_damaged_goes_back_one_round(
 
     def from_disk(store: StateStore, number: int) -> Any:
         store._recent.clear()  # as after a restart
-        store._kept.clear()
+        store._states.clear()
         return real(store, number)
 
     def again(_: RunConfig, venue: Venue, **named: Any) -> Result:

@@ -50,7 +50,7 @@ def test_nobody_else_sees_what_is_written() -> None:
     old = state.take(at)
     state.put(old, changed(old, 1), at)
     assert all(torch.equal(given[name].t, saved[name]) for name in saved)
-    kept = state.for_others()
+    kept = state.export()
     saved = {name: f.t.clone() for name, f in kept.items()}
     old = state.take(at)
     state.put(old, changed(old, 1), at)
@@ -225,7 +225,7 @@ def test_an_op_is_given_what_it_reads_and_leaves_the_rest(
     assert state.all["rows"] is rows or len(at) == 4
     expected = fields()["slice"].t
     expected[positions] += 1
-    shown = state.for_others()
+    shown = state.export()
     assert torch.equal(shown["slice"].t, expected)
     assert torch.equal(shown["rows"].t, fields()["rows"].t)
     assert torch.equal(shown["new"].t, expected[positions])
@@ -273,7 +273,7 @@ def test_what_an_op_overwrites_is_nobody_elses(
         expected[positions] += 1
         assert torch.equal(state.all["slice"].t, expected)
         if number != 2:  # the call after that one goes on in the same memory
-            shown = state.for_others()
+            shown = state.export()
             held.append((shown, shown["slice"].t.clone()))
     assert torch.equal(given["slice"].t, fields()["slice"].t)
     assert all(torch.equal(shown["slice"].t, was) for shown, was in held)

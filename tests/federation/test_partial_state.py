@@ -81,7 +81,7 @@ def part_of(own: list[Own], name: str, at: list[int]) -> Stacked | Ragged:
 
 
 def through_a_checkpoint(state: BlockState) -> BlockState:
-    tensors = state_tensors(state.for_others())
+    tensors = state_tensors(state.export())
     found = from_bytes(b"".join(to_bytes(Checkpoint(1, tensors, {}))))
     return BlockState(CLIENTS, state_from(found.tensors))
 
@@ -162,11 +162,11 @@ def test_one_clients_field_has_the_form_of_the_others(new: Stacked | Ragged, mes
 def test_what_was_shown_is_not_written_to() -> None:
     state, at = BlockState(3), torch.tensor([1])
     state.put({}, {"a": Stacked(torch.ones(1))}, at)
-    shown = state.for_others()
+    shown = state.export()
     assert shown[HAS + "a"].t.tolist() == [False, True, False]
     state.put(state.take(at), {"a": Stacked(torch.full((1,), 2.0))}, at)
     assert shown["a"].t.tolist() == [1]
-    assert state.for_others()["a"].t.tolist() == [2]
+    assert state.export()["a"].t.tolist() == [2]
 
 
 # Ops that act by what the clients have; two fields of their own.

@@ -351,7 +351,7 @@ def course(*steps: Steps, rounds: int = 3) -> Course:
 
 def take(run: Course, number: int, op: Any, what: Kind, key: Key) -> None:
     _, after = run.find(number, op, what, key)
-    run.go_on(number, after)
+    run.advance(number, after)
 
 
 def accepts(steps: Steps, word: str) -> bool:
@@ -440,7 +440,7 @@ def test_rounds_in_which_nothing_has_to_happen_may_be_passed_over() -> None:
 def test_a_client_that_was_away_goes_on_with_the_others() -> None:
     run = course(A)
     take(run, 1, op_a, Kind.WEIGHTS, KEY)
-    run.go_to(1)
+    run.jump_to(1)
     take(run, 3, op_a, Kind.WEIGHTS, KEY)  # round 2 was done without it
     with pytest.raises(ProtocolError, match="expected round 3 or a later one, got 2"):
         take(run, 2, op_a, Kind.WEIGHTS, KEY)
@@ -450,7 +450,7 @@ def test_a_round_is_not_begun_without_end() -> None:
     run = course(A)
     for _ in range(MOST_TIMES):
         take(run, 1, op_a, Kind.WEIGHTS, KEY)
-        run.go_to(0)
+        run.jump_to(0)
     with pytest.raises(ProtocolError, match=f"expected round 1 at most {MOST_TIMES} times"):
         take(run, 1, op_a, Kind.WEIGHTS, KEY)
 

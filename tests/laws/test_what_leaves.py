@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Every payload that a client sends while the test goes, as it is encoded."""
     seen: Sent = []
-    carried = InProcess._carried
+    carried = InProcess._send_over_wire
     replies: list[bool] = []
 
     def run(self: InProcess, *args: Any, **own: Any) -> Payload:
@@ -56,7 +56,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
 
     ran = InProcess._run
     monkeypatch.setattr(InProcess, "_run", run)
-    monkeypatch.setattr(InProcess, "_carried", spy)
+    monkeypatch.setattr(InProcess, "_send_over_wire", spy)
     return seen
 
 

@@ -89,7 +89,7 @@ def test_tables_ids_and_ratings_never_leave(
 ) -> None:
     """No payload of a client has a row of its tables, a rating, or what names a node."""
     sent: list[tuple[Envelope, Payload]] = []
-    carried = InProcess._carried
+    carried = InProcess._send_over_wire
 
     def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         for position in range(clients):
@@ -98,7 +98,7 @@ def test_tables_ids_and_ratings_never_leave(
             )
         return carried(self, envelope, payload, clients)
 
-    monkeypatch.setattr(InProcess, "_carried", spy)
+    monkeypatch.setattr(InProcess, "_send_over_wire", spy)
     for method in LOCAL:
         sg.run(rating_graph(), **options_of(method, strict=True, block_size=1, relevant=4.0))
     names = {name for _, payload in sent for name in payload}

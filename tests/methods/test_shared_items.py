@@ -258,7 +258,7 @@ def test_users_ids_and_ratings_never_leave(
 ) -> None:
     """What leaves: weights, rows of items, and which rows; nothing of users, no single rating."""
     sent: list[tuple[Envelope, Payload]] = []
-    carried = InProcess._carried
+    carried = InProcess._send_over_wire
 
     def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         sent.extend(
@@ -267,7 +267,7 @@ def test_users_ids_and_ratings_never_leave(
         )
         return carried(self, envelope, payload, clients)
 
-    monkeypatch.setattr(InProcess, "_carried", spy)
+    monkeypatch.setattr(InProcess, "_send_over_wire", spy)
     given = options_of(method, model=model, strict=True, block_size=1, relevant=4.0)
     sg.run(rating_graph(), **given)
     assert not any(isinstance(f, Ragged) for _, payload in sent for f in payload.values())

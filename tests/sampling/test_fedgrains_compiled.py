@@ -53,7 +53,7 @@ def fitted(
         memory = training.optimizer.init({n: w.expand(clients, *w.shape) for n, w in start.items()})
     with metered(block.num_clients) as meter:
         found = BACKENDS[name].fit(training, TrainingInputs(block, start, memory, Key.of(3), state))
-    return found, meter.summed()
+    return found, meter.totals()
 
 
 def tensors(found: Fitted) -> dict[str, Tensor]:

@@ -55,8 +55,8 @@ def of_part(slot: str, group: str) -> dict[str, Any]:
 def with_plain_types(kind: type[T]) -> type[T]:
     """Leave bounds out of the signature of a dataclass, which `help` shows."""
     signature, hints = inspect.signature(kind), get_type_hints(kind)
-    told = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
-    kind.__signature__ = signature.replace(parameters=told)  # type: ignore[attr-defined]
+    parameters = [p.replace(annotation=hints[p.name]) for p in signature.parameters.values()]
+    kind.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return kind
 
 
@@ -497,7 +497,7 @@ def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunCon
 
 
 def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "") -> T:
-    """Return `kind(**values)`, with pydantic's complaints turned into one line.
+    """Return `kind(**values)`, with pydantic's errors in one line.
 
     The hint ends the error of an unknown key.
 
@@ -522,31 +522,31 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             # pydantic complains about the first type of a union only.
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
-        said = "" if source == "options" else f" ({source})"
-        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])}{said}") from None
+        source_hint = "" if source == "options" else f" ({source})"
+        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])}{source_hint}") from None
 
 
 # --- Changes of a config, as a flag over a run file makes them -----------------------------------
 
 
 def changed_values(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config with changes over them.
+    """Return the values of a config, updated by changes.
 
-    Options of a part that is replaced by another one go with it, and so does an option under
-    another name than in the changes.
+    Options of a part that is replaced are removed, and so is an option that the changes give under
+    another form of its name (NAME or PART.NAME).
     """
-    gone = {kind for kind in changes if changes[kind] != getattr(config, kind, None)}
-    kept = {
+    replaced = {kind for kind in changes if changes[kind] != getattr(config, kind, None)}
+    unchanged = {
         f.name: getattr(config, f.name)
         for f in dataclasses.fields(config)
-        if f.metadata.get("part") not in gone and getattr(config, f.name) is not None
+        if f.metadata.get("part") not in replaced and getattr(config, f.name) is not None
     }
-    options = {n: v for n, v in config.options.items() if n.partition(".")[0] not in gone}
-    return kept | {"options": not_said_again(options, in_full(changes))} | dict(changes)
+    options = {n: v for n, v in config.options.items() if n.partition(".")[0] not in replaced}
+    return unchanged | {"options": not_said_again(options, in_full(changes))} | dict(changes)
 
 
 def in_full(keys: Collection[str]) -> list[str]:
-    """Return the PART.NAME of those keys of a config that are options of a part."""
+    """Return as PART.NAME those keys of a config that are options of a part."""
     own = (f for f in dataclasses.fields(RunConfig) if f.name in keys and "part" in f.metadata)
     return [f"{f.metadata['part']}.{f.name}" for f in own]
 
@@ -572,15 +572,17 @@ def _is_same_option(one: str, other: str) -> bool:
 # option that is read where `nodes` has one of these values, and for several others where all do.
 
 
-def unread(options: type, given: Mapping[str, Any]) -> set[str]:
+def unread(options: type, explicit: Mapping[str, Any]) -> set[str]:
     """Return the names of options that nothing reads.
 
     Args:
         options: dataclass of a part's options.
-        given: values of some of them; the others have their defaults.
+        explicit: values of some of them; the others have their defaults.
     """
-    values = {f.name: given.get(f.name, f.default) for f in dataclasses.fields(options)}
-    return {f.name for f in dataclasses.fields(options) if _because_of(f, values) is not None}
+    values = {f.name: explicit.get(f.name, f.default) for f in dataclasses.fields(options)}
+    return {
+        f.name for f in dataclasses.fields(options) if _find_blocking_option(f, values) is not None
+    }
 
 
 def check_read(options: Any, kind: str, what: str) -> None:
@@ -593,27 +595,32 @@ def check_read(options: Any, kind: str, what: str) -> None:
     """
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     for f in dataclasses.fields(options):
-        other = _because_of(f, values)
+        other = _find_blocking_option(f, values)
         if other is not None and values[f.name] != f.default:
             *more, last = map(_text, f.metadata["read_if"][other])
-            wanted = f"{', '.join(more)} or {last}" if more else last
+            values_that_read = f"{', '.join(more)} or {last}" if more else last
             raise ConfigError(
                 f"option {kind}.{f.name}: {what} does not read it with "
                 f"{other}={_text(values[other])}, got {values[f.name]}: leave it out, "
-                f"or give {other}={wanted}"
+                f"or give {other}={values_that_read}"
             )
 
 
-def _because_of(field: "dataclasses.Field[Any]", values: Mapping[str, Any]) -> str | None:
-    """Return the other option because of which a field is not read; None: it is read.
+def _find_blocking_option(field: "dataclasses.Field[Any]", values: Mapping[str, Any]) -> str | None:
+    """Return the other option because of which a field has no effect; None if it is read.
 
     Values may be texts, as users write them.
     """
-    needed: Mapping[str, tuple[object, ...]] = field.metadata.get("read_if", {})
-    said = {other: {_text(value) for value in wanted} for other, wanted in needed.items()}
-    return next((other for other, texts in said.items() if _text(values[other]) not in texts), None)
+    conditions: Mapping[str, tuple[object, ...]] = field.metadata.get("read_if", {})
+    texts_by_option = {
+        other: {_text(value) for value in options} for other, options in conditions.items()
+    }
+    return next(
+        (other for other, texts in texts_by_option.items() if _text(values[other]) not in texts),
+        None,
+    )
 
 
 def _text(value: object) -> str:
-    """Return a value as users write it."""
+    """Return a value in the form in which users write it."""
     return str(value).lower()

@@ -1,14 +1,14 @@
-"""The library's errors: one tree, one line each, always with what was expected and what came.
+"""The library's errors: one tree; each message is one line with the expected and the actual value.
 
 SilographError
  ├── ConfigError       an option, a key or a name that is not known or out of range
  ├── DataError         a graph, a file or a folder that cannot be used
  ├── PartitionError    a cut that leaves a client unusable
- ├── OpError           code of a method that failed, and where
+ ├── OpError           code of a method that failed
  ├── ProtocolError     a client op or a method that breaks the rules of the federation
- │    ├── StateError   a silo without the state that a run is to go on from
+ │    ├── StateError   a silo without the state from which a run continues
  │    └── FrameError   bytes that are not a frame, or a payload that no frame can carry
- ├── PolicyError       what a silo's own rules do not let leave: its part in the run ends
+ ├── PolicyError       data that a silo's policy does not let leave; it leaves the run
  ├── TrainingError     a run that diverged
  └── CheckpointError   a checkpoint that is damaged, foreign or of another run
 """
@@ -50,7 +50,7 @@ class FrameError(ProtocolError):
 
 
 class PolicyError(SilographError, RuntimeError):
-    """A silo's own rules do not let something leave, and its part in the run ends."""
+    """A silo's policy does not let data leave, and the silo leaves the run."""
 
 
 class TrainingError(SilographError, ArithmeticError):
@@ -62,40 +62,40 @@ class CheckpointError(SilographError, RuntimeError):
 
 
 class StateError(ProtocolError):
-    """A silo is there, but has not the state that a run is to go on from."""
+    """A silo is attached, but lacks the state from which the run continues."""
 
 
 class AbsentError(CheckpointError):
-    """There is no checkpoint of that round, which is no damage."""
+    """There is no checkpoint of a round; the existing ones may be undamaged."""
 
 
 def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
-    """Return the error for a name that no table holds: the nearest one, or all where none is near.
+    """Return the error for an unknown name, with the nearest known name, or all if none is near.
 
     >>> str(unknown("method", "fedavgg", ["fedavg", "local"]))
     "unknown method 'fedavgg': did you mean 'fedavg'?"
     """
-    known = sorted(choices)
-    near = nearest(str(got), known)
-    hint = f": did you mean {near!r}?" if near else f"; choices: {', '.join(known)}"
+    names = sorted(choices)
+    suggestion = nearest(str(got), names)
+    hint = f": did you mean {suggestion!r}?" if suggestion else f"; choices: {', '.join(names)}"
     return ConfigError(f"unknown {what} {got!r}{hint}")
 
 
-def nearest(got: str, known: Sequence[str]) -> str | None:
-    """Return the name that was meant most likely: swapped letters, a beginning, or other slips."""
+def nearest(got: str, names: Sequence[str]) -> str | None:
+    """Return the most likely name: with swapped letters, a beginning of it, or a typing error."""
     got = got.lower()
-    as_told = got.replace("+", "plus").replace("-", "")  # papers write GCFL+ and FED-PUB
-    if as_told in known:
-        return as_told
-    same_numbers = [name for name in known if _unpadded(name) == _unpadded(got)]
+    plain = got.replace("+", "plus").replace("-", "")  # papers write GCFL+ and FED-PUB
+    if plain in names:
+        return plain
+    same_numbers = [name for name in names if _unpadded(name) == _unpadded(got)]
     if same_numbers:
         return same_numbers[0]
-    swapped = [name for name in known if sorted(name) == sorted(got)]
-    longer = sorted((name for name in known if name.startswith(got)), key=len)
+    anagrams = [name for name in names if sorted(name) == sorted(got)]
+    longer = sorted((name for name in names if name.startswith(got)), key=len)
     if len(got) < 3 or not all(name.startswith(longer[0]) for name in longer):
         longer = []  # it may be the beginning of several
-    near = swapped or longer or difflib.get_close_matches(got, known, n=1, cutoff=0.5)
-    return near[0] if near else None
+    similar = anagrams or longer or difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    return similar[0] if similar else None
 
 
 def _unpadded(name: str) -> str:

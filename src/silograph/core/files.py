@@ -115,11 +115,11 @@ def replacing(
 
 def sync_folder(folder: Path) -> None:
     """Have the names of a folder's files on the disk; what the files hold is not synced by it."""
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def hold_folder(folder: Path) -> int | None:
@@ -133,16 +133,16 @@ def hold_folder(folder: Path) -> int | None:
     Raises:
         OSError: the folder cannot be opened.
     """
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(opened)
+        os.close(descriptor)
         return None
     except BaseException:
-        os.close(opened)
+        os.close(descriptor)
         raise
-    return opened
+    return descriptor
 
 
 # --- Tables as CSV, whose names may come from anybody: from silos, or from data of others --------
@@ -186,10 +186,10 @@ def _is_number(text: str) -> bool:
 def to_text(rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV, names written so that no spreadsheet runs them."""
     text = io.StringIO(newline="")
-    plain = csv.writer(text, lineterminator="\n")
-    quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer = csv.writer(text, lineterminator="\n")
+    quoting_writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for row in rows:
         cells = [to_cell(value) for value in row]
         # Python 3.11 leaves a lone return unquoted, where readers see the end of a line.
-        (quoted if any("\r" in str(cell) for cell in cells) else plain).writerow(cells)
+        (quoting_writer if any("\r" in str(cell) for cell in cells) else writer).writerow(cells)
     return text.getvalue()

@@ -56,10 +56,10 @@ def mix_words(words: Words) -> Words:
 def unmix_words(words: Tensor) -> Tensor:
     """Return what `mix_words` made these words of: it loses nothing."""
     for bits, multiplier in ((31, MULTIPLIER_2), (27, MULTIPLIER_1), (30, 1)):
-        found = words
+        unshifted = words
         for _ in range(64 // bits):
-            found = words ^ _shift(found, bits)
-        words = found * signed(pow(multiplier, -1, 1 << 64))
+            unshifted = words ^ _shift(unshifted, bits)
+        words = unshifted * signed(pow(multiplier, -1, 1 << 64))
     return words
 
 

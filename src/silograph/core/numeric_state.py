@@ -78,8 +78,8 @@ class ProcessSettings:
 class _SharedSettings:
     """Gives the process the standard settings while at least one thread needs them.
 
-    A server and its silos may run in threads of one process. If each thread restored what it had
-    found, the first to finish would give the caller's settings to the others.
+    A server and its silos may run in threads of one process. If each thread restored the
+    settings from before it, the first to finish would give the caller's settings to the others.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""What travels and what stays: flat mappings from names to tensors with a client dimension.
+"""Messages and states: flat mappings from names to tensors with a client dimension.
 
 A field of a payload is `Shared` (one tensor for all clients), `Stacked` (one slice a client)
 or `Ragged` (a run of rows a client). A client's state has the last two only. There is no other
-way to hand anything to a client or back: scalars are tensors too.
+way to send anything to a client or back: scalars are tensors, too.
 
 A message may also have `Patched` fields: `Stacked` ones, held in less memory. They travel as
 `Stacked` ones, a whole slice to or from each client.
@@ -74,8 +74,8 @@ class Patched:
     def slice(self, position: int) -> Tensor:
         """Return the whole slice (R, ...) of one client."""
         whole = self.base[int(self.which[position])].clone()
-        mine = slice(int(self.off[position]), int(self.off[position + 1]))
-        whole[self.index[mine]] = self.t[mine]
+        run = slice(int(self.off[position]), int(self.off[position + 1]))
+        whole[self.index[run]] = self.t[run]
         return whole
 
     def stacked(self) -> Stacked:
@@ -106,7 +106,7 @@ def from_bases(bases: Tensor, which: Tensor) -> Patched | Stacked:
 def patched_problem(field: Patched, clients: int) -> str | None:
     """Return what is wrong with a patched field, or None: kernels that read its rows check nothing.
 
-    What comes back is "what was expected, what it got", for a message.
+    The text has the form "EXPECTED, got VALUE", for a message.
     """
     if field.base.dim() < 2:
         return f"bases (G, R, ...), got shape {tuple(field.base.shape)}"
@@ -205,7 +205,7 @@ def take_all(payload: Mapping[str, Field], positions: Tensor) -> dict[str, Field
 def concatenate(fields: list[Field]) -> Field:
     """Join the parts of one field along the clients; `Shared` parts must be one and the same.
 
-    The list is given up: it may be empty afterwards (see `rows_joined`).
+    The list may be empty afterwards (see `rows_joined`).
     """
     first = fields[0]
     if any(type(field) is not type(first) for field in fields):
@@ -228,7 +228,7 @@ def concatenate(fields: list[Field]) -> Field:
 
 
 def rows_joined(fields: list[Field]) -> Tensor:
-    """Return what `torch.cat` makes of the fields' tensors.
+    """Concatenate the fields' tensors, as `torch.cat` does.
 
     Large parts are taken off the list, and so freed, as they are copied: a machine has room for
     the rows of all halo slots once, perhaps not twice.
@@ -257,9 +257,9 @@ def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> St
         joined = concatenate([into, part])
         source = torch.arange(clients, device=positions.device)
         source[positions] = torch.arange(len(positions), device=positions.device) + clients
-        taken = take(joined, source)
-        assert isinstance(taken, Ragged)  # take keeps the type
-        return taken
+        replaced = take(joined, source)
+        assert isinstance(replaced, Ragged)  # take keeps the type
+        return replaced
     raise ProtocolError(
         f"expected state of type {type(into).__name__}, got {type(part).__name__}: "
         "an op must keep the type of a state field"
@@ -290,19 +290,19 @@ def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
 def join(parts: list[Payload]) -> dict[str, Field]:
     """Join payloads of blocks along the clients; all must have the same fields.
 
-    The list is given up, and empty afterwards, so that rows are freed as they are copied.
+    The list is empty afterwards, so that rows are freed as they are copied.
 
     Raises:
         ProtocolError: the blocks disagree on the fields.
     """
-    rest, names = [dict(part) for part in parts], list(parts[0])
+    remaining, names = [dict(part) for part in parts], list(parts[0])
     parts.clear()
-    others = next((list(part) for part in rest if part.keys() != rest[0].keys()), None)
+    others = next((list(part) for part in remaining if part.keys() != remaining[0].keys()), None)
     if others is not None:
         raise ProtocolError(
             f"expected the same fields from every block, got {sorted(names)} and {sorted(others)}"
         )
-    return {name: concatenate([part.pop(name) for part in rest]) for name in names}
+    return {name: concatenate([part.pop(name) for part in remaining]) for name in names}
 
 
 def join_in_order(parts: Sequence[Mapping[str, Field]], order: Tensor) -> dict[str, Field]:
@@ -318,16 +318,20 @@ def join_in_order(parts: Sequence[Mapping[str, Field]], order: Tensor) -> dict[s
         ProtocolError: the groups disagree on the fields.
     """
     patched = {name for name, f in parts[0].items() if isinstance(f, Patched)}
-    found: dict[str, Field] = {}
+    patched_fields: dict[str, Field] = {}
     for name in patched:
         fields = [field for part in parts if isinstance(field := part.get(name), Patched)]
         if len(fields) == len(parts):
-            found[name] = _patched_in_order(fields, order)
-    rest: list[Payload] = [
-        {n: f.stacked() if isinstance(f, Patched) else f for n, f in p.items() if n not in found}
+            patched_fields[name] = _patched_in_order(fields, order)
+    other_parts: list[Payload] = [
+        {
+            n: f.stacked() if isinstance(f, Patched) else f
+            for n, f in p.items()
+            if n not in patched_fields
+        }
         for p in parts
     ]
-    return take_all(join(rest), order) | found
+    return take_all(join(other_parts), order) | patched_fields
 
 
 def _patched_in_order(fields: Sequence[Patched], order: Tensor) -> Patched:

@@ -1,4 +1,4 @@
-"""`ResolvedConfig`: a run with every default written out, as opposed to what was asked for."""
+"""`ResolvedConfig`: a run with every default written out, in contrast to `RunConfig`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from silograph.core.setting_values import Scalar
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedConfig:
-    """A run as it is done; fields have the meaning that they have in `RunConfig`.
+    """The complete settings of a run; fields have the meaning that they have in `RunConfig`.
 
-    What stays None is off: no limit, all nodes in a step, nothing written.
+    A field that is None is off: no limit, all nodes in a step, nothing written.
 
     Attributes:
-        options: of all chosen parts as `PART.NAME`, defaults written out; None is what the option's
-            help says of it.
+        options: of all chosen parts as `PART.NAME`, defaults written out; for None see the
+            option's help.
         block_size: None until the clients' blocks are known.
     """
 
@@ -95,12 +95,12 @@ def training_key(config: ResolvedConfig) -> Key:
 
 
 def resolved_values(config: ResolvedConfig) -> dict[str, Any]:
-    """Return the keys and values of the run file of a resolved config; what is off has none."""
+    """Return the keys and values of the run file of a resolved config, without None."""
     options = {name: value for name, value in config.options.items() if value is not None}
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {k: v for k, v in values.items() if v is not None} | {"options": options}
 
 
 def asked_again(config: ResolvedConfig) -> RunConfig:
-    """Return the config that asks for all that was resolved: it is resolved to the same again."""
+    """Return a `RunConfig` with all resolved values; it resolves to the same config again."""
     return make_config(resolved_values(config), source="a resolved config")

@@ -1,4 +1,4 @@
-"""Run files: a config as TOML and back, and values as `--option NAME=VALUE` has them."""
+"""Run files: a config as TOML and back, and values of `--option NAME=VALUE`."""
 
 import dataclasses
 import tomllib
@@ -19,8 +19,8 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
 
     Args:
         path: the file.
-        anew: leave out what stands under `[defaults]`, which was not given but chosen for the run
-            as the file has it: a run that differs from it chooses its own.
+        anew: leave out values under `[defaults]`. The user did not give them; they were chosen for
+            the run in this file, and a different run chooses its own.
 
     Raises:
         ConfigError: the file is missing or is not TOML, or has no tables where they should be.
@@ -34,26 +34,30 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
         raise ConfigError(f"expected TOML in {path}, got: {error}") from None
     if DEFAULTS not in values:
         return values
-    chosen, given = values.pop(DEFAULTS), values.pop("options", {})
-    if isinstance(chosen, dict):
-        chosen = {name: value for name, value in chosen.items() if name != SCORED_ON_RECEIPT}
-    own = chosen.pop("options", {}) if isinstance(chosen, dict) else None
-    if not isinstance(own, dict) or not isinstance(given, dict):
+    defaults, options = values.pop(DEFAULTS), values.pop("options", {})
+    if isinstance(defaults, dict):
+        defaults = {name: value for name, value in defaults.items() if name != SCORED_ON_RECEIPT}
+    default_options = defaults.pop("options", {}) if isinstance(defaults, dict) else None
+    if not isinstance(default_options, dict) or not isinstance(options, dict):
         raise ConfigError(
             f"expected tables [options], [{DEFAULTS}] and [{DEFAULTS}.options] in {path}"
         )
     names = {f.name for f in dataclasses.fields(RunConfig)}
-    if foreign := sorted({*chosen} - names):
-        raise ConfigError(f"expected keys of a run under [{DEFAULTS}] in {path}, got {foreign[0]}")
-    return {**values, "options": given} if anew else {**chosen, **values, "options": own | given}
+    if unknown_keys := sorted({*defaults} - names):
+        raise ConfigError(
+            f"expected keys of a run under [{DEFAULTS}] in {path}, got {unknown_keys[0]}"
+        )
+    if anew:
+        return {**values, "options": options}
+    return {**defaults, **values, "options": default_options | options}
 
 
 def write_toml(config: RunConfig, left_open: Collection[str] = ()) -> str:
-    """Return the run file that reads back as this config; keys left to their default stand too.
+    """Return the run file that reads back as this config; defaults are written, too.
 
     Args:
         config: the run.
-        left_open: keys and options whose values were not given: they stand under `[defaults]`.
+        left_open: keys and options that the user did not set: they are written under `[defaults]`.
     """
     tables: dict[str, list[str]] = {
         name: [] for name in ("", "options", DEFAULTS, f"{DEFAULTS}.options")
@@ -73,7 +77,7 @@ def write_toml(config: RunConfig, left_open: Collection[str] = ()) -> str:
 
 
 def toml_value(value: Scalar) -> str:
-    """Return a value as TOML writes it."""
+    """Return a value in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -107,10 +111,10 @@ def parse_options(texts: Iterable[str]) -> dict[str, Scalar]:
     Raises:
         ConfigError: there is no `=`, or a name twice.
     """
-    found: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = {}
     for text in texts:
         name, value = parse_option(text)
-        if name in found:
+        if name in options:
             raise ConfigError(f"expected --option {name} once, got it twice: leave one of them out")
-        found[name] = value
-    return found
+        options[name] = value
+    return options

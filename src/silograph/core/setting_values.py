@@ -1,4 +1,4 @@
-"""Settings that users write as text, and what is made of them.
+"""Settings that users write as text, and their parsers.
 
 Numbers of bytes, clients' speeds, ranges of options, schedules of the learning rate, scales of
 ratings, least counts behind a row, forms of sent weights, widths of layers, and missing values.
@@ -21,19 +21,19 @@ UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def parse_bytes(value: Any) -> Any:
-    """Return the bytes that a text such as `10MB` says; what is no text is left as it is.
+    """Return the number of bytes of a text such as `10MB`; other values are returned unchanged.
 
     >>> parse_bytes("10MB"), parse_bytes("1.5 kB"), parse_bytes(7)
     (10000000, 1500, 7)
     """
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(B|kB|MB|GB|)", value.strip())
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?(B|kB|MB|GB|)", value.strip())
+    if match is None:
         raise PydanticCustomError(
             "bytes", "expected a number of bytes, or of kB, MB or GB such as 10MB"
         )
-    return int(Decimal(found[1]) * UNITS[found[2]])  # decimal, so that 0.3 kB is 300
+    return int(Decimal(match[1]) * UNITS[match[2]])  # decimal, so that 0.3 kB is 300
 
 
 # --- Speeds and links of clients as users write them; nothing here needs torch -------------------
@@ -269,13 +269,17 @@ def parse_rate_schedule(text: str, rounds: int, warmup: int) -> RateSchedule:
     if text == "cosine":
         return RateSchedule("cosine", rounds, warmup)
     name, *parts = text.split(":")
-    every, factor = (_rate_number(part) for part in parts) if len(parts) == 2 else (0.0, 0.0)
-    if name != "step" or not (every >= 1 and every == int(every)) or not 0 < factor <= 1:
+    step_rounds, factor = (_rate_number(part) for part in parts) if len(parts) == 2 else (0.0, 0.0)
+    if (
+        name != "step"
+        or not (step_rounds >= 1 and step_rounds == int(step_rounds))
+        or not 0 < factor <= 1
+    ):
         raise ConfigError(
             f"expected lr_schedule constant, cosine, or step:ROUNDS:FACTOR with a factor above 0 "
             f"and at most 1 such as step:30:0.1, got {text!r}"
         )
-    return RateSchedule("step", rounds, warmup, int(every), factor)
+    return RateSchedule("step", rounds, warmup, int(step_rounds), factor)
 
 
 def _rate_number(text: str) -> float:
@@ -318,12 +322,12 @@ def ends_of(scale: str | None) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-# --- `RowMinimum`: how much must stand behind a row that silos exchange --------------------------
+# --- `RowMinimum`: how many nodes and silos must contribute to a row that silos exchange ---------
 
 
 @dataclass(frozen=True)
 class RowMinimum:
-    """The least numbers behind each exchanged row; what has fewer is left out.
+    """The least number of contributors to each exchanged row; rows with fewer are left out.
 
     Attributes:
         nodes: own nodes that a silo's row sums over, which that silo enforces.
@@ -342,12 +346,12 @@ class RowMinimum:
 NO_MINIMUM = RowMinimum()
 
 
-# --- How weights travel between the server and clients -------------------------------------------
+# --- Encoding of weights between the server and clients ------------------------------------------
 
 
 @dataclass(frozen=True)
 class SentWeights:
-    """How weights travel.
+    """How weights are encoded.
 
     Attributes:
         numbers: `exact`: in the run's floating point numbers. `float16`, `int8`, `int4`: matrices
@@ -361,7 +365,7 @@ class SentWeights:
 
     @property
     def plain(self) -> bool:
-        """Whether weights travel whole and exactly."""
+        """Whether weights are sent whole and exactly."""
         return self == PLAIN_WEIGHTS
 
 
@@ -371,8 +375,8 @@ PLAIN_WEIGHTS = SentWeights()
 # --- Widths of hidden layers as users write them: one for all, or one for each -------------------
 
 
-LAYERS = 2  # with weights, where nothing says how many
-HIDDEN = 128  # width of the hidden layers, likewise
+LAYERS = 2  # default number of layers with weights
+HIDDEN = 128  # default width of the hidden layers
 MOST_LAYERS = 1000  # of a list of widths
 MOST_DIGITS = 18
 
@@ -399,10 +403,10 @@ def parse_widths(value: Any) -> Any:
         raise PydanticCustomError(
             "widths", "expected a width of 1 or more, or one for each hidden layer such as 256,128"
         )
-    found = [int(word) for word in words]
+    widths = [int(word) for word in words]
     if one:
-        return found[0]
-    return ",".join(str(width) for width in found) + "," * (len(found) == 1)
+        return widths[0]
+    return ",".join(str(width) for width in widths) + "," * (len(widths) == 1)
 
 
 def shortest(hidden: int | str | None) -> int | str:
@@ -413,7 +417,7 @@ def shortest(hidden: int | str | None) -> int | str:
     """
     if hidden is None:
         return HIDDEN
-    widths = {hidden} if isinstance(hidden, int) else set(_listed(hidden))
+    widths = {hidden} if isinstance(hidden, int) else set(_split_widths(hidden))
     return widths.pop() if len(widths) == 1 else hidden
 
 
@@ -425,13 +429,13 @@ def num_layers(hidden: int | str | None, layers: int | None) -> int:
     """
     if hidden is None or isinstance(hidden, int):
         return LAYERS if layers is None else layers
-    found = len(_listed(hidden)) + 1
-    if layers is not None and layers != found:
+    count = len(_split_widths(hidden)) + 1
+    if layers is not None and layers != count:
         raise ConfigError(
-            f"expected {found} layers with hidden={hidden}, got {layers}: leave layers out, or "
+            f"expected {count} layers with hidden={hidden}, got {layers}: leave layers out, or "
             "give one width for all"
         )
-    return found
+    return count
 
 
 def hidden_widths(hidden: int | str | None, layers: int | None) -> tuple[int, ...]:
@@ -441,10 +445,10 @@ def hidden_widths(hidden: int | str | None, layers: int | None) -> tuple[int, ..
         ConfigError: not as many as the layers need.
     """
     count, hidden = num_layers(hidden, layers), HIDDEN if hidden is None else hidden
-    return (hidden,) * (count - 1) if isinstance(hidden, int) else _listed(hidden)
+    return (hidden,) * (count - 1) if isinstance(hidden, int) else _split_widths(hidden)
 
 
-def _listed(hidden: str) -> tuple[int, ...]:
+def _split_widths(hidden: str) -> tuple[int, ...]:
     return tuple(int(width) for width in hidden.split(",") if width)
 
 

@@ -1,4 +1,4 @@
-"""Text and values that others wrote, made safe to show."""
+"""Text and values from outside, made safe to show."""
 
 import dataclasses
 import math

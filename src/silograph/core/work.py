@@ -1,8 +1,8 @@
 """Counting floating-point operations where they happen, for each client apart.
 
 The engine opens a meter around an op; layers, losses and optimizers report to it what they
-compute, from shapes and numbers of stored entries. So what is never computed is never counted:
-rows that a block has dropped, gradients that nobody asks for.
+compute, from shapes and numbers of stored entries. So only what is computed is counted, and not
+rows that a block has dropped or gradients that are not needed.
 
 A multiplication with an addition counts 2, any other operation on a value 1. Work of the backward
 pass is reported by the forward operation whose gradient it is. The table is in docs/ledger.md.
@@ -30,21 +30,21 @@ class Meter:
     """Sums the work of C clients.
 
     Reports name a tensor of counts (rows or entries up to each client) and the operations for one
-    of them; they are only added up, and worked out for each client when somebody asks.
+    of them; they are computed for each client only when the result is read.
     """
 
     def __init__(self, clients: int) -> None:
         self._clients = clients
-        self.apart: dict[Kind, Meter] = {}  # work for another purpose than the call's
-        self._fixed: np.ndarray | None = None  # (C,) float64, once there is any
-        self._each = 0.0
+        self.apart: dict[Kind, Meter] = {}  # work for other purposes than the call's
+        self._per_client: np.ndarray | None = None  # (C,) float64, once there is any
+        self._same_for_all = 0.0
         self._spared = 0.0
         # By identity of the tensors, which are kept so that no other can take their place.
         self._runs: dict[tuple[int, int], tuple[Tensor, Tensor | None, float]] = {}
 
     def add_each(self, flops: float) -> None:
         """Add the same work for every client."""
-        self._each += flops
+        self._same_for_all += flops
 
     def add_runs(self, off: Tensor, starts: Tensor | None, flops: float) -> None:
         """Add `flops` for each row off[c]:off[c + 1], or each entry of those rows.
@@ -60,31 +60,34 @@ class Meter:
 
     def add_at(self, positions: Tensor, flops: Tensor) -> None:
         """Add work (k,) of the clients at `positions` (k,)."""
-        np.add.at(self._own(), positions.cpu().numpy(), flops.cpu().numpy())
+        np.add.at(self._own_flops(), positions.cpu().numpy(), flops.cpu().numpy())
 
     def spare(self, flops: float) -> None:
-        """Say that this much of the work, of all clients together, is not executed here."""
+        """Subtract operations of all clients together that are charged but not executed here."""
         self._spared += flops
 
     def add_all(self, flops: Tensor) -> None:
         """Add work (C,) of all clients."""
-        self._own()[:] += flops.cpu().numpy()
+        self._own_flops()[:] += flops.cpu().numpy()
 
-    def _own(self) -> np.ndarray:
-        """Return the work that is known for each client, to be added to."""
-        if self._fixed is None:
-            self._fixed = np.zeros(self._clients)
-        return self._fixed
+    def _own_flops(self) -> np.ndarray:
+        """Return the array of work by client, to add to in place."""
+        if self._per_client is None:
+            self._per_client = np.zeros(self._clients)
+        return self._per_client
 
-    def summed(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
-        """Return the work of each client, that for other purposes, and what is executed here of it.
+    def totals(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
+        """Return the work of each client, that for other purposes, and what is executed here.
 
-        Work is (C,) float64. What is executed is that of all clients and kinds together; see
-        `report_spared`.
+        Work is (C,) float64. The third is a total over clients and kinds; see `report_spared`.
         """
-        own, apart = self._total(), {kind: part.summed() for kind, part in self.apart.items()}
-        executed = float(own.sum()) - self._spared + sum(done for _, _, done in apart.values())
-        return own, {kind: flops for kind, (flops, _, _) in apart.items()}, executed
+        own, parts = self._total(), {kind: part.totals() for kind, part in self.apart.items()}
+        executed = (
+            float(own.sum())
+            - self._spared
+            + sum(part_executed for _, _, part_executed in parts.values())
+        )
+        return own, {kind: flops for kind, (flops, _, _) in parts.items()}, executed
 
     @property
     def flops(self) -> Tensor:
@@ -92,9 +95,9 @@ class Meter:
         return torch.from_numpy(self._total())
 
     def _total(self) -> np.ndarray:
-        total = np.full(self._clients, self._each)
-        if self._fixed is not None:
-            total += self._fixed
+        total = np.full(self._clients, self._same_for_all)
+        if self._per_client is not None:
+            total += self._per_client
         for off, starts, flops in self._runs.values():
             counts = off.diff() if starts is None else starts[off].diff()
             total += counts.cpu().double().numpy() * flops
@@ -125,7 +128,7 @@ def metered(clients: int) -> Iterator[Meter]:
 
 @contextmanager
 def work_of(positions: Tensor) -> Iterator[None]:
-    """Inside, work is that of the clients at `positions` (k,) of the block."""
+    """Count work inside the block as that of the clients at `positions` (k,)."""
     outer = _METER.get()
     if outer is None:
         yield
@@ -134,14 +137,14 @@ def work_of(positions: Tensor) -> Iterator[None]:
         yield
     outer.add_at(positions, inner.flops)
     outer.spare(inner.spared)
-    for kind, apart in inner.apart.items():
-        outer.part(kind).add_at(positions, apart.flops)
-        outer.part(kind).spare(apart.spared)
+    for kind, part in inner.apart.items():
+        outer.part(kind).add_at(positions, part.flops)
+        outer.part(kind).spare(part.spared)
 
 
 @contextmanager
 def work_for(kind: Kind) -> Iterator[None]:
-    """Inside, work is for another purpose than the call's: evaluation within training, say."""
+    """Count work inside the block for another purpose, such as evaluation within training."""
     outer = _METER.get()
     if outer is None:
         yield
@@ -178,7 +181,7 @@ def report_steps(flops: Tensor | float) -> None:
 
 
 def report_spared(flops: float) -> None:
-    """Report operations of the optimizer that clients are charged for, and nobody executes here.
+    """Report operations of the optimizer that clients are charged for but that are not executed.
 
     A silo by itself takes the steps of all its weights. Here clients that start from one model take
     those of rows that meet no data together, once.
@@ -210,9 +213,9 @@ LARGEST = (32 << 20) - (1 << 13)  # bytes, just below the most that glibc learns
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MB of freed memory instead of handing it back after every step.
+    """Let glibc keep up to 64 MB of freed memory instead of returning it after every step.
 
-    What is handed back comes again page by page, zeroed: a quarter of a round in torch. glibc
+    Returned memory is mapped and zeroed again page by page: a quarter of a round in torch. glibc
     learns from the largest block that was ever freed (mallopt(3), M_MMAP_THRESHOLD and
     M_TRIM_THRESHOLD); other allocators are not affected.
     """
@@ -220,7 +223,7 @@ def keep_freed_memory() -> None:
 
 
 def hand_back_freed_memory() -> None:
-    """Give the system what this process has freed, where its allocator (glibc) can."""
+    """Return freed memory of this process to the system, where its allocator (glibc) can."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

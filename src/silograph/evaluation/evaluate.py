@@ -68,7 +68,7 @@ from silograph.task.registry import task_of
 # --- ranking -------------------------------------------------------------------------------------
 # Scores of rankings: clients rank their items where they score a model, and send three sums.
 #
-# What a ranking came to stays in the state until the server asks, as logits of judged rows do, so
+# The counts of a ranking stay in the state until the server asks, as logits of scored rows do, so
 # no model is sent twice. Users, items and ratings never leave; see `silograph.task.rating_value`.
 
 
@@ -76,35 +76,35 @@ Whose = Literal["server", "own"]
 
 
 def no_ranking(cfg: Any, block: ClientBlock) -> dict[str, Stacked]:
-    """Return the state of clients that have ranked nothing; none where no run ranks."""
+    """Return the initial state of rankings, zeros; empty if the run has no rankings."""
     if cfg.relevant is None:
         return {}
     zero = torch.zeros(block.num_clients, len(FIELDS), dtype=torch.float64, device=block.y.device)
-    return {f"{whose}/ranking": Stacked(zero) for whose in ("server", "own")}
+    return {f"{model_name}/ranking": Stacked(zero) for model_name in ("server", "own")}
 
 
 def rankings_specs(cfg: Any) -> FieldSpecs:
-    """Return what the state holds of rankings."""
-    kept = FieldSpec(Stacked, (len(FIELDS),), torch.float64)
-    return {} if cfg.relevant is None else {"server/ranking": kept, "own/ranking": kept}
+    """Return the specs of rankings in the state."""
+    spec = FieldSpec(Stacked, (len(FIELDS),), torch.float64)
+    return {} if cfg.relevant is None else {"server/ranking": spec, "own/ranking": spec}
 
 
 def ranked(
-    cfg: Any, whose: Whose, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
+    cfg: Any, model_name: Whose, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
 ) -> dict[str, Stacked]:
-    """Return the state field with what rankings by a model come to; none where no run ranks."""
+    """Rank items by a model; return the state field with the counts, none without rankings."""
     if cfg.relevant is None:
         return {}
     assert isinstance(cfg.model, RankingModel)  # see `resolve`
     with torch.no_grad():
         factors = cfg.model.factors(weights, block, tables=tables)
-        return {f"{whose}/ranking": Stacked(ranking_counts(block, factors, cfg.relevant))}
+        return {f"{model_name}/ranking": Stacked(ranking_counts(block, factors, cfg.relevant))}
 
 
 def rank_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Report rankings by the server's model, just judged. In: nothing. Out: `FIELDS`, (C,)."""
+    """Report rankings by the server's model, scored before. In: nothing. Out: `FIELDS`, (C,)."""
     del inbox, key
     return state, ranking_reply(cfg, state, block, "server")
 
@@ -117,46 +117,48 @@ def rank_own(
     return state, ranking_reply(cfg, state, block, "own")
 
 
-def ranking_reply(cfg: Any, state: State, block: ClientBlock, whose: Whose) -> dict[str, Stacked]:
-    """Return what a client reports of the rankings that a state holds; see `counts_to_send`."""
-    counts = counts_to_send(_rankings(state, block, whose), "rating", cfg.count_rules)
+def ranking_reply(
+    cfg: Any, state: State, block: ClientBlock, model_name: Whose
+) -> dict[str, Stacked]:
+    """Return the reply with the counts of rankings in a state; see `counts_to_send`."""
+    counts = counts_to_send(_ranking_counts(state, block, model_name), "rating", cfg.count_rules)
     return {name: Stacked(t) for name, t in counts.items()}
 
 
-def _rankings(state: State, block: ClientBlock, whose: Whose) -> dict[str, Tensor]:
-    kept = state[f"{whose}/ranking"].t
-    if kept.shape != (block.num_clients, len(FIELDS)):
+def _ranking_counts(state: State, block: ClientBlock, model_name: Whose) -> dict[str, Tensor]:
+    counts = state[f"{model_name}/ranking"].t
+    if counts.shape != (block.num_clients, len(FIELDS)):
         raise ProtocolError(
-            f"expected {whose}/ranking of {block.num_clients} clients, got {tuple(kept.shape)}: "
-            "this is the state of another model or silo"
+            f"expected {model_name}/ranking of {block.num_clients} clients, got "
+            f"{tuple(counts.shape)}: this is the state of another model or silo"
         )
-    return {name: kept[:, place] for place, name in enumerate(FIELDS)}
+    return {name: counts[:, place] for place, name in enumerate(FIELDS)}
 
 
-def left_rankings(state: State, block: ClientBlock, whose: Whose) -> dict[str, Tensor]:
-    """Return the counts of `server` or `own` that a round has left, none where no run ranks."""
-    if f"{whose}/ranking" not in state:
+def stored_ranking_counts(state: State, block: ClientBlock, model_name: Whose) -> dict[str, Tensor]:
+    """Return the counts of the latest rankings by a model; none if the run has no rankings."""
+    if f"{model_name}/ranking" not in state:
         return {}
-    return _rankings(state, block, whose)
+    return _ranking_counts(state, block, model_name)
 
 
 def with_rankings(
-    fed: Federation, counts: Mapping[str, Tensor], whose: Whose, key: Key
+    fed: Federation, counts: Mapping[str, Tensor], model_name: Whose, key: Key
 ) -> dict[str, Tensor]:
-    """Return counts that have just been asked for, with those of rankings."""
-    op = rank_server if whose == "server" else rank_own
+    """Call for the counts of rankings and return them together with `counts`."""
+    op = rank_server if model_name == "server" else rank_own
     reply = fed.call(op, {}, what=Kind.EVALUATION, key=key)
     return {**counts, **{name: field.t for name, field in reply.items()}}
 
 
-def ranking_steps(whose: Whose, key: Key) -> tuple[Call, ...]:
+def ranking_steps(model_name: Whose, key: Key) -> tuple[Call, ...]:
     """Return the call of `with_rankings`."""
-    op = rank_server if whose == "server" else rank_own
+    op = rank_server if model_name == "server" else rank_own
     return (Call(op, Kind.EVALUATION, key, {}, ranking_reply_specs()),)
 
 
 def ranking_reply_specs() -> FieldSpecs:
-    """Return what clients report of rankings."""
+    """Return the specs of a reply with counts of rankings."""
     return {
         name: FieldSpec(Stacked, spec.shape, spec.dtype, low=spec.low, high=spec.high)
         for name, spec in ranking_specs().items()
@@ -164,7 +166,7 @@ def ranking_reply_specs() -> FieldSpecs:
 
 
 def unranked(clients: int) -> dict[str, Tensor]:
-    """Return the counts of clients that have ranked nothing."""
+    """Return counts of 0 for all clients."""
     return {name: torch.zeros(clients, dtype=torch.float64) for name in FIELDS}
 
 
@@ -173,7 +175,7 @@ TABLES = "tables"  # begins the names of a model's tables, and of what the optim
 
 
 def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
-    """Return the state of clients that have no model yet: for them all classes are alike."""
+    """Return the initial logits: zeros, so that all classes are equally likely."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     counts = block.count(judged_mask(block))
     zeros = block.adj.values.new_zeros(int(counts.sum()), model.outputs)
@@ -182,30 +184,30 @@ def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
 
 
 def logits_specs(model: AnyModel) -> FieldSpecs:
-    """Return what the state holds of judged rows."""
+    """Return the specs of the logits of scored rows in the state."""
     logits = FieldSpec(Ragged, (model.outputs,), rows=JUDGED)
     return {"server/logits": logits, "own/logits": logits}
 
 
 def judged_logits(logits: Tensor, block: ClientBlock) -> Ragged:
-    """Return the judged rows of logits (n, K)."""
+    """Return the rows of logits (n, K) of the nodes that are scored."""
     judges = judges_of(block)
     return Ragged(logits.index_select(0, judges.rows), judges.off)
 
 
 def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
-    """Return the state field that tells what clients' own models say of their rows (n, K)."""
+    """Return the state field with logits (n, K) of the clients' own models, of scored rows."""
     return {"own/logits": judged_logits(logits, block)}
 
 
-def rows_left(cfg: Any, block: ClientBlock, state: State, whose: str) -> JudgedRows:
-    """Return what the `server` or `own` model says of the judged rows, as a round has left it."""
-    logits, compiled = state[f"{whose}/logits"].t, cfg.backend.compiled
-    wanted, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
-    if logits.shape != wanted or logits.dtype is not dtype:
+def rows_left(cfg: Any, block: ClientBlock, state: State, model_name: str) -> JudgedRows:
+    """Return the stored predictions of the `server` or `own` model for the scored rows."""
+    logits, compiled = state[f"{model_name}/logits"].t, cfg.backend.compiled
+    expected, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
+    if logits.shape != expected or logits.dtype is not dtype:
         raise ProtocolError(
-            f"expected {whose}/logits of shape {wanted} in {dtype}, got {tuple(logits.shape)} in "
-            f"{logits.dtype}: this is the state of another model or silo"
+            f"expected {model_name}/logits of shape {expected} in {dtype}, got "
+            f"{tuple(logits.shape)} in {logits.dtype}: this is the state of another model or silo"
         )
     return judged_rows(block, logits, block.client, block.num_clients, compiled=compiled)
 
@@ -229,7 +231,7 @@ def judge_server(
 def judge_own(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
+    """Score each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
     return state, _reply_with_counts(cfg, rows_left(cfg, block, state, "own"))
 
@@ -237,7 +239,7 @@ def judge_own(
 def judge_exchanged(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge what a pass over all silos has left. In: nothing. Out: see `Task.tally`.
+    """Score the logits of a pass over all silos. In: nothing. Out: see `Task.tally`.
 
     The server's model is every client's own.
     """
@@ -250,7 +252,7 @@ def judge_exchanged(
 def judge_left(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Judge what a pass has left of the server's model. In: nothing. Out: see `Task.tally`."""
+    """Score the logits of a pass with the server's model. In: nothing. Out: see `Task.tally`."""
     del inbox, key
     new = {**end(state), "server/logits": judged_logits(logits_of(cfg.model, state), block)}
     return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
@@ -262,7 +264,7 @@ def _reply_with_counts(cfg: Any, rows: JudgedRows) -> dict[str, Stacked]:
 
 
 def tally_by_client(rows: JudgedRows, rules: CountRules) -> dict[str, Tensor]:
-    """Return what clients report of judged rows, each (C, ...); see `counts_to_send`."""
+    """Return the counts of scored rows that clients report, each (C, ...); see `counts_to_send`."""
     counts = task_of(rows.task).tally(rows, val_histogram=rules.val_histogram)
     if rules.merges:
         counts |= limited_sums(rows)
@@ -292,13 +294,13 @@ def sum_histograms(
         counts: of the clients.
         rules: that they were sent by.
     """
-    summed = dict(counts)
+    all_counts = dict(counts)
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
             part = name.removesuffix(HISTOGRAM)
-            summed[name] = spread_bins(bins, rules.min_count) if rules.merges else bins.sum(0)
-            summed[f"{part}.has_histogram"] = bins.flatten(1).any(dim=1)
-    return summed
+            all_counts[name] = spread_bins(bins, rules.min_count) if rules.merges else bins.sum(0)
+            all_counts[f"{part}.has_histogram"] = bins.flatten(1).any(dim=1)
+    return all_counts
 
 
 def server_counts(
@@ -306,7 +308,7 @@ def server_counts(
 ) -> dict[str, Tensor]:
     """Return all clients' counts of the server's model, histograms (K, 2, B) summed.
 
-    `inbox`: its weights as they travel, see `silograph.exchange.sent_weights.outgoing`. `rules`:
+    `inbox`: its encoded weights, see `silograph.exchange.sent_weights.outgoing`. `rules`:
     what the replies hold.
     """
     return call_for_counts(fed, judge_server, inbox, key, rules)
@@ -322,13 +324,13 @@ def received_counts(
     *,
     ranks: bool,
 ) -> dict[str, Tensor]:
-    """Return what `server_counts` does, where some clients have scored the model on receipt.
+    """Return the same as `server_counts` where some clients have scored the model on receipt.
 
     Args:
         fed: the engine.
-        received: counts (C, ...) of who has scored it, as they came with what they trained.
-        others: who has not, and is sent the model.
-        inbox: its weights as they travel to these.
+        received: counts (C, ...) of clients that have scored it, from their training replies.
+        others: the other clients, to which the model is sent.
+        inbox: its weights, encoded for these.
         key: of the calls.
         rules: what the replies hold.
         ranks: whether clients rank, too.
@@ -353,7 +355,7 @@ def exchanged_counts(
     rules: CountRules,
     behind: RowMinimum = NO_MINIMUM,
 ) -> dict[str, Tensor]:
-    """The same with sums over the neighbors in all silos, those with enough behind them."""
+    """The same with sums over the neighbors in all silos, at least `behind` of them in each sum."""
     predict_together(fed, divisible(model), weights, key, behind=behind)
     return call_for_counts(fed, judge_exchanged, {}, key, rules)
 
@@ -371,13 +373,13 @@ def rows_here(
     group: Tensor,
     groups: int,
 ) -> JudgedRows:
-    """Return what a model says of the judged rows of a block in this process, by `group` (n,)."""
+    """Return predictions of a model for the scored rows of a block here, by `group` (n,)."""
     logits = judged_logits(backend.predict(model, weights, block), block).t
     return judged_rows(block, logits, group, groups, compiled=backend.compiled)
 
 
 def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, Tensor]:
-    """Return what clients report of logits of their judged rows, by client of the block."""
+    """Return the counts that clients report, from logits of their scored rows."""
     rows = judged_rows(
         block, logits.t, block.client, block.num_clients, compiled=cfg.backend.compiled
     )
@@ -385,12 +387,12 @@ def counts_of_logits(cfg: Any, block: ClientBlock, logits: Ragged) -> dict[str, 
 
 
 def counts_left(
-    cfg: Any, block: ClientBlock, state: State, whose: Literal["server", "own"]
+    cfg: Any, block: ClientBlock, state: State, model_name: Literal["server", "own"]
 ) -> dict[str, Tensor]:
-    """Return the counts of `server` or `own` from what a round has left in a state."""
-    rows = rows_left(cfg, block, state, whose)
+    """Return the counts of the `server` or `own` model from the logits in a state."""
+    rows = rows_left(cfg, block, state, model_name)
     counts = counts_of(rows, val_histogram=cfg.count_rules.val_histogram)
-    return counts | left_rankings(state, block, whose)
+    return counts | stored_ranking_counts(state, block, model_name)
 
 
 def counts_of(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
@@ -401,58 +403,58 @@ def counts_of(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Ten
     return sum_histograms(task_of(rows.task).tally(rows, val_histogram=val_histogram))
 
 
-# --- The calls of evaluations, which silos hold their server to ----------------------------------
+# --- The calls of evaluations, which silos enforce against their server --------------------------
 
 
-def server_steps(model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
-    """Return the calls of `server_counts`; `takes`: specs of the weights as they travel."""
-    return judged_steps(judge_server, takes, model, key, rules)
+def server_steps(model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    """Return the calls of `server_counts`; `inbox_specs`: specs of the encoded weights."""
+    return scoring_steps(judge_server, inbox_specs, model, key, rules)
 
 
 def received_steps(
-    model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules, *, ranks: bool
+    model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules, *, ranks: bool
 ) -> Steps:
     """Return the calls of `received_counts`, which may be left out.
 
     Args:
         model: of the run.
-        takes: specs of the weights as they travel.
+        inbox_specs: specs of the encoded weights.
         key: of the calls.
         rules: what the replies hold.
         ranks: whether clients rank, too.
     """
     ranking = ranking_steps("server", key) if ranks else ()
-    return Maybe((server_steps(model, takes, key, rules), ranking))
+    return Maybe((server_steps(model, inbox_specs, key, rules), ranking))
 
 
 def exchanged_steps(
     model: AnyModel, key: Key, rules: CountRules, behind: RowMinimum = NO_MINIMUM
 ) -> Steps:
     """Return the calls of `exchanged_counts`."""
-    predicted = predict_steps(divisible(model), key, behind=behind)
-    return predicted, judged_steps(judge_exchanged, {}, model, key, rules)
+    prediction = predict_steps(divisible(model), key, behind=behind)
+    return prediction, scoring_steps(judge_exchanged, {}, model, key, rules)
 
 
 def own_steps(model: AnyModel, key: Key, rules: CountRules) -> Steps:
     """Return the calls of `own_counts`."""
-    return judged_steps(judge_own, {}, model, key, rules)
+    return scoring_steps(judge_own, {}, model, key, rules)
 
 
-def judged_steps(
-    judge: Op, takes: FieldSpecs, model: AnyModel, key: Key, rules: CountRules
+def scoring_steps(
+    judge: Op, inbox_specs: FieldSpecs, model: AnyModel, key: Key, rules: CountRules
 ) -> Steps:
     """Return the call of `call_for_counts`."""
     specs = tally_specs(model.task, model.outputs, rules)
-    return (Call(judge, Kind.EVALUATION, key, takes, specs, tallies(model, rules)),)
+    return (Call(judge, Kind.EVALUATION, key, inbox_specs, specs, tallies(model, rules)),)
 
 
 def tallies(
-    model: AnyModel, rules: CountRules, under: str = ""
+    model: AnyModel, rules: CountRules, prefix: str = ""
 ) -> Callable[[Payload, Payload], str | None]:
-    """Return what looks at counts in a reply, of fields whose names begin with `under`."""
+    """Return a check of the counts in a reply: fields whose names begin with `prefix`."""
 
     def problem(_: Payload, reply: Payload) -> str | None:
-        counts = {n.removeprefix(under): f.t for n, f in reply.items() if n.startswith(under)}
+        counts = {n.removeprefix(prefix): f.t for n, f in reply.items() if n.startswith(prefix)}
         return count_problem(model.task, counts, rules.min_count)
 
     return problem
@@ -460,17 +462,17 @@ def tallies(
 
 @lru_cache(maxsize=16)  # programs ask for specs in every round
 def tally_specs(labels: LabelForm, outputs: int, rules: CountRules) -> FieldSpecs:
-    """Return what clients report of their judged rows."""
+    """Return the specs of the counts that clients report."""
     counts = specs_to_send(task_of(labels), outputs, rules)
     specs = {
-        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high, among=_nodes_in(n, c))
+        n: FieldSpec(Stacked, c.shape, c.dtype, low=c.low, high=c.high, among=_reported_nodes(n, c))
         for n, c in counts.items()
     }
     return MappingProxyType(specs)
 
 
-def _nodes_in(name: str, count: CountSpec) -> str:
-    """Return which nodes a count is a number of; nothing for sums, over merged classes, too."""
-    part, _, rest = name.partition(".")
+def _reported_nodes(name: str, count: CountSpec) -> str:
+    """Return VAL or TEST for a number of such nodes; "" for sums, and for merged classes."""
+    part, _, remainder = name.partition(".")
     numbers = part in (VAL, TEST) and count.dtype is torch.int32
-    return part if numbers and not rest.startswith(f"{MERGED}.") else ""
+    return part if numbers and not remainder.startswith(f"{MERGED}.") else ""

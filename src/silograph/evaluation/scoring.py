@@ -24,10 +24,10 @@ from silograph.evaluation.evaluate import (
     exchanged_steps,
     judge_left,
     judged_logits,
-    judged_steps,
     ranked,
     ranking_reply,
     ranking_reply_specs,
+    scoring_steps,
     server_counts,
     server_steps,
     tally_specs,
@@ -41,9 +41,9 @@ from silograph.exchange.passes import (
     finish,
     inputs_of,
     predict_steps,
+    stage_inboxes,
     stage_of,
     sum_specs,
-    with_sums,
 )
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.pull import finish_alone, pull, pull_steps, rows_of_width
@@ -56,6 +56,8 @@ from silograph.nn.fit import Start, check_like, start_fields, whole
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
 from silograph.task.counts import CountRules
+
+# --- Views of evaluation: which neighbors of a node the server's model uses when it is scored ----
 
 
 class Evaluation(Protocol):
@@ -85,7 +87,7 @@ class Evaluation(Protocol):
         Args:
             fed: the engine.
             model: the shape.
-            inbox: `weights/*` of the server; where nothing crosses, as they travel to be trained.
+            inbox: `weights/*` of the server; where no sums cross, encoded as for training.
             key: of the calls.
             rules: what the replies hold.
         """
@@ -110,7 +112,7 @@ class OwnGraph:
 
     Attributes:
         view: see `Evaluation`.
-        through: what is said of that graph, one of `silograph.evaluation.scoring`.
+        through: description of that graph, one of `silograph.evaluation.scoring`.
     """
 
     view: Literal["server", "personalized"] = "server"
@@ -146,7 +148,7 @@ class AllSilos:
 
     Attributes:
         view: whose validation scores pick the round.
-        behind: what must stand behind the sums that scores need.
+        behind: how many nodes and silos must contribute to the sums that scores need.
     """
 
     view: Literal["server", "personalized"] = "server"
@@ -175,8 +177,8 @@ class AllSilos:
 # --- halo from -----------------------------------------------------------------------------------
 # Scoring with rows of other silos from some layer on: below it each node sees its own graph.
 #
-# What comes is multiplied by the weights and scaled at its owners, so no feature leaves where the
-# first layer is not shared.
+# Owners multiply their rows by the weights and scale them, so no feature leaves where the first
+# layer is not shared.
 #
 # C: clients. n: rows. k: halo slots. O: width of a stage's sum.
 
@@ -219,17 +221,17 @@ class HaloFrom:
         inbox = {**inbox, "train": Shared(torch.tensor(False))}
         what = Kind.EVALUATION
         fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
-        for told in with_sums(staged)[self.layer :]:
-            pull(fed, None, serve_all, store_all, what=what, key=key, inbox=told)
+        for stage_inbox in stage_inboxes(staged)[self.layer :]:
+            pull(fed, None, serve_all, store_all, what=what, key=key, inbox=stage_inbox)
         return call_for_counts(fed, judge_left, {}, key, rules)
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; `rules`: what the replies hold."""
         del takes
         staged, what = divisible(model), Kind.EVALUATION
-        judged = judged_steps(judge_left, {}, model, key, rules)
+        scoring = scoring_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":
-            return predict_steps(staged, key, finish_alone), judged
+            return predict_steps(staged, key, finish_alone), scoring
         pulls = (
             pull_steps(
                 None,
@@ -237,13 +239,13 @@ class HaloFrom:
                 store_all,
                 what=what,
                 key=key,
-                inbox=told,
+                inbox=stage_specs,
                 form=rows_of_width(width),
             )
-            for told, width in sum_specs(staged)[self.layer :]
+            for stage_specs, width in sum_specs(staged)[self.layer :]
         )
         op = begin_inside if self.layer else begin
-        return begin_step(staged, key, train=False, op=op), *pulls, judged
+        return begin_step(staged, key, train=False, op=op), *pulls, scoring
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
@@ -257,7 +259,7 @@ HaloSums = partial(HaloFrom, 1, by="sums")  # needs no row of a single node to c
 def serve_all(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out the messages of a stage; send boundary rows. In: `stage`. Out: `rows` (k, O)."""
+    """Compute the messages of a stage; send boundary rows. In: `stage`. Out: `rows` (k, O)."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     z = before(params, at)
     rows = messages_out(scales_of(at.stage.conv), z, at.reach)[block.halo.boundary]
@@ -268,11 +270,11 @@ def serve_all(
 def store_all(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Add up what came and finish the stage. In: `stage`, `rows` (k, O). Out: nothing."""
+    """Sum the received rows and finish the stage. In: `stage`, `rows` (k, O). Out: nothing."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     rows = check_like(inbox["rows"].t, state[f"pass/z/{at.number}"].t)
-    arrived = gathered(at.reach, block.halo.adj, rows)
-    return finish(cfg, block, state, key, at, params, arrived), {}
+    remote_sums = gathered(at.reach, block.halo.adj, rows)
+    return finish(cfg, block, state, key, at, params, remote_sums), {}
 
 
 # --- on receipt ----------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ VALIDATION = "val."
 def score_received(
     cfg: Any, block: ClientBlock, start: Start, tables: State = NO_STATE
 ) -> tuple[dict[str, Ragged | Stacked], dict[str, Tensor]]:
-    """Return what stays in the state, and the counts (C, ...) that travel; nothing if not asked.
+    """Return fields for the state, and the counts (C, ...) of the reply; both empty if off.
 
     Args:
         cfg: of the method; it has `received`, `is_unscored`, `model`, `backend`, `relevant` and
@@ -335,14 +337,14 @@ def weights_of(cfg: Any, block: ClientBlock, start: Start) -> Mapping[str, Tenso
 
 
 def received_specs(cfg: Any) -> FieldSpecs:
-    """Return what a reply has of these counts, `received/*`."""
+    """Return the specs of these counts in a reply, `received/*`."""
     if not cfg.received:
         return {}
     return {f"{RECEIVED}/{n}": spec for n, spec in _count_specs(cfg).items()}
 
 
 def _count_specs(cfg: Any) -> FieldSpecs:
-    """Return what clients count of the model that they receive, rankings included."""
+    """Return the specs of counts of a model that clients receive, rankings included."""
     specs = tally_specs(cfg.model.task, cfg.model.outputs, cfg.count_rules)
     if cfg.received != "all":
         return {name: spec for name, spec in specs.items() if name.startswith(VALIDATION)}

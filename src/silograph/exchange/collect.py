@@ -44,7 +44,7 @@ from silograph.graph.column_statistics import (
 )
 from silograph.nn.fit import check_places, dtype_of
 
-# --- Generated neighbors: rows that a client has made up for neighbors that it cannot see --------
+# --- Generated neighbors: rows that a client generates for neighbors that it cannot see ----------
 #
 # A client that has some trains and is judged on its own graph with them as further nodes: each has
 # one edge, to the row that it was made for, no label, and no part in the split. They stay in the
@@ -69,7 +69,7 @@ def with_generated(graph: ClientBlock, block: ClientBlock, state: State) -> Clie
     """Return a graph with the generated neighbors of the clients' own rows, if there are any.
 
     Args:
-        graph: what clients train on besides: their own rows, and behind them what they fetched.
+        graph: their own rows, followed by the rows that they fetched.
         block: their own rows.
         state: of the clients.
 
@@ -81,13 +81,13 @@ def with_generated(graph: ClientBlock, block: ClientBlock, state: State) -> Clie
     count, rows = state[COUNTS], state[GENERATED]
     assert isinstance(count, Ragged)  # see `generated_specs`
     assert isinstance(rows, Ragged)
-    found = graph.memo.get("generated")
-    if isinstance(found, tuple) and found[0] is rows.t:
-        known: ClientBlock = found[1]
-        return known
-    shape, dtype, each = (len(rows.t), block.num_features), dtype_of(block), count.t.long()
-    fits = len(each) == len(block.row_key) and bool((each >= 0).all())
-    if not fits or not torch.equal(offsets(each)[block.off], rows.off):
+    cached = graph.memo.get("generated")
+    if isinstance(cached, tuple) and cached[0] is rows.t:
+        cached_graph: ClientBlock = cached[1]
+        return cached_graph
+    shape, dtype, counts = (len(rows.t), block.num_features), dtype_of(block), count.t.long()
+    fits = len(counts) == len(block.row_key) and bool((counts >= 0).all())
+    if not fits or not torch.equal(offsets(counts)[block.off], rows.off):
         raise ProtocolError("expected as many generated rows as were counted, got others")
     if rows.t.shape != shape or rows.t.dtype is not dtype:
         raise ProtocolError(
@@ -96,8 +96,8 @@ def with_generated(graph: ClientBlock, block: ClientBlock, state: State) -> Clie
     if not len(rows.t):
         return graph
     shift = (graph.off - block.off)[:-1][block.client]
-    own = torch.arange(len(each), device=each.device) + shift
-    larger = with_neighbors(graph, torch.repeat_interleave(own, each), rows.off, rows.t)
+    own = torch.arange(len(counts), device=counts.device) + shift
+    larger = with_neighbors(graph, torch.repeat_interleave(own, counts), rows.off, rows.t)
     graph.memo["generated"] = (rows.t, larger)
     return larger
 
@@ -120,10 +120,10 @@ def collect(fed: Federation, share: float, key: Key) -> None:
 
 def collect_steps(share: float, features: int, key: Key) -> Steps:
     """Return the calls of `collect`."""
-    told = {"share": FieldSpec(Shared, (), torch.float64, low=share, high=share)}
+    share_spec = {"share": FieldSpec(Shared, (), torch.float64, low=share, high=share)}
     what = Kind.FEATURES
     return pull_steps(
-        choose, serve, keep, what=what, key=key, inbox=told, form=rows_of_width(features)
+        choose, serve, keep, what=what, key=key, inbox=share_spec, form=rows_of_width(features)
     )
 
 
@@ -140,16 +140,16 @@ def choose(
     sizes, share = block.halo.off.diff(), inbox["share"].t
     if not bool(((share >= 0) & (share <= 1)).all()):  # so not if it is NaN
         raise ProtocolError(f"expected a share in [0, 1], got {share.flatten()[:4].tolist()}")
-    wanted = (share * sizes).round().long()
+    num_slots = (share * sizes).round().long()
     client = owners(block.halo.off)
     word = key.uniform(block.halo.key)[:, 0]
     order = torch.argsort(word, stable=True)
     order = order[torch.argsort(client[order], stable=True)]  # by client, then by draw
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device) - block.halo.off[client]
-    slot = (rank < wanted[client]).nonzero()[:, 0]
+    slot = (rank < num_slots[client]).nonzero()[:, 0]
     own = (slot - block.halo.off[client[slot]]).int()
-    field = Ragged(own, offsets(wanted))
+    field = Ragged(own, offsets(num_slots))
     return {**state, SLOT: field}, {"slot": field}
 
 
@@ -160,8 +160,8 @@ def serve(
     del cfg, key
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
-    wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    return state, {"rows": Ragged(dense_rows(block, wanted), row.off)}
+    boundary_rows = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
+    return state, {"rows": Ragged(dense_rows(block, boundary_rows), row.off)}
 
 
 def keep(
@@ -175,7 +175,7 @@ def keep(
 
 
 def local_graph(block: ClientBlock, state: State) -> ClientBlock:
-    """Return what clients train and are judged on: the block, what they have fetched and made up.
+    """Return the graph that clients train and are scored on, with fetched and generated rows.
 
     Raises:
         ProtocolError: features that are not those of the slots, or of the generated neighbors.
@@ -189,10 +189,10 @@ def _with_fetched(block: ClientBlock, state: State) -> ClientBlock:
         return block
     slot, rows = state[SLOT], state[ROWS]
     assert isinstance(slot, Ragged)  # as `choose` left it
-    found = block.memo.get("local graph")
-    if isinstance(found, tuple) and found[0] is rows.t:
-        known: ClientBlock = found[1]
-        return known
+    cached = block.memo.get("local graph")
+    if isinstance(cached, tuple) and cached[0] is rows.t:
+        cached_graph: ClientBlock = cached[1]
+        return cached_graph
     place = check_places(slot, block.halo.off, "halo slots")
     shape, dtype = (len(place), block.num_features), dtype_of(block)
     if rows.t.shape != shape or rows.t.dtype is not dtype:
@@ -217,8 +217,7 @@ def _with_fetched(block: ClientBlock, state: State) -> ClientBlock:
 # To add a sum, such as the mean weight of edges:
 #
 # 1. put `ClientSums` under a new name into `ClientBlock.sums` where blocks are made (`silo_block`
-# for
-#    a silo, `clients_of` for a graph that is cut), from `sum_by_client`;
+#    for a silo, `clients_of` for a graph that is cut), from `sum_by_client`;
 # 2. add its `SumSpec` to `sum_specs` in `silograph.experiment.resolve.fitting`;
 # 3. use the result where blocks are completed: `complete_block` there;
 # 4. write what was fitted into `Preprocessing`, so that predictions use it.
@@ -234,7 +233,7 @@ LARGEST_TOTAL, LARGEST_SQUARES = 1e110, 1e220  # of one client, by LARGEST and M
 
 @dataclass(frozen=True)
 class SumSpec:
-    """What a named sum is.
+    """Describes a named sum.
 
     Attributes:
         width: W, its columns.
@@ -251,7 +250,7 @@ SumSpecs = Mapping[str, SumSpec]
 
 
 def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, ColumnStatistics]:
-    """Let clients add up their sums and get the result, and return it by name, each (W,).
+    """Compute means and deviations of the sums of all clients; return them by name, each (W,).
 
     Args:
         fed: the federation.
@@ -276,17 +275,17 @@ def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, Colu
 
 
 def fit_from_sums(sums: Mapping[str, ClientSums], specs: SumSpecs) -> dict[str, ColumnStatistics]:
-    """Return what `fit_statistics` returns, to the same bits, where one process has all sums."""
+    """Return the same as `fit_statistics`, bit for bit, where one process has all sums."""
     results = {}
     for name, spec in specs.items():
         of_clients = sums[name]
         count = int(of_clients.count.sum())
-        counted = torch.tensor(count)
-        mean = mean_of(counted, _add_in_client_order(of_clients.total))
+        total_count = torch.tensor(count)
+        mean = mean_of(total_count, _add_in_client_order(of_clients.total))
         deviation = torch.ones_like(mean)
         if spec.deviation:
             squares = _add_in_client_order(of_clients.squares_around(mean))
-            deviation = deviation_of(mean, counted, squares)
+            deviation = deviation_of(mean, total_count, squares)
         results[name] = ColumnStatistics(mean, deviation)
     return results
 
@@ -321,7 +320,7 @@ def statistics_steps(specs: SumSpecs, key: Key) -> Steps:
     around = {n: f for n, f in result.items() if f"squares/{n.removeprefix('mean/')}" in squares}
     return (
         Call(send_sums, what, key, {}, sums, _sums_problem),
-        Call(send_squares, what, key, around, squares, _not_finite) if squares else (),
+        Call(send_squares, what, key, around, squares, _finite_problem) if squares else (),
         Call(keep_statistics, what, key, result, {}),
     )
 
@@ -337,20 +336,22 @@ def statistics_state(specs: SumSpecs) -> FieldSpecs:
 
 
 def statistics_in(state: State) -> dict[str, ColumnStatistics]:
-    """Return the result (W,) by name that the state of one client holds; nothing before it came."""
+    """Return the statistics (W,) by name in the state of one client; empty before they came."""
     results = {}
     for field, mean in state.items():
         if field.startswith(MEAN):
             name = field.removeprefix(MEAN)
-            ours = mean.t[0].cpu()
+            mean_values = mean.t[0].cpu()
             deviation = state.get(DEVIATION + name)
-            one = torch.ones_like(ours) if deviation is None else deviation.t[0].cpu()
-            results[name] = ColumnStatistics(ours, one)
+            deviation_values = (
+                torch.ones_like(mean_values) if deviation is None else deviation.t[0].cpu()
+            )
+            results[name] = ColumnStatistics(mean_values, deviation_values)
     return results
 
 
-def _not_finite(inbox: Payload, reply: Payload) -> str | None:
-    """Return what was expected of sums that are NaN, which no bound of values refuses."""
+def _finite_problem(inbox: Payload, reply: Payload) -> str | None:
+    """Return the problem with sums that are NaN or infinite, which no bound refuses, or None."""
     del inbox
     bad = next((name for name, field in reply.items() if not bool(field.t.isfinite().all())), None)
     return None if bad is None else f"finite sums, got NaN or infinity in {bad!r}"
@@ -358,7 +359,7 @@ def _not_finite(inbox: Payload, reply: Payload) -> str | None:
 
 def _sums_problem(inbox: Payload, reply: Payload) -> str | None:
     """Return which sums cannot be those of as many rows, or None."""
-    if (problem := _not_finite(inbox, reply)) is not None:
+    if (problem := _finite_problem(inbox, reply)) is not None:
         return problem
     for field in reply:
         if field.startswith("total/"):

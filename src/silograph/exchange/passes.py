@@ -1,6 +1,6 @@
-"""Passes through a model whose sums over neighbors reach other silos: what the server does.
+"""Passes through a model whose sums over neighbors reach other silos.
 
-The clients' side, and where all of it comes from, is `silograph.exchange.passes`.
+First the ops of the clients, then the server's part.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,9 +65,7 @@ from silograph.nn.reach import (
 from silograph.nn.segment import segment_sum
 from silograph.task.registry import task_of
 
-# --- Passes through a model whose sums over neighbors reach other silos: what clients do ---------
-#
-# The server's side is `silograph.exchange.passes`.
+# --- The clients' part ---------------------------------------------------------------------------
 #
 #     begin            weights come, stages without a sum are done
 #     contribute ->    for every stage with a sum, forward: partial sums cross (`relay_sum`),
@@ -102,7 +100,10 @@ NewState = dict[str, Stacked | Ragged]
 def begin(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Take the weights. In: `weights/*`, `train`. Out: `part`, `all` (C,) training rows."""
+    """Start a pass.
+
+    In: `weights/*`, `train`. Out: `part`, `all` (C,) training rows.
+    """
     clients = block.num_clients
     new: NewState = dict(state)
     weights = under("weights", inbox)
@@ -113,7 +114,7 @@ def begin(
     reach = reach_of(block, new, key)
     part = segment_sum(block.split.train[reach.rows].long(), reach.off)
     counts = {"part": Stacked(part), "all": Stacked(block.num_train)}
-    return _onward(cfg, block, new, key, 0), counts
+    return _forward_without_sums(cfg, block, new, key, 0), counts
 
 
 def begin_inside(
@@ -126,24 +127,24 @@ def begin_inside(
     z = before(params, at)
     inner = replace(at.reach, degree=block.adj.degree.to(z.dtype)[:, None], operators={})
     at = replace(at, reach=inner)
-    nothing = z.new_zeros(len(inner.rows), z.shape[1])
+    no_remote_sums = z.new_zeros(len(inner.rows), z.shape[1])
     started = {**new, f"pass/z/{number}": Ragged(z, inner.off)}
-    return finish(cfg, block, started, key, at, params, nothing), counts
+    return finish(cfg, block, started, key, at, params, no_remote_sums), counts
 
 
 def contribute(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out what other silos are owed. In: `stage`. Out: `rows`, and `slot` if not all.
+    """Compute partial sums for other silos. In: `stage`. Out: `rows`, and `slot` if not all.
 
-    Rows with fewer than `cfg.behind.nodes` own nodes behind them stay here; if there can be such,
+    Sums over fewer than `cfg.behind.nodes` own nodes are not sent; if there can be such,
     `left_out` (C,) counts them.
     """
     number = stage_of(cfg, inbox)
     at, params = inputs_of(cfg, block, state, key, number)
     z = before(params, at)
     messages = messages_out(scales_of(at.stage.conv), z, at.reach)
-    reply = _out(cfg, block, messages, at.reach)
+    reply = _reply_with_sums(cfg, block, messages, at.reach)
     return {**state, f"pass/z/{number}": Ragged(z, at.reach.off)}, reply
 
 
@@ -153,8 +154,8 @@ def absorb(
     """Finish the stage and those without a sum that follow. In: `stage`, `sum`, `row`."""
     number = stage_of(cfg, inbox)
     at, params = inputs_of(cfg, block, state, key, number)
-    arrived = _arrived(block, at.reach, inbox, state[f"pass/z/{number}"].t)
-    return finish(cfg, block, state, key, at, params, arrived), {}
+    remote_sums = _sums_from_others(block, at.reach, inbox, state[f"pass/z/{number}"].t)
+    return finish(cfg, block, state, key, at, params, remote_sums), {}
 
 
 def stage_of(cfg: Any, inbox: Payload) -> int:
@@ -177,7 +178,7 @@ def finish(
     key: Key,
     at: Inputs,
     params: Params,
-    arrived: Tensor,
+    remote_sums: Tensor,
 ) -> State:
     """Finish a stage, and do those without a sum that follow.
 
@@ -188,20 +189,23 @@ def finish(
         key: of the pass.
         at: what the stage reads.
         params: its weights.
-        arrived: (r, O) sums over neighbors in other silos, scaled by those.
+        remote_sums: (r, O) sums over neighbors in other silos, scaled by those.
     """
     new = dict(state)
     z = new.pop(f"pass/z/{at.number}").t
-    s = summed(scales_of(at.stage.conv), z, arrived, at.reach)
+    s = summed(scales_of(at.stage.conv), z, remote_sums, at.reach)
     new[f"pass/s/{at.number}"] = Ragged(s, at.reach.off)
     new[f"pass/x/{at.number + 1}"] = Ragged(after(params, at, s), at.reach.off)
-    return _onward(cfg, block, new, key, at.number + 1)
+    return _forward_without_sums(cfg, block, new, key, at.number + 1)
 
 
 def lose(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Take the loss. In: `count` of training rows in all silos. Out: `loss` (C,), to be summed."""
+    """Compute the loss.
+
+    In: `count` of training rows in all silos. Out: `loss` (C,), to be summed.
+    """
     model, reach = cfg.model.staged, reach_of(block, state, key)
     last = len(model.stages)
     train = block.split.train[reach.rows]
@@ -218,37 +222,42 @@ def lose(
     new: NewState = {**state, "pass/grad": Ragged(grad, reach.off)}
     if any(stage.teleport for stage in model.stages):
         new["pass/origin"] = Ragged(torch.zeros_like(grad), reach.off)
-    new = _backward(cfg, block, new, key, last - 1)
+    new = _backward_without_sums(cfg, block, new, key, last - 1)
     return new, {"loss": Stacked(segment_sum(losses.detach(), off))}
 
 
 def return_sums(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Walk back to the sum; work out what others are owed. In: `stage`. Out: as `contribute`."""
+    """Backpropagate to the sum; compute cotangents for others.
+
+    In: `stage`. Out: as `contribute`.
+    """
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     new, s = back_to_sum(block, state, at, params)
-    return new, _out(cfg, block, messages_back(scales_of(at.stage.conv), s, at.reach), at.reach)
+    return new, _reply_with_sums(
+        cfg, block, messages_back(scales_of(at.stage.conv), s, at.reach), at.reach
+    )
 
 
 def back_to_sum(
     block: ClientBlock, state: State, at: Inputs, params: Params
 ) -> tuple[NewState, Tensor]:
-    """Walk back to the sum of a stage; return the state, and dLoss/ds (r, O)."""
+    """Backpropagate to the sum of a stage; return the state, and dLoss/ds (r, O)."""
     s, grad = state[f"pass/s/{at.number}"].t, state["pass/grad"].t
-    found = after_back(params, at, s, grad, block.num_clients)
-    new = _with_gradients(block, state, at, found)
-    assert found.s is not None  # a stage with a sum depends on it
-    return new | {"pass/sum": Ragged(found.s, at.reach.off)}, found.s
+    gradients = after_back(params, at, s, grad, block.num_clients)
+    new = _add_gradients(block, state, at, gradients)
+    assert gradients.s is not None  # a stage with a sum depends on it
+    return new | {"pass/sum": Ragged(gradients.s, at.reach.off)}, gradients.s
 
 
 def walk_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Walk back through the stage, and those without a sum before it. In: as `absorb`."""
+    """Backpropagate through the stage, and those without a sum before it. In: as `absorb`."""
     at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    arrived = _arrived(block, at.reach, inbox, state["pass/sum"].t)
-    return finish_back(cfg, block, state, key, at, params, arrived), {}
+    remote_sums = _sums_from_others(block, at.reach, inbox, state["pass/sum"].t)
+    return finish_back(cfg, block, state, key, at, params, remote_sums), {}
 
 
 def finish_back(
@@ -258,15 +267,15 @@ def finish_back(
     key: Key,
     at: Inputs,
     params: Params,
-    arrived: Tensor,
+    remote_sums: Tensor,
 ) -> State:
-    """Walk back from the sum of a stage; `arrived` (r, O) as in `finish`, of gradients."""
+    """Backpropagate from the sum of a stage; `remote_sums` (r, O) as in `finish`, of gradients."""
     new = dict(state)
     s = new.pop("pass/sum").t
-    z = summed_back(scales_of(at.stage.conv), s, arrived, at.reach)
-    found = before_back(params, at, z, block.num_clients)
-    new = _with_gradients(block, new, at, found)
-    return _backward(cfg, block, _entered(at, new), key, at.number - 1)
+    z = summed_back(scales_of(at.stage.conv), s, remote_sums, at.reach)
+    gradients = before_back(params, at, z, block.num_clients)
+    new = _add_gradients(block, new, at, gradients)
+    return _backward_without_sums(cfg, block, _pass_gradient_down(at, new), key, at.number - 1)
 
 
 def hand_in(
@@ -299,13 +308,13 @@ def logits_of(model: Staged, state: State) -> Tensor:
 
 
 def reach_of(block: ClientBlock, state: State, key: Key) -> Reach:
-    """Return who hears whom in this pass: all rows, unless the state names some."""
+    """Return which rows send messages to which in this pass: all, unless the state names some."""
     if "pass/rows" not in state and "pass/slot" not in state:
         return full_reach(block)
-    found = block.memo.get("reach")
-    if isinstance(found, tuple) and found[0] == key:
-        known: Reach = found[1]
-        return known
+    cached = block.memo.get("reach")
+    if isinstance(cached, tuple) and cached[0] == key:
+        cached_reach: Reach = cached[1]
+        return cached_reach
     if "pass/slot" in state:
         reach = boundary_reach(block, state["pass/slot"].t)
     else:
@@ -317,7 +326,7 @@ def reach_of(block: ClientBlock, state: State, key: Key) -> Reach:
             for name in ("own", "cross", "inner", "heard")
         }
         reach = partial_reach(block, rows, **weights)
-    block.memo["reach"] = (key, reach)  # the other ops of the pass want it, too
+    block.memo["reach"] = (key, reach)  # for the other ops of the pass
     return reach
 
 
@@ -340,8 +349,10 @@ def inputs_of(
     return at, stage_weights(block, number, stage, weights)
 
 
-def _onward(cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int) -> NewState:
-    """Do the stages from `number` on that have no sum."""
+def _forward_without_sums(
+    cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int
+) -> NewState:
+    """Run the stages from `number` on up to the next one with a sum."""
     steps = cfg.model.staged.stages
     while number < len(steps) and not steps[number].conv.sums:
         at, params = inputs_of(cfg, block, state, key, number)
@@ -352,75 +363,77 @@ def _onward(cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int
     return state
 
 
-def _backward(cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int) -> NewState:
-    """Walk back through the stages from `number` down that have no sum."""
+def _backward_without_sums(
+    cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int
+) -> NewState:
+    """Backpropagate through the stages from `number` down to the next one with a sum."""
     steps = cfg.model.staged.stages
     while number >= 0 and not steps[number].conv.sums:
         at, params = inputs_of(cfg, block, state, key, number)
         s, grad = state[f"pass/s/{number}"].t, state["pass/grad"].t
-        late = after_back(params, at, s, grad, block.num_clients)
-        state = _with_gradients(block, state, at, late)
-        assert late.s is not None  # a stage depends on what its first half gives
-        early = before_back(params, at, late.s, block.num_clients)
-        state = _entered(at, _with_gradients(block, state, at, early))
+        after_sum = after_back(params, at, s, grad, block.num_clients)
+        state = _add_gradients(block, state, at, after_sum)
+        assert after_sum.s is not None  # a stage depends on what its first half gives
+        before_sum = before_back(params, at, after_sum.s, block.num_clients)
+        state = _pass_gradient_down(at, _add_gradients(block, state, at, before_sum))
         number -= 1
     return state
 
 
-def _with_gradients(block: ClientBlock, state: State, at: Inputs, found: Gradients) -> NewState:
-    """Add what a half gives to the gradients of weights, of the restart, and of what entered."""
+def _add_gradients(block: ClientBlock, state: State, at: Inputs, gradients: Gradients) -> NewState:
+    """Add gradients of half a stage to those of weights, of the restart and of its input."""
     new: NewState = dict(state)
-    for name, g in found.weights.items():
+    for name, g in gradients.weights.items():
         field = f"pass/gradient/{at.number}.{name}"
         total = new[field].t + g if field in new else g
         if isinstance(at.x, SparseRows) and name in at.stage.conv.maps:
-            assert isinstance(block.x, SparseRows)  # as what enters
+            assert isinstance(block.x, SparseRows)  # as are the inputs
             new[field] = Ragged(total, block.x.used.off)
         else:
             new[field] = Stacked(total)
-    if found.origin is not None:
-        new["pass/origin"] = Ragged(new["pass/origin"].t + found.origin, at.reach.off)
-    if found.x is not None:
-        so_far = new["pass/enter"].t if "pass/enter" in new else 0
-        new["pass/enter"] = Ragged(so_far + found.x, at.reach.off)
+    if gradients.origin is not None:
+        new["pass/origin"] = Ragged(new["pass/origin"].t + gradients.origin, at.reach.off)
+    if gradients.x is not None:
+        entering_grad = new["pass/enter"].t if "pass/enter" in new else 0
+        new["pass/enter"] = Ragged(entering_grad + gradients.x, at.reach.off)
     return new
 
 
-def _entered(at: Inputs, state: NewState) -> NewState:
-    """Make the gradient of what entered the stage that of what left the one before."""
+def _pass_gradient_down(at: Inputs, state: NewState) -> NewState:
+    """Use the gradient of the stage's input as that of the output of the stage before."""
     new = dict(state)
-    entered = new.pop("pass/enter", None)
-    if entered is None:
+    gradient = new.pop("pass/enter", None)
+    if gradient is None:
         return new
     steps = at.model.stages
     first = next((i for i, step in enumerate(steps) if step.teleport), None)
-    if at.number == first:  # what is added again at every restart
-        entered = Ragged(entered.t + new["pass/origin"].t, at.reach.off)
-    return new | {"pass/grad": entered}
+    if at.number == first:  # the restart adds it again in every stage
+        gradient = Ragged(gradient.t + new["pass/origin"].t, at.reach.off)
+    return new | {"pass/grad": gradient}
 
 
-def _out(
+def _reply_with_sums(
     cfg: Any, block: ClientBlock, messages: Tensor, reach: Reach
 ) -> dict[str, Ragged | Stacked]:
-    """Return sums over own messages (r, D), for every slot with enough of them behind it."""
+    """Return sums over own messages (r, D), for every slot to which enough of them contribute."""
     rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
     if cfg.behind.nodes == 1:
         reply: dict[str, Ragged | Stacked] = {"rows": Ragged(rows, off)}
         return reply if slots is None else {**reply, "slot": Ragged(slots, off)}
     count = standing_behind(messages, reach)
-    kept = count >= cfg.behind.nodes
-    left_out = segment_sum(((count > 0) & ~kept).long(), off)
+    is_sent = count >= cfg.behind.nodes
+    left_out = segment_sum(((count > 0) & ~is_sent).long(), off)
     if slots is None:
         slots = slots_in_client(block, torch.arange(len(rows), device=rows.device))
-    off = offsets(segment_sum(kept.long(), off))
+    off = offsets(segment_sum(is_sent.long(), off))
     return {
-        "rows": Ragged(rows[kept], off),
-        "slot": Ragged(slots[kept], off),
+        "rows": Ragged(rows[is_sent], off),
+        "slot": Ragged(slots[is_sent], off),
         "left_out": Stacked(left_out),
     }
 
 
-def _arrived(block: ClientBlock, reach: Reach, inbox: Payload, own: Tensor) -> Tensor:
+def _sums_from_others(block: ClientBlock, reach: Reach, inbox: Payload, own: Tensor) -> Tensor:
     """Return sums over neighbors in other silos (r, D), in the form of the own rows (r, D)."""
     total, row = inbox["sum"], inbox.get("row")
     assert isinstance(total, Ragged)  # from `relay_sum`
@@ -439,13 +452,13 @@ CarrySteps = Callable[[FieldSpecs, int, Key], Steps]
 
 @dataclass(frozen=True)
 class Crossing:
-    """How the sums of a stage come to hold what other silos know.
+    """The way in which the sums of a stage include neighbors in other silos.
 
     Attributes:
-        forward: carries a stage on; gets what its ops are told, `stage`, and the step's key;
-            returns what it carried, if these are sums.
-        backward: the way back.
-        forward_steps: the calls of `forward`, from specs of what ops are told, the width of the
+        forward: completes the sums of a stage; gets the inbox of its ops, `stage`, and the step's
+            key; returns counts of what it carried, if these are sums.
+        backward: the same for the gradients.
+        forward_steps: the calls of `forward`, from specs of the ops' inbox, the width of the
             stage's sum, and the key.
         backward_steps: those of `backward`.
     """
@@ -458,29 +471,31 @@ class Crossing:
 
 def share_sums(
     fed: Federation,
-    told: Mapping[str, Shared],
+    stage_inbox: Mapping[str, Shared],
     key: Key,
     *,
     what: Kind = Kind.PARTIAL_SUMS,
     silos: int = 1,
     lacking: bool = False,
 ) -> Relayed:
-    """Add up partial sums at the rows' owners, those with as many silos behind them."""
+    """Add up partial sums at the rows' owners, of rows to which at least `silos` contribute."""
     return relay_sum(
-        fed, contribute, absorb, what=what, key=key, inbox=told, silos=silos, lacking=lacking
+        fed, contribute, absorb, what=what, key=key, inbox=stage_inbox, silos=silos, lacking=lacking
     )
 
 
 def share_cotangents(
-    fed: Federation, told: Mapping[str, Shared], key: Key, *, silos: int = 1
+    fed: Federation, stage_inbox: Mapping[str, Shared], key: Key, *, silos: int = 1
 ) -> Relayed:
-    """Add up partial sums of the gradients at the rows' owners, likewise."""
+    """Add up partial sums of the gradients at the rows' owners; see `share_sums`."""
     what = Kind.COTANGENTS
-    return relay_sum(fed, return_sums, walk_back, what=what, key=key, inbox=told, silos=silos)
+    return relay_sum(
+        fed, return_sums, walk_back, what=what, key=key, inbox=stage_inbox, silos=silos
+    )
 
 
 def sums_steps(
-    told: FieldSpecs,
+    stage_specs: FieldSpecs,
     width: int,
     key: Key,
     *,
@@ -497,12 +512,12 @@ def sums_steps(
         width=width,
         named=named,
         behind=behind,
-        inbox=told,
+        inbox=stage_specs,
     )
 
 
 def cotangents_steps(
-    told: FieldSpecs,
+    stage_specs: FieldSpecs,
     width: int,
     key: Key,
     *,
@@ -518,7 +533,7 @@ def cotangents_steps(
         width=width,
         named=named,
         behind=behind,
-        inbox=told,
+        inbox=stage_specs,
     )
 
 
@@ -533,12 +548,12 @@ def by_sums(*, named: bool = False, behind: RowMinimum = NO_MINIMUM) -> Crossing
 
 
 def noted(crossing: Crossing, carried: list[Relayed]) -> Crossing:
-    """Return the same crossing; what its sums have carried is added to a list."""
+    """Return the same crossing, which appends counts of what its sums carried to a list."""
 
     def noting(carry: Carry) -> Carry:
-        def carry_on(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
-            found = carry(fed, told, key)
-            carried.extend([] if found is None else [found])
+        def carry_on(fed: Federation, stage_inbox: Mapping[str, Shared], key: Key) -> None:
+            relayed = carry(fed, stage_inbox, key)
+            carried.extend([] if relayed is None else [relayed])
 
         return carry_on
 
@@ -553,7 +568,7 @@ def divisible(model: AnyModel) -> Staged:
     if model.staged is None:
         raise ConfigError(
             f"expected one of silograph's own models for sums over all silos, got {model.noun}, "
-            "whose sums are its own affair: use model=gcn, graphconv, gin, sage or appnp"
+            "whose sums silograph cannot split: use model=gcn, graphconv, gin, sage or appnp"
         )
     for stage in model.staged.stages:
         if stage.conv.sums:
@@ -569,7 +584,7 @@ def predict(
     first: Op | None = None,
     behind: RowMinimum = NO_MINIMUM,
 ) -> None:
-    """Leave the model's logits at the clients, complete sums over all silos' neighbors.
+    """Compute the model's logits at the clients, with sums over the neighbors in all silos.
 
     Nothing is dropped, and all is counted as evaluation.
 
@@ -580,15 +595,15 @@ def predict(
         key: of the pass.
         first: finishes the stage that features enter without other silos, and the pass then goes on
             without silos that are away; None: it is as others.
-        behind: what must stand behind rows.
+        behind: how many nodes and silos must contribute to a row.
     """
     _begin(fed, weights, key, train=False)
-    for told in with_sums(model):
-        if first is not None and int(told["stage"].t) == 0:
+    for stage_inbox in stage_inboxes(model):
+        if first is not None and int(stage_inbox["stage"].t) == 0:
             fed.call(first, {}, what=Kind.EVALUATION, key=key)
         else:
             what, lacking = Kind.EVALUATION, first is not None
-            share_sums(fed, told, key, what=what, silos=behind.silos, lacking=lacking)
+            share_sums(fed, stage_inbox, key, what=what, silos=behind.silos, lacking=lacking)
 
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round
@@ -606,19 +621,19 @@ def predict_steps(
     """Return the calls of `predict`."""
     what = Kind.EVALUATION
     steps: tuple[Steps, ...] = (begin_step(model, key, train=False),)
-    for told, width in sum_specs(model):
-        if first is not None and told["stage"].low == 0:
+    for stage_specs, width in sum_specs(model):
+        if first is not None and stage_specs["stage"].low == 0:
             steps = (*steps, Call(first, what, key))
         else:
-            steps = (*steps, sums_steps(told, width, key, what=what, behind=behind))
+            steps = (*steps, sums_steps(stage_specs, width, key, what=what, behind=behind))
     return steps
 
 
 def begin_step(model: Staged, key: Key, *, train: bool, op: Op = begin) -> Call:
     """Return the call that starts a pass, by default that of all stages."""
-    takes = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
+    inbox_specs = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
     what = Kind.WEIGHTS if train else Kind.EVALUATION
-    return Call(op, what, key, takes, {"part": COUNT, "all": COUNT})
+    return Call(op, what, key, inbox_specs, {"part": COUNT, "all": COUNT})
 
 
 def _begin(
@@ -641,14 +656,14 @@ def forward(
     key: Key,
     crossing: Crossing = BY_SUMS,
 ) -> dict[str, Tensor]:
-    """Leave the model's logits at the clients, with dropout, and all that the way back needs.
+    """Compute the model's logits at the clients, with dropout, and store what backward needs.
 
     Returns:
         `part` and `all`, the number of training rows that take part and of all.
     """
     counts = _begin(fed, weights, key, train=True)
-    for told in with_sums(model):
-        crossing.forward(fed, told, key)
+    for stage_inbox in stage_inboxes(model):
+        crossing.forward(fed, stage_inbox, key)
     return counts
 
 
@@ -680,8 +695,8 @@ def gradients(
     count = counts["all" if weighed else "part"]
     total = {"count": Shared(count.clamp(min=1))}
     loss = fed.call(lose, total, what=Kind.CONTROL, key=key, reduce=Sum())["loss"]
-    for told in reversed(with_sums(model)):
-        crossing.backward(fed, told, key)
+    for stage_inbox in reversed(stage_inboxes(model)):
+        crossing.backward(fed, stage_inbox, key)
     reply = fed.call(hand_in, {}, what=Kind.GRADIENTS, key=key, reduce=Sum())
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
 
@@ -690,29 +705,32 @@ def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Ste
     """Return the calls of `gradients`."""
     sums = sum_specs(model)
     count = {"count": FieldSpec(Shared, (), torch.int64, low=1)}
-    gives = weight_specs(model, Stacked, "gradient")
+    gradient_specs = weight_specs(model, Stacked, "gradient")
     return (
         begin_step(model, key, train=True),
-        *(crossing.forward_steps(told, width, key) for told, width in sums),
+        *(crossing.forward_steps(stage_specs, width, key) for stage_specs, width in sums),
         Call(lose, Kind.CONTROL, key, count, {"loss": LOSS}),
-        *(crossing.backward_steps(told, width, key) for told, width in reversed(sums)),
-        Call(hand_in, Kind.GRADIENTS, key, {}, gives),
+        *(
+            crossing.backward_steps(stage_specs, width, key)
+            for stage_specs, width in reversed(sums)
+        ),
+        Call(hand_in, Kind.GRADIENTS, key, {}, gradient_specs),
     )
 
 
 def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
-    """Return, for every stage that has a sum, specs of what its ops are told, and its width."""
+    """Return, for every stage that has a sum, specs of the inbox of its ops, and its width."""
     shapes = model.weight_shapes
-    found: list[tuple[FieldSpecs, int]] = []
+    specs: list[tuple[FieldSpecs, int]] = []
     for number, stage in enumerate(model.stages):
         if stage.conv.sums:
             maps = stage.conv.maps  # what the rows are mapped by before they are summed
             width = shapes[f"{number}.{maps[0]}"][-1] if maps else stage.inputs
-            found.append(({"stage": exactly(number)}, width))
-    return found
+            specs.append(({"stage": exactly(number)}, width))
+    return specs
 
 
-def with_sums(model: Staged) -> list[dict[str, Shared]]:
-    """Return what ops are told of every stage that has a sum."""
+def stage_inboxes(model: Staged) -> list[dict[str, Shared]]:
+    """Return the inbox of the ops of every stage that has a sum."""
     numbers = [number for number, stage in enumerate(model.stages) if stage.conv.sums]
     return [{"stage": Shared(torch.tensor(number, dtype=torch.int32))} for number in numbers]

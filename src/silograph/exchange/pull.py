@@ -34,7 +34,7 @@ from silograph.core.payload import (
     under,
 )
 from silograph.exchange.passes import finish, inputs_of
-from silograph.exchange.rows import all_places, by_owner, places_in, rows_in
+from silograph.exchange.rows import all_places, by_owner, places_in, ragged_field
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
@@ -52,7 +52,7 @@ LATER = "later versions of changed rows, got those that were asked for or earlie
 
 @dataclass(frozen=True)
 class PullForm:
-    """What the messages of a pull hold.
+    """The form of the messages of a pull.
 
     Attributes:
         fields: what a row has, by name; the number of rows in their specs is filled in.
@@ -80,13 +80,13 @@ def rows_of_width(width: int, dtype: torch.dtype | None = None) -> PullForm:
 
 
 @dataclass(frozen=True, eq=False)
-class _How:
-    """What all three calls of a pull have in common."""
+class _PullCall:
+    """The arguments that all three calls of a pull have in common."""
 
     fed: Federation
     what: Kind
     key: Key
-    given: Mapping[str, Field]
+    common_inbox: Mapping[str, Field]
     form: PullForm
 
     @property
@@ -96,25 +96,25 @@ class _How:
 
     def fetch(self, op: Op, inbox: Payload, to: Sequence[str] | None, what: Kind) -> Payload:
         """Make a call whose replies have rows."""
-        both = {**self.given, **inbox}
+        full_inbox = {**self.common_inbox, **inbox}
         return self.fed.call(
-            op, both, what=what, key=self.key, to=to, rows=True, lacking=self.lacking
+            op, full_inbox, what=what, key=self.key, to=to, rows=True, lacking=self.lacking
         )
 
-    def tell(self, op: Op, inbox: Payload, to: Sequence[str] | None) -> None:
-        """Make a call that nothing comes back from."""
-        both = {**self.given, **inbox}
-        self.fed.call(op, both, what=self.what, key=self.key, to=to, lacking=self.lacking)
+    def send(self, op: Op, inbox: Payload, to: Sequence[str] | None) -> None:
+        """Make a call whose replies have no fields."""
+        full_inbox = {**self.common_inbox, **inbox}
+        self.fed.call(op, full_inbox, what=self.what, key=self.key, to=to, lacking=self.lacking)
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """What is asked for.
+class _Request:
+    """The slots that clients ask for.
 
     Attributes:
         target: (k,) int64 boundary row of each slot.
         off: (A + 1,) int64 slots of each client that asks.
-        since: (k,) int32 version that it has, None where nobody says.
+        since: (k,) int32 version that it has; None without `since`.
     """
 
     target: Tensor
@@ -123,20 +123,20 @@ class _Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class _Served:
-    """What came.
+class _OwnersReply:
+    """The replies of the owners.
 
     Attributes:
-        wanted: (W,) int64 boundary rows, ascending.
+        rows: (W,) int64 boundary rows that are asked for, ascending.
         answered: (W,) bool, whether the owner has the row.
-        came: (W,) bool, whether its fields came.
-        version: (W,) int32 of rows that came, None where nobody says.
-        fields: by name, one row for each that came.
+        is_sent: (W,) bool, whether its fields were sent.
+        version: (W,) int32 of the rows that were sent; None without `since`.
+        fields: by name, one row for each that was sent.
     """
 
-    wanted: Tensor
+    rows: Tensor
     answered: Tensor
-    came: Tensor
+    is_sent: Tensor
     version: Tensor | None
     fields: Mapping[str, Tensor]
 
@@ -180,33 +180,37 @@ def pull(
         ProtocolError: a row that is missing where it must not be, or a reply of another form.
     """
     _check_form(ask, form)
-    how = _How(fed, what, key, dict(inbox or {}), form)
-    if how.lacking:
+    call = _PullCall(fed, what, key, dict(inbox or {}), form)
+    if call.lacking:
         to = [name for name in (fed.ids if to is None else to) if name not in fed.away]
         if not to:
             return
-    asking = positions_of(fed.ids, to)
-    asked = _all_slots(fed, asking) if ask is None else _ask(how, ask, to, asking)
-    may = positions_of(fed.ids, owners) if form.some else asking
-    owner = torch.searchsorted(fed.route.boundary_off, asked.target, right=True) - 1
-    here = torch.isin(owner, may)
-    if not how.lacking and not bool(here.all()):
+    requesters = positions_of(fed.ids, to)
+    request = (
+        _all_slots(fed, requesters) if ask is None else _collect_requests(call, ask, to, requesters)
+    )
+    allowed = positions_of(fed.ids, owners) if form.some else requesters
+    owner = torch.searchsorted(fed.route.boundary_off, request.target, right=True) - 1
+    is_allowed = torch.isin(owner, allowed)
+    if not call.lacking and not bool(is_allowed.all()):
         raise ProtocolError("expected slots of clients that take part, got some of others")
-    called = torch.unique(owner[here]) if form.some else asking
-    wanted = torch.unique(asked.target[here])
+    called_owners = torch.unique(owner[is_allowed]) if form.some else requesters
+    wanted = torch.unique(request.target[is_allowed])
     if ask is None and not form.some:
-        wanted = all_places(fed.route.boundary_off, asking)
-    if not len(called):
+        wanted = all_places(fed.route.boundary_off, requesters)
+    if not len(called_owners):
         return
-    served = _serve(how, serve, asked, wanted, called, named=ask is not None or form.some)
-    if served is not None:
-        how.tell(store, _answer(how, asked, served), to)
+    owners_reply = _call_owners(
+        call, serve, request, wanted, called_owners, named=ask is not None or form.some
+    )
+    if owners_reply is not None:
+        call.send(store, _reply_to_requesters(call, request, owners_reply), to)
 
 
 def announce(
     fed: Federation, ask: Op, listen: Op, *, key: Key, inbox: Mapping[str, Shared] | None = None
 ) -> None:
-    """Let owners know which rows will be wanted of them, before any row is there.
+    """Tell owners which of their rows clients will ask for later.
 
     Args:
         fed: the federation.
@@ -215,20 +219,20 @@ def announce(
         key: key of the ops' draws.
         inbox: what both ops get besides.
     """
-    how, everyone = (
-        _How(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN),
+    call, all_clients = (
+        _PullCall(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN),
         positions_of(fed.ids, None),
     )
-    asked = _ask(how, ask, None, everyone)
-    row, off = by_owner(torch.unique(asked.target), fed.route.boundary_off, everyone)
-    how.tell(listen, {"row": Ragged(row, off)}, None)
+    request = _collect_requests(call, ask, None, all_clients)
+    row, off = by_owner(torch.unique(request.target), fed.route.boundary_off, all_clients)
+    call.send(listen, {"row": Ragged(row, off)}, None)
 
 
 def announce_steps(ask: Op, listen: Op, *, key: Key, inbox: FieldSpecs | None = None) -> Steps:
     """Return the calls of `announce`; the arguments are those of `announce`."""
-    given, what = dict(inbox or {}), Kind.HALO_KEYS
-    asks = Call(ask, what, key, given, {"slot": places(SLOTS)})
-    return asks, Call(listen, what, key, {**given, "row": places(BOUNDARY)})
+    inbox_specs, what = dict(inbox or {}), Kind.HALO_KEYS
+    ask_call = Call(ask, what, key, inbox_specs, {"slot": places(SLOTS)})
+    return ask_call, Call(listen, what, key, {**inbox_specs, "row": places(BOUNDARY)})
 
 
 def _check_form(ask: Op | None, form: PullForm) -> None:
@@ -236,123 +240,138 @@ def _check_form(ask: Op | None, form: PullForm) -> None:
         raise ProtocolError("expected clients that ask in a pull of changed rows, got none")
 
 
-def _all_slots(fed: Federation, asking: Tensor) -> _Asked:
-    """Return what is asked for where nobody has to say so."""
+def _all_slots(fed: Federation, requesters: Tensor) -> _Request:
+    """Return the request for all slots of the clients at `requesters`."""
     route = fed.route
-    slots = all_places(route.slot_off, asking)
-    return _Asked(route.target[slots], offsets(route.slot_off.diff()[asking]), None)
+    slots = all_places(route.slot_off, requesters)
+    return _Request(route.target[slots], offsets(route.slot_off.diff()[requesters]), None)
 
 
-def _ask(how: _How, ask: Op, to: Sequence[str] | None, asking: Tensor) -> _Asked:
-    """Let clients say what they want."""
-    reply = how.fetch(ask, {}, to, Kind.HALO_KEYS)
+def _collect_requests(
+    call: _PullCall, ask: Op, to: Sequence[str] | None, requesters: Tensor
+) -> _Request:
+    """Call `ask` and return which rows the clients want."""
+    reply = call.fetch(ask, {}, to, Kind.HALO_KEYS)
     if not reply:  # all have gone
-        none = torch.zeros(0, dtype=torch.int64)
-        return _Asked(none, torch.zeros(len(asking) + 1, dtype=torch.int64), None)
-    route = how.fed.route
-    slots = places_in(reply, "slot", route.slot_off, asking, ask)
-    off, since = rows_in(reply, "slot", ask).off.cpu(), None
-    if how.form.since:
+        no_slots = torch.zeros(0, dtype=torch.int64)
+        return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
+    route = call.fed.route
+    slots = places_in(reply, "slot", route.slot_off, requesters, ask)
+    off, since = ragged_field(reply, "slot", ask).off.cpu(), None
+    if call.form.since:
         runs = off.diff()
-        since = _runs_of(how.fed, reply, "version", ask, asking, runs).t.cpu()
-    return _Asked(route.target[slots], off, since)
+        since = _rows_of_members(call.fed, reply, "version", ask, requesters, runs).t.cpu()
+    return _Request(route.target[slots], off, since)
 
 
-def _serve(
-    how: _How, serve: Op, asked: _Asked, wanted: Tensor, called: Tensor, *, named: bool
-) -> _Served | None:
-    """Call the owners of the rows `wanted` (W,); None: none has answered."""
-    fed, form = how.fed, how.form
-    row, off = by_owner(wanted, fed.route.boundary_off, called)
+def _call_owners(
+    call: _PullCall,
+    serve: Op,
+    slot_request: _Request,
+    wanted: Tensor,
+    called_owners: Tensor,
+    *,
+    named: bool,
+) -> _OwnersReply | None:
+    """Call the owners of the rows `wanted` (W,); return None if none answered."""
+    fed, form = call.fed, call.form
+    row, off = by_owner(wanted, fed.route.boundary_off, called_owners)
     request: dict[str, Field] = {"row": Ragged(row, off)} if named else {}
-    common = None if asked.since is None else _common(asked, wanted)
-    if common is not None:
-        request["since"] = Ragged(common, off)
-    names = [fed.ids[p] for p in called.tolist()]
-    reply = how.fetch(serve, request, names, how.what)
+    common_version = None if slot_request.since is None else _common_versions(slot_request, wanted)
+    if common_version is not None:
+        request["since"] = Ragged(common_version, off)
+    names = [fed.ids[p] for p in called_owners.tolist()]
+    reply = call.fetch(serve, request, names, call.what)
     if not reply:
         return None
-    here = torch.tensor([not how.lacking or name not in fed.away for name in names])
-    member = torch.repeat_interleave(torch.arange(len(called)), off.diff())
-    answered = here[member]
+    is_present = torch.tensor([not call.lacking or name not in fed.away for name in names])
+    member = torch.repeat_interleave(torch.arange(len(called_owners)), off.diff())
+    answered = is_present[member]
 
     def read(name: str, mask: Tensor) -> Tensor:
         """Return a field that has something for each row in the mask (W,)."""
-        runs = torch.bincount(member[mask], minlength=len(called))
-        return _runs_of(fed, reply, name, serve, called, runs).t
+        runs = torch.bincount(member[mask], minlength=len(called_owners))
+        return _rows_of_members(fed, reply, name, serve, called_owners, runs).t
 
     if form.missing == "keep":
         answered = answered.masked_scatter(answered, read("answered", answered).cpu())
-    came, version = answered, None
-    if common is not None:
-        came = answered.masked_scatter(answered, read("changed", answered).cpu())
-        version = common.masked_scatter(came, read("version", came).cpu().int())
-        early = member[came & (version <= common)]
-        if len(early):  # in one process; a session leaves out who says so
-            raise ProtocolError(f"expected {LATER} from {serve.__name__} of {names[early[0]]}")
-    return _Served(wanted, answered, came, version, {n: read(n, came) for n in form.fields})
+    is_sent, version = answered, None
+    if common_version is not None:
+        is_sent = answered.masked_scatter(answered, read("changed", answered).cpu())
+        version = common_version.masked_scatter(is_sent, read("version", is_sent).cpu().int())
+        outdated = member[is_sent & (version <= common_version)]
+        if len(outdated):  # in one process; a session leaves out who says so
+            raise ProtocolError(f"expected {LATER} from {serve.__name__} of {names[outdated[0]]}")
+    return _OwnersReply(
+        wanted, answered, is_sent, version, {n: read(n, is_sent) for n in form.fields}
+    )
 
 
-def _common(asked: _Asked, wanted: Tensor) -> Tensor:
-    """Return the version of each row (W,) that all have who ask for it, else `NO_VERSION`.
+def _common_versions(request: _Request, wanted: Tensor) -> Tensor:
+    """Return the version of each row (W,) if all requesters have the same, else `NO_VERSION`.
 
-    Who has another version than others may have a later one than the owner, if that has gone back
-    to an older state; the oldest of them would not tell the owner so.
+    Versions differ, for example, if the owner was reset to an older state and some requesters have
+    a later version than it; the oldest of theirs would not show that.
     """
-    assert asked.since is not None
-    here, place = _places_among(wanted, asked.target)
-    of, since = place[here], asked.since[here]
-    none = torch.full(wanted.shape, NO_VERSION, dtype=torch.int32)
+    assert request.since is not None
+    is_wanted, place = _find_wanted(wanted, request.target)
+    of, since = place[is_wanted], request.since[is_wanted]
+    no_version = torch.full(wanted.shape, NO_VERSION, dtype=torch.int32)
     least, most = (
-        none.scatter_reduce(0, of, since, how, include_self=False) for how in ("amin", "amax")
+        no_version.scatter_reduce(0, of, since, how, include_self=False) for how in ("amin", "amax")
     )
     return torch.where(least == most, least, NO_VERSION)
 
 
-def _places_among(wanted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _find_wanted(wanted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return which boundary rows (k,) are among the wanted ones (W,), and where; 0 if not."""
-    here = torch.isin(target, wanted)
+    is_wanted = torch.isin(target, wanted)
     place = torch.zeros_like(target)
-    place[here] = torch.searchsorted(wanted, target[here])
-    return here, place
+    place[is_wanted] = torch.searchsorted(wanted, target[is_wanted])
+    return is_wanted, place
 
 
-def _runs_of(
+def _rows_of_members(
     fed: Federation, reply: Payload, name: str, op: Op, members: Tensor, runs: Tensor
 ) -> Ragged:
     """Return a field of the replies of `members` (M,) that must have runs (M,) of rows."""
-    found = rows_in(reply, name, op)
-    got = found.off.diff().cpu()
+    rows = ragged_field(reply, name, op)
+    got = rows.off.diff().cpu()
     for at in (got != runs).nonzero()[:, 0].tolist():
         raise ProtocolError(
             f"expected {int(runs[at])} rows from {op.__name__} of {fed.ids[int(members[at])]}, got "
             f"{int(got[at])}" + ("" if name == "rows" else f" in {name!r}")
         )
-    return found
+    return rows
 
 
-def _answer(how: _How, asked: _Asked, served: _Served) -> dict[str, Field]:
-    """Return what those who asked get besides."""
-    client = torch.repeat_interleave(torch.arange(len(asked.off) - 1), asked.off.diff())
-    here, place = _places_among(served.wanted, asked.target)
-    answered = here.masked_scatter(here, served.answered[place[here]])
-    sent = answered.masked_scatter(answered, served.came[place[answered]])
-    if asked.since is not None and served.version is not None:
-        other = served.version[place[sent]] != asked.since[sent]
-        sent = sent.masked_scatter(sent, other)
+def _reply_to_requesters(
+    call: _PullCall, request: _Request, owners_reply: _OwnersReply
+) -> dict[str, Field]:
+    """Return the fields for the requesters, in the order of their slots."""
+    client = torch.repeat_interleave(torch.arange(len(request.off) - 1), request.off.diff())
+    is_wanted, place = _find_wanted(owners_reply.rows, request.target)
+    answered = is_wanted.masked_scatter(is_wanted, owners_reply.answered[place[is_wanted]])
+    is_sent = answered.masked_scatter(answered, owners_reply.is_sent[place[answered]])
+    if request.since is not None and owners_reply.version is not None:
+        other = owners_reply.version[place[is_sent]] != request.since[is_sent]
+        is_sent = is_sent.masked_scatter(is_sent, other)
 
     def of(t: Tensor, mask: Tensor) -> Ragged:
-        """Return what belongs to the slots in the mask (k,)."""
-        return Ragged(t, offsets(torch.bincount(client[mask], minlength=len(asked.off) - 1)))
+        """Return values of the slots in the mask (k,), by client."""
+        return Ragged(t, offsets(torch.bincount(client[mask], minlength=len(request.off) - 1)))
 
-    told: dict[str, Field] = {}
-    if how.form.missing == "keep":
-        told["answered"] = Ragged(answered, asked.off)
-    if served.version is not None:
-        told["changed"] = of(sent[answered], answered)
-        told["version"] = of(served.version[place[sent]], sent)
-    row = (served.came.cumsum(0) - 1)[place[sent]]  # of each slot among the rows that came
-    return told | {name: of(t[row.to(t.device)], sent) for name, t in served.fields.items()}
+    reply: dict[str, Field] = {}
+    if call.form.missing == "keep":
+        reply["answered"] = Ragged(answered, request.off)
+    if owners_reply.version is not None:
+        reply["changed"] = of(is_sent[answered], answered)
+        reply["version"] = of(owners_reply.version[place[is_sent]], is_sent)
+    # For each slot the number of its row among those that owners have sent.
+    row = (owners_reply.is_sent.cumsum(0) - 1)[place[is_sent]]
+    return reply | {
+        name: of(t[row.to(t.device)], is_sent) for name, t in owners_reply.fields.items()
+    }
 
 
 def pull_steps(
@@ -367,37 +386,41 @@ def pull_steps(
 ) -> Steps:
     """Return the calls of `pull`; the arguments are those of `pull`."""
     _check_form(ask, form)
-    given = dict(inbox or {})
-    named = ask is not None or form.some
-    request = {**given, "row": places(BOUNDARY)} if named else given
-    wanted: dict[str, FieldSpec] = {"slot": places(SLOTS)}
+    inbox_specs = dict(inbox or {})
+    names_rows = ask is not None or form.some
+    request = {**inbox_specs, "row": places(BOUNDARY)} if names_rows else inbox_specs
+    ask_specs: dict[str, FieldSpec] = {"slot": places(SLOTS)}
     if form.since:
         version = FieldSpec(Ragged, (), torch.int32, low=NO_VERSION)
         request["since"] = replace(version, rows="own/row")
-        wanted["version"] = replace(version, rows="own/slot")
-    served = _travels(form, "inbox/row" if named else BOUNDARY)
-    stored = _travels(form, f"state/{form.asked}" if form.asked else SLOTS, fewer=not form.asked)
+        ask_specs["version"] = replace(version, rows="own/slot")
+    serve_specs = _reply_specs(form, "inbox/row" if names_rows else BOUNDARY)
+    store_specs = _reply_specs(
+        form, f"state/{form.asked}" if form.asked else SLOTS, fewer=not form.asked
+    )
     if ask is None:
-        stored = _travels(form, SLOTS)
-    serves = Call(serve, what, key, request, served, _early if form.since else None)
-    stores = Call(store, what, key, {**given, **stored})
-    first = () if ask is None else Call(ask, Kind.HALO_KEYS, key, given, wanted)
+        store_specs = _reply_specs(form, SLOTS)
+    serve_call = Call(
+        serve, what, key, request, serve_specs, _version_problem if form.since else None
+    )
+    store_call = Call(store, what, key, {**inbox_specs, **store_specs})
+    first = () if ask is None else Call(ask, Kind.HALO_KEYS, key, inbox_specs, ask_specs)
     if not form.some:
-        return first, serves, stores
-    return Either((first, Maybe(serves), Maybe(stores)), Maybe(serves))
+        return first, serve_call, store_call
+    return Either((first, Maybe(serve_call), Maybe(store_call)), Maybe(serve_call))
 
 
-def _early(inbox: Payload, reply: Payload) -> str | None:
-    """Return what one owner's versions must be, where some are none that its rows can have."""
+def _version_problem(inbox: Payload, reply: Payload) -> str | None:
+    """Return the problem with an owner's versions if one is not later than `since`, else None."""
     since = inbox["since"].t
     if "answered" in reply:
         since = since[reply["answered"].t]
-    late = reply["version"].t > since[reply["changed"].t]
-    return None if bool(late.all()) else LATER
+    is_later = reply["version"].t > since[reply["changed"].t]
+    return None if bool(is_later.all()) else LATER
 
 
-def _travels(form: PullForm, rows: str, *, fewer: bool = False) -> FieldSpecs:
-    """Return the specs of what comes for rows that are asked for, as many as `rows` says."""
+def _reply_specs(form: PullForm, rows: str, *, fewer: bool = False) -> FieldSpecs:
+    """Return the specs of the fields of requested rows; `rows`: see `FieldSpec.rows`."""
     specs: dict[str, FieldSpec] = {}
     if form.missing == "keep":
         specs["answered"] = FieldSpec(Ragged, (), torch.bool, rows=rows, fewer=fewer)
@@ -414,8 +437,8 @@ def _travels(form: PullForm, rows: str, *, fewer: bool = False) -> FieldSpecs:
 #
 # An owner keeps each boundary row as it last sent it, with a number that grows when it sends
 # another (its version). Requesters say which version they have (`PullForm.since`), and get the
-# row as it was last sent if theirs is older. So what anybody holds after an exchange is the row
-# that the owner would send, to within the bound, and the owner need not know who has asked.
+# row as it was last sent if theirs is older. So after an exchange every requester holds the row
+# that the owner would send, to within the bound, and owners need not know the requesters.
 #
 # State of an owner: `moved/NAME` (B, ...) of each field of the form, int32 `moved/version` (B,);
 # of a requester: `history/version` (S,). Versions are the numbers of batches before which rows
@@ -428,21 +451,21 @@ SENT, SENT_VERSION, VERSION = "moved/", "moved/version", "history/version"
 
 
 def blank_moved(form: PullForm, block: ClientBlock) -> dict[str, Stacked | Ragged]:
-    """Return the state of clients that have neither sent nor got a row."""
-    found: dict[str, Stacked | Ragged] = {}
+    """Return the initial state: no row was sent or received."""
+    state: dict[str, Stacked | Ragged] = {}
     rows, device = len(block.halo.boundary), block.off.device
     for name, spec in form.fields.items():
         shape = (rows, *(n or 0 for n in spec.shape))
         t = torch.zeros(shape, dtype=spec.dtype or dtype_of(block), device=device)
-        found[f"{SENT}{name}"] = Ragged(t, block.halo.boundary_off)
+        state[f"{SENT}{name}"] = Ragged(t, block.halo.boundary_off)
     for name, off in (SENT_VERSION, block.halo.boundary_off), (VERSION, block.halo.off):
         t = torch.full((int(off[-1]),), NO_VERSION, dtype=torch.int32, device=device)
-        found[name] = Ragged(t, off)
-    return found
+        state[name] = Ragged(t, off)
+    return state
 
 
 def moved_specs(form: PullForm) -> FieldSpecs:
-    """Return the specs of what a state holds."""
+    """Return the specs of the state."""
     sent = {f"{SENT}{name}": replace(spec, rows=BOUNDARY) for name, spec in form.fields.items()}
     version = FieldSpec(Ragged, (), torch.int32, low=NO_VERSION)
     return sent | {
@@ -453,13 +476,13 @@ def moved_specs(form: PullForm) -> FieldSpecs:
 
 def row_values(fields: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the rows (k, D) of each stage, float64, from fields `rows/I` and maybe `scale/I`."""
-    found = []
+    rows = []
     for name, t in fields.items():
         kind, _, number = name.partition("/")
         if kind == "rows":
             scale = fields.get(f"scale/{number}")
-            found.append(from_small(t, scale, torch.float64))
-    return found
+            rows.append(from_small(t, scale, torch.float64))
+    return rows
 
 
 def moved_only(
@@ -481,9 +504,9 @@ def moved_only(
     """
     row, since, answered = inbox["row"], inbox["since"].t, reply["answered"]
     assert isinstance(row, Ragged)  # from `pull`
-    has = answered.t
+    has_row = answered.t
     off = next(f.off for n, f in reply.items() if n != "answered" and isinstance(f, Ragged))
-    place = check_places(row, block.halo.boundary_off, "boundary rows")[has]
+    place = check_places(row, block.halo.boundary_off, "boundary rows")[has_row]
     fresh = {name: field.t for name, field in reply.items() if name != "answered"}
     sent = {name: state[f"{SENT}{name}"].t for name in fresh}
     before = row_values({name: t[place] for name, t in sent.items()})
@@ -492,22 +515,22 @@ def moved_only(
         distance, size = distance + (new - old).square().sum(1), size + old.square().sum(1)
     version = state[SENT_VERSION].t
     within = (version[place] != NO_VERSION) & (distance <= bound**2 * size)
-    forgot = since[has] > version[place]
-    goes = ~within | forgot  # so does a row that is not finite, whose distance says nothing
-    version = version.index_fill(0, place[goes], now)
+    is_reset = since[has_row] > version[place]
+    is_sent = ~within | is_reset  # so does a row that is not finite, whose distance says nothing
+    version = version.index_fill(0, place[is_sent], now)
     new_state = {**state, SENT_VERSION: Ragged(version, block.halo.boundary_off)}
     for name, t in fresh.items():
-        sent[name] = sent[name].index_copy(0, place[goes], t[goes])
+        sent[name] = sent[name].index_copy(0, place[is_sent], t[is_sent])
         new_state[f"{SENT}{name}"] = Ragged(sent[name], block.halo.boundary_off)
-    changed = version[place] > since[has]
+    changed = version[place] > since[has_row]
     later = place[changed]
     ends = offsets(segment_sum(changed.long(), off))
-    out: dict[str, Stacked | Ragged] = {
-        "answered": Ragged(has, row.off),
+    new_reply: dict[str, Stacked | Ragged] = {
+        "answered": Ragged(has_row, row.off),
         "changed": Ragged(changed, off),
         "version": Ragged(version[later], ends),
     }
-    return new_state, out | {name: Ragged(t[later], ends) for name, t in sent.items()}
+    return new_state, new_reply | {name: Ragged(t[later], ends) for name, t in sent.items()}
 
 
 def with_versions(
@@ -546,7 +569,7 @@ ASKED = "round/asked"  # slots that a client has asked for, (k,) int32
 
 
 def blank_history(model: Staged, block: ClientBlock) -> dict[str, Stacked | Ragged]:
-    """Return the history of clients that know no row yet."""
+    """Return an empty history."""
     rows, slots, device = len(block.row_key), len(block.halo.key), block.off.device
     dtype = dtype_of(block)
     fields: dict[str, Stacked | Ragged] = {}
@@ -558,12 +581,12 @@ def blank_history(model: Staged, block: ClientBlock) -> dict[str, Stacked | Ragg
         fields[f"{HALO}{number}"] = Ragged(halo, block.halo.off)
     never = torch.full((slots,), NEVER, device=device)
     fields[SEEN] = Ragged(never, block.halo.off)
-    none = torch.zeros(block.num_clients, dtype=torch.int32, device=device)
-    return fields | {PASSES: Stacked(none)}
+    no_passes = torch.zeros(block.num_clients, dtype=torch.int32, device=device)
+    return fields | {PASSES: Stacked(no_passes)}
 
 
 def history_specs(model: Staged, *, features: bool) -> FieldSpecs:
-    """Return what a state holds of a history; `features`: of those of the halo, too."""
+    """Return the specs of a history; `features`: including those of the halo's features."""
     specs: dict[str, FieldSpec] = {}
     for number in stored_stages(model):
         width = model.stages[number].inputs
@@ -578,28 +601,28 @@ def history_specs(model: Staged, *, features: bool) -> FieldSpecs:
 def stored_in(state: State, *, halo: bool = True) -> StoredRows:
     """Return the stored rows of a state; without the halo, those of own rows only."""
     own = {int(k.removeprefix(OWN)): f.t for k, f in state.items() if k.startswith(OWN)}
-    seen = state[SEEN].t
+    seen_at = state[SEEN].t
     if not halo:
-        return StoredRows(own, {}, torch.zeros_like(seen, dtype=torch.bool))
+        return StoredRows(own, {}, torch.zeros_like(seen_at, dtype=torch.bool))
     slots = {int(k.removeprefix(HALO)): f.t for k, f in state.items() if k.startswith(HALO)}
-    return StoredRows(own, slots, seen != NEVER)
+    return StoredRows(own, slots, seen_at != NEVER)
 
 
 def with_own(
-    state: State, block: ClientBlock, entered: Mapping[int, Tensor]
+    state: State, block: ClientBlock, inputs: Mapping[int, Tensor]
 ) -> dict[str, Stacked | Ragged]:
-    """Return a state whose own rows are what has entered each stage, (n, D)."""
-    return {**state, **{f"{OWN}{number}": Ragged(x, block.off) for number, x in entered.items()}}
+    """Return a state whose stored own rows are the inputs (n, D) of each stage."""
+    return {**state, **{f"{OWN}{number}": Ragged(x, block.off) for number, x in inputs.items()}}
 
 
-def put_own_(state: State, rows: Tensor, entered: Mapping[int, Tensor]) -> None:
-    """Write what has entered each stage, (k, D), to own rows (k,) of a state, in place."""
-    for number, x in entered.items():
+def put_own_(state: State, rows: Tensor, inputs: Mapping[int, Tensor]) -> None:
+    """Write the inputs (k, D) of each stage to own rows (k,) of a state, in place."""
+    for number, x in inputs.items():
         state[f"{OWN}{number}"].t.index_copy_(0, rows, x)
 
 
 def rows_form(model: Staged, *, small: bool = False, since: bool = False) -> PullForm:
-    """Return what the pull of stored rows carries: those of every stage, of slots asked for.
+    """Return the form of the pull of stored rows: those of every stage, for the slots in `ASKED`.
 
     Args:
         model: whose stages rows enter.
@@ -616,7 +639,7 @@ def rows_form(model: Staged, *, small: bool = False, since: bool = False) -> Pul
 
 
 def wanted_rows(block: ClientBlock, row: Ragged) -> Tensor:
-    """Return the rows (k,) int64 of a block that boundary rows (k,) are."""
+    """Return the numbers (k,) int64 in a block of boundary rows (k,)."""
     return block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
 
 
@@ -650,9 +673,9 @@ def with_arrived(
 
     Rows of slots, and when they were seen, are written in place.
     """
-    asked = state[ASKED]
-    assert isinstance(asked, Ragged)  # as the client left it
-    place = check_places(asked, block.halo.off, "halo slots")[inbox["answered"].t]
+    requested_slots = state[ASKED]
+    assert isinstance(requested_slots, Ragged)  # as the client left it
+    place = check_places(requested_slots, block.halo.off, "halo slots")[inbox["answered"].t]
     state[SEEN].t.index_fill_(0, place, now)
     new = dict(state)
     if "changed" in inbox:  # what did not come is as its owner would send it
@@ -667,7 +690,7 @@ def with_arrived(
 
 
 def share_features(fed: Federation, key: Key) -> None:
-    """Let every client fetch the features of its whole halo, once."""
+    """Have every client fetch the features of its whole halo, once."""
     pull(fed, None, send_features, keep_features, what=Kind.FEATURES, key=key)
 
 
@@ -701,7 +724,7 @@ def keep_features(
 def finish_alone(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Finish the first stage of a pass with what the client has itself. In, out: nothing.
+    """Finish the first stage of a pass without other clients. In, out: nothing.
 
     These are its own features, with degrees of its own graph; where it keeps those of its halo, all
     neighbors' features with their full degrees.
@@ -709,7 +732,7 @@ def finish_alone(
     del inbox
     at, params = inputs_of(cfg, block, state, key, 0)
     z = before(params, at)
-    arrived = torch.zeros_like(z)
+    remote_sums = torch.zeros_like(z)
     field = state.get(f"{HALO}0")
     if field is None:
         degree = block.adj.degree.to(z.dtype)[:, None]
@@ -718,6 +741,6 @@ def finish_alone(
         first = under("pass/weights", state).items()
         whole = {name.removeprefix("0."): w[0] for name, w in first if name.startswith("0.")}
         sent = at.stage.conv.map(whole, field.t, block.halo.off)
-        arrived = sparse_product(block.halo.adj, sent)
+        remote_sums = sparse_product(block.halo.adj, sent)
     new = {**state, "pass/z/0": Ragged(z, at.reach.off)}
-    return finish(cfg, block, new, key, at, params, arrived), {}
+    return finish(cfg, block, new, key, at, params, remote_sums), {}

@@ -39,14 +39,14 @@ from silograph.graph.block.block import ClientBlock
 # C: clients. k: places.
 
 
-def rows_in(reply: Payload, name: str, op: Op) -> Ragged:
+def ragged_field(reply: Payload, name: str, op: Op) -> Ragged:
     """Return the field of a reply that has rows; raise `ProtocolError` where there is none."""
-    found = reply.get(name)
-    if not isinstance(found, Ragged):
+    rows = reply.get(name)
+    if not isinstance(rows, Ragged):
         raise ProtocolError(
             f"expected a Ragged field {name!r} in the reply of {op.__name__}, got {sorted(reply)}"
         )
-    return found
+    return rows
 
 
 def all_places(off: Tensor, members: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def all_places(off: Tensor, members: Tensor) -> Tensor:
 
 def places_in(reply: Payload, name: str, off: Tensor, members: Tensor, op: Op) -> Tensor:
     """Return places in the federation's order of places (k,) that clients name in their own."""
-    field = rows_in(reply, name, op)
+    field = ragged_field(reply, name, op)
     own, runs = field.t.long().cpu(), field.off.diff().cpu()
     client = torch.repeat_interleave(members, runs)
     if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
@@ -79,12 +79,12 @@ MOST_TURNS = 10_000  # clients that publish
 
 @dataclass(frozen=True)
 class Relayed:
-    """What `relay_sum` has carried, and what not because too little stood behind it.
+    """Counts of rows and sums that `relay_sum` carried, and held back for too few contributors.
 
     Attributes:
         sent: rows that clients sent.
         left_out: rows that clients left out.
-        withheld: sums that the server did not hand on.
+        withheld: sums that the server did not send on.
     """
 
     sent: int = 0
@@ -112,13 +112,13 @@ def relay_sum(
     silos: int = 1,
     lacking: bool = False,
 ) -> Relayed:
-    """Add up what clients know of each other's boundary rows, at the rows' owners.
+    """Add up partial sums of boundary rows over clients, and send them to the rows' owners.
 
     Args:
         fed: the federation.
         contribute: replies `rows` (k, D), one for each of its slots in their order, or for those
-            slots that it names in `slot` (k,) int32; may count in `left_out` (C,) int64 what it
-            keeps back.
+            slots that it names in `slot` (k,) int32; may count in `left_out` (C,) int64 the
+            rows that it does not send.
         absorb: gets `sum` (k, D) and `row` (k,) int32, the places among its boundary rows,
             ascending; `row` is left out if contributors named no slots and `silos` is 1: then all
             rows have a sum.
@@ -127,44 +127,44 @@ def relay_sum(
         inbox: what both ops get besides.
         to: clients that take part; sums for others are dropped.
         silos: how many clients must have sent a row for a sum to be handed on.
-        lacking: whether sums are made without clients that are away, too.
+        lacking: whether to continue without clients that are away.
     """
-    given: dict[str, Field] = dict(inbox or {})
-    reply = fed.call(contribute, given, what=what, key=key, to=to, rows=True, lacking=lacking)
+    full_inbox: dict[str, Field] = dict(inbox or {})
+    reply = fed.call(contribute, full_inbox, what=what, key=key, to=to, rows=True, lacking=lacking)
     if not reply:  # all have gone
         return Relayed()
-    members, named = positions_of(fed.ids, to), "slot" in reply
-    values, target = _contributed(fed, reply, contribute, members, lacking=lacking)
-    sent, wanted = len(values), all_places(fed.route.boundary_off, members)
+    members, names_slots = positions_of(fed.ids, to), "slot" in reply
+    values, target = _rows_with_targets(fed, reply, contribute, members, lacking=lacking)
+    sent, own_rows = len(values), all_places(fed.route.boundary_off, members)
     if to is not None:
-        values, target = _among(wanted, values, target)
-    heard, withheld = torch.unique(target) if named else wanted, 0
+        values, target = _select_rows(own_rows, values, target)
+    summed_rows, withheld = torch.unique(target) if names_slots else own_rows, 0
     if silos > 1:
-        heard, behind = torch.unique(target, return_counts=True)
-        withheld, heard = int((behind < silos).sum()), heard[behind >= silos]
-        values, target = _among(heard, values, target)
-    total = values.new_zeros(len(heard), values.shape[1])
+        summed_rows, num_silos = torch.unique(target, return_counts=True)
+        withheld, summed_rows = int((num_silos < silos).sum()), summed_rows[num_silos >= silos]
+        values, target = _select_rows(summed_rows, values, target)
+    total = values.new_zeros(len(summed_rows), values.shape[1])
     # One row after the other, in client order: a sum has the same bits on every engine.
-    total.index_add_(0, torch.searchsorted(heard, target).to(values.device), values)
-    places, off = by_owner(heard, fed.route.boundary_off, members)
-    given["sum"] = Ragged(total, off)
-    if named or silos > 1:
-        given["row"] = Ragged(places, off)
-    fed.call(absorb, given, what=what, key=key, to=to, lacking=lacking)
+    total.index_add_(0, torch.searchsorted(summed_rows, target).to(values.device), values)
+    places, off = by_owner(summed_rows, fed.route.boundary_off, members)
+    full_inbox["sum"] = Ragged(total, off)
+    if names_slots or silos > 1:
+        full_inbox["row"] = Ragged(places, off)
+    fed.call(absorb, full_inbox, what=what, key=key, to=to, lacking=lacking)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
     return Relayed(sent, left_out, withheld)
 
 
-def _contributed(
+def _rows_with_targets(
     fed: Federation, reply: Payload, contribute: Op, members: Tensor, *, lacking: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows (k, D) that clients have replied, and the boundary row (k,) of each."""
-    rows = rows_in(reply, "rows", contribute)
+    """Return the rows (k, D) in the clients' replies, and the boundary row (k,) of each."""
+    rows = ragged_field(reply, "rows", contribute)
     if "slot" in reply:
         slots = places_in(reply, "slot", fed.route.slot_off, members, contribute)
     else:
-        here = [p for p in members.tolist() if not lacking or fed.ids[p] not in fed.away]
-        slots = all_places(fed.route.slot_off, torch.tensor(here, dtype=torch.int64))
+        present = [p for p in members.tolist() if not lacking or fed.ids[p] not in fed.away]
+        slots = all_places(fed.route.slot_off, torch.tensor(present, dtype=torch.int64))
     target = fed.route.target[slots]
     if len(target) != len(rows.t):
         raise ProtocolError(
@@ -174,10 +174,10 @@ def _contributed(
     return rows.t, target
 
 
-def _among(wanted: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _select_rows(wanted: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows for some boundary rows only, and the boundary row of each."""
-    kept = torch.isin(target, wanted)
-    return values[kept.to(values.device)], target[kept]
+    mask = torch.isin(target, wanted)
+    return values[mask.to(values.device)], target[mask]
 
 
 def relay_steps(
@@ -202,10 +202,10 @@ def relay_steps(
         width: D.
         dtype: of the rows; None is the run's.
         named: whether contributors name their slots even if they leave none out.
-        behind: what must stand behind rows, `silos` of `relay_sum` included.
+        behind: how many nodes and silos must contribute to a row (`silos` of `relay_sum`).
         inbox: specs of what both ops get besides.
     """
-    given = dict(inbox or {})
+    inbox_specs = dict(inbox or {})
     named |= behind.nodes > 1
     if named:
         reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows="own/slot"), "slot": places(SLOTS)}
@@ -217,7 +217,9 @@ def relay_steps(
         total = {"sum": FieldSpec(Ragged, (width,), dtype, rows="own/row"), "row": places(BOUNDARY)}
     else:
         total = {"sum": FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)}
-    return Call(contribute, what, key, given, reply), Call(absorb, what, key, given | total)
+    return Call(contribute, what, key, inbox_specs, reply), Call(
+        absorb, what, key, inbox_specs | total
+    )
 
 
 def broadcast(
@@ -229,7 +231,7 @@ def broadcast(
     key: Key,
     inbox: Mapping[str, Shared] | None = None,
 ) -> None:
-    """Show all rows of all clients to all clients.
+    """Send all rows of all clients to all clients.
 
     Args:
         fed: the federation.
@@ -239,20 +241,20 @@ def broadcast(
         key: key of the ops' draws.
         inbox: what both ops get besides.
     """
-    given: dict[str, Field] = dict(inbox or {})
-    reply = fed.call(send, given, what=what, key=key, rows=True)
-    given["all"] = Shared(rows_in(reply, "rows", send).t)
-    fed.call(take, given, what=what, key=key)
+    full_inbox: dict[str, Field] = dict(inbox or {})
+    reply = fed.call(send, full_inbox, what=what, key=key, rows=True)
+    full_inbox["all"] = Shared(ragged_field(reply, "rows", send).t)
+    fed.call(take, full_inbox, what=what, key=key)
 
 
 def broadcast_steps(
     send: Op, take: Op, *, what: Kind, key: Key, width: int, inbox: FieldSpecs | None = None
 ) -> Steps:
     """Return the calls of `broadcast`; the arguments are those of `broadcast`, D is `width`."""
-    given = dict(inbox or {})
+    inbox_specs = dict(inbox or {})
     return (
-        Call(send, what, key, given, {"rows": FieldSpec(Ragged, (width,), rows=NODES)}),
-        Call(take, what, key, {**given, "all": FieldSpec(Shared, (None, width))}),
+        Call(send, what, key, inbox_specs, {"rows": FieldSpec(Ragged, (width,), rows=NODES)}),
+        Call(take, what, key, {**inbox_specs, "all": FieldSpec(Shared, (None, width))}),
     )
 
 
@@ -267,7 +269,7 @@ def publish(
     to: Sequence[str] | None = None,
     back: Kind | None = None,
 ) -> None:
-    """Show what each client sends to all others, and give it the sum of their answers.
+    """Send the reply of each client to all others, and return the sum of their answers to it.
 
     One client after the other: calls grow with the number of clients, bytes with its square.
 
@@ -281,13 +283,13 @@ def publish(
         to: clients that take part; all by default.
         back: kind of the answers, with what they answer; the same by default.
     """
-    everyone = [fed.ids[p] for p in positions_of(fed.ids, to).tolist()]
-    if len(everyone) == 1:
+    members = [fed.ids[p] for p in positions_of(fed.ids, to).tolist()]
+    if len(members) == 1:
         return
-    for name in everyone:
-        shown = fed.call(send, {}, what=what, key=key, to=[name], rows=True)
-        inbox = {field: Shared(_whole(part)) for field, part in shown.items()}
-        others = [other for other in everyone if other != name]
+    for name in members:
+        published = fed.call(send, {}, what=what, key=key, to=[name], rows=True)
+        inbox = {field: Shared(_whole(part)) for field, part in published.items()}
+        others = [other for other in members if other != name]
         kind = back or what
         total = fed.call(answer, inbox, what=kind, key=key, to=others, reduce=Sum())
         own = {field: Stacked(part.t[None]) for field, part in total.items()}
@@ -305,7 +307,7 @@ def publish_steps(
     answers: FieldSpecs,
     back: Kind | None = None,
 ) -> Steps:
-    """Return the calls of `publish`: a silo answers others, and has its turn among them.
+    """Return the calls of `publish`: a silo answers others, and publishes once among them.
 
     The server makes all of a turn's calls, a silo either its own or an answer. It does not know how
     many others there are, so that is `MOST_TURNS` times at most.
@@ -321,13 +323,13 @@ def publish_steps(
         back: as there.
     """
     kind = back or what
-    inbox = {n: replace(s, form=Shared, shape=_whole_shape(s), rows="") for n, s in shown.items()}
+    inbox = {n: replace(s, form=Shared, shape=_shared_shape(s), rows="") for n, s in shown.items()}
     other = Call(answer, kind, key, inbox, answers)
     turn = Call(send, what, key, {}, shown), Maybe(other), Call(take, kind, key, answers)
     return Repeat(Either(other, turn), MOST_TURNS)
 
 
-def _whole_shape(spec: FieldSpec) -> tuple[int | None, ...]:
+def _shared_shape(spec: FieldSpec) -> tuple[int | None, ...]:
     """Return the shape of what one client sent once all others get it."""
     return (None, *spec.shape) if spec.form is Ragged else spec.shape
 
@@ -344,7 +346,7 @@ def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
         key: key of the op's draws.
     """
     reply = fed.call(tell, {}, what=Kind.STATISTICS, key=key, rows=True)
-    return rows_in(reply, "used", tell)
+    return ragged_field(reply, "used", tell)
 
 
 def learn_rows_steps(tell: Op, *, key: Key, size: int) -> Steps:
@@ -406,9 +408,9 @@ def compare_edges(
 ) -> tuple[State, Payload]:
     """Compare with the own edges. In: `sum` (B, 1) int64. Out: nothing."""
     del cfg, key
-    told = torch.zeros(len(block.row_key), dtype=torch.int64, device=block.off.device)
-    told[block.halo.boundary] = inbox["sum"].t[:, 0]
-    wrong = block.count(told != block.halo.adj.degree)
+    reported_degree = torch.zeros(len(block.row_key), dtype=torch.int64, device=block.off.device)
+    reported_degree[block.halo.boundary] = inbox["sum"].t[:, 0]
+    wrong = block.count(reported_degree != block.halo.adj.degree)
     return {**state, "agreement/wrong": Stacked(wrong)}, {}
 
 

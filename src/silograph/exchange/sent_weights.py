@@ -71,7 +71,7 @@ SMALL_DTYPES = {"float16": torch.float16, "int8": torch.int8, "int4": torch.uint
 
 
 class SendingConfig(Protocol):
-    """What decides how a method's weights travel; see `MethodConfig`."""
+    """The settings that decide how a method's weights are sent; see `MethodConfig`."""
 
     @property
     def model(self) -> AnyModel:
@@ -79,7 +79,7 @@ class SendingConfig(Protocol):
 
     @property
     def sent(self) -> SentWeights:
-        """How its weights travel."""
+        """How its weights are encoded."""
 
     @property
     def keep_optimizer(self) -> bool:
@@ -88,7 +88,7 @@ class SendingConfig(Protocol):
 
 @dataclass(frozen=True)
 class WeightsForm:
-    """What messages with weights hold in a run.
+    """The form of messages with weights in a run.
 
     Attributes:
         small: names of the weights that travel as small numbers.
@@ -117,32 +117,32 @@ def form_of(cfg: SendingConfig) -> WeightsForm:
 
 
 def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return numbers (..., D) as they travel, and the scales of rows if they have any."""
+    """Encode numbers (..., D); return them and the scales of rows if they have any."""
     if form.dtype is torch.float16:
         return as_halves(x), None
     return as_half_bytes(x) if form.dtype is torch.uint8 else as_bytes(x)
 
 
-# What both ends hold each other to.
+# Specs, which both ends enforce.
 
 
 def takes(cfg: SendingConfig) -> FieldSpecs:
-    """Return the specs of weights on their way to clients."""
+    """Return the specs of weights sent to clients."""
     if cfg.sent.plain:
         return weight_specs(cfg.model, Shared)
-    return _specs(cfg, Shared, f"state/{USED}")
+    return _weight_specs(cfg, Shared, f"state/{USED}")
 
 
 def gives(cfg: SendingConfig) -> FieldSpecs:
-    """Return the specs of weights on their way to the server."""
+    """Return the specs of weights sent to the server."""
     if cfg.sent.plain:
         return weight_specs(cfg.model, Stacked)
     first = form_of(cfg).rows[:1]
     rows = f"inbox/{NAMES}{first[0]}" if first else ""
-    return _specs(cfg, Stacked, rows)
+    return _weight_specs(cfg, Stacked, rows)
 
 
-def _specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
+def _weight_specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
     form, specs = form_of(cfg), dict[str, FieldSpec]()
     for name, shape in cfg.model.weight_shapes.items():
         dtype = form.dtype if name in form.small else None
@@ -178,7 +178,7 @@ def kept(cfg: SendingConfig) -> FieldSpecs:
 def tell_used(
     cfg: SendingConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Note which features occur; nothing is rounded off yet. In: nothing. Out: `used` if sent."""
+    """Store which features occur, and residuals of 0. In: nothing. Out: `used` if sent."""
     del inbox, key
     form, used, dtype = form_of(cfg), used_of(block), dtype_of(block)
     new: dict[str, Stacked | Ragged] = {**state, USED: used}
@@ -198,12 +198,12 @@ def used_of(block: ClientBlock) -> Ragged:
     if isinstance(block.x, SparseRows):
         return Ragged(block.x.used.feature.int(), block.x.used.off)
     count, clients = block.num_features, block.num_clients
-    every = torch.arange(count, dtype=torch.int32, device=block.off.device).repeat(clients)
-    return Ragged(every, torch.arange(clients + 1, device=block.off.device) * count)
+    all_features = torch.arange(count, dtype=torch.int32, device=block.off.device).repeat(clients)
+    return Ragged(all_features, torch.arange(clients + 1, device=block.off.device) * count)
 
 
 def learn_form(fed: Federation, cfg: SendingConfig, key: Key) -> Params:
-    """Set clients up for weights in this form; return what the server remembers of it."""
+    """Prepare clients for weights in this form; return what the server stores of it."""
     if cfg.sent.plain:
         return {}
     if cfg.sent.rows == "all":
@@ -214,7 +214,7 @@ def learn_form(fed: Federation, cfg: SendingConfig, key: Key) -> Params:
 
 
 def remembered_form(memory: Mapping[str, Tensor]) -> Params:
-    """Return what `learn_form` has left in a server's memory."""
+    """Return the fields of `learn_form` in a server's memory."""
     return {name: memory[name] for name in (FIRST, OFF) if name in memory}
 
 
@@ -231,8 +231,8 @@ def check_remembered(cfg: SendingConfig, memory: Mapping[str, Tensor], clients: 
         raise ValueError(OFF)
     if bool(((used < 0) | (used >= cfg.model.features)).any()):
         raise ValueError(FIRST)
-    mine = owners(off)
-    if bool(((used.diff() <= 0) & (mine.diff() == 0)).any()):  # ascending at each client
+    owner = owners(off)
+    if bool(((used.diff() <= 0) & (owner.diff() == 0)).any()):  # ascending at each client
         raise ValueError(FIRST)
 
 
@@ -259,7 +259,7 @@ def outgoing(
         memory: of `learn_form`.
         to: (k,) int64 positions of the clients that get it.
     """
-    form, found = form_of(cfg), dict[str, Field]()
+    form, message = form_of(cfg), dict[str, Field]()
     used = take(Ragged(memory[FIRST], memory[OFF]), to) if form.rows else None
     for name, w in weights.items():
         parts: dict[str, Tensor | None] = {f"{NAMES}{name}": w}
@@ -269,16 +269,16 @@ def outgoing(
         for field, t in ((f, t) for f, t in parts.items() if t is not None):
             if name in form.rows:
                 assert isinstance(used, Ragged)  # take keeps the type
-                found[field] = rows_for(t, used)
+                message[field] = rows_for(t, used)
             else:
-                found[field] = Shared(t)
-    return found
+                message[field] = Shared(t)
+    return message
 
 
 def arrived(
     cfg: SendingConfig, block: ClientBlock, state: State, inbox: Payload
 ) -> dict[str, Shared]:
-    """Return weights that came, `weights/*` whole; rows that no client of the block uses are 0.
+    """Decode received weights, `weights/*`; rows that no client of the block uses are 0.
 
     Where only used rows travel, clients of a block share one table: the server sends each row
     alike to all clients that use it.
@@ -286,7 +286,7 @@ def arrived(
     Raises:
         ProtocolError: rows of one feature that differ between clients.
     """
-    form, found = form_of(cfg), dict[str, Shared]()
+    form, weights = form_of(cfg), dict[str, Shared]()
     for name, shape in cfg.model.weight_shapes.items():
         field, scale = inbox[f"{NAMES}{name}"], inbox.get(f"{SCALE}{NAMES}{name}")
         t = field.t
@@ -300,8 +300,8 @@ def arrived(
                 raise ProtocolError(
                     f"expected the same rows of {name} for all clients that use them, got others"
                 )
-        found[f"{NAMES}{name}"] = Shared(t)
-    return found
+        weights[f"{NAMES}{name}"] = Shared(t)
+    return weights
 
 
 # Up.
@@ -312,38 +312,39 @@ def leaving(
     state: State,
     start: Mapping[str, Shared],
     reply: Payload,
-    ended: Mapping[str, Tensor],
+    weights_without_data: Mapping[str, Tensor],
 ) -> tuple[dict[str, Stacked | Ragged], dict[str, Field]]:
-    """Return a client's state and its reply, with trained weights as they travel.
+    """Encode trained weights for the reply; return the clients' state and their reply.
 
     Args:
         cfg: of the method.
         state: of the clients.
         start: what they started from; see `arrived`.
         reply: with `weights/*` (C, ...).
-        ended: `weights/*` that are known of first weights after a round without data, from `start`.
+        weights_without_data: first weights `weights/*` after a round without data that begins
+            with `start`.
     """
     form, used = form_of(cfg), state[USED]
     assert isinstance(used, Ragged)  # of `tell_used`
-    new, found = dict(state), dict(reply)
+    new, new_reply = dict(state), dict(reply)
     for name in {**dict.fromkeys(form.rows), **dict.fromkeys(form.small)}:
         own = f"{NAMES}{name}"
         field = reply[own]
         assert isinstance(field, Stacked | Patched)  # trained weights
         if name not in form.small:
-            found[own] = rows_from(field, used)
+            new_reply[own] = rows_from(field, used)
             continue
-        left, base = new[f"{LEFT}{name}"], ended.get(own, start[own].t)
-        rows = rows_from(field, used) if isinstance(left, Ragged) else field
+        residual, base = new[f"{LEFT}{name}"], weights_without_data.get(own, start[own].t)
+        rows = rows_from(field, used) if isinstance(residual, Ragged) else field
         assert not isinstance(rows, Patched)  # has rows that are known
-        at = base[used.t.long()] if isinstance(left, Ragged) else base
-        change = rows.t - at + left.t
+        at = base[used.t.long()] if isinstance(residual, Ragged) else base
+        change = rows.t - at + residual.t
         sent = packed(form, change)
-        told = from_small(unpacked(sent[0], change.shape[-1]), sent[1], change.dtype)
-        rest = (change - told).nan_to_num(0.0, 0.0, 0.0)
-        new[f"{LEFT}{name}"] = replace(left, t=rest)
+        decoded = from_small(unpacked(sent[0], change.shape[-1]), sent[1], change.dtype)
+        new_residual = (change - decoded).nan_to_num(0.0, 0.0, 0.0)
+        new[f"{LEFT}{name}"] = replace(residual, t=new_residual)
         parts: list[Field]
-        if isinstance(left, Stacked):
+        if isinstance(residual, Stacked):
             parts = [Stacked(t) for t in sent if t is not None]
         elif name in form.rows:
             parts = [Ragged(t, used.off) for t in sent if t is not None]
@@ -354,8 +355,8 @@ def leaving(
                 for whole, t in zip(others, sent, strict=True)
                 if whole is not None and t is not None
             ]
-        found |= zip((own, f"{SCALE}{own}"), parts, strict=False)  # halves have no scales
-    return new, found
+        new_reply |= zip((own, f"{SCALE}{own}"), parts, strict=False)  # halves have no scales
+    return new, new_reply
 
 
 def _other_rows(
@@ -373,7 +374,7 @@ def mean_of(
     by: str,
     weights: Mapping[str, Tensor],
     memory: Mapping[str, Tensor],
-    ended: Mapping[str, Tensor],
+    weights_without_data: Mapping[str, Tensor],
     *,
     steps: str = "",
     after: Callable[[str, int], Tensor] | None = None,
@@ -385,15 +386,15 @@ def mean_of(
         by: field of the clients' weights in the mean.
         weights: the server's, that were sent.
         memory: of `learn_form`.
-        ended: `weights/*` that are known of first weights after a round without data.
+        weights_without_data: first weights `weights/*` after a round without data.
         steps: see `Decoder`.
         after: likewise.
     """
     form = form_of(cfg)
-    bases = {f"{NAMES}{n}": ended.get(f"{NAMES}{n}", weights[n]) for n in form.small}
-    sent = Decoder(bases, others=ended)
+    bases = {f"{NAMES}{n}": weights_without_data.get(f"{NAMES}{n}", weights[n]) for n in form.small}
+    sent = Decoder(bases, others=weights_without_data)
     if form.rows:
         used = Ragged(memory[FIRST], memory[OFF])
-        known = {f"{NAMES}{name}": used for name in form.rows}
-        sent = replace(sent, known=known, steps=steps, after=after)
-    return WeightedMean(by, ended, sent)
+        used_rows = {f"{NAMES}{name}": used for name in form.rows}
+        sent = replace(sent, known=used_rows, steps=steps, after=after)
+    return WeightedMean(by, weights_without_data, sent)

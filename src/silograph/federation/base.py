@@ -36,11 +36,11 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class AwayError(ProtocolError):
-    """Clients that a call needs are away, and may come back: then the round can be done again.
+    """Clients that a call needs are away, but may return; then the round can be repeated.
 
     Attributes:
-        names: who is away.
-        needed: how many of them must come back.
+        names: of the clients that are away.
+        needed: how many of them must return.
     """
 
     def __init__(self, line: str, names: Sequence[str], needed: int) -> None:
@@ -57,10 +57,10 @@ Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 
 
 def reads(*names: str) -> Callable[[Op], Op]:
-    """Say which fields of the state an op reads: those whose names begin with one of these.
+    """Declare which fields of the state an op reads: those whose names begin with one of these.
 
-    It is given no others, so a call to some clients of a block copies no more than these. What it
-    does not return of the others stays as it is; without this an op gets the whole state.
+    The op gets only these, so a call to some clients of a block copies no others. Other fields
+    stay unchanged unless the op returns them. Without this decorator it gets the whole state.
     """
 
     def mark(op: Op) -> Op:
@@ -71,17 +71,17 @@ def reads(*names: str) -> Callable[[Op], Op]:
 
 
 def is_read(op: Op, name: str) -> bool:
-    """Return whether an op is given a field of the state."""
+    """Return whether an op gets a field of the state."""
     names = op.__dict__.get("reads")
     return names is None or name.startswith(names)
 
 
 def overwrites(*names: str) -> Callable[[Op], Op]:
-    """Say which fields of the state an op writes to: those whose names begin with one of these.
+    """Declare which fields of the state an op writes to, by the beginnings of their names.
 
-    It is given them in memory that nobody else reads, so it need not copy what it changes a part
-    of, and returns them, or makes them, in such memory. All other fields stay as they are. Where it
-    fails in a simulation, what it was given is lost, as the run is.
+    The op gets them in memory of its own, so it may change them in place, and must return them in
+    such memory. All other fields stay as they are. If it fails in a simulation, the old values are
+    lost; the run ends then anyway.
     """
 
     def mark(op: Op) -> Op:
@@ -112,7 +112,7 @@ class WeightedMean:
         by: the field with the weights.
         around: tensors that most rows of a field equal: the mean is that of the differences from
             them, so rows that do not differ cost nothing. They change no more than rounding.
-        sent: how what clients send is read.
+        sent: how fields of replies are decoded.
         without: fields of which no mean is taken, since they are gathered.
     """
 
@@ -136,7 +136,7 @@ class Gather:
     """Fields of the replies as they are, by client; all fields may be folded beside that.
 
     The result has `by_client/NAME` (C, ...) for each field, with a slice for every client of the
-    federation in its order, zeros for who was not called or did not answer, and
+    federation in its order, zeros for clients that were not called or did not answer, and
     `by_client/answered` (C,) bool. A call goes on without silos that are away, as a sum does.
 
     >>> Gather("loss", fold=WeightedMean("nodes")).fields
@@ -164,13 +164,13 @@ Reduce = WeightedMean | Sum | Gather
 
 
 def decoder_of(reduce: Reduce | None) -> Decoder:
-    """Return how replies are read."""
+    """Return the decoder of replies."""
     fold = fold_of(reduce)
     return fold.sent if isinstance(fold, WeightedMean) else WHOLE
 
 
 def fold_of(reduce: Reduce | None) -> WeightedMean | Sum | None:
-    """Return how replies are folded, None if they are not."""
+    """Return the sum or mean of replies, None if they are only gathered."""
     return reduce.fold if isinstance(reduce, Gather) else reduce
 
 
@@ -187,14 +187,14 @@ class Federation(Protocol):
 
     @property
     def away(self) -> tuple[str, ...]:
-        """Clients that calls go on without; none in one process."""
+        """Clients that are away; none in one process."""
 
     @property
     def ledger(self) -> Ledger:
         """What every call cost."""
 
     def start_round(self, number: int) -> None:
-        """Say that the calls from here on belong to this round; 0 is before the first."""
+        """Assign the calls from here on to this round; 0 is before the first."""
 
     def call(
         self,
@@ -217,7 +217,7 @@ class Federation(Protocol):
             what: declared content of the call, both ways.
             key: key of the op's draws.
             to: ids, in the federation's order.
-            reduce: how the replies are folded, to `Shared` fields, or what is kept of them by
+            reduce: how the replies are folded, to `Shared` fields, or which are gathered by
                 client (`Gather`).
             rows: whether replies may be `Ragged`. What has a row for each node crosses clients
                 through `silograph.exchange` only, which says so here.
@@ -231,7 +231,7 @@ class Federation(Protocol):
 
 
 class Engine(Federation, Protocol):
-    """A federation whose run can be interrupted and go on."""
+    """A federation whose run can be interrupted and resumed."""
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -249,7 +249,7 @@ class Engine(Federation, Protocol):
         """Return what the server's checkpoint holds of the clients; nothing if they keep it."""
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
-        """Let clients that keep their own state write down that of a round, which is over.
+        """Have clients that keep their own state store that of a completed round.
 
         The server commits the round after that: all clients have what a committed round needs.
 
@@ -259,7 +259,7 @@ class Engine(Federation, Protocol):
         """
 
     def hand_over(self, number: int, weights: Payload) -> int:
-        """Tell all clients that are there which round was the best, with the server's weights then.
+        """Send all attached clients the number of the best round and the server's weights of it.
 
         This is no call and not in the ledger: what a method costs does not depend on who keeps its
         model.
@@ -283,7 +283,7 @@ class Engine(Federation, Protocol):
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:
-        """Go on from a round: its states, if the server holds them, and the records up to it.
+        """Resume from a round: its states, if the server holds them, and the records up to it.
 
         Args:
             number: of the round.
@@ -297,7 +297,7 @@ class Engine(Federation, Protocol):
         """
 
     def rejoin(self, away: AwayError) -> None:
-        """Wait for clients that the round lacks, and bring all back to where it began.
+        """Wait for missing clients, and restore all to the beginning of the round.
 
         Raises:
             ProtocolError: they do not come back, or not as they were.
@@ -320,14 +320,14 @@ def _positions(ids: tuple[str, ...], to: tuple[str, ...]) -> Tensor:
     """Return the positions (k,) int64 of clients; not to be changed; see `positions_of`."""
     place = _places(ids)
     try:
-        found = np.fromiter(map(place.__getitem__, to), np.int64, len(to))
+        positions = np.fromiter(map(place.__getitem__, to), np.int64, len(to))
     except KeyError as error:
         raise ProtocolError(f"expected clients of this federation, got {error.args[0]!r}") from None
-    if not len(found) or not bool((found[1:] > found[:-1]).all()):
+    if not len(positions) or not bool((positions[1:] > positions[:-1]).all()):
         raise ProtocolError(
             f"expected at least one client, each once and in the federation's order, got {list(to)}"
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(positions)
 
 
 @lru_cache(maxsize=4)  # of a federation in every call
@@ -337,7 +337,7 @@ def _places(ids: tuple[str, ...]) -> dict[str, int]:
 
 
 # --- op failure ----------------------------------------------------------------------------------
-# What is said of an op that failed: which one, when, at whom, where in its code, and on what.
+# The message of an op that failed: which op, round, clients, place in its code, and inputs.
 #
 # And of functions of users that the server runs: those of a method, a selector or an aggregator.
 #
@@ -379,38 +379,40 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
     try:
         yield
     except Exception as error:
-        if says_all(error) or function.__module__.startswith("silograph."):
+        if is_self_explanatory(error) or function.__module__.startswith("silograph."):
             raise
         line = f"{function.__name__} of {owner} failed with {_what(error)}{_place(error)}"
         raise OpError(f"{line}; round {number}, at the server") from error
 
 
 @contextmanager
-def in_function(function: Callable[..., Any], called: str) -> Iterator[None]:
+def in_function(function: Callable[..., Any], description: str) -> Iterator[None]:
     """Raise `OpError`, of one line, where a function of a user's own fails before a run.
 
     Args:
         function: the function; errors of silograph's own keep their tracebacks.
-        called: what it is called in the error.
+        description: what it is called in the error.
     """
     try:
         yield
     except Exception as error:
-        if says_all(error) or getattr(function, "__module__", "").startswith("silograph."):
+        if is_self_explanatory(error) or getattr(function, "__module__", "").startswith(
+            "silograph."
+        ):
             raise
-        raise OpError(f"in {called}: {_what(error)}{_place(error)}") from error
+        raise OpError(f"in {description}: {_what(error)}{_place(error)}") from error
 
 
 def context(op: Op, number: int, block: ClientBlock, state: State, inbox: Payload) -> str:
-    """Return where an op failed that says itself what is wrong."""
+    """Describe the place of a failure, as a note for an error that explains itself."""
     return (
         f"in {op.__name__}, {_scene(number, block)}; inbox: {_fields(inbox)}; state: "
         f"{_fields(state)}"
     )
 
 
-def says_all(error: Exception) -> bool:
-    """Whether an error needs no other around it: silograph's own, or memory that is exhausted."""
+def is_self_explanatory(error: Exception) -> bool:
+    """Whether an error explains itself: silograph's own, or exhausted memory."""
     exhausted = isinstance(error, RuntimeError) and "memory" in str(error)
     return isinstance(error, SilographError | MemoryError) or exhausted
 
@@ -425,19 +427,19 @@ def _scene(number: int, block: ClientBlock) -> str:
 
 def _fields(fields: Mapping[str, Field]) -> str:
     """Return names, forms, shapes and dtypes of fields; values may be private."""
-    shown = [
+    lines = [
         f"{name} {type(f).__name__} {tuple(f.t.shape)} {str(f.t.dtype).removeprefix('torch.')}"
         for name, f in list(fields.items())[:MOST_FIELDS]
     ]
-    more = len(fields) - len(shown)
-    return ", ".join(shown + [f"{more} more"] * (more > 0)) or "none"
+    more = len(fields) - len(lines)
+    return ", ".join(lines + [f"{more} more"] * (more > 0)) or "none"
 
 
 def _place(error: Exception) -> str:
     """Return the last line of code outside silograph and other packages, if there is one."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        inside = frame.filename.startswith(LIBRARY) or frame.filename.startswith("<")
-        if not inside and not set(INSTALLED) & set(Path(frame.filename).parts):
+        is_library_code = frame.filename.startswith(LIBRARY) or frame.filename.startswith("<")
+        if not is_library_code and not set(INSTALLED) & set(Path(frame.filename).parts):
             return f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
     return ""
 

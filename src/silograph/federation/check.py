@@ -26,7 +26,7 @@ from silograph.federation.base import (
     failure,
     is_overwritten,
     is_read,
-    says_all,
+    is_self_explanatory,
 )
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from silograph.graph.block.block import ClientBlock
@@ -43,7 +43,7 @@ def check_fields(
     shared: bool = False,
     patched: bool = False,
     rows: bool = True,
-    known: Mapping[str, Field] = NOTHING,
+    checked: Mapping[str, Field] = NOTHING,
 ) -> None:
     """Raise `ProtocolError` unless every field has a part for each client, and frames carry it.
 
@@ -54,12 +54,12 @@ def check_fields(
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
         patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
-        known: fields that keep the rules; the same ones are not looked at again.
+        checked: fields that were checked before; the same objects are skipped.
     """
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
     for name, field in fields.items():
-        if field is known.get(name):
+        if field is checked.get(name):
             continue
         problem = _problem(name, field, clients, shared, patched, rows)
         if problem:
@@ -67,9 +67,9 @@ def check_fields(
 
 
 def of_round(cfg: Any, number: int) -> Any:
-    """Return what ops read in a round: a pure function of both, at a server and at its silos.
+    """Return the config that ops get in a round: a pure function of both arguments.
 
-    What changes from round to round has a method `in_round(number)`; 0 is before the first.
+    A config that changes from round to round has a method `in_round(number)`; 0 is before round 1.
     """
     return cfg.in_round(number) if hasattr(cfg, "in_round") else cfg
 
@@ -87,7 +87,7 @@ def run_op(
     private: bool = False,
     given_up: bool = False,
 ) -> tuple[State, Payload]:
-    """Run an op and hold what it returns to the rules.
+    """Run an op and check its state and reply.
 
     Args:
         op: the op.
@@ -98,31 +98,34 @@ def run_op(
         key: of its draws.
         rows: whether replies may be `Ragged`.
         number: of the round.
-        private: whether nobody else may read what the op says where it fails.
-        given_up: whether nobody reads what the op overwrites of the state any more; else it is
-            given a copy of that.
+        private: whether the message of an error in the op must not leave this process.
+        given_up: whether the op may overwrite the state itself; else it gets a copy of the fields
+            that it overwrites.
 
     Raises:
         ProtocolError: it broke a rule.
         OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
-    seen = {
+    readable_state = {
         name: copied(field) if not given_up and is_overwritten(op, name) else field
         for name, field in state.items()
         if is_read(op, name)
     }
     try:
-        new, reply = op(of_round(cfg, number), block, seen, inbox, key)
+        new, reply = op(of_round(cfg, number), block, readable_state, inbox, key)
     except Exception as error:
-        if says_all(error) and not private:
+        if is_self_explanatory(error) and not private:
             error.add_note(context(op, number, block, state, inbox))
             raise
         raise failure(op, number, block, state, inbox, error) from error
-    if len(seen) < len(state):
-        new = {**{name: field for name, field in state.items() if name not in seen}, **new}
+    if len(readable_state) < len(state):
+        new = {
+            **{name: field for name, field in state.items() if name not in readable_state},
+            **new,
+        }
     clients = block.num_clients
     check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
-    check_fields(new, clients, f"state after {op.__name__}", known=state)
+    check_fields(new, clients, f"state after {op.__name__}", checked=state)
     for name in new:
         if name.startswith(HAS):
             raise ProtocolError(
@@ -133,7 +136,7 @@ def run_op(
 
 
 def check_alike(name: str, old: Field, new: Field) -> None:
-    """Raise `ProtocolError` unless one client's state field can stand beside another's."""
+    """Raise `ProtocolError` unless fields of two clients can be one state field."""
     if type(old) is not type(new):
         raise ProtocolError(
             f"expected state {name!r} of type {type(old).__name__}, got {type(new).__name__}: "
@@ -150,7 +153,7 @@ def check_alike(name: str, old: Field, new: Field) -> None:
 def _problem(
     name: str, field: Field, clients: int, shared: bool, patched: bool, rows: bool
 ) -> str | None:
-    """Return what was expected and what came, or None."""
+    """Return the expected and the actual form of a field, or None if it is right."""
     t = field.t
     if t.dtype not in DTYPES:
         return f"a dtype that frames carry, got {t.dtype},"

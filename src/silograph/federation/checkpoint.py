@@ -5,7 +5,7 @@ process dies; where it is synced, also after a power failure. What time or disks
 shows in its checksum: then the file of the checkpoint before is used.
 
     magic "SGC1" · CRC-32 u32 of all that follows · length of the facts u32 · facts (JSON) ·
-    tensors (safetensors), of which those that the fact `alike` names are packed (`alike_rows`)
+    tensors (safetensors), of which those that the fact `alike` names are packed (`packed`)
 """
 
 import json
@@ -53,44 +53,46 @@ def packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]
     Args:
         tensors: by name, contiguous and on the CPU.
     """
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     names = []
     for name, t in tensors.items():
-        alike = _alike(t) if t.dim() > 2 and len(t) > 1 and t.nbytes >= LEAST else None
+        alike = _find_alike_rows(t) if t.dim() > 2 and len(t) > 1 and t.nbytes >= LEAST else None
         if alike is None:
-            found[name] = t
+            stored[name] = t
             continue
         number, common = alike
         parts = (common, t[number, torch.arange(t.shape[1])], t[~common])
-        found |= {f"{name}/{part}": p for part, p in zip(PARTS, parts, strict=True)}
+        stored |= {f"{name}/{part}": p for part, p in zip(PARTS, parts, strict=True)}
         names.append(name)
-    return found, names
+    return stored, names
 
 
 def unpacked(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    """Return the tensors that `packed` was given.
+    """Return the tensors from which `packed` made these.
 
     Raises:
         ValueError: parts that are missing, do not fit, or say more than `MOST_TIMES` of themselves.
         TypeError: names that are none.
     """
-    found = dict(tensors)
+    whole = dict(tensors)
     for name in names:
         try:
-            alike, common, own = (found.pop(f"{name}/{part}") for part in PARTS)
+            alike, common, own = (whole.pop(f"{name}/{part}") for part in PARTS)
         except KeyError as error:
             raise ValueError(f"rows of {error} are missing") from None
-        _check(name, alike, common, own)
+        _check_parts(name, alike, common, own)
         t = common.expand(len(alike), *common.shape).clone()
         t[~alike] = own
-        found[name] = t
-    return found
+        whole[name] = t
+    return whole
 
 
-def _alike(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return who has the most common row of each number (R,), and who has it, too (C, R).
+def _find_alike_rows(t: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Find for each row number the most common row among the clients.
 
-    None is where too few have.
+    Returns:
+        (R,) int64, one client that has it, and (C, R) bool, all clients that have it; None where
+        so few rows are alike that packing does not pay.
     """
     bits = t.flatten(2).view(torch.uint8)
     if bits.shape[2] % 4:
@@ -106,7 +108,7 @@ def _alike(t: Tensor) -> tuple[Tensor, Tensor] | None:
     return None if alike.float().mean() < GAIN else (number, alike)
 
 
-def _check(name: str, alike: Tensor, common: Tensor, own: Tensor) -> None:
+def _check_parts(name: str, alike: Tensor, common: Tensor, own: Tensor) -> None:
     """Raise `ValueError` for parts that do not fit each other."""
     fits = (
         alike.dtype is torch.bool
@@ -125,13 +127,13 @@ MAGIC = b"SGC1"
 HEAD = struct.Struct("<4sII")
 NAME = re.compile(r"(round|best)-(\d{9,})\.checkpoint")
 WHOLE, PARTIAL = ".checkpoint", ".partial"  # suffixes: of a file, and while it is written
-KEPT = 2
+NUM_CHECKPOINTS = 2  # checkpoints of each sort
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError)
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a run was after a round.
+    """The state of a run after a round.
 
     Attributes:
         round: the round that was over.
@@ -148,8 +150,12 @@ def to_bytes(checkpoint: Checkpoint) -> list[bytes]:
     """Return the parts of a checkpoint's file."""
     whole = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
     tensors, alike = packed(whole)
-    told = {**checkpoint.facts, "round": checkpoint.round, **({"alike": alike} if alike else {})}
-    facts = json.dumps(told).encode()
+    all_facts = {
+        **checkpoint.facts,
+        "round": checkpoint.round,
+        **({"alike": alike} if alike else {}),
+    }
+    facts = json.dumps(all_facts).encode()
     arrays = {name: t.numpy() for name, t in tensors.items()}
     saved = safetensors.numpy.save(arrays)
     length = struct.pack("<I", len(facts))
@@ -174,7 +180,7 @@ def from_bytes(data: bytes) -> Checkpoint:
         )
     try:
         facts = json.loads(data[HEAD.size : HEAD.size + length])
-        json.dumps(facts, ensure_ascii=False).encode()  # half a surrogate pair can be shown nowhere
+        json.dumps(facts, ensure_ascii=False).encode()  # refuses half a surrogate pair
         arrays = safetensors.numpy.load(data[HEAD.size + length :])
         number = int(facts.pop("round"))
         parts = {name: torch.from_numpy(a) for name, a in arrays.items()}
@@ -192,14 +198,14 @@ def read_checkpoint(path: Path, number: int) -> Checkpoint:
     """
     check_regular(path)
     try:
-        found = from_bytes(path.read_bytes())
+        checkpoint = from_bytes(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"expected {path.name}, got: {error.strerror}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path.name}: {error}") from None
-    if found.round != number:
-        raise CheckpointError(f"{path.name}: expected round {number}, got {found.round}")
-    return found
+    if checkpoint.round != number:
+        raise CheckpointError(f"{path.name}: expected round {number}, got {checkpoint.round}")
+    return checkpoint
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
@@ -250,20 +256,20 @@ class CheckpointFolder:
     Args:
         path: the folder.
         synced: whether what is written is on the disk before the next step, so that it outlives a
-            power failure. Ends of a federation need that: each goes back with all others only.
+            power failure. Servers and silos need that: they can only go back together.
     """
 
     def __init__(self, path: Path, *, synced: bool = False) -> None:
         self.path = path
         self.synced = synced
-        self._best: int | None = None  # whose weights this process has written
+        self._written_best_round: int | None = None  # whose weights this process has written
 
-    def write(self, checkpoint: Checkpoint, needed: Collection[int] = ()) -> None:
-        """Write a checkpoint whole, then drop all but it, the one before and those `needed`.
+    def write(self, checkpoint: Checkpoint, needed_rounds: Collection[int] = ()) -> None:
+        """Write a checkpoint whole, then drop all but it, the one before and `needed_rounds`.
 
-        Later ones go, too: they are of rounds from before somebody went back to an earlier one.
+        Later ones go, too: they are of rounds from before the run was reset to an earlier one.
         """
-        self._write("round", checkpoint, {file_name("round", number) for number in needed})
+        self._write("round", checkpoint, {file_name("round", number) for number in needed_rounds})
 
     @property
     def rounds(self) -> list[int]:
@@ -275,9 +281,9 @@ class CheckpointFolder:
 
         Two are kept: the two latest checkpoints know at most two best rounds.
         """
-        if self._best != number:
+        if self._written_best_round != number:
             self._write("best", Checkpoint(number, weights, {}))
-            self._best = number
+            self._written_best_round = number
 
     def best(self, number: int) -> Mapping[str, Tensor]:
         """Return the weights that `keep_best` wrote.
@@ -287,7 +293,7 @@ class CheckpointFolder:
         """
         return read_checkpoint(self.path / file_name("best", number), number).tensors
 
-    def _write(self, what: str, checkpoint: Checkpoint, needed: Collection[str] = ()) -> None:
+    def _write(self, what: str, checkpoint: Checkpoint, needed_names: Collection[str] = ()) -> None:
         if not self.path.is_dir():
             self.path.mkdir()
             if self.synced:
@@ -298,12 +304,12 @@ class CheckpointFolder:
                 file.write(part)
         files = self._files(what)
         later = files.index(target) if what == "round" else 0
-        for old in (*files[:later], *files[later + KEPT :]):
-            if old.name not in needed:
+        for old in (*files[:later], *files[later + NUM_CHECKPOINTS :]):
+            if old.name not in needed_names:
                 old.unlink()
 
     def drop_partial(self) -> None:
-        """Remove what a process has left that was killed while it wrote a checkpoint."""
+        """Remove partial files of a process that was killed while it wrote a checkpoint."""
         for path in self.path.glob(f"*{PARTIAL}"):
             if NAME.fullmatch(path.with_suffix(WHOLE).name):
                 path.unlink()
@@ -311,39 +317,39 @@ class CheckpointFolder:
     def _files(self, what: str) -> list[Path]:
         """Return the files of one sort, the latest first."""
         files = self.path.iterdir() if self.path.is_dir() else ()
-        named = [(NAME.fullmatch(f.name), f) for f in files]
-        found = [(int(m[2]), f) for m, f in named if m is not None and m[1] == what]
-        return [f for _, f in sorted(found, reverse=True)]
+        matches = [(NAME.fullmatch(f.name), f) for f in files]
+        numbered = [(int(m[2]), f) for m, f in matches if m is not None and m[1] == what]
+        return [f for _, f in sorted(numbered, reverse=True)]
 
     def latest(
-        self, misfit: Callable[[Checkpoint], str | None] = lambda _: None
+        self, find_misfit: Callable[[Checkpoint], str | None] = lambda _: None
     ) -> tuple[Checkpoint | None, list[str]]:
         """Return the latest checkpoint that can be used, and a line for each later one.
 
         Args:
-            misfit: says why a whole checkpoint cannot be used all the same, or None.
+            find_misfit: says why a whole checkpoint cannot be used all the same, or None.
 
         Raises:
             CheckpointError: there are checkpoints, but none can be used.
         """
         problems: list[str] = []
-        for found in self.each(misfit):
-            if isinstance(found, Checkpoint):
-                return found, problems
-            problems.append(found)
+        for checkpoint in self.each(find_misfit):
+            if isinstance(checkpoint, Checkpoint):
+                return checkpoint, problems
+            problems.append(checkpoint)
         if problems:
             raise self.none_usable(problems)
         return None, []
 
     def each(
-        self, misfit: Callable[[Checkpoint], str | None] = lambda _: None
+        self, find_misfit: Callable[[Checkpoint], str | None] = lambda _: None
     ) -> Iterator[Checkpoint | str]:
         """Yield the checkpoints, the latest first; in place of one that is unusable, why it is."""
         for number in sorted(self.rounds, reverse=True):
             name = file_name("round", number)
             try:
                 checkpoint = read_checkpoint(self.path / name, number)
-                reason = misfit(checkpoint)
+                reason = find_misfit(checkpoint)
             except CheckpointError as error:
                 reason = str(error).removeprefix(f"{name}: ")
             yield checkpoint if reason is None else f"{name} cannot be used: {reason}"

@@ -24,8 +24,8 @@ from silograph.core.payload import Field, Patched, Payload, Ragged, Stacked, own
 # A client says once which rows of a tensor it uses, those of features that occur at its nodes,
 # say. From then on messages hold these rows only, without their numbers: to the client as a
 # `Ragged` field of the inbox, back as one of the reply (`silograph.federation.decoder`). So a
-# frame has its true size, and no number of a row is there to be wrong. Specs count the rows by
-# what was said: `rows="state/NAME"`.
+# frame has its true size, and no number of a row is there to be wrong. Specs take the
+# number of rows from the state: `rows="state/NAME"`.
 #
 # C: clients. k: rows that they use. R: rows of the base.
 
@@ -50,9 +50,9 @@ def onto(base: Tensor, rows: Ragged, known: Ragged, which: Tensor | None = None)
     alike = rows.off.shape == known.off.shape and torch.equal(rows.off.cpu(), known.off.cpu())
     bases = base[None] if which is None else base
     if not alike or rows.t.shape[1:] != bases.shape[2:]:
-        wanted, got = (f.off.diff().tolist()[:9] for f in (known, rows))
+        expected, got = (f.off.diff().tolist()[:9] for f in (known, rows))
         raise ProtocolError(
-            f"expected {wanted} rows of shape {tuple(bases.shape[2:])}, which clients said they "
+            f"expected {expected} rows of shape {tuple(bases.shape[2:])}, which clients said they "
             f"use, got {got} of {tuple(rows.t.shape[1:])}"
         )
     if which is None:
@@ -140,8 +140,8 @@ def unpacked(t: Tensor, width: int) -> Tensor:
 
 def from_small(t: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return numbers (..., D) of a dtype from `as_halves`, or from bytes with their scales."""
-    found = t.to(dtype)
-    return found if scale is None else found * scale.to(dtype)[..., None]
+    numbers = t.to(dtype)
+    return numbers if scale is None else numbers * scale.to(dtype)[..., None]
 
 
 SCALE = "scale/"  # begins the name of a field with the scales of another
@@ -149,7 +149,7 @@ SCALE = "scale/"  # begins the name of a field with the scales of another
 
 @dataclass(frozen=True)
 class Decoder:
-    """How fields of replies are read; without any argument they hold whole tensors.
+    """Describes how fields of replies are decoded; by default they hold whole tensors.
 
     Attributes:
         bases: tensors of which replies hold changes, as float16, or as int8 or pairs of half bytes
@@ -171,23 +171,23 @@ class Decoder:
     shares: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, clients: int) -> None:
-        """Raise `ProtocolError` unless it is one for so many clients."""
-        for name, known in self.known.items():
-            if name not in self.others or len(known.off) != clients + 1:
+        """Raise `ProtocolError` unless the decoder fits a federation of `clients` clients."""
+        for name, row_numbers in self.known.items():
+            if name not in self.others or len(row_numbers.off) != clients + 1:
                 raise ProtocolError(
                     f"expected what {name!r} is taken around, and its rows of {clients} clients, "
-                    f"got {sorted(self.others)} and rows of {len(known.off) - 1}"
+                    f"got {sorted(self.others)} and rows of {len(row_numbers.off) - 1}"
                 )
 
     def check_rows(self, reply: Payload, position: int) -> None:
         """Raise `ProtocolError` for other numbers of rows than the client at `position` uses."""
-        for name, known in self.known.items():
-            wanted = int(known.off[position + 1] - known.off[position])
+        for name, row_numbers in self.known.items():
+            expected = int(row_numbers.off[position + 1] - row_numbers.off[position])
             for part in (n for n in (name, f"{SCALE}{name}") if n in reply):
-                if len(reply[part].t) != wanted:
+                if len(reply[part].t) != expected:
                     raise ProtocolError(
-                        f"expected {wanted} rows for {part!r}, which the client said it uses, got "
-                        f"{len(reply[part].t)}"
+                        f"expected {expected} rows for {part!r}, which the client said it uses, "
+                        f"got {len(reply[part].t)}"
                     )
 
     def is_scale(self, name: str) -> bool:
@@ -207,7 +207,7 @@ class Decoder:
         """
         if not self.bases and not self.known:
             return dict(reply)
-        return {n: self._whole(n, reply, positions) for n in reply if not self.is_scale(n)}
+        return {n: self._decode_field(n, reply, positions) for n in reply if not self.is_scale(n)}
 
     def change(
         self, name: str, reply: Payload, start: Field | None, position: int
@@ -222,41 +222,43 @@ class Decoder:
             position: of the client in the federation.
 
         Returns:
-            None: nobody knows what it began with.
+            None: what it began with is unknown.
         """
-        new = _one(reply[name])
+        new = _only_slice(reply[name])
         if name in self.shares and self.shares[name] in reply:
-            share = _one(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
+            share = _only_slice(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
             return torch.where(new != 0, new.double() / share, 0.0)  # of no share: infinite
         if name in self.bases:
             scale, new = reply.get(f"{SCALE}{name}"), unpacked(new, self.bases[name].shape[-1])
-            return from_small(new, None if scale is None else _one(scale), torch.float64)
-        old = self.others.get(name) if start is None else _one(start)
+            return from_small(new, None if scale is None else _only_slice(scale), torch.float64)
+        old = self.others.get(name) if start is None else _only_slice(start)
         if start is None and old is not None and name in self.known:
             old = old[take(self.known[name], torch.tensor([position])).t.long()]
         if old is None or old.shape != new.shape:
             return None
         return new.double() - old.double().to(new.device)
 
-    def _whole(self, name: str, reply: Payload, positions: Tensor) -> Field:
+    def _decode_field(self, name: str, reply: Payload, positions: Tensor) -> Field:
         sent, base = reply[name], self.bases.get(name)
-        mine = take(self.known[name], positions) if name in self.known else None
+        row_numbers = take(self.known[name], positions) if name in self.known else None
         if base is not None:
-            sent = _changed(base, sent, reply.get(f"{SCALE}{name}"), mine)
-        if not isinstance(mine, Ragged) or not isinstance(sent, Ragged):
+            sent = _apply_change(base, sent, reply.get(f"{SCALE}{name}"), row_numbers)
+        if not isinstance(row_numbers, Ragged) or not isinstance(sent, Ragged):
             return sent
         if self.after is None:
-            return onto(self.others[name], sent, mine)
+            return onto(self.others[name], sent, row_numbers)
         steps, which = torch.unique(slices(self.steps, reply), return_inverse=True)
         after = [self.after(name, count) for count in steps.tolist()]
-        return onto(torch.stack(after), sent, mine, which)
+        return onto(torch.stack(after), sent, row_numbers, which)
 
 
 WHOLE = Decoder()
 
 
-def _changed(base: Tensor, sent: Field, scale: Field | None, mine: Field | None) -> Field:
-    """Return what a base (R, ...) has become by changes; `mine`: which rows they are of."""
+def _apply_change(
+    base: Tensor, sent: Field, scale: Field | None, row_numbers: Field | None
+) -> Field:
+    """Return what a base (R, ...) has become by changes; `row_numbers`: which rows they are of."""
     if (sent.t.dtype in SCALED) is (scale is None):
         raise ProtocolError(
             f"expected scales with changes as int8 or uint8 and with no others, got {sent.t.dtype}"
@@ -271,13 +273,13 @@ def _changed(base: Tensor, sent: Field, scale: Field | None, mine: Field | None)
     change = from_small(unpacked(sent.t, width), scales, base.dtype)
     if not isinstance(sent, Ragged):
         return Stacked(base + change)
-    assert isinstance(mine, Ragged)  # a Ragged field is of known rows
-    if not torch.equal(mine.off, sent.off.to(mine.off.device)):
+    assert isinstance(row_numbers, Ragged)  # a Ragged field is of known rows
+    if not torch.equal(row_numbers.off, sent.off.to(row_numbers.off.device)):
         raise ProtocolError(
-            f"expected changes of {mine.off.diff().tolist()[:9]} rows, which clients said they "
-            f"use, got {sent.off.diff().tolist()[:9]}"
+            f"expected changes of {row_numbers.off.diff().tolist()[:9]} rows, which clients said "
+            f"they use, got {sent.off.diff().tolist()[:9]}"
         )
-    return Ragged(base[mine.t.long()] + change, sent.off)
+    return Ragged(base[row_numbers.t.long()] + change, sent.off)
 
 
 def slices(name: str, reply: Payload) -> Tensor:
@@ -286,19 +288,19 @@ def slices(name: str, reply: Payload) -> Tensor:
     Raises:
         ProtocolError: it is missing, or has no slice for each client.
     """
-    found = reply.get(name)
-    if isinstance(found, Patched):
-        found = found.stacked()
-    if not isinstance(found, Stacked):
-        what = "none" if found is None else type(found).__name__
+    field = reply.get(name)
+    if isinstance(field, Patched):
+        field = field.stacked()
+    if not isinstance(field, Stacked):
+        what = "none" if field is None else type(field).__name__
         raise ProtocolError(
             f"expected a Stacked field {name!r} in a reply to gather it, got {what}"
         )
-    return found.t
+    return field.t
 
 
-def _one(sent: Field) -> Tensor:
-    """Return what one client has of a field."""
+def _only_slice(sent: Field) -> Tensor:
+    """Return the tensor of a field of exactly one client."""
     if isinstance(sent, Patched):
         return sent.slice(0)
     return sent.t[0] if isinstance(sent, Stacked) else sent.t

@@ -22,17 +22,19 @@ MOST_DEPTH = 8  # fields whose rows are counted by those of another one, one aft
 def bytes_of_steps(steps: Steps, dtype: torch.dtype) -> int | None:
     """Return the bytes of all calls of some steps at one client, evaluation apart.
 
-    Of calls that may be left out or repeated it is the most that they can cost. None: a field has
-    as many rows as a client's nodes or as an op chooses, so nobody knows before.
+    Of calls that may be left out or repeated it is the most that they can cost. None if unknown,
+    as the number of rows of a field depends on the client's nodes or on an op.
 
     Args:
         steps: of a round.
         dtype: of floating point values in the run.
     """
-    nobody = Extent(1, dtype, {})
-    both = sent_sizes(steps, nobody, {}), received_sizes(steps, nobody, {})
-    counted = (size for sizes in both for kind, size in sizes.items() if kind != Kind.EVALUATION)
-    return sum(counted, ZERO).most
+    unknown_extent = Extent(1, dtype, {})
+    directions = sent_sizes(steps, unknown_extent, {}), received_sizes(steps, unknown_extent, {})
+    training_sizes = (
+        size for sizes in directions for kind, size in sizes.items() if kind != Kind.EVALUATION
+    )
+    return sum(training_sizes, ZERO).most
 
 
 def bytes_of_frame(
@@ -59,11 +61,11 @@ def bytes_of_frame(
 
 @dataclass(frozen=True)
 class SizeBound:
-    """How many bytes something takes.
+    """Bounds of a number of bytes.
 
     Attributes:
         least: that it takes in any case.
-        most: that it can take; None is not known before.
+        most: that it can take; None if unknown.
     """
 
     least: int = 0
@@ -75,13 +77,13 @@ class SizeBound:
         return SizeBound(self.least + other.least, most)
 
     def times(self, most: int) -> "SizeBound":
-        """Return the bound of what is done 0 to `most` times."""
+        """Return the bound of 0 to `most` repetitions."""
         return SizeBound(0, None if self.most is None else self.most * most)
 
     def either(self, other: "SizeBound") -> "SizeBound":
         """Return the bound of one of the two."""
-        known = self.most is not None and other.most is not None
-        most = max(self.most or 0, other.most or 0) if known else None
+        is_bounded = self.most is not None and other.most is not None
+        most = max(self.most or 0, other.most or 0) if is_bounded else None
         return SizeBound(min(self.least, other.least), most)
 
 
@@ -103,10 +105,10 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
         others = {n: spec for n, spec in call.gives.items() if n not in scores}
         sizes = {call.what: _bound_of(call, others, extent, state)}
         if scores:
-            whole, rest = _bound_of(call, call.gives, extent, state), sizes[call.what]
-            known = whole.most is not None and rest.most is not None
-            most = (whole.most or 0) - (rest.most or 0) if known else None
-            score = SizeBound(whole.least - rest.least, most)
+            whole, without_score = _bound_of(call, call.gives, extent, state), sizes[call.what]
+            is_bounded = whole.most is not None and without_score.most is not None
+            most = (whole.most or 0) - (without_score.most or 0) if is_bounded else None
+            score = SizeBound(whole.least - without_score.least, most)
             sizes[Kind.EVALUATION] = sizes.get(Kind.EVALUATION, ZERO) + score
         return sizes
 
@@ -114,7 +116,7 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
 
 
 def received_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
-    """Return what one client is sent in some steps; see `sent_sizes`."""
+    """Return bytes that a client receives in some steps; see `sent_sizes`."""
     return _sizes(steps, lambda call: {call.what: _bound_of(call, call.takes, extent, state)})
 
 
@@ -176,12 +178,12 @@ def _row_bound(
 ) -> SizeBound:
     """Return how many rows one client's part of a field can have."""
     group, _, name = spec.rows.partition("/")
-    found = SizeBound(0, None)
+    bound = SizeBound(0, None)
     other = others.get(group, {}).get(name)
     if not name and group in extent.rows:
-        found = SizeBound(extent.rows[group][0], extent.rows[group][0])
+        bound = SizeBound(extent.rows[group][0], extent.rows[group][0])
     elif isinstance(other, Ragged):
-        found = SizeBound(int(other.off[-1]), int(other.off[-1]))
+        bound = SizeBound(int(other.off[-1]), int(other.off[-1]))
     elif isinstance(other, FieldSpec) and depth < MOST_DEPTH:
-        found = _row_bound(other, extent, others, depth + 1)
-    return SizeBound(0, found.most) if spec.fewer or group == "marked" else found
+        bound = _row_bound(other, extent, others, depth + 1)
+    return SizeBound(0, bound.most) if spec.fewer or group == "marked" else bound

@@ -1,4 +1,4 @@
-"""What fields of messages and states must be: names, forms, dtypes, shapes, rows and values.
+"""Specs of fields of messages and states: names, forms, dtypes, shapes, rows and values.
 
 Specs are checked before an op sees a field, and before a reply leaves: nothing that came from
 elsewhere reaches an op or a kernel unchecked.
@@ -131,95 +131,97 @@ def check_against(
     finite: bool = False,
     values: bool = True,
 ) -> None:
-    """Raise `ProtocolError` unless fields are what their specs say.
+    """Raise `ProtocolError` unless fields satisfy their specs.
 
     Args:
         fields: of a message or a state.
         specs: by the same names.
         extent: of the clients that they belong to.
-        where: what they are, for the message: `inbox of train`.
+        where: what the fields belong to, for the message: `inbox of train`.
         others: what rows may be counted by besides: the `inbox` that a reply answers, the `state`
             of who gets a message.
         finite: whether NaN and infinity are refused.
         values: whether values are looked at; else shapes only.
     """
     missing = {n for n in specs.keys() - fields.keys() if not specs[n].optional}
-    odd = fields.keys() - specs.keys()
-    if missing or odd:
-        what = f"{min(missing)!r}, got none" if missing else f"no field {min(odd)!r}"
+    unknown = fields.keys() - specs.keys()
+    if missing or unknown:
+        what = f"{min(missing)!r}, got none" if missing else f"no field {min(unknown)!r}"
         raise ProtocolError(f"expected {what} in {where}")
     others = {"own": fields, "marked": fields, **(others or {})}
     for name, spec in specs.items():
         if name not in fields:
             continue
-        found = fields[name]
-        problem = _shape_problem(found, spec, extent, others)
+        value = fields[name]
+        problem = _shape_problem(value, spec, extent, others)
         if problem is None and values:
-            problem = _value_problem(found, spec, extent, finite=finite)
+            problem = _value_problem(value, spec, extent, finite=finite)
         if problem:
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
 
 def _shape_problem(
-    found: Field, spec: FieldSpec, extent: Extent, others: Mapping[str, Mapping[str, Field]]
+    value: Field, spec: FieldSpec, extent: Extent, others: Mapping[str, Mapping[str, Field]]
 ) -> str | None:
-    """Return what was expected and what came, or None."""
-    if isinstance(found, Patched):  # travels whole: as slices of the base's shape
-        found = Stacked(found.base[:1].expand(len(found.which), *found.base.shape[1:]))
-    if type(found) is not spec.form:
-        return f"a {spec.form.__name__} field, got {type(found).__name__}"
-    t = found.t
+    """Return the expected and the actual type, dtype or shape, or None if the field is right."""
+    if isinstance(value, Patched):  # travels whole: as slices of the base's shape
+        value = Stacked(value.base[:1].expand(len(value.which), *value.base.shape[1:]))
+    if type(value) is not spec.form:
+        return f"a {spec.form.__name__} field, got {type(value).__name__}"
+    t = value.t
     dtype = extent.dtype if spec.dtype is None else spec.dtype
-    clients = (extent.clients,) if isinstance(found, Stacked) else ()
-    if t.dtype == dtype and t.shape == clients + spec.shape and not isinstance(found, Ragged):
+    clients = (extent.clients,) if isinstance(value, Stacked) else ()
+    if t.dtype == dtype and t.shape == clients + spec.shape and not isinstance(value, Ragged):
         return None  # as nearly always: a message has up to twenty fields
     if t.dtype != dtype:
         return f"dtype {dtype}, got {t.dtype}"
-    lead = () if isinstance(found, Shared) else (len(t),)
-    wanted = (*lead, *spec.shape)
-    if t.dim() != len(wanted) or any(
-        w is not None and w != n for w, n in zip(wanted, t.shape, strict=True)
+    lead_dims = () if isinstance(value, Shared) else (len(t),)
+    expected = (*lead_dims, *spec.shape)
+    if t.dim() != len(expected) or any(
+        w is not None and w != n for w, n in zip(expected, t.shape, strict=True)
     ):
-        return f"shape {_shape(wanted)}, got {_shape(tuple(t.shape))}"
-    if isinstance(found, Stacked) and len(t) != extent.clients:
+        return f"shape {_shape(expected)}, got {_shape(tuple(t.shape))}"
+    if isinstance(value, Stacked) and len(t) != extent.clients:
         return f"a slice for each of {extent.clients} clients, got {len(t)}"
-    return _rows_problem(found, spec, extent, others) if isinstance(found, Ragged) else None
+    return _rows_problem(value, spec, extent, others) if isinstance(value, Ragged) else None
 
 
 def _rows_problem(
-    found: Ragged, spec: FieldSpec, extent: Extent, others: Mapping[str, Mapping[str, Field]]
+    value: Ragged, spec: FieldSpec, extent: Extent, others: Mapping[str, Mapping[str, Field]]
 ) -> str | None:
-    """Return how many rows were expected and how many came, or None."""
-    ends = found.off.tolist()
+    """Return the expected and the actual number of rows, or None if it is right."""
+    ends = value.off.tolist()
     runs = [b - a for a, b in itertools.pairwise(ends)]
-    if len(runs) != extent.clients or ends[0] != 0 or ends[-1] != len(found.t) or min(runs) < 0:
+    if len(runs) != extent.clients or ends[0] != 0 or ends[-1] != len(value.t) or min(runs) < 0:
         return f"a run of rows for each of {extent.clients} clients, got {len(runs)}"
     group, _, name = spec.rows.partition("/")
-    wanted = extent.rows.get(group)
+    expected = extent.rows.get(group)
     if name:
         other = others.get(group, {}).get(name)
         if other is None:
             return f"{name!r} beside its rows, got none"
-        wanted = _runs(other, marked=group == "marked") if isinstance(other, Ragged) else None
-    if wanted is None:  # the server does not know how many nodes a silo has
+        expected = (
+            _count_rows(other, marked=group == "marked") if isinstance(other, Ragged) else None
+        )
+    if expected is None:  # the server does not know how many nodes a silo has
         return None
-    for most, count in zip(wanted, runs, strict=True):
+    for most, count in zip(expected, runs, strict=True):
         if count > most or (count < most and not spec.fewer):
             return f"{'at most ' * spec.fewer}{most} rows, got {count}"
     return None
 
 
-def _runs(found: Ragged, *, marked: bool) -> list[int]:
+def _count_rows(rows: Ragged, *, marked: bool) -> list[int]:
     """Return how many rows each client has, or how many of them are true."""
-    ends = found.off.tolist()
+    ends = rows.off.tolist()
     if not marked:
         return [b - a for a, b in itertools.pairwise(ends)]
-    return [int(found.t[a:b].bool().sum()) for a, b in itertools.pairwise(ends)]
+    return [int(rows.t[a:b].bool().sum()) for a, b in itertools.pairwise(ends)]
 
 
-def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: bool) -> str | None:
-    """Return what values were expected and which came, or None."""
-    t = found.t
+def _value_problem(value: Field, spec: FieldSpec, extent: Extent, *, finite: bool) -> str | None:
+    """Return which values were expected and which came, or None if all are allowed."""
+    t = value.t
     if t.numel() == 0:
         return None
     # A sum is finite only if all values are, and takes a fraction of the time of looking at each.
@@ -234,24 +236,24 @@ def _value_problem(found: Field, spec: FieldSpec, extent: Extent, *, finite: boo
         most, got = extent.nodes[spec.among], int((t.flatten(2).sum(2) if t.dim() > 2 else t).max())
         if got > most:
             return f"at most the {most} {spec.among} nodes reported at first, got {got}"
-    if spec.ascending and isinstance(found, Ragged) and not _ascend(found):
+    if spec.ascending and isinstance(value, Ragged) and not _is_ascending(value):
         return "ascending numbers, each once, got others"
     if spec.below and spec.below in extent.rows:
-        assert isinstance(found, Ragged)  # places are rows
-        return _places_problem(found, extent.rows[spec.below])
+        assert isinstance(value, Ragged)  # places are rows
+        return _places_problem(value, extent.rows[spec.below])
     return None
 
 
-def _ascend(found: Ragged) -> bool:
+def _is_ascending(rows: Ragged) -> bool:
     """Whether the values of every client ascend, each once."""
-    ends = itertools.pairwise(found.off.tolist())
-    return all(bool((found.t[a:b].diff() > 0).all()) for a, b in ends)
+    ends = itertools.pairwise(rows.off.tolist())
+    return all(bool((rows.t[a:b].diff() > 0).all()) for a, b in ends)
 
 
-def _places_problem(found: Ragged, sizes: Sequence[int]) -> str | None:
-    """Return which places were expected, or None."""
-    for (a, b), size in zip(itertools.pairwise(found.off.tolist()), sizes, strict=True):
-        place = found.t[a:b]
+def _places_problem(rows: Ragged, sizes: Sequence[int]) -> str | None:
+    """Return which places were expected, or None if all exist and ascend."""
+    for (a, b), size in zip(itertools.pairwise(rows.off.tolist()), sizes, strict=True):
+        place = rows.t[a:b]
         if not bool((place.diff() > 0).all()):
             return "ascending places, each once, got others"
         if len(place) and not 0 <= int(place[0]) <= int(place[-1]) < size:

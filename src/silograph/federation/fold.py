@@ -177,7 +177,7 @@ class Fold:
                 f"expected slices of one shape from every client, got {rows.shape[1]} and "
                 f"{total.shape[1]} values"
             )
-        # What the rows are for comes from many silos, and the kernel trusts all but their places.
+        # Places and weights come from many silos, and the kernel checks only the places.
         shape = (len(rows),)
         if index.shape != shape or factors.shape != shape or index.dtype is not torch.int64:
             raise ProtocolError(
@@ -215,7 +215,7 @@ class Fold:
         }
 
     def _mean(self, total: Tensor, around: Tensor | None) -> Tensor:
-        """Return what a total has come to."""
+        """Return the mean of a total."""
         if around is None:
             return total / self._weight
         alike = around.shape == total.shape and around.dtype is total.dtype
@@ -224,8 +224,10 @@ class Fold:
         from silograph.federation.fold_kernel import to_mean
 
         mean = torch.empty_like(total)
-        sums, base, out = (t.contiguous().numpy().reshape(-1) for t in (total, around, mean))
-        to_mean(sums, sums.dtype.type(self._weight), base, out)
+        sums, base, mean_values = (
+            t.contiguous().numpy().reshape(-1) for t in (total, around, mean)
+        )
+        to_mean(sums, sums.dtype.type(self._weight), base, mean_values)
         return mean
 
 
@@ -261,21 +263,21 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor | None, factors:
     if around is not None:
         base = around.expand(total.shape).numpy().reshape(-1)
     parts = slices.numpy().reshape(len(by), -1), base, by
-    chosen = by != 0  # weight 0 is out, even where a slice is NaN
-    arrays = sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), chosen
+    has_weight = by != 0  # weight 0 is out, even where a slice is NaN
+    arrays = sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), has_weight
     add_slices(*arrays)
 
 
-# --- Reducing replies: fields that are folded, and fields that are kept by client ----------------
+# --- Reducing replies: fields that are folded, and fields that are gathered by client ------------
 #
 # C: clients of the federation.
 
 
 class Reduction:
-    """Takes replies in client order, and returns what `reduce` makes of them.
+    """Reduces replies, added in client order, as `reduce` says.
 
     Args:
-        reduce: sum, mean, or what is kept by client.
+        reduce: sum, mean, or fields gathered by client.
         clients: C.
         compiled: see `Fold`.
     """
@@ -285,7 +287,7 @@ class Reduction:
         self._fold = None if inner is None else Fold(inner, compiled=compiled)
         self._names = reduce.fields if isinstance(reduce, Gather) else ()
         self._clients = clients
-        self._found: dict[str, Tensor] = {}
+        self._by_client: dict[str, Tensor] = {}
         self._answered = torch.zeros(clients, dtype=torch.bool) if self._names else None
         self._without = inner.without if isinstance(inner, WeightedMean) else ()
         self._decoder = decoder_of(reduce)
@@ -295,18 +297,18 @@ class Reduction:
         self,
         reply: Payload,
         positions: Tensor,
-        held: Callable[[Tensor], bool] = lambda _: True,
+        may_be_written: Callable[[Tensor], bool] = lambda _: True,
     ) -> None:
         """Add the reply of the clients at `positions` (k,) int64.
 
         Args:
             reply: theirs.
             positions: in the federation.
-            held: whether somebody may write to the memory of a tensor later; else it is kept where
-                it has a slice for every client.
+            may_be_written: whether the memory of a tensor may be written to later; else it is
+                used without a copy where it has a slice for every client.
 
         Raises:
-            ProtocolError: a field that is to be kept is missing or has no slice for each client;
+            ProtocolError: a field to gather is missing or has no slice for each client;
                 or see `Fold.add`.
         """
         reply = self._decoder.whole(reply, positions)
@@ -316,19 +318,19 @@ class Reduction:
             return
         for name in self._names:
             part = slices(name, reply)
-            if len(part) == self._clients and not held(part):
-                self._found[name] = part
+            if len(part) == self._clients and not may_be_written(part):
+                self._by_client[name] = part
                 continue
-            if name not in self._found:
-                self._found[name] = part.new_zeros(self._clients, *part.shape[1:])
-            self._found[name].index_copy_(0, positions.to(part.device), part)
+            if name not in self._by_client:
+                self._by_client[name] = part.new_zeros(self._clients, *part.shape[1:])
+            self._by_client[name].index_copy_(0, positions.to(part.device), part)
         self._answered[positions] = True
 
     def result(self) -> dict[str, Field]:
-        """Return the folded fields, and `by_client/NAME` (C, ...) of what is kept."""
-        found: dict[str, Field] = {} if self._fold is None else dict(self._fold.result())
+        """Return the folded fields, and `by_client/NAME` (C, ...) of the gathered fields."""
+        fields: dict[str, Field] = {} if self._fold is None else dict(self._fold.result())
         if self._answered is None:
-            return found
-        kept = {BY_CLIENT + name: Stacked(t) for name, t in self._found.items()}
-        beside = next((t.device for t in self._found.values()), self._answered.device)
-        return {**found, **kept, ANSWERED: Stacked(self._answered.to(beside))}
+            return fields
+        by_client = {BY_CLIENT + name: Stacked(t) for name, t in self._by_client.items()}
+        device = next((t.device for t in self._by_client.values()), self._answered.device)
+        return {**fields, **by_client, ANSWERED: Stacked(self._answered.to(device))}

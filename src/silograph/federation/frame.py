@@ -257,9 +257,9 @@ def decode(
     heads = [_field_head(reader) for _ in range(count)]
     if len({head.name for head in heads}) < count:
         raise FrameError("expected every field once, got a repeated name")
-    body, rest = sum(head.size for head in heads), len(data) - reader.at
-    if body != rest:
-        raise FrameError(f"expected {body} bytes of values by the header, got {rest}")
+    body, remaining = sum(head.size for head in heads), len(data) - reader.at
+    if body != remaining:
+        raise FrameError(f"expected {body} bytes of values by the header, got {remaining}")
     payload = {
         head.name: _field(head, _values(head, reader.take(head.size, head.name))) for head in heads
     }

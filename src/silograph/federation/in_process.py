@@ -49,15 +49,15 @@ from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, en
 from silograph.federation.ledger import Account, Ledger, Record
 from silograph.graph.block.block import ClientBlock, Route
 
-# --- Blocks of the clients that are called, kept for calls to the same clients -------------------
+# --- Blocks of called clients, cached for later calls to the same clients ------------------------
 
 
 class CalledBlocks:
-    """Takes blocks of some clients from a block, and keeps the latest.
+    """Cuts blocks of some clients from a block, and caches the latest.
 
     Methods call the same clients several times in a round, and some selectors call them in turn.
-    What is kept has at most as many clients as the block itself, so it takes at most its memory
-    once more.
+    Cached blocks have together at most as many clients as the block itself, so they take at most
+    as much memory again.
 
     Args:
         block: all clients.
@@ -65,19 +65,19 @@ class CalledBlocks:
 
     def __init__(self, block: ClientBlock) -> None:
         self.all = block
-        self._kept: OrderedDict[tuple[int, ...], ClientBlock] = OrderedDict()
+        self._recent_blocks: OrderedDict[tuple[int, ...], ClientBlock] = OrderedDict()
 
     def take(self, positions: Tensor) -> ClientBlock:
         """Return the block of the clients at `positions` (k,) int64, ascending."""
         if len(positions) == self.all.num_clients:
             return self.all
         name = tuple(positions.tolist())
-        if name not in self._kept:
-            self._kept[name] = self.all.called(positions)
-        self._kept.move_to_end(name)
-        while sum(map(len, self._kept)) > self.all.num_clients:
-            self._kept.popitem(last=False)
-        return self._kept[name]
+        if name not in self._recent_blocks:
+            self._recent_blocks[name] = self.all.called(positions)
+        self._recent_blocks.move_to_end(name)
+        while sum(map(len, self._recent_blocks)) > self.all.num_clients:
+            self._recent_blocks.popitem(last=False)
+        return self._recent_blocks[name]
 
 
 # --- partial field -------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class PartialField:
         self._used = 0
 
     def take(self, positions: Tensor) -> Stacked | Ragged:
-        """Return a copy of what the clients at `positions` (k,) have; all must have the field."""
+        """Return a copy of the rows of the clients at `positions` (k,); all must have the field."""
         counts = self._count[positions]
         rows = self._rows[ranges(self._start[positions], counts)]
         if isinstance(self.empty, Stacked):
@@ -121,11 +121,11 @@ class PartialField:
         return Ragged(rows, offsets(counts))
 
     def whole(self) -> Stacked | Ragged:
-        """Return a copy of what all who have the field have, in the order of the clients."""
+        """Return a copy of the rows of all clients that have the field, in client order."""
         return self.take(self.has.nonzero()[:, 0])
 
     def put(self, part: Stacked | Ragged, positions: Tensor) -> None:
-        """Replace or create what the clients at `positions` (k,) have."""
+        """Replace or create the rows of the clients at `positions` (k,)."""
         counts = part.off.diff() if isinstance(part, Ragged) else torch.ones_like(positions)
         grows = counts > self._room[positions]
         self.has[positions], self._count[positions] = True, counts
@@ -135,14 +135,14 @@ class PartialField:
         self._rows.index_copy_(0, places, part.t)
 
     def drop(self, positions: Tensor) -> None:
-        """Take the field from the clients at `positions` (k,)."""
+        """Remove the field of the clients at `positions` (k,)."""
         self.has[positions] = False
         self._count[positions] = 0
         self._room[positions] = 0
 
     def _make_room(self, positions: Tensor, counts: Tensor) -> None:
-        """Give the clients at `positions` (k,) places for `counts` (k,) rows."""
-        self._room[positions] = 0  # what was there is written anew
+        """Reserve `counts` (k,) rows for the clients at `positions` (k,)."""
+        self._room[positions] = 0  # their old rows are replaced
         need = int(counts.sum())
         if self._used + need > len(self._rows):
             self._rebuild(need)
@@ -151,7 +151,7 @@ class PartialField:
         self._used += need
 
     def _rebuild(self, need: int) -> None:
-        """Copy the rows that count one after the other into memory with more room."""
+        """Copy the rows in use, without gaps, into memory with room for `need` more rows."""
         live = torch.minimum(self._room, self._count)
         places = ranges(self._start, live)
         size = int(SPARE * (len(places) + need)) if len(places) else need
@@ -178,21 +178,21 @@ class BlockState:
 
     Args:
         clients: C.
-        fields: as `for_others` returned them; none at first.
+        fields: as `export` returned them; none at first.
     """
 
     def __init__(self, clients: int, fields: State | None = None) -> None:
         self._clients = clients
-        given = fields or {}
+        restored = fields or {}
         self._partial: dict[str, PartialField] = {}
-        for name, mask in given.items():
+        for name, mask in restored.items():
             if name.startswith(HAS):
                 own = name.removeprefix(HAS)
-                self._partial[own] = found = PartialField(clients, given[own])
-                found.put(given[own], mask.t.nonzero()[:, 0])
+                self._partial[own] = partial_field = PartialField(clients, restored[own])
+                partial_field.put(restored[own], mask.t.nonzero()[:, 0])
         self._fields = {
             name: f
-            for name, f in given.items()
+            for name, f in restored.items()
             if name not in self._partial and not name.startswith(HAS)
         }
         self._own: set[str] = set()  # fields whose memory nobody else has
@@ -204,33 +204,33 @@ class BlockState:
         All of them must have the same fields (see `groups`).
         """
         for name in list(self._partial):
-            found = self._partial.pop(name)
-            if bool(found.has.any()):
-                self._fields[name] = found.whole()
+            partial_field = self._partial.pop(name)
+            if bool(partial_field.has.any()):
+                self._fields[name] = partial_field.whole()
                 self._own.add(name)
         return dict(self._fields)
 
-    def all_for(self, written: Callable[[str], bool]) -> State:
-        """Return `all`, for a call that writes to the fields whose names are `written`."""
+    def all_for(self, is_written: Callable[[str], bool]) -> State:
+        """Return `all`, for a call that writes to fields: those with `is_written(name)`."""
         for name, field in self.all.items():
-            if written(name):
+            if is_written(name):
                 self._make_own(name, field)
         return dict(self._fields)
 
-    def for_others(self) -> State:
+    def export(self) -> State:
         """Return the state of all clients for good: later calls leave it as it is.
 
         A field that only k clients have has their k slices or runs, and beside it stands a (C,)
         bool field, `HAS` and its name, that says who they are.
         """
         self._own.clear()
-        shown: dict[str, Stacked | Ragged] = dict(self._fields)
-        for name, found in self._partial.items():
-            if bool(found.has.any()):
-                shown[name] = found.whole()
-                if not bool(found.has.all()):
-                    shown[HAS + name] = Stacked(found.has.clone())
-        return shown
+        state: dict[str, Stacked | Ragged] = dict(self._fields)
+        for name, partial_field in self._partial.items():
+            if bool(partial_field.has.any()):
+                state[name] = partial_field.whole()
+                if not bool(partial_field.has.all()):
+                    state[HAS + name] = Stacked(partial_field.has.clone())
+        return state
 
     def holds(self, t: Tensor) -> bool:
         """Return whether a field of all clients lies in the memory of a tensor."""
@@ -240,31 +240,34 @@ class BlockState:
     def groups(self, positions: Tensor) -> list[Tensor]:
         """Return the clients at `positions` (k,) int64 in groups that have the same fields."""
         groups = [positions]
-        for found in self._partial.values():
-            parts = ((found.has[g], g) for g in groups)
+        for partial_field in self._partial.values():
+            parts = ((partial_field.has[g], g) for g in groups)
             groups = [g[mask] for has, g in parts for mask in (has, ~has) if bool(mask.any())]
         return groups
 
-    def take(self, positions: Tensor, wanted: Callable[[str], bool] = bool) -> State:
+    def take(self, positions: Tensor, is_wanted: Callable[[str], bool] = bool) -> State:
         """Return a copy of the state of the clients at `positions` (k,) int64, one group.
 
-        `wanted`: by the name of a field, whether it is of it; by default each field is.
+        `is_wanted`: by the name of a field, whether it is of it; by default each field is.
         """
-        fields = {name: field for name, field in self._fields.items() if wanted(name)}
-        taken = state_of(take_all(fields, positions))
-        for name, found in self._partial.items():
-            if wanted(name) and bool(found.has[positions[0]]):
-                taken[name] = found.take(positions)
-        return taken
+        fields = {name: field for name, field in self._fields.items() if is_wanted(name)}
+        state = state_of(take_all(fields, positions))
+        for name, partial_field in self._partial.items():
+            if is_wanted(name) and bool(partial_field.has[positions[0]]):
+                state[name] = partial_field.take(positions)
+        return state
 
-    def replace(self, new: State, written: Callable[[str], bool] = lambda _: False) -> None:
-        """Keep what a call to all has returned; `written`: the names that it overwrites."""
-        if self._own or any(map(written, new)):
+    def replace(self, new: State, is_written: Callable[[str], bool] = lambda _: False) -> None:
+        """Replace the state by what a call to all returned.
+
+        `is_written`: by the name of a field, whether the call overwrites it.
+        """
+        if self._own or any(map(is_written, new)):
             holders = Counter(f.t.untyped_storage().data_ptr() for f in new.values())
             self._own = {
                 name
                 for name in new
-                if (written(name) or (name in self._own and new[name] is self._fields[name]))
+                if (is_written(name) or (name in self._own and new[name] is self._fields[name]))
                 and holders[new[name].t.untyped_storage().data_ptr()] == 1
             }
         self._fields = dict(new)
@@ -274,25 +277,27 @@ class BlockState:
         old: State,
         new: State,
         positions: Tensor,
-        written: Callable[[str], bool] = lambda _: False,
+        is_written: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Keep what a call to the clients at `positions` (k,) int64 has returned.
+        """Store the state that a call to the clients at `positions` (k,) int64 returned.
 
         Args:
             old: what `take` gave it.
             new: the same fields, but for those that the call has created or dropped.
             positions: of the clients.
-            written: by the name of a field, whether the call may have written to what it was given.
+            is_written: by the name of a field, whether the call may have overwritten its input.
 
         Raises:
             ProtocolError: a field is of another type or dtype, or has slices or rows of another
                 shape, than the call was given or other clients have; then nothing is changed.
         """
-        changed = [name for name in new if new[name] is not old.get(name) or written(name)]
+        changed = [name for name in new if new[name] is not old.get(name) or is_written(name)]
         for name in changed:
-            known = self._partial[name].empty if name in self._partial else self._fields.get(name)
-            if known is not None:
-                check_alike(name, known, new[name])
+            template = (
+                self._partial[name].empty if name in self._partial else self._fields.get(name)
+            )
+            if template is not None:
+                check_alike(name, template, new[name])
         for name in changed:
             self._put(name, new[name], positions)
         for name in old.keys() - new.keys():
@@ -324,24 +329,24 @@ class BlockState:
             whole = self._fields.pop(name, None)
             self._own.discard(name)
             if whole is not None:
-                everyone = torch.arange(self._clients, device=like.t.device)
-                self._partial[name].put(whole, everyone)
+                all_positions = torch.arange(self._clients, device=like.t.device)
+                self._partial[name].put(whole, all_positions)
         return self._partial[name]
 
 
-class _Called(NamedTuple):
+class _CalledClients(NamedTuple):
     """The clients of one block that a call goes to.
 
     Attributes:
         block: its number.
         positions: (k,) int64, of the clients in the federation.
-        among: (k,) int64, which of the clients of the call they are.
+        places_in_call: (k,) int64, which of the clients of the call they are.
         local: (k,) int64, of the clients in the block.
     """
 
     block: int
     positions: Tensor
-    among: Tensor
+    places_in_call: Tensor
     local: Tensor
 
 
@@ -365,9 +370,9 @@ class InProcess:
     """Runs ops on blocks of clients in this process.
 
     Args:
-        cfg: what every op is given as its first argument.
+        cfg: first argument of every op.
         clients: all clients as one block.
-        route: who answers for each halo slot.
+        route: owner of each halo slot.
         block_size: most clients in one block; results do not depend on it beyond rounding.
         strict: send every payload through `encode` and `decode`, as a network would. Otherwise
             nothing is encoded, and sizes come from shapes; results and ledger are the same.
@@ -387,20 +392,20 @@ class InProcess:
         one_by_one: bool = False,
     ) -> None:
         self._cfg = cfg
-        self._one_by_one = one_by_one
+        self._single_client_ops = one_by_one
         self._ids = clients.ids
         self._route = route
         self._strict = strict
         self._compiled = compiled
-        everyone = torch.arange(clients.num_clients)
-        members = everyone.split(block_size)
+        all_positions = torch.arange(clients.num_clients)
+        members = all_positions.split(block_size)
         self._starts = torch.tensor([0, *itertools.accumulate(map(len, members))])
         whole = block_size >= clients.num_clients
         blocks = [clients] if whole else [clients.take(part) for part in members]
         self._device = clients.off.device
         self._blocks = [CalledBlocks(block) for block in blocks]
-        self._positions = everyone
-        self._everyone = self._called(everyone)
+        self._positions = all_positions
+        self._all_clients = self._select_clients(all_positions)
         self._states = [BlockState(block.num_clients) for block in blocks]
         self._account = Account(clients.num_clients)
 
@@ -416,12 +421,12 @@ class InProcess:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """Return nobody: all clients are here."""
+        """Names of absent clients: none, because all clients run in this process."""
         return ()
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Nobody: clients of this process do not fail alone."""
+        """Clients that were left out, and why: none, because a failure here ends the whole run."""
         return {}
 
     @property
@@ -435,15 +440,15 @@ class InProcess:
         return self._account.executed
 
     def start_round(self, number: int) -> None:
-        """Say that the calls from here on belong to this round."""
+        """Assign the calls from here on to this round."""
         self._account.start_round(number)
 
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
-        return tuple(state.for_others() for state in self._states)
+        return tuple(state.export() for state in self._states)
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
-        """Do nothing: the server's checkpoint holds all states."""
+        """Do nothing: the server's checkpoint already holds the state of every client."""
 
     def hand_over(self, number: int, weights: Payload) -> int:
         """Return the bytes that silos of their own would get."""
@@ -452,7 +457,7 @@ class InProcess:
 
     @property
     def remembered(self) -> Mapping[str, Any]:
-        """Nothing besides."""
+        """What an engine wants to find again after a resume: nothing."""
         return {}
 
     def restore(
@@ -462,14 +467,14 @@ class InProcess:
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:
-        """Go on from the states of a checkpoint and the records up to it."""
+        """Restore the states of a checkpoint and the ledger records up to it."""
         del number, remembered  # the first call of a round says which it is
         blocks = zip(self._blocks, states, strict=True)
         self._states = [BlockState(block.all.num_clients, state) for block, state in blocks]
         self._account = Account(len(self._ids), records)
 
     def rejoin(self, away: AwayError) -> None:
-        """Raise what came: nobody comes back to one process."""
+        """Raise `away` again: clients of this process cannot come back."""
         raise away
 
     def call(
@@ -485,9 +490,9 @@ class InProcess:
         lacking: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
-        del lacking  # nobody is away
+        del lacking  # clients of this process are never away
         rows = rows or bool(decoder_of(reduce).known)
-        op = per_client(op) if self._one_by_one else op
+        op = per_client(op) if self._single_client_ops else op
         envelope = self._account.open(op.__name__, what)
         order = _Order(op, key, rows, envelope.round)
         positions = self._positions if to is None else positions_of(self._ids, to)
@@ -504,20 +509,20 @@ class InProcess:
         sizes: list[np.ndarray] = []
         counts: list[np.ndarray] = []
         meters: list[Meter] = []
-        blocks = self._everyone if size == len(self._ids) else self._called(positions)
-        for called in blocks:
-            clients, local = called.local.numel(), called.local
+        blocks = self._all_clients if size == len(self._ids) else self._select_clients(positions)
+        for target in blocks:
+            clients, local = target.local.numel(), target.local
             shared = len(blocks) == 1 and overwrites_nothing(op)
-            part = inbox if shared else take_all(inbox, called.among)
-            part = self._carried(envelope, part, clients)
+            part = inbox if shared else take_all(inbox, target.places_in_call)
+            part = self._send_over_wire(envelope, part, clients)
             with metered(clients) as meter:
-                reply = self._run_block(called.block, order, part, local)
+                reply = self._run_block(target.block, order, part, local)
             sizes.append(frame_sizes(op.__name__, reply, clients))
             counts.append(count_sizes(reply, clients))
             meters.append(meter)
-            reply = self._carried(envelope, reply, clients)
+            reply = self._send_over_wire(envelope, reply, clients)
             if fold is not None:
-                fold.add(reply, called.positions, self._states[called.block].holds)
+                fold.add(reply, target.positions, self._states[target.block].holds)
             else:
                 replies.append(reply)
             del reply  # `join` frees what it has copied
@@ -526,33 +531,33 @@ class InProcess:
         if fold is not None:
             return fold.result()
         if len(replies) == 1 and not self._strict:
-            return _apart(replies[0], self._states[called.block])
+            return _detach_from_state(replies[0], self._states[target.block])
         return join(replies)
 
-    def _called(self, positions: Tensor) -> list[_Called]:
+    def _select_clients(self, positions: Tensor) -> list[_CalledClients]:
         """Return the clients of each block among those at `positions` (k,) int64, ascending."""
         places, device = torch.arange(len(positions)), self._device
         ends = torch.searchsorted(positions, self._starts).tolist()
         return [
-            _Called(
+            _CalledClients(
                 block=number,
                 positions=positions[a:b],
-                among=places[a:b].to(device),
+                places_in_call=places[a:b].to(device),
                 local=(positions[a:b] - self._starts[number]).to(device),
             )
             for number, (a, b) in enumerate(itertools.pairwise(ends))
             if a < b
         ]
 
-    def _carried(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
-        """Return the payload as it arrives: in strict mode, what is left of it after the wire."""
+    def _send_over_wire(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
+        """Return the payload as the other end gets it: in strict mode, encoded and decoded."""
         if not self._strict:
             return payload
         device = self._device
         frames = [encode(envelope, payload, position) for position in range(clients)]
-        arrived = [decode(frame)[1] for frame in frames]
-        joined = {name: concatenate([part[name] for part in arrived]) for name in arrived[0]}
-        return {name: moved(_as_sent(payload[name], f), device) for name, f in joined.items()}
+        decoded = [decode(frame)[1] for frame in frames]
+        joined = {name: concatenate([part[name] for part in decoded]) for name in decoded[0]}
+        return {name: moved(_in_form_of_op(payload[name], f), device) for name, f in joined.items()}
 
     def _run_block(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
         """Run an op at the clients `local` (k,) of one block: all, or those with the same state."""
@@ -570,8 +575,8 @@ class InProcess:
     def _run(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
         """Run an op at the clients `local` (k,) of one block and put their state back."""
         block, state = self._blocks[index].take(local), self._states[index]
-        whole, written = block is self._blocks[index].all, partial(is_overwritten, order.op)
-        old = state.all_for(written) if whole else state.take(local, partial(is_read, order.op))
+        whole, is_written = block is self._blocks[index].all, partial(is_overwritten, order.op)
+        old = state.all_for(is_written) if whole else state.take(local, partial(is_read, order.op))
         new, reply = run_op(
             order.op,
             self._cfg,
@@ -584,13 +589,13 @@ class InProcess:
             given_up=True,  # parts are copies, and blocks make their own
         )
         if whole:
-            state.replace(new, written)
+            state.replace(new, is_written)
         else:
-            state.put(old, new, local, written)
+            state.put(old, new, local, is_written)
         return reply
 
 
-def _apart(reply: Payload, state: BlockState) -> dict[str, Field]:
+def _detach_from_state(reply: Payload, state: BlockState) -> dict[str, Field]:
     """Return the reply of one block in memory that calls do not write to.
 
     Rows of a whole block are large, so they are copied only where the clients keep them, too.
@@ -601,8 +606,8 @@ def _apart(reply: Payload, state: BlockState) -> dict[str, Field]:
     }
 
 
-def _as_sent(sent: Field, arrived: Field) -> Field:
-    """Return what arrived in the form that the op gave it: frames carry `Patched` slices whole."""
-    if isinstance(sent, Patched) and isinstance(arrived, Stacked):
-        return sent.like(Stacked(arrived.t.to(sent.t.device)))
-    return arrived
+def _in_form_of_op(sent: Field, received: Field) -> Field:
+    """Return a received field as `Patched` if the op sent it so: frames carry it whole."""
+    if isinstance(sent, Patched) and isinstance(received, Stacked):
+        return sent.like(Stacked(received.t.to(sent.t.device)))
+    return received

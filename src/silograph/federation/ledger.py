@@ -116,10 +116,10 @@ def _are_sound(round: object, step: object, op: object, direction: object) -> bo
 
 def _unpack(packed: dict[str, Any] | list[Any], dtype: type) -> np.ndarray:
     if isinstance(packed, list):
-        found: np.ndarray = np.array(packed, dtype=dtype)
-        if found.ndim != 1:
+        values: np.ndarray = np.array(packed, dtype=dtype)
+        if values.ndim != 1:
             raise ValueError("a list of lists")
-        return found
+        return values
     if not 0 <= packed["times"] <= MOST_CLIENTS:  # else a line could ask for any memory
         raise ValueError(f"{packed['times']} clients")
     if "all" in packed:
@@ -128,44 +128,44 @@ def _unpack(packed: dict[str, Any] | list[Any], dtype: type) -> np.ndarray:
 
 
 class _Store:
-    """Copies of arrays that are kept, one after the other in blocks of memory.
+    """Stores copies of arrays one after the other in blocks of memory.
 
     Each in memory of its own, they would split what is free, and the large arrays of the next call
     would no longer fit: label-guided training on PubMed grew by 6 to 12 MB a round.
 
-    Calls of one round are like those of the next. So an array that was kept lately is found again.
+    Calls of one round are like those of the next. So a recent array is reused.
     """
 
     BLOCK = 1 << 20  # bytes
-    LATELY = 256  # arrays
-    SHORT = 1 << 13  # bytes of an array that is looked for
+    LATELY = 256  # arrays that are compared
+    SHORT = 1 << 13  # bytes; longer arrays are not compared with recent ones
 
     def __init__(self) -> None:
         self._block = np.empty(0, dtype=np.uint8)
         self._used = 0
-        self._lately: dict[tuple[str, bytes], tuple[np.ndarray, float]] = {}
+        self._recent: dict[tuple[str, bytes], tuple[np.ndarray, float]] = {}
 
     def copy(self, values: np.ndarray) -> tuple[np.ndarray, float]:
         """Return a copy, read-only, and its sum."""
         if values.nbytes > self.SHORT:
             return self._copy(values), values.sum().item()
         name = values.dtype.char, values.tobytes()
-        if name not in self._lately:
-            if len(self._lately) == self.LATELY:
-                self._lately.clear()
-            self._lately[name] = self._copy(values), values.sum().item()
-        return self._lately[name]
+        if name not in self._recent:
+            if len(self._recent) == self.LATELY:
+                self._recent.clear()
+            self._recent[name] = self._copy(values), values.sum().item()
+        return self._recent[name]
 
     def _copy(self, values: np.ndarray) -> np.ndarray:
         size = values.nbytes
         if self._used + size > len(self._block):
             self._block = np.empty(max(self.BLOCK, size), dtype=np.uint8)
             self._used = 0
-        kept = self._block[self._used : self._used + size].view(values.dtype)
-        kept[:] = values
-        kept.flags.writeable = False
+        copy = self._block[self._used : self._used + size].view(values.dtype)
+        copy[:] = values
+        copy.flags.writeable = False
         self._used += -(-size // 8) * 8  # so that the next one is aligned, too
-        return kept
+        return copy
 
 
 class Ledger:
@@ -280,12 +280,12 @@ class VirtualClock:
         training = (record for record in records if record.what is not Kind.EVALUATION)
         for _, call in itertools.groupby(training, lambda record: (record.round, record.step)):
             work, sizes = np.zeros(len(self.speed)), np.zeros(len(self.speed))
-            called = np.zeros(len(self.speed), dtype=bool)
+            is_called = np.zeros(len(self.speed), dtype=bool)
             for record in call:
                 work[record.clients] += record.flops
                 sizes[record.clients] += record.bytes
-                called[record.clients] = True
-            yield work / self.speed + sizes / self.bandwidth + called * self.latency
+                is_called[record.clients] = True
+            yield work / self.speed + sizes / self.bandwidth + is_called * self.latency
 
 
 def records_of_last_round(ledger: Ledger, t: int) -> Sequence[Record]:
@@ -318,7 +318,7 @@ class Account:
         self._step = 0
 
     def start_round(self, number: int) -> None:
-        """Say that the calls from here on belong to this round."""
+        """Assign the calls from here on to this round."""
         self._round, self._step = number, 0
 
     def open(self, op: str, what: Kind) -> Envelope:
@@ -327,7 +327,7 @@ class Account:
         return Envelope(op, what, self._round, self._step)
 
     def down(self, envelope: Envelope, positions: Tensor, sizes: np.ndarray) -> None:
-        """Write down what was sent to the clients at `positions` (k,): frames of (k,) bytes."""
+        """Record the frames sent to the clients at `positions` (k,); `sizes`: (k,) bytes."""
         clients = positions.numpy()
         self._record(envelope, envelope.kind, "down", clients, sizes, np.zeros(clients.shape))
 
@@ -339,7 +339,7 @@ class Account:
         counts: np.ndarray,
         meters: Sequence[Meter],
     ) -> None:
-        """Write down what came back, and the work.
+        """Record the replies and the work of a call.
 
         Args:
             envelope: of the call.
@@ -349,16 +349,18 @@ class Account:
                 the kind of the call.
             meters: cover the clients in their order.
         """
-        found, clients = [meter.summed() for meter in meters], positions.numpy()
-        self.executed += sum(executed for _, _, executed in found)
-        work = np.concatenate([own for own, _, _ in found])
+        summaries, clients = [meter.totals() for meter in meters], positions.numpy()
+        self.executed += sum(executed for _, _, executed in summaries)
+        work = np.concatenate([own for own, _, _ in summaries])
         self._record(envelope, envelope.kind, "up", clients, sizes - counts, work)
         kinds = {kind for meter in meters for kind in meter.apart}
         if counts.any():
             kinds.add(Kind.EVALUATION)
         for kind in sorted(kinds):
-            none = (np.zeros(len(own)) for own, _, _ in found)
-            parts = [by.get(kind, zeros) for (_, by, _), zeros in zip(found, none, strict=True)]
+            no_work = (np.zeros(len(own)) for own, _, _ in summaries)
+            parts = [
+                by.get(kind, zeros) for (_, by, _), zeros in zip(summaries, no_work, strict=True)
+            ]
             size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)
             self._record(envelope, kind, "up", clients, size, np.concatenate(parts))
 

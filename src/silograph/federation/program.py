@@ -1,4 +1,4 @@
-"""What a run calls at its clients, known before it begins: ops, their order and their fields.
+"""The program of a run, fixed before it begins: ops, their order and their fields.
 
 A silo derives the program from the config that it has agreed to and does nothing else, whoever asks
 (`silograph.federation.program`). The server derives the same one and holds replies to it. A method
@@ -36,8 +36,8 @@ class Call:
         key: of its draws.
         takes: fields of the inbox.
         gives: fields of the reply.
-        problem: says of an inbox and its reply, of declared fields both, what numbers of the reply
-            cannot be together, or None.
+        problem: given an inbox and its reply, both with the declared fields, returns which numbers
+            of the reply contradict each other, or None.
     """
 
     op: Op
@@ -58,7 +58,7 @@ class Call:
         return any(spec.form is Ragged for spec in self.gives.values())
 
     def check_inbox(self, inbox: Payload, extent: Extent, state: State) -> None:
-        """Raise `ProtocolError` unless an inbox is what the call takes, in finite numbers.
+        """Raise `ProtocolError` unless an inbox has the call's fields, with finite numbers.
 
         Args:
             inbox: what came.
@@ -71,7 +71,7 @@ class Call:
     def check_reply(
         self, inbox: Payload, reply: Payload, extent: Extent, *, own: bool = False
     ) -> None:
-        """Raise `ProtocolError` unless the reply to an inbox is what the call gives.
+        """Raise `ProtocolError` unless the reply to an inbox has the fields of the call.
 
         NaN passes: that of a client without weight counts for nothing, and where all have it
         training has diverged.
@@ -111,12 +111,12 @@ class Closing:
 
 @dataclass(frozen=True)
 class Over:
-    """What remains of the steps once those of a `Closing` were begun: the run has no later call."""
+    """Marks that the steps of a `Closing` have begun: the run has no later call."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Either:
-    """One of several ways to go on: that of clients that ask, say, or that of who only answers.
+    """One of several continuations: that of clients that ask, say, or of those that only answer.
 
     No two of them may begin with the same call: then nobody could tell which it is.
     """
@@ -145,10 +145,10 @@ def up_to(most: int, steps: Callable[[int], Steps]) -> Steps:
         most: by the knob's declared range.
         steps: of one time, by its number from 0; keys or ops must tell them apart.
     """
-    found: Steps = ()
+    steps_left: Steps = ()
     for number in reversed(range(most)):
-        found = Maybe((steps(number), found))
-    return found
+        steps_left = Maybe((steps(number), steps_left))
+    return steps_left
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class AlikeRounds:
 
 @dataclass(frozen=True)
 class Calls:
-    """What a method calls; the arguments are those of its `init` and `round`.
+    """The calls of a method; the arguments are those of its `init` and `round`.
 
     Attributes:
         setup: the calls of `Method.init`.
@@ -209,7 +209,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class ScoringRules:
-    """Which rules a client can hold its server to, on the weights that it scores.
+    """Rules of the weights that a client scores, which it can enforce against its server.
 
     Attributes:
         next_trains: whether the weights that are sent to be scored are those that the next round
@@ -229,7 +229,7 @@ class ScoringRules:
 
 @dataclass(frozen=True)
 class Program:
-    """What a whole run calls.
+    """The calls of a whole run.
 
     Attributes:
         setup: round 0.
@@ -283,7 +283,7 @@ def calls_of(steps: Steps) -> Iterator[Call]:
 
 
 def can_end(steps: Steps) -> bool:
-    """Whether nothing has to follow."""
+    """Whether the steps can end here without a further call."""
     match steps:
         case Call():
             return False
@@ -313,34 +313,34 @@ def is_over(steps: Steps) -> bool:
     return isinstance(steps, Over) or (isinstance(steps, tuple) and any(map(is_over, steps)))
 
 
-def possible(steps: Steps) -> Iterator[tuple[Call, Steps]]:
+def possible_calls(steps: Steps) -> Iterator[tuple[Call, Steps]]:
     """Yield each call that may come next, and what follows it."""
     match steps:
         case Call():
             yield steps, ()
         case Maybe(inner):
-            yield from possible(inner)
+            yield from possible_calls(inner)
         case Closing(inner):
-            for call, rest in possible(inner):
-                yield call, (rest, Over())
+            for call, remaining in possible_calls(inner):
+                yield call, (remaining, Over())
         case Over():
             return
         case Either():
             for way in steps.ways:
-                yield from possible(way)
+                yield from possible_calls(way)
         case Repeat(inner, most):
-            for call, rest in possible(inner) if most else ():
-                yield call, (rest, Repeat(inner, most - 1))
+            for call, remaining in possible_calls(inner) if most else ():
+                yield call, (remaining, Repeat(inner, most - 1))
         case _:
             for place, step in enumerate(steps):
-                for call, rest in possible(step):
-                    yield call, (rest, *steps[place + 1 :])
+                for call, remaining in possible_calls(step):
+                    yield call, (remaining, *steps[place + 1 :])
                 if not can_end(step):
                     return
 
 
 # --- course --------------------------------------------------------------------------------------
-# How far a run is in its program: which call may come next, and what must come before others.
+# The position of a run in its program: which call may come next, and which must precede others.
 #
 # Both ends keep a course. A silo does what comes next in it and nothing else, whoever asks.
 
@@ -350,7 +350,7 @@ MOST_TIMES = 8  # that a round is begun: the first, and those in which it is don
 
 
 class Course:
-    """How far a run is in its program; both ends keep one.
+    """The position of a run in its program; both ends keep one.
 
     Args:
         program: of the run.
@@ -359,47 +359,54 @@ class Course:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._round = BLANK
-        self._rest: Steps = ()
-        self._back = False  # brought back to a state: the others may have gone on meanwhile
-        self._broken = False  # a call of the round has failed
-        self._begun: Counter[int] = Counter()
+        self._remaining: Steps = ()
+        self._is_restored = False  # by LOAD: the others may have done further rounds meanwhile
+        self._has_failed_call = False  # in this round
+        self._num_begun: Counter[int] = Counter()
         self._closed: int | None = None  # the round after which the last model was scored
 
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where the run has no such round."""
         self.program.check_number(number)
 
-    def go_to(self, number: int) -> None:
-        """Take a round as whole: what follows is a later one.
+    def jump_to(self, number: int) -> None:
+        """Take a round as complete: the next call belongs to a later one.
 
-        The next one, or one after it, if the others have gone on without this client meanwhile.
+        It is the next round, or one after it if the others continued without this client.
         """
         self.check_number(number)
-        self._round, self._rest, self._back, self._broken = number, (), True, False
+        self._round, self._remaining, self._is_restored, self._has_failed_call = (
+            number,
+            (),
+            True,
+            False,
+        )
 
     @property
     def is_whole(self) -> bool:
         """Whether no call of the round has to come any more."""
-        return not self._broken and can_end(self._rest)
+        return not self._has_failed_call and can_end(self._remaining)
 
-    def break_off(self) -> None:
-        """Take a call that was made as failed: only `go_to` leads on from here."""
-        self._broken = True
+    def mark_failed(self) -> None:
+        """Mark the latest call as failed: only `jump_to` can continue from here."""
+        self._has_failed_call = True
 
-    def _check_unbroken(self) -> None:
-        if self._broken:
+    def _check_no_failed_call(self) -> None:
+        if self._has_failed_call:
             raise ProtocolError(
                 f"expected LOAD after a call of round {self._round} that has failed, got another"
             )
 
     def check_whole(self) -> None:
         """Raise `ProtocolError` where calls of the round are still to come."""
-        self._check_unbroken()
-        if not can_end(self._rest):
-            raise ProtocolError(f"expected {_names(self._rest)} before round {self._round} is over")
+        self._check_no_failed_call()
+        if not can_end(self._remaining):
+            raise ProtocolError(
+                f"expected {_names(self._remaining)} before round {self._round} is over"
+            )
 
     def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:
-        """Raise `ProtocolError` unless a state is one that a round leaves behind.
+        """Raise `ProtocolError` unless a state is valid at the end of a round.
 
         Args:
             state: of the clients.
@@ -410,7 +417,7 @@ class Course:
         check_against(state, self.program.state, extent, where, finite=not own, values=not own)
 
     def result_of(self, fields: Payload) -> Payload:
-        """Return what clients get of the server's weights, as agreed."""
+        """Return those of the server's weights that clients get as the result."""
         return {name: fields[name] for name in self.program.result}
 
     def check_result(self, number: int, fields: Payload, extent: Extent) -> None:
@@ -431,7 +438,7 @@ class Course:
         One that was brought back to a state may have been away in any number of rounds. Of others
         only so many are looked at, as the server chooses how many there are.
         """
-        last = self._round if self._back else min(number, self._round + MOST_PASSED)
+        last = self._round if self._is_restored else min(number, self._round + MOST_PASSED)
         for between in range(self._round + 1, last + 1):
             if not can_end(self.program.steps(between)):
                 raise ProtocolError(
@@ -440,26 +447,28 @@ class Course:
                 )
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
-        """Return the next call as the program has it, and what follows it; see `go_on`.
+        """Find the next call in the program, and the steps after it; see `advance`.
 
         Raises:
-            ProtocolError: the program has another one here.
+            ProtocolError: the program has another call here.
         """
-        self._check_unbroken()
-        rest = self._rest if number == self._round else self._entered(number)
-        found = [(c, after) for c, after in possible(rest) if c.op is op and c.what == what]
-        for call, after in found:
+        self._check_no_failed_call()
+        remaining = self._remaining if number == self._round else self._steps_of_round(number)
+        matches = [
+            (c, after) for c, after in possible_calls(remaining) if c.op is op and c.what == what
+        ]
+        for call, after in matches:
             if call.key == key:
                 return call, after
-        if found:
+        if matches:
             raise ProtocolError(
                 f"expected {op.__name__} with the key that the config's seed gives, got another"
             )
         raise ProtocolError(
-            f"expected {_names(rest)} in round {number}, as agreed, got {_name(op, what)}"
+            f"expected {_names(remaining)} in round {number}, as agreed, got {_name(op, what)}"
         )
 
-    def _entered(self, number: int) -> Steps:
+    def _steps_of_round(self, number: int) -> Steps:
         """Return the steps of a later round, once those before it may be over."""
         steps = self.program.steps(number)
         if self._closed is not None and number > self._closed:
@@ -470,7 +479,7 @@ class Course:
         if number < self._round:
             raise ProtocolError(f"expected round {self._round} or a later one, got {number}")
         self.check_whole()
-        if self._back:
+        if self._is_restored:
             return steps
         if number - self._round > MOST_PASSED:
             raise ProtocolError(
@@ -485,21 +494,21 @@ class Course:
         """Return whether no later round may follow a call, by its round and what follows it."""
         return number == self.program.rounds or is_over(after)
 
-    def go_on(self, number: int, after: Steps) -> bool:
-        """Take a call of a round as made; return whether the round begins with it.
+    def advance(self, number: int, after: Steps) -> bool:
+        """Advance past a call of a round; return whether the round begins with it.
 
         Raises:
             ProtocolError: the round was begun too often.
         """
         begins = number != self._round
         if begins:
-            if self._begun[number] == MOST_TIMES:
+            if self._num_begun[number] == MOST_TIMES:
                 raise ProtocolError(
                     f"expected round {number} at most {MOST_TIMES} times, got it once more: start "
                     "the silo again to go on"
                 )
-            self._begun[number] += 1
-        self._round, self._rest, self._back = number, after, False
+            self._num_begun[number] += 1
+        self._round, self._remaining, self._is_restored = number, after, False
         if is_over(after):
             self._closed = number
         return begins
@@ -507,7 +516,7 @@ class Course:
 
 def _names(steps: Steps) -> str:
     """Return what may come next, for a message."""
-    names = [_name(call.op, call.what) for call, _ in possible(steps)]
+    names = [_name(call.op, call.what) for call, _ in possible_calls(steps)]
     return " or ".join([*names, *["the next round"] * can_end(steps)])
 
 
@@ -526,10 +535,8 @@ def _name(op: Op, what: Kind) -> str:
 # 2. The calls that close the run score one model, which no round trains from. It is two with
 #    `evaluate_clients=participants`, where all clients score the best model in the end, too.
 # 3. A silo scores at most as many different models as there are different weights that it has
-# trained
-#    from, and at most as many as the run has rounds. Those that the run is closed with come on
-#    top,
-#    and one more where set-up scores the first model.
+#    trained from, and at most as many as the run has rounds. Those that the run is closed with
+#    come on top, and one more where set-up scores the first model.
 #
 # The first rule is left out after a LOAD, since the rounds between may have gone on without the
 # silo, or are repeated without another one. The others hold always, however often rounds are

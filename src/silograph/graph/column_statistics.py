@@ -25,7 +25,7 @@ LARGEST = 1e100  # magnitude of a value, so that sums of squares of all rows sta
 
 @dataclass(frozen=True, eq=False)
 class ColumnStatistics:
-    """What standardizes columns.
+    """Mean and deviation of columns, to standardize them.
 
     Attributes:
         mean: (W,) or (C, W) float64.

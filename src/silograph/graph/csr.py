@@ -38,7 +38,7 @@ class CSR:
     def map(self, change: Callable[[Tensor], Tensor]) -> "CSR":
         """Return the matrix of the arrays that `change` makes of these; itself if it changes none.
 
-        What was worked out of an unchanged matrix stays with it.
+        Cached properties of an unchanged matrix stay valid.
         """
         indptr, indices = change(self.indptr), change(self.indices)
         values = None if self.values is None else change(self.values)
@@ -83,8 +83,8 @@ class CSR:
             edges = edges[:, ~loops]
         ones = np.ones(edges.shape[1], dtype=np.bool_)
         # The conversion to rows merges repeated edges, and the sum those of the two directions.
-        there = sp.coo_matrix((ones, (edges[0], edges[1])), shape=(n, n)).tocsr()
-        return CSR.from_scipy(there + there.T.tocsr(), ones=True)
+        directed = sp.coo_matrix((ones, (edges[0], edges[1])), shape=(n, n)).tocsr()
+        return CSR.from_scipy(directed + directed.T.tocsr(), ones=True)
 
     @staticmethod
     def stacked_rows(parts: Sequence["CSR"]) -> "CSR":
@@ -132,18 +132,20 @@ class CSR:
     @cached_property
     def by_column(self) -> Tensor:
         """The entries in the order of their columns, then rows, (nnz,) int64."""
-        return self._turned[2]
+        return self._transposed[2]
 
     @cached_property
-    def _turned(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _transposed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Where columns begin among the entries by column, their rows, and their places here."""
         dtype = self.indices.dtype
         if self.indices.device.type == "cpu":  # SciPy counts in linear time, torch sorts
             places = np.arange(self.nnz, dtype=np.int64)
             parts = places, self.indices.numpy(), self.indptr.numpy()
-            turned = sp.csr_matrix(parts, shape=(self.num_rows, self.num_cols)).tocsc()
-            starts, row = (torch.from_numpy(t).to(dtype) for t in (turned.indptr, turned.indices))
-            return starts, row, torch.from_numpy(turned.data)
+            transposed = sp.csr_matrix(parts, shape=(self.num_rows, self.num_cols)).tocsc()
+            starts, row = (
+                torch.from_numpy(t).to(dtype) for t in (transposed.indptr, transposed.indices)
+            )
+            return starts, row, torch.from_numpy(transposed.data)
         order = torch.sort(self.indices, stable=True).indices
         lengths = torch.bincount(self.indices, minlength=self.num_cols)
         return offsets(lengths).to(dtype), self.row[order].to(dtype), order
@@ -151,7 +153,7 @@ class CSR:
     @cached_property
     def transposed(self) -> "CSR":
         """The transpose, built once: torch's own transposed products are several times slower."""
-        starts, row, order = self._turned
+        starts, row, order = self._transposed
         values = None if self.values is None else self.values[order]
         return CSR(starts, row, values, self.num_rows)
 
@@ -216,30 +218,30 @@ class CSR:
         return CSR(self.indptr.to(dtype), indices.to(dtype), self.values, num_cols)
 
     def with_values(self, values: Tensor) -> "CSR":
-        """Return the same places with other values (nnz,); orders worked out before are shared."""
-        found = CSR(self.indptr, self.indices, values, self.num_cols)
-        for name in ("row", "by_column", "_turned"):  # cached, as cached properties do it
+        """Return the same places with other values (nnz,); cached orders are shared."""
+        csr = CSR(self.indptr, self.indices, values, self.num_cols)
+        for name in ("row", "by_column", "_transposed"):  # cached, as cached properties do it
             if name in self.__dict__:
-                found.__dict__[name] = self.__dict__[name]
-        return found
+                csr.__dict__[name] = self.__dict__[name]
+        return csr
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "CSR":
         """Return a copy on another device with values of `dtype`, ones where there were none."""
         values = torch.ones(self.nnz) if self.values is None else self.values
         values = values.to(device, dtype)
-        found = CSR(self.indptr.to(device), self.indices.to(device), values, self.num_cols)
+        moved = CSR(self.indptr.to(device), self.indices.to(device), values, self.num_cols)
         if self.values is None:  # known without a pass over the entries; cached as above
-            found.__dict__["weighted_degree"] = found.degree.to(dtype)
-        return found
+            moved.__dict__["weighted_degree"] = moved.degree.to(dtype)
+        return moved
 
 
 class Runs(CSR):
-    """Runs of rows of another matrix, each of which is copied when it is first asked for.
+    """Runs of rows of another matrix; each array is copied when it is first read.
 
-    A call to some clients reads little of their matrices where what it needs was worked out before.
+    A call to some clients reads little of their matrices where its inputs are cached.
 
     Args:
-        whole: the matrix; it is kept.
+        whole: the matrix, which stays in memory.
         off: (C + 1,) int64, the rows of each client.
         positions: (k,) int64, of the clients whose rows these are.
         col_off: (C + 1,) int64, the columns of each client, of which only theirs are kept; None:
@@ -265,7 +267,7 @@ class Runs(CSR):
 
     @cached_property
     def _shift(self) -> Tensor | None:
-        """What is added to the columns of each client, (k,) int64, or None."""
+        """The shift of the columns of each client, (k,) int64, or None."""
         if self._col_off is None:
             return None
         first = offsets(self._col_off.diff()[self._positions])[:-1]
@@ -299,11 +301,11 @@ class Runs(CSR):
     @cached_property
     def indices(self) -> Tensor:
         """Column of every entry, (nnz,)."""
-        found = runs_at(self._whole.indices, self._entry_off, self._positions)
+        indices = runs_at(self._whole.indices, self._entry_off, self._positions)
         if self._shift is not None:
             lengths = self._entry_off.diff()[self._positions]
-            found += torch.repeat_interleave(self._shift.to(found.dtype), lengths)
-        return found.to(self._index_dtype)
+            indices += torch.repeat_interleave(self._shift.to(indices.dtype), lengths)
+        return indices.to(self._index_dtype)
 
     @cached_property
     def values(self) -> Tensor | None:

@@ -218,8 +218,8 @@ def is_path(name: str) -> bool:
     if name.lower().endswith((".npz", ".csv")) or any(mark in name for mark in separators):
         return True
     # A folder that happens to be called cora must not hide the dataset.
-    known = DATASETS.keys() | ALIASES.keys()
-    return bool(name) and name.lower() not in known and Path(name).exists()
+    names = DATASETS.keys() | ALIASES.keys()
+    return bool(name) and name.lower() not in names and Path(name).exists()
 
 
 def _load_path(
@@ -240,16 +240,18 @@ def _load_path(
     tables = tables_of(path)
     if "nodes" in tables:
         check_rating_scale(path, rating_scale)
-        named: dict[str, Any] = {} if columns is None else parse_columns(columns)
-        files: dict[str, Any] = {**tables, **named, "with_labels": with_labels}
+        table_columns: dict[str, Any] = {} if columns is None else parse_columns(columns)
+        files: dict[str, Any] = {**tables, **table_columns, "with_labels": with_labels}
         return from_csv(**files, na_values=na_values or (), name=path.resolve().name)
     if "ratings" in tables:
         check_na_values(path, na_values)
-        called: dict[str, Any] = {} if columns is None else parse_columns(columns, RATING_COLUMNS)
+        column_names: dict[str, Any] = (
+            {} if columns is None else parse_columns(columns, RATING_COLUMNS)
+        )
         table, folder = tables["ratings"], path.resolve()
         scale, trust = rating_scale or SCALE, tables.get("trust")
         name = folder.stem if path.is_file() else folder.name
-        return ratings(table, trust=trust, scale=scale, columns=called, name=name)
+        return ratings(table, trust=trust, scale=scale, columns=column_names, name=name)
     _check_readable(path)
     check_columns(path, columns)
     check_rating_scale(path, rating_scale)
@@ -268,20 +270,20 @@ def _check_readable(path: Path) -> None:
             f"{_tables_in(path)}"
         )
     if path.suffix.lower() == ".csv":
-        mend = f"give its folder, {path.parent}"
+        remedy = f"give its folder, {path.parent}"
         if path.stem.lower() not in ("nodes", "edges", "ratings", "trust"):
-            mend = (
+            remedy = (
                 "give the folder of nodes.csv and edges.csv, or of ratings.csv, or use "
                 "sg.from_csv(nodes=..., edges=...) or sg.ratings(...)"
             )
-        raise DataError(f"expected an .npz file or a folder, got {path}: {mend}")
+        raise DataError(f"expected an .npz file or a folder, got {path}: {remedy}")
     what = other_format(path)
     if what is not None and path.is_file():
         raise DataError(f"expected an .npz file or a folder, got {path}, {what}")
 
 
 def _tables_in(folder: Path) -> str:
-    """Return what else a folder has that may be meant, and how to use it, for an error."""
+    """Describe other tables of a folder that the user may mean, and their use, for an error."""
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
     tables = [name for name in names if name.endswith(".csv")]
     if tables:
@@ -305,8 +307,8 @@ def tables_of(path: Path) -> dict[str, Path]:
     if all(file.is_file() for file in nodes.values()):
         return nodes
     first = {name: _first_table(path, name) for name in RATINGS}
-    found = {name: file for name, file in first.items() if file is not None}
-    return found if "ratings" in found else {}
+    tables = {name: file for name, file in first.items() if file is not None}
+    return tables if "ratings" in tables else {}
 
 
 def _first_table(path: Path, name: str) -> Path | None:
@@ -324,9 +326,9 @@ def _digits() -> Graph:
     distance = square[:, None] + square - 2 * pixels @ pixels.T
     np.fill_diagonal(distance, np.inf)
     # A stable order breaks ties by row, so that every machine builds the same graph.
-    near = np.argsort(distance, axis=1, kind="stable")[:, :8]
+    neighbors = np.argsort(distance, axis=1, kind="stable")[:, :8]
     return from_arrays(
-        edge_index=np.stack([np.repeat(np.arange(len(near)), 8), near.ravel()]),
+        edge_index=np.stack([np.repeat(np.arange(len(neighbors)), 8), neighbors.ravel()]),
         x=pixels / 16,
         y=digits.target,
         class_names=[str(digit) for digit in digits.target_names],
@@ -342,14 +344,14 @@ Data = Graph | Silos
 
 @dataclass(frozen=True)
 class Source:
-    """Where data are.
+    """The place of data.
 
     Attributes:
         kind: `memory`, a `name` of a dataset, the `path` of a graph, or `silos`, a folder of them.
-        dataset: what the user calls them.
+        dataset: the name or path that the user gave.
         path: from the root on, None where data are made or downloaded.
-        data_dir: folder that was looked into.
-        columns: what a folder of tables calls its columns, as `load` takes it.
+        data_dir: the folder that was searched.
+        columns: the names of columns in a folder of tables, as for `load`.
         rating_scale: of a folder of tables of ratings, as `load` takes it.
         na_values: of a folder of tables or an .npz file, as one text.
     """
@@ -382,9 +384,9 @@ class Source:
             check_rating_scale(self.dataset, self.rating_scale)
             check_na_values(self.dataset, self.na_values)
             return read_silos(Path(self.dataset).expanduser())
-        found = self.path if self.kind == "name" else None
+        data_dir = self.path if self.kind == "name" else None
         return load(
-            found or self.dataset,
+            data_dir or self.dataset,
             data_dir=self.data_dir,
             scale=scale,
             columns=self.columns,
@@ -397,7 +399,7 @@ class Source:
     def has_ratings(self) -> bool:
         """Whether the data are ratings of users and items; no table or array is read for it.
 
-        False for what cannot be read: to read it says why.
+        False for data that cannot be read; `read` raises the error.
         """
         if self.path is None:
             return False
@@ -407,7 +409,7 @@ class Source:
         return "ratings" in tables_of(path) or archive_has_ratings(path)
 
     def told(self) -> dict[str, str | None] | None:
-        """Return what finds the data again from any folder; None where they were in memory."""
+        """Return the fields as plain values, paths absolute; None for data in memory."""
         if self.kind == "memory":
             return None
         if self.path is not None:
@@ -444,9 +446,9 @@ def find_source(
         folder = data_dir or os.environ.get("SILOGRAPH_DATA") or None
         folder = None if folder is None else absolute_path(folder)
         return Source("name", dataset, None, folder, columns, rating_scale, na_values)
-    named = not is_path(dataset)
-    kind: Literal["name", "path", "silos"] = "name" if named else "path"
-    kind = "silos" if is_silos(path) and not named else kind
+    is_name = not is_path(dataset)
+    kind: Literal["name", "path", "silos"] = "name" if is_name else "path"
+    kind = "silos" if is_silos(path) and not is_name else kind
     return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale, na_values)
 
 
@@ -457,7 +459,7 @@ def has_ratings(data: Data) -> bool:
 
 
 def source_of(config: RunConfig, *, data: Data | None = None) -> Source:
-    """Return where the data of a config are, with all that it says of how they are read."""
+    """Return the place of a config's data, with its settings for reading them."""
     return find_source(
         config.dataset,
         data_dir=config.data_dir,

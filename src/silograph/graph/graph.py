@@ -102,8 +102,8 @@ def pairs_among(x: Tensor, adj: CSR) -> Pairs:
     whole = bool((adj.indptr[row + 1] - adj.indptr[row] == 2).all())
     if whole:
         one, other = adj.indices[first].long(), adj.indices[first + 1].long()
-        swapped = x[other, 0] == 1
-        user, item = torch.where(swapped, other, one), torch.where(swapped, one, other)
+        is_swapped = x[other, 0] == 1
+        user, item = torch.where(is_swapped, other, one), torch.where(is_swapped, one, other)
         whole = bool((x[user, 0] == 1).all() & (x[item, 1] == 1).all())
     if not whole:
         raise ProtocolError("expected edges from each rating to its user and its item, got others")
@@ -184,8 +184,8 @@ class Graph:
         what = "targets" if self.has_numbers else "classes"
         own = self.rating_sizes or {"features": self.num_features, what: self.num_classes}
         sizes = {"nodes": self.num_nodes, "edges": self.num_edges, **own}
-        told = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        return f"Graph({self.name!r}, {told}, task={self.task!r})"
+        sizes_text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        return f"Graph({self.name!r}, {sizes_text}, task={self.task!r})"
 
     def _repr_html_(self) -> str:
         what = "targets" if self.has_numbers else "classes"
@@ -237,8 +237,8 @@ class Graph:
     @standard_numerics()
     def labeled(self) -> Tensor:
         """Nodes with at least one known label, (n,) bool."""
-        known = known_labels(self.y)
-        return known if known.dim() == 1 else known.any(dim=1)
+        is_known = known_labels(self.y)
+        return is_known if is_known.dim() == 1 else is_known.any(dim=1)
 
     @property
     @standard_numerics()
@@ -293,9 +293,9 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
     local[nodes] = torch.arange(len(nodes))
     rows = graph.weighted_adj.select_rows(nodes)
     cols = local[rows.indices.long()]
-    inside = cols >= 0
-    values = None if rows.values is None else rows.values[inside]
-    adj = CSR.from_pairs(rows.row[inside], cols[inside], (len(nodes), len(nodes)), values)
+    is_internal = cols >= 0
+    values = None if rows.values is None else rows.values[is_internal]
+    adj = CSR.from_pairs(rows.row[is_internal], cols[is_internal], (len(nodes), len(nodes)), values)
     x = graph.x.select_rows(nodes) if isinstance(graph.x, CSR) else graph.x[nodes]
     split = graph.split
     return replace(
@@ -447,8 +447,8 @@ def row_problem(x: Features, names: Sequence[str] = ()) -> str | None:
     # Of values other than 0: a common word is no large number.
     value = share * count / _column_sums(part, lambda values: (values != 0).double()).clamp(min=1)
     large = value >= ALONE * value[value > 0].median()
-    drowning = float(share[large].sum()) / total
-    if drowning >= MOST or len(share) == 1:
+    large_share = float(share[large].sum()) / total
+    if large_share >= MOST or len(share) == 1:
         what = f"are mostly column {_column(largest, names)} ({share[largest] / total:.0%})"
     elif total >= ALL:
         what = f"are close to 0 (a row's values are then about {total:.3g} in all)"
@@ -485,7 +485,7 @@ def narrowing_problem(
     values = before.values if isinstance(before, CSR) else before
     if values is None or values.dtype != torch.float64 or not values.numel():
         return None
-    lost: list[str] = []
+    merged: list[str] = []
     for column, (wide, narrow) in enumerate(_pairs_of_columns(before, after)):
         if not bool(narrow.any()):  # constant on training nodes, so that it was made 0
             continue
@@ -493,14 +493,14 @@ def narrowing_problem(
         is_new, differs = wide[order].diff() != 0, narrow[order].diff() != 0
         had, has = int(is_new.sum()) + 1, int((is_new & differs).sum()) + 1
         if had - has > LOST * had:
-            lost.append(f"column {_column(column, names)}: {had:,} become {has:,}")
-    if not lost:
+            merged.append(f"column {_column(column, names)}: {had:,} become {has:,}")
+    if not merged:
         return None
-    more = f"; and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    more = f"; and {len(merged) - NAMED} more" if len(merged) > NAMED else ""
     how = "use --dtype float64" if standardized else "add --normalize standard or --dtype float64"
     return (
         f"distinct values of features become equal in the dtype of the run "
-        f"({'; '.join(lost[:NAMED])}{more}), and models cannot tell them apart: {how}"
+        f"({'; '.join(merged[:NAMED])}{more}), and models cannot tell them apart: {how}"
     )
 
 
@@ -543,7 +543,7 @@ def _column(number: int, names: Sequence[str]) -> str:
 
 
 def with_features(graph: Graph, source: FeatureSource) -> Graph:
-    """Return the graph with the features that are asked for; degrees are those of the graph."""
+    """Return the graph with features from `source`; degrees are those of the graph."""
     if source == "given":
         return graph
     return replace(graph, x=made_features(source, graph.adj.degree), feature_names=())
@@ -556,7 +556,7 @@ def with_width(schema: Schema, source: FeatureSource, name: str) -> Schema:
 
 
 def check_given(source: FeatureSource, num_features: int, name: str) -> None:
-    """Raise `DataError` where the given features are asked for, and there are none."""
+    """Raise `DataError` if `source` is `given` and there are no features."""
     if source == "given" and not num_features:
         raise DataError(
             f"expected a graph with features, got {name!r} without: choose features degree, "

@@ -38,7 +38,7 @@ def read(path: Path) -> AuditReading:
 
 def answer(audit: Audit, run: str, frame: bytes = b"frame", round_: int = 1) -> None:
     envelope = Envelope("train", Kind.WEIGHTS, round_, 1)
-    audit.of_run(run).answered(envelope, REPLY, frame)
+    audit.of_run(run).record_reply(envelope, REPLY, frame)
 
 
 def test_what_is_written_of_a_run(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_what_is_written_of_a_run(tmp_path: Path) -> None:
     with open_audit(path, ABOUT) as (audit, note):
         assert note == f"{path} has 0 lines, each as it was written"
         run = audit.of_run("r1")
-        run.shown(b"hello")
-        run.agreed({"method": "fedavg"})
-        run.answered(Envelope("train", Kind.WEIGHTS, 1, 1), REPLY, b"frame")
+        run.record_hello(b"hello")
+        run.record_agreement({"method": "fedavg"})
+        run.record_reply(Envelope("train", Kind.WEIGHTS, 1, 1), REPLY, b"frame")
         assert run.sent == 10
         assert audit.to_end(lambda: "why") == "why"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -87,7 +87,7 @@ def test_a_line_of_a_call_is_the_json_of_its_facts(tmp_path: Path, name: str, be
         former = audit.head
         reply = {name: REPLY["w"], f"{name}/2": REPLY["n"]}
         envelope = Envelope(name, Kind.WEIGHTS, 3, 1)
-        audit.of_run(name).answered(envelope, reply, b"frame", begins=begins)
+        audit.of_run(name).record_reply(envelope, reply, b"frame", begins=begins)
     line = path.read_bytes()
     facts = {
         "time": json.loads(line)["time"],
@@ -109,7 +109,7 @@ def test_a_restart_continues_the_chain_and_the_counts(tmp_path: Path) -> None:
     for start, (run, server) in enumerate([("r1", "there:1"), ("r1", "there:2"), ("r2", "far:1")]):
         with open_audit(path, ABOUT | {"server": server}) as (audit, note):
             assert note.startswith(f"{path} has {2 * start} lines")
-            audit.of_run(run).agreed({})
+            audit.of_run(run).record_agreement({})
             answer(audit, run)
     with open_audit(path, ABOUT) as (audit, _):
         assert audit.of_run("r1").sent == 10
@@ -128,7 +128,7 @@ def test_an_error_ends_a_run_in_the_file_too(tmp_path: Path) -> None:
 
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").agreed({})
+        audit.of_run("r1").record_agreement({})
         with pytest.raises(KeyboardInterrupt):
             audit.to_end(fail)
     (run,) = read(path).runs
@@ -140,7 +140,7 @@ def test_an_error_ends_a_run_in_the_file_too(tmp_path: Path) -> None:
 def test_a_torn_line_is_cut_off_and_told(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").agreed({})
+        audit.of_run("r1").record_agreement({})
         size = path.stat().st_size
         answer(audit, "r1")
     os.truncate(path, path.stat().st_size - cut)
@@ -157,7 +157,7 @@ def test_a_torn_line_is_cut_off_and_told(tmp_path: Path, cut: int) -> None:
 def test_a_file_that_was_changed_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").agreed({})
+        audit.of_run("r1").record_agreement({})
         answer(audit, "r1")
     before = path.read_bytes()
     path.write_bytes(before.replace(b"there", b"their"))
@@ -219,7 +219,7 @@ def test_nothing_leaves_that_cannot_be_written_down(
         return real(file, data[:wrote])
 
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").agreed({})
+        audit.of_run("r1").record_agreement({})
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
             with pytest.raises(
@@ -240,7 +240,7 @@ def test_a_line_that_cannot_be_forced_to_the_disk(
     with open_audit(tmp_path / "audit.jsonl", ABOUT) as (audit, _):
         monkeypatch.setattr(os, "fdatasync", fail)
         with pytest.raises(PolicyError, match="got: Input/output error: nothing more is sent"):
-            audit.of_run("r1").agreed({})
+            audit.of_run("r1").record_agreement({})
 
 
 def test_what_is_repeated_without_end_takes_few_lines(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_what_is_repeated_without_end_takes_few_lines(tmp_path: Path) -> None:
     with open_audit(path, ABOUT) as (audit, _):
         run = audit.of_run("r1")
         for _ in range(10_000):
-            run.refused("no")
-            run.shown(b"hello")
-        run.agreed({})
+            run.record_refusal("no")
+            run.record_hello(b"hello")
+        run.record_agreement({})
         assert audit.to_end(lambda: None) is None
     each = WRITTEN_OUT + 9  # 32 to 8,192
     found = read(path)
@@ -270,7 +270,7 @@ def test_without_a_file_only_counts(tmp_path: Path) -> None:
         assert note == ""
         assert audit.of_run("r1").sent == 0  # a record of its own
         run: Any = audit.of_run("r2")
-        run.shown(b"12")
+        run.record_hello(b"12")
         assert run.sent == 2
     assert not list(tmp_path.iterdir())
 
@@ -280,13 +280,13 @@ def test_a_name_is_of_one_run(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
         audit.of_run("r1").check_again("d1")
-        audit.of_run("r1").agreed({"config": "d1"})
+        audit.of_run("r1").record_agreement({"config": "d1"})
     with open_audit(path, ABOUT) as (audit, _):  # after a crash
         run = audit.of_run("r1")
         run.check_again("d1")
         with pytest.raises(ProtocolError, match="agreed to in this run before, got another one"):
             run.check_again("d2")
-        run.agreed({"config": "d1"})
+        run.record_agreement({"config": "d1"})
         assert audit.to_end(lambda: None) is None
     with open_audit(path, ABOUT) as (audit, _):
         with pytest.raises(ProtocolError, match="got one that this silo has seen the end of"):
@@ -298,10 +298,10 @@ def test_an_end_before_an_agreement_is_not_that_of_the_run(tmp_path: Path) -> No
     """One process was interrupted; the next one only showed its hello and heard that it is over."""
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").agreed({"config": "d1"})
+        audit.of_run("r1").record_agreement({"config": "d1"})
         audit.to_end(lambda: "lost")
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").shown(b"hello")
+        audit.of_run("r1").record_hello(b"hello")
         assert audit.to_end(lambda: None) is None
     (seen,) = read(path).runs
     assert seen.ended is not None
@@ -317,11 +317,11 @@ def test_a_run_that_is_over_stays_so_whoever_shows_itself(
     path = tmp_path / "audit.jsonl"
     with open_audit(path, ABOUT) as (audit, _):
         run = audit.of_run("r1")
-        run.agreed({"config": "d1"})
-        run.shown(b"hello")  # to a server that goes on
+        run.record_agreement({"config": "d1"})
+        run.record_hello(b"hello")  # to a server that goes on
         audit.to_end(lambda: None)
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").shown(b"hello")
+        audit.of_run("r1").record_hello(b"hello")
         audit.to_end(lambda: reason)
     (seen,) = read(path).runs
     assert seen.ended is not None
@@ -336,11 +336,11 @@ def test_a_run_that_is_over_stays_so_whoever_shows_itself(
 def test_hellos_to_runs_that_nothing_came_of_count() -> None:
     audit = Audit()
     for number in range(3):
-        audit.of_run(f"r{number}").shown(b"hello")
+        audit.of_run(f"r{number}").record_hello(b"hello")
     last = audit.of_run("r3")
-    last.shown(b"hello")
+    last.record_hello(b"hello")
     assert last.sent == 20
-    last.agreed({})
+    last.record_agreement({})
     assert last.sent == 20
     assert audit.of_run("r4").sent == 15
 
@@ -404,7 +404,7 @@ def test_forms_of_lines_are_not_kept_without_end() -> None:
     audit = Audit()
     for number in range(2000):
         reply = {f"w{number}": REPLY["w"]}
-        audit.of_run("r1").answered(Envelope("train", Kind.WEIGHTS, 1, 1), reply, b"frame")
+        audit.of_run("r1").record_reply(Envelope("train", Kind.WEIGHTS, 1, 1), reply, b"frame")
     assert _form.cache_info().currsize <= 1024
 
 
@@ -443,7 +443,7 @@ def test_rounds_that_are_done_again_are_counted_over_restarts(tmp_path: Path) ->
         for number in numbers:
             for begins in (True, False):  # two calls in each round
                 envelope = Envelope("train", Kind.WEIGHTS, number, 1)
-                run.answered(envelope, REPLY, b"frame", begins=begins)
+                run.record_reply(envelope, REPLY, b"frame", begins=begins)
         return run.repeats_with(numbers[-1] + 1)
 
     with open_audit(path, about) as (audit, _):
@@ -459,10 +459,9 @@ def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
 ) -> None:
     """However often a server has rounds done again, the file has at most its size and a margin."""
     path = tmp_path / "audit.jsonl"
-    for module in ("audit", "audit_file"):
-        monkeypatch.setattr(f"silograph.federation.session.{module}.MOST_FILE", 2000)
+    monkeypatch.setattr("silograph.federation.session.audit.MOST_FILE", 2000)
     with open_audit(path, ABOUT) as (audit, _):
-        audit.of_run("r1").agreed({})
+        audit.of_run("r1").record_agreement({})
         written = 0
         while written < 10 and path.stat().st_size < 1700:  # a line has some 300 bytes
             answer(audit, "r1")
@@ -471,7 +470,7 @@ def test_a_full_file_takes_no_call_but_says_why_the_run_ends(
             answer(audit, "r1")
         before = path.stat().st_size
         assert 1500 < before <= 2000
-        audit.of_run("r1").refused("full")
+        audit.of_run("r1").record_refusal("full")
         audit.to_end(lambda: "full")
     assert read(path).broken is None
     assert path.stat().st_size > before

@@ -29,9 +29,9 @@ from silograph.federation.session.engine import (
     Session,
     UsualUpdate,
     UsualUpdates,
+    advise_on_resume,
     check_work,
-    how_to_go_on,
-    unusable,
+    find_unusable,
 )
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.identity import Register
@@ -253,15 +253,15 @@ def of_rows(place: int, value: float) -> Answer:
 def test_rows_far_beyond_those_of_others_are_of_nobody_else() -> None:
     """Those who are handed such rows would overflow, refuse them, and be named for it."""
     honest = [of_rows(0, 1.0), of_rows(1, 2.0)]
-    assert unusable([*honest, of_rows(2, 3e29)], None) == {2: Cause.NOT_FINITE}
-    assert unusable([*honest, of_rows(2, 1e5)], None) == {}
+    assert find_unusable([*honest, of_rows(2, 3e29)], None) == {2: Cause.NOT_FINITE}
+    assert find_unusable([*honest, of_rows(2, 1e5)], None) == {}
     nan = float("nan")
-    assert unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
+    assert find_unusable([of_rows(3, nan)], None) == {3: Cause.NOT_FINITE}  # asked alone
     both = {0: Cause.NOT_FINITE, 1: Cause.NOT_FINITE}  # two who agree get nobody else left out
-    assert unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
+    assert find_unusable([of_rows(0, nan), of_rows(1, nan)], None) == both
     # Used rows of weights go on to nobody: where all diverge it is training.
-    assert unusable([of_rows(0, nan), of_rows(1, nan)], WeightedMean("nodes")) == {}
-    assert unusable([of_rows(0, nan)], WeightedMean("nodes")) == {0: Cause.NOT_FINITE}
+    assert find_unusable([of_rows(0, nan), of_rows(1, nan)], WeightedMean("nodes")) == {}
+    assert find_unusable([of_rows(0, nan)], WeightedMean("nodes")) == {0: Cause.NOT_FINITE}
 
 
 def test_sums_stay_finite(built: Built) -> None:
@@ -367,7 +367,7 @@ def test_a_run_that_stops_says_how_to_resume_it_without_the_silo(built: Built) -
     fed.start_round(1)
     with pytest.raises(ProtocolError, match="every silo is needed here: mend client_01, then"):
         fed.call(train, WEIGHTS, what=Kind.WEIGHTS, key=KEY)
-    assert how_to_go_on([], 3, summable=True) == ""
+    assert advise_on_resume([], 3, summable=True) == ""
 
 
 def with_nodes(told: Stacked, fields: dict[str, Any]) -> dict[str, Any]:
@@ -424,4 +424,4 @@ def test_a_state_that_is_not_finite_is_not_saved(built: Built) -> None:
     fed.call(train, big, what=Kind.WEIGHTS, key=KEY, to=["client_00"])
     with pytest.raises(ProtocolError, match=r"NaN or infinity for 'n' .*: round 1 is not saved"):
         fed.keep(1, ())
-    assert worker._store._kept == {}
+    assert worker._store._states == {}

@@ -129,7 +129,7 @@ def test_a_share_of_the_edges_stays_in_the_community(tmp_path: Path) -> None:
     row, column = graph.edge_index
     total = np.bincount(nodes.place, nodes.weights())
     weight = total / total.sum()
-    inside = nodes.inside()
+    inside = nodes.internal_odds()
     expected = float((weight * (inside + (1 - inside) * weight)).sum())
     assert float((home[row] == home[column]).double().mean()) == pytest.approx(expected, abs=0.02)
     assert expected > 0.7
@@ -146,7 +146,7 @@ def test_small_communities_keep_fewer_of_their_edges(graphs: dict[str, Graph]) -
     # All that stays: the draws that must, and of the others those that happen to.
     by_chance = plan_of("reddit").shape.mean_degree / graph.num_nodes
     assert (stays.numpy() / pairs).max() < CROWDED + 2 * by_chance
-    assert nodes.inside().max() < PRESETS["reddit"].inside
+    assert nodes.internal_odds().max() < PRESETS["reddit"].inside
 
 
 def test_ends_are_drawn_in_proportion_to_propensity() -> None:
@@ -158,7 +158,7 @@ def test_ends_are_drawn_in_proportion_to_propensity() -> None:
     one, other = Drawing(nodes).pairs(0, 400_000)
     weight = np.empty(60)
     weight[nodes.at] = nodes.weights()
-    inside = nodes.inside()[nodes.community]
+    inside = nodes.internal_odds()[nodes.community]
     same = nodes.community[:, None] == nodes.community
     share = weight / weight.sum()
     in_home = same * share / (same @ share)[:, None]

@@ -112,14 +112,14 @@ def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     own = [_named(silo.name, key) for key in silo.keys]
     remote = [_named(*end) for end in zip(cross.silo, cross.keys, strict=True)]
     weights = np.ones(len(cross.row)) if cross.weight is None else cross.weight.numpy()
-    listed = (cross.row.tolist(), cross.slot.tolist(), weights.tolist())
-    for row, slot, weight in zip(*listed, strict=True):
+    edges = (cross.row.tolist(), cross.slot.tolist(), weights.tolist())
+    for row, slot, weight in zip(*edges, strict=True):
         other = cross.silo[slot]
-        found = start[other].copy()
-        found.update(own[row] + remote[slot] if silo.name < other else remote[slot] + own[row])
+        digest = start[other].copy()
+        digest.update(own[row] + remote[slot] if silo.name < other else remote[slot] + own[row])
         if weight != 1:
-            found.update(struct.pack(">f", weight + 0.0))  # -0 is 0
-        tags.append(found.digest())
+            digest.update(struct.pack(">f", weight + 0.0))  # -0 is 0
+        tags.append(digest.digest())
     return tags
 
 
@@ -164,7 +164,7 @@ def _hash(key: bytes, person: bytes, data: bytes) -> "hashlib.blake2b":
 
 
 def _joined(*parts: bytes) -> bytes:
-    """Return parts as one text that no other parts give."""
+    """Join parts into one text that is different for different parts."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
@@ -173,7 +173,7 @@ NONCE_BYTES = 16
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """What the server needs to know of silos' data to build the model; the same at every silo.
+    """Facts of silos' data from which the server builds the model; the same at every silo.
 
     Attributes:
         features: number of features of a node; 0 where the run has to say what to make.
@@ -198,7 +198,7 @@ class SiloFacts:
 
 @dataclass(frozen=True, eq=False)
 class Hello:
-    """What a silo shows of itself before training.
+    """What a silo sends about its data before training.
 
     Attributes:
         name: the silo's.
@@ -253,7 +253,7 @@ class Disagreement:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """What the server makes of all silos' hellos.
+    """The result of matching all silos' hellos.
 
     Attributes:
         ids: the silos' names, in the order of the hellos.
@@ -269,7 +269,7 @@ class Agreement:
 
 
 def facts_of(silo: Silo) -> SiloFacts:
-    """Return what a silo must have in common with the others."""
+    """Return the facts that a silo must have in common with the others."""
     graph = silo.graph
     return SiloFacts(
         features=graph.num_features,
@@ -284,7 +284,7 @@ def facts_of(silo: Silo) -> SiloFacts:
 
 
 def hello(silo: Silo, secrets: Mapping[str, bytes], run: bytes) -> Hello:
-    """Return what a silo shows of itself.
+    """Return the hello of a silo.
 
     Args:
         silo: its data.
@@ -326,7 +326,7 @@ def hello(silo: Silo, secrets: Mapping[str, bytes], run: bytes) -> Hello:
 
 
 def match(hellos: Sequence[Hello]) -> Agreement:
-    """Return what the hellos of all silos agree on; their order is that of the federation.
+    """Match the hellos of all silos, in the order of the federation.
 
     Raises:
         DataError: two silos have one name, or differ in features or labels.
@@ -337,14 +337,16 @@ def match(hellos: Sequence[Hello]) -> Agreement:
         if name in ids[:place]:
             raise DataError(f"expected silos of different names, got {name!r} twice: rename one")
     facts = _common(hellos)
-    listed = {each.name: _edges(each) for each in hellos}
+    tags_by_silo = {each.name: _edge_tags_by_silo(each) for each in hellos}
     disagreements = []
     for each in hellos:
-        for other, tags in listed[each.name].items():
-            known = set(listed.get(other, {}).get(each.name, ()))
-            missing = tuple(tag for tag in tags if tag not in known)
+        for other, tags in tags_by_silo[each.name].items():
+            known_tags = set(tags_by_silo.get(other, {}).get(each.name, ()))
+            missing = tuple(tag for tag in tags if tag not in known_tags)
             if missing:
-                disagreements.append(Disagreement(each.name, other, missing, other not in listed))
+                disagreements.append(
+                    Disagreement(each.name, other, missing, other not in tags_by_silo)
+                )
     route = None if disagreements else _route(hellos)
     return Agreement(ids, facts, tuple(disagreements), route)
 
@@ -363,69 +365,77 @@ def explain(
     if first is None or disagreement.silo != silo.name:
         raise ProtocolError(f"expected a disagreement about edges of {silo.name}, got another")
     own, remote = silo.keys[int(cross.row[first])], cross.keys[int(cross.slot[first])]
-    mend = f"correct the name in cross_edges of {silo.name}"
+    remedy = f"correct the name in cross_edges of {silo.name}"
     if not disagreement.absent:
         weight = 1.0 if cross.weight is None else float(cross.weight[first])
-        mend = (
+        remedy = (
             f"list it in cross_edges of {disagreement.other}, too, with the weight {weight:g} "
             "(1 where none is given), or drop it"
         )
-    return f"{disagreement}; the first is from {own!r} to {remote!r}: {mend}"
+    return f"{disagreement}; the first is from {own!r} to {remote!r}: {remedy}"
 
 
 def agree(silos: Silos) -> Route:
-    """Return who answers for each halo slot, agreed on as silos apart would, all in this process.
+    """Return the route of silos that are all in this process, matched as separate silos would be.
 
     Raises:
         DataError: silos differ in features or labels, or disagree on edges; names the first.
     """
     shared, run = random.token_bytes(32), random.token_bytes(NONCE_BYTES)
     secrets = dict.fromkeys((e for silo in silos.members for e in silo.cross.silo), shared)
-    found = match([hello(silo, secrets, run) for silo in silos.members])
-    if found.route is not None:
-        return found.route
-    first = found.disagreements[0]
+    result = match([hello(silo, secrets, run) for silo in silos.members])
+    if result.route is not None:
+        return result.route
+    first = result.disagreements[0]
     silo = next(silo for silo in silos.members if silo.name == first.silo)
     raise DataError(explain(silo, secrets, run, first))
 
 
 def _common(hellos: Sequence[Hello]) -> SiloFacts:
-    """Return what all silos have in common; raise `DataError` where one differs from the first."""
+    """Return the common facts of all silos; raise `DataError` if one differs from the first."""
     first = hellos[0]
-    ours = asdict(first.facts)
+    common = asdict(first.facts)
     for each in hellos[1:]:
-        for name, theirs in asdict(each.facts).items():
-            mine = ours[name]
-            if name == "weighted" or (name == "feature_names" and not (mine and theirs)):
-                ours[name] = mine or theirs
-            elif theirs != mine:
-                raise DataError(_difference(name, first.name, mine, each.name, theirs))
-    return SiloFacts(**ours)
+        for name, other_value in asdict(each.facts).items():
+            value = common[name]
+            if name == "weighted" or (name == "feature_names" and not (value and other_value)):
+                common[name] = value or other_value
+            elif other_value != value:
+                raise DataError(_difference(name, first.name, value, each.name, other_value))
+    return SiloFacts(**common)
 
 
-def _difference(name: str, one: str, mine: Any, other: str, theirs: Any) -> str:
-    what, mend = name.replace("_", " "), "describe and order the tables alike"
+def _difference(name: str, one: str, value: Any, other: str, other_value: Any) -> str:
+    what, remedy = name.replace("_", " "), "describe and order the tables alike"
     if name == "scale":
-        mine, theirs, mend = list(mine or ()), list(theirs or ()), "correct it in a silo.toml"
-    if isinstance(mine, tuple) and isinstance(theirs, tuple) and len(mine) == len(theirs):
-        place = next(
-            i for i, pair in enumerate(zip(mine, theirs, strict=True)) if len(set(pair)) > 1
+        value, other_value, remedy = (
+            list(value or ()),
+            list(other_value or ()),
+            "correct it in a silo.toml",
         )
-        what = f"{what} (number {place + 1} of {len(mine)})"
-        mine, theirs = mine[place], theirs[place]
+    if (
+        isinstance(value, tuple)
+        and isinstance(other_value, tuple)
+        and len(value) == len(other_value)
+    ):
+        place = next(
+            i for i, pair in enumerate(zip(value, other_value, strict=True)) if len(set(pair)) > 1
+        )
+        what = f"{what} (number {place + 1} of {len(value)})"
+        value, other_value = value[place], other_value[place]
     return (
-        f"expected the same {what} at every silo, got {mine!r} at {one} and {theirs!r} at {other}: "
-        f"{mend}"
+        f"expected the same {what} at every silo, got {value!r} at {one} and {other_value!r} at "
+        f"{other}: {remedy}"
     )
 
 
-def _edges(said: Hello) -> dict[str, list[bytes]]:
+def _edge_tags_by_silo(hello_message: Hello) -> dict[str, list[bytes]]:
     """Return the tags of a silo's edges by where they lead."""
-    tags = as_tags(said.edge_tag)
-    found: dict[str, list[bytes]] = {name: [] for name in said.others}
-    for other, tag in zip(said.edge_other.tolist(), tags, strict=True):
-        found[said.others[other]].append(tag)
-    return found
+    tags = as_tags(hello_message.edge_tag)
+    tags_by_silo: dict[str, list[bytes]] = {name: [] for name in hello_message.others}
+    for other, tag in zip(hello_message.edge_other.tolist(), tags, strict=True):
+        tags_by_silo[hello_message.others[other]].append(tag)
+    return tags_by_silo
 
 
 def _route(hellos: Sequence[Hello]) -> Route:
@@ -457,16 +467,20 @@ def _route(hellos: Sequence[Hello]) -> Route:
 # --- A silo's hello as fields of a frame, and what of a frame can be one, whoever sent it --------
 
 
-def to_payload(said: Hello) -> Payload:
+def to_payload(hello_message: Hello) -> Payload:
     """Return a hello as fields of one client, ready for a frame."""
-    about = {"name": said.name, "others": said.others, **asdict(said.facts)}
-    if said.facts.scale is None:  # a silo without ratings sends no byte for it
+    about = {
+        "name": hello_message.name,
+        "others": hello_message.others,
+        **asdict(hello_message.facts),
+    }
+    if hello_message.facts.scale is None:  # a silo without ratings sends no byte for it
         del about["scale"]
-    if not said.facts.weighted:  # nor does one without weights of edges
+    if not hello_message.facts.weighted:  # nor does one without weights of edges
         del about["weighted"]
     fields = {
         "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-        **{name: getattr(said, name) for name in _ARRAYS},
+        **{name: getattr(hello_message, name) for name in _ARRAYS},
     }
     return {
         name: Ragged(torch.from_numpy(a.copy()), torch.tensor([0, len(a)]))
@@ -486,11 +500,11 @@ def from_payload(payload: Payload) -> Hello:
         name, others = about.pop("name"), tuple(about.pop("others"))
         for key in {"feature_names", "class_names", "scale"} & about.keys():
             about[key] = tuple(about[key])
-        said = Hello(name, SiloFacts(**about), others, **arrays)
-        _check(said)
+        hello_message = Hello(name, SiloFacts(**about), others, **arrays)
+        _check_hello(hello_message)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"expected the hello of a silo, got fields without: {error}") from None
-    return said
+    return hello_message
 
 
 _ARRAYS = ("slot_other", "slot_tag", "row", "row_other", "row_tag", "edge_other", "edge_tag")
@@ -503,35 +517,47 @@ def _array(field: Field) -> np.ndarray:
     return array
 
 
-def _check(said: Hello) -> None:
+def _check_hello(hello_message: Hello) -> None:
     """Raise `ValueError` where arrays of a hello cannot belong together."""
-    words = (said.name, *said.others, *said.facts.feature_names, *said.facts.class_names)
-    if not all(isinstance(word, str) for word in words) or said.name in said.others:
+    words = (
+        hello_message.name,
+        *hello_message.others,
+        *hello_message.facts.feature_names,
+        *hello_message.facts.class_names,
+    )
+    if (
+        not all(isinstance(word, str) for word in words)
+        or hello_message.name in hello_message.others
+    ):
         raise ValueError("names")
-    if said.facts.task not in get_args(LabelForm) or type(said.facts.sparse) is not bool:
+    if (
+        hello_message.facts.task not in get_args(LabelForm)
+        or type(hello_message.facts.sparse) is not bool
+    ):
         raise ValueError("task and sparse")
-    if type(said.facts.weighted) is not bool:
+    if type(hello_message.facts.weighted) is not bool:
         raise ValueError("whether edges have weights")
-    numbers = (said.facts.features, said.facts.num_classes)
+    numbers = (hello_message.facts.features, hello_message.facts.num_classes)
     if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[1]:
         raise ValueError("sizes")
-    if len(said.facts.feature_names) not in (0, said.facts.features):
+    if len(hello_message.facts.feature_names) not in (0, hello_message.facts.features):
         raise ValueError("a name for each feature")
-    _check_scale(said.facts)
+    _check_scale(hello_message.facts)
     for other, tag in (
-        (said.slot_other, said.slot_tag),
-        (said.row_other, said.row_tag),
-        (said.edge_other, said.edge_tag),
+        (hello_message.slot_other, hello_message.slot_tag),
+        (hello_message.row_other, hello_message.row_tag),
+        (hello_message.edge_other, hello_message.edge_tag),
     ):
         right = other.dtype == np.int64 and tag.dtype == np.uint8
         if not right or tag.shape != (len(other), TAG_BYTES) or other.ndim != 1:
             raise ValueError("tags of 16 bytes")
-        if len(other) and (other.min() < 0 or other.max() >= len(said.others)):
+        if len(other) and (other.min() < 0 or other.max() >= len(hello_message.others)):
             raise ValueError("silos that edges lead to")
-    step = np.diff(said.row, prepend=-1)
+    # Boundary rows are numbered without gaps; a row may have edges to several silos.
+    step = np.diff(hello_message.row, prepend=-1)
     if (
-        said.row.dtype != np.int64
-        or said.row.shape != said.row_other.shape
+        hello_message.row.dtype != np.int64
+        or hello_message.row.shape != hello_message.row_other.shape
         or (len(step) and (step.min() < 0 or step.max() > 1))
     ):
         raise ValueError("boundary rows")

@@ -41,20 +41,20 @@ LONGEST_WAIT = 10 * 365 * 86400  # seconds: a longer one has no end that is wort
 
 @dataclass(frozen=True, eq=False)
 class Attaching:
-    """Who attaches, and where.
+    """Settings for attaching a silo to a server.
 
     Attributes:
         name: of the silo.
         key: its own.
-        facts: what it says of its versions and data.
+        facts: its versions and data, for the server.
         server: HOST:PORT.
         roots: certificates that the server's must come from, PEM; None is without TLS, to this
             machine only.
         make_worker: makes the worker of a run from its token.
         patience: seconds for which it tries to reach a server that does not answer.
-        report: told of what happens.
+        report: gets the events.
         waits: whether it waits for a server that was stopped, as after a crash.
-        process: what tells this process from another one that has the same key.
+        process: identifies this process among others with the same key.
     """
 
     name: str
@@ -75,7 +75,7 @@ def take_part(silo: Attaching) -> str:
     Raises:
         ConfigError: the server refused the silo, or could not be reached for too long.
     """
-    last = _Attempt(None, NO_TOKEN, attached=False, reason="")
+    last = _Attempt(None, NO_TOKEN, is_attached=False, reason="")
     pause, since = SHORTEST_PAUSE, time.monotonic()
     runs = 0
     while True:
@@ -93,52 +93,52 @@ def take_part(silo: Attaching) -> str:
         stopped = worker is not None and worker.stopped
         if stopped and not silo.waits:
             return INTERRUPTED
-        if last.attached:  # patience is for the time without a stream
+        if last.is_attached:  # patience is for the time without a stream
             pause, since = SHORTEST_PAUSE, time.monotonic()
         if time.monotonic() - since > silo.patience:
             raise ConfigError(
                 f"expected a server at {silo.server} within {silo.patience:g} s, got: {last.reason}"
             )
         if pause == SHORTEST_PAUSE:
-            silo.report(_alone(silo, None if stopped else last.reason))
+            silo.report(_disconnect_event(silo, None if stopped else last.reason))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
 @dataclass(frozen=True, eq=False)
 class _Attempt:
-    """One stream to the server that is over.
+    """The result of one stream to the server.
 
     Attributes:
         worker: of the run, None before there was one.
         token: of the run.
-        attached: whether the silo was attached.
+        is_attached: whether the silo was attached.
         reason: why the stream ended.
     """
 
     worker: Responder | None
     token: bytes
-    attached: bool
+    is_attached: bool
     reason: str
 
 
 def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attempt:
-    """Attach and answer until the stream ends; raise `ConfigError` where no other one can help."""
-    attached = False
+    """Attach and answer until the stream ends; raise `ConfigError` if a retry cannot help."""
+    is_attached = False
     with _channel(silo) as channel:
         stream = _Stream(channel)
         try:
-            found = stream.greet(silo)
-            if worker is None or found != token:
+            server_token = stream.greet(silo)
+            if worker is None or server_token != token:
                 if worker is not None and worker.has_agreed:
                     raise ConfigError(
                         f"expected the run that this silo has agreed to at {silo.server}, got "
                         "another one: start the silo again to take part in that"
                     )
-                worker, token = silo.make_worker(found), found
+                worker, token = silo.make_worker(server_token), server_token
             worker.attach()
             silo.report(Event(What.ATTACHED, silo.name, address=silo.server))
-            attached = True
+            is_attached = True
             stream.answer(worker, silo)
             reason = "the server ended the stream"
         except grpc.RpcError as error:
@@ -148,24 +148,24 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
                     f"expected {silo.server} to have a certificate that --ca vouches for, got: "
                     f"{reason}"
                 ) from None
-            if not attached:
+            if not is_attached:
                 reason += _hint(reason, secure=silo.roots is not None)
         except ProtocolError as error:  # of a stream that cannot be trusted any more
             reason = str(error)
         finally:
             stream.close()
-    return _Attempt(worker, token, attached, reason)
+    return _Attempt(worker, token, is_attached, reason)
 
 
-def _alone(silo: Attaching, reason: str | None) -> Event:
-    """Return what is said of a stream that is gone; no reason where the server was stopped."""
+def _disconnect_event(silo: Attaching, reason: str | None) -> Event:
+    """Return the event of a stream that ended; without a reason where the server was stopped."""
     what = What.STOPPED if reason is None else What.LOST
-    seconds, moment = silo.patience, until(time.time(), silo.patience)
+    seconds, moment = silo.patience, format_deadline(time.time(), silo.patience)
     return Event(what, silo.name, address=silo.server, reason=reason, seconds=seconds, note=moment)
 
 
-def until(now: float, seconds: float) -> str | None:
-    """Return the moment in local time when a wait is over, None where that is very far away."""
+def format_deadline(now: float, seconds: float) -> str | None:
+    """Return the local time at the end of a wait, None if it is very far away."""
     if not math.isfinite(seconds) or seconds > LONGEST_WAIT:
         return None
     return time.strftime("until %Y-%m-%d %H:%M:%S", time.localtime(now + seconds))
@@ -175,16 +175,16 @@ class _Stream:
     """One stream to the server."""
 
     def __init__(self, channel: Any) -> None:
-        self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._call = channel.stream_stream(PATH)(cut(iter(self._out.get, None)))
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._call = channel.stream_stream(PATH)(cut(iter(self._outgoing.get, None)))
         self._most: Callable[[int], int] = lambda _: SHORT
         self._messages = whole(self._call, lambda size: self._most(size))
 
     def greet(self, silo: Attaching) -> bytes:
-        """Say who the silo is, prove it, and return the token of the run."""
-        said = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
-        said["process"] = silo.process
-        self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **said})
+        """Do the handshake: identify the silo, prove it, and return the token of the run."""
+        greeting = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
+        greeting["process"] = silo.process
+        self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **greeting})
         challenge = self._take(Type.CHALLENGE)
         try:
             nonce = bytes.fromhex(str(challenge.facts()["nonce"]))
@@ -202,26 +202,26 @@ class _Stream:
         self._most = worker.most
         for data in self._messages:
             answer = worker.answer(data)
-            self._out.put(answer)
+            self._outgoing.put(answer)
             if worker.ended is not None:
-                self._say_no_more()
+                self._close_sending()
             if not self._call.is_active() and worker.ended is None:
                 silo.report(Event(What.DISCARDED, silo.name, bytes=len(answer)))
 
-    def _say_no_more(self) -> None:
-        """End this end's half of the stream; a server that does not end its own is not awaited."""
-        self._out.put(None)
+    def _close_sending(self) -> None:
+        """Close the sending half of the stream, without waiting long for the server's half."""
+        self._outgoing.put(None)
         timer = threading.Timer(LAST_SECONDS, self._call.cancel)
         timer.daemon = True
         timer.start()
 
     def close(self) -> None:
         """End the stream."""
-        self._out.put(None)
+        self._outgoing.put(None)
         self._call.cancel()
 
     def _send(self, kind: Type, token: bytes, facts: Mapping[str, Any]) -> None:
-        self._out.put(pack(Message(kind, token, 0, facts_body(facts))))
+        self._outgoing.put(pack(Message(kind, token, 0, facts_body(facts))))
 
     def _take(self, kind: Type) -> Message:
         try:
@@ -245,7 +245,7 @@ def _channel(silo: Attaching) -> Any:
 
 
 def _hint(reason: str, *, secure: bool) -> str:
-    """Return what to look at where one end seems to speak TLS and the other does not."""
+    """Return a hint if one end seems to use TLS and the other does not."""
     if secure and "WRONG_VERSION_NUMBER" in reason:
         return "; see whether the server was started with --insecure"
     if not secure and "Socket closed" in reason:
@@ -254,7 +254,7 @@ def _hint(reason: str, *, secure: bool) -> str:
 
 
 def _reason(error: grpc.RpcError) -> str:
-    """Return what gRPC says, as one line."""
+    """Return the message of a gRPC error as one line."""
     code = getattr(error, "code", lambda: None)()
     details = getattr(error, "details", lambda: "")()
     name = "lost" if code is None else str(code.name).lower()

@@ -54,7 +54,7 @@ _END_BYTES = len(', "hash": ""}\n') + 64
 
 
 class BrokenChainError(SilographError, ValueError):
-    """A line of an audit file is not as it was written.
+    """A line of an audit file was changed after it was written.
 
     Attributes:
         line: its number, from 1.
@@ -79,7 +79,7 @@ class AuditEntry:
 
     Attributes:
         line: its number, from 1.
-        facts: what it says.
+        facts: its content.
         hash: its own.
     """
 
@@ -92,28 +92,28 @@ def line_of(facts: Mapping[str, Any], former: str) -> tuple[bytes, str]:
     """Return the bytes of the next line and its hash.
 
     Args:
-        facts: what it says.
+        facts: its content.
         former: hash of the line before.
     """
     return chained(json.dumps(facts, allow_nan=False)[1:-1], former)
 
 
-def chained(told: str, former: str) -> tuple[bytes, str]:
+def chained(members: str, former: str) -> tuple[bytes, str]:
     """Return the bytes of the next line and its hash.
 
     That is BLAKE2b of 256 bits (RFC 7693), in hexadecimal: `b2sum -l 256`. SHA-256 is faster over
     long data, but OpenSSL looks it up and sets it up for each line.
 
     Args:
-        told: what it says, as the inside of a JSON object.
+        members: its content, as the inside of a JSON object.
         former: hash of the line before.
     """
-    line, own = with_hash(f'{{"former": "{former}", {told}'.encode())
+    line, own = with_hash(f'{{"former": "{former}", {members}'.encode())
     return line, own.decode()
 
 
 def with_hash(body: bytes) -> tuple[bytes, bytes]:
-    """Return a line whose hash is still missing with it, and the hash."""
+    """Complete a line with its hash; return it and the hash."""
     own = blake2b(body, digest_size=32).hexdigest().encode()
     return b'%b, "hash": "%b"}\n' % (body, own), own
 
@@ -136,7 +136,7 @@ def entries_of(file: BinaryIO) -> Iterator[AuditEntry]:
 
 
 def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, Any], str]:
-    """Return what a line says and its hash, once both are checked."""
+    """Return the content of a line and its hash, both checked."""
     end = _END.fullmatch(data, max(0, len(data) - _END_BYTES))
     if end is None:
         raise BrokenChainError(line, "expected a line that ends with its hash, got another", whole)
@@ -164,7 +164,7 @@ def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, An
 
 @dataclass(frozen=True, eq=False)
 class AuditedRun:
-    """What an audit file says of one run.
+    """The entries of one run in an audit file, summed up.
 
     Attributes:
         run: what names it.
@@ -197,11 +197,11 @@ class AuditedRun:
         return sum(self.bytes.values())
 
 
-def _count(found: object) -> int:
+def _count(value: object) -> int:
     """Return a number of bytes, rounds or entries; raise `ValueError` for anything else."""
-    if not isinstance(found, int) or not 0 <= found < 2**63:
-        raise ValueError(found)
-    return found
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
 
 
 class RunCounts:
@@ -220,7 +220,7 @@ class RunCounts:
         self.refused = 0
 
     def add(self, entry: AuditEntry) -> None:
-        """Take in an entry."""
+        """Add an entry."""
         facts = entry.facts
         match facts.get("event"):
             case "hello":
@@ -247,7 +247,7 @@ class RunCounts:
                 self.ended = self.ended if is_over else entry  # whoever shows itself after that
 
     def summary(self) -> AuditedRun:
-        """Return what they come to."""
+        """Return the sums."""
         return AuditedRun(
             self.run,
             self.agreed,
@@ -264,14 +264,14 @@ class RunCounts:
 
 @dataclass(frozen=True, eq=False)
 class AuditReading:
-    """What an audit file says, up to its end or to where it is broken.
+    """The contents of an audit file, up to its end or to a broken line.
 
     Attributes:
         lines: that are whole.
         head: hash of the last of them.
         runs: in the order in which they begin.
         broken: what is wrong with the line after them; None: they are all.
-        noted: line whose hash is the one that was looked for; None: no such line.
+        noted: number of the line with the hash `noted_hash`; None if there is none.
     """
 
     lines: int
@@ -281,34 +281,36 @@ class AuditReading:
     noted: int | None
 
 
-def read_audit(file: BinaryIO, looked_for: str | None = None) -> AuditReading:
-    """Return what an audit file says; it takes no more memory the longer the file is.
+def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
+    """Read an audit file, in memory that does not depend on its length.
 
     Args:
         file: to read from.
-        looked_for: the hash of a line that somebody has noted.
+        noted_hash: hash of a line that a user has noted.
     """
-    found: dict[str, RunCounts] = {}
-    lines, head, noted, broken = 0, NO_LINE, None, None
+    counts_by_run: dict[str, RunCounts] = {}
+    lines, head, noted_line, damage = 0, NO_LINE, None, None
     try:
         for entry in entries_of(file):
-            _add(found, entry)
+            _add(counts_by_run, entry)
             lines, head = entry.line, entry.hash
-            noted = entry.line if entry.hash == looked_for else noted
+            noted_line = entry.line if entry.hash == noted_hash else noted_line
     except BrokenChainError as error:
-        broken = error
-    return AuditReading(lines, head, [c.summary() for c in found.values()], broken, noted)
+        damage = error
+    return AuditReading(
+        lines, head, [c.summary() for c in counts_by_run.values()], damage, noted_line
+    )
 
 
-def _add(found: dict[str, RunCounts], entry: AuditEntry) -> None:
-    """Add an entry to what is known of its run."""
+def _add(counts_by_run: dict[str, RunCounts], entry: AuditEntry) -> None:
+    """Add an entry to the counts of its run."""
     run = entry.facts.get("run")
     if run is None:
         return
     try:
-        if run not in found:
-            found[run] = RunCounts(run)
-        found[run].add(entry)
+        if run not in counts_by_run:
+            counts_by_run[run] = RunCounts(run)
+        counts_by_run[run].add(entry)
     except (KeyError, TypeError, ValueError):
         reason = "expected what silograph writes in an audit file, got other fields"
         raise BrokenChainError(entry.line, reason, 0) from None
@@ -342,28 +344,30 @@ class Audit:
         size: int = 0,
     ) -> None:
         self._file = file
-        self._torn = False
+        self._is_torn = False
         self.about = dict(about or {})
         self._runs = dict(runs or {})
         self._head = head.encode()
         self._size = size
         self._second, self._date = -1, b""  # of the last line
-        self._seen: Counter[str] = Counter()  # by event, of what is folded
-        self._told: Counter[str] = Counter()
+        self._num_seen: Counter[str] = Counter()  # by event, of what is folded
+        self._num_listed: Counter[str] = Counter()
         self._agreed: RunAudit | None = None
         self._shown: RunAudit | None = None  # to which a hello went last
         self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
-        self._bytes: Counter[str] = Counter()  # of those that no line has told yet
+        self._bytes: Counter[str] = Counter()  # by event, not yet in a line
 
     def of_run(self, run: str) -> "RunAudit":
-        """Return what records one run."""
+        """Return the record of one run."""
         return RunAudit(self, run, self._runs.get(run))
 
     def agreed_before(self, run: str) -> tuple[int, int]:
-        """Return how many other runs were agreed to: of anybody, and of this server."""
+        """Return the number of agreements to other runs: of all servers, and of this one."""
         others = [r for name, r in self._runs.items() if name != run and r.agreed is not None]
-        mine = [r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)]
-        return len(others), len(mine)
+        same_server = [
+            r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)
+        ]
+        return len(others), len(same_server)
 
     def _is_same_server(self, facts: Mapping[str, Any]) -> bool:
         """Whether an agreement was with the host and authority of this start; ports may differ."""
@@ -387,7 +391,7 @@ class Audit:
     def _end(self, reason: str | None) -> None:
         run = self._agreed or self._shown
         if run is not None:
-            run.ended(reason)
+            run.record_end(reason)
 
     def take_hello(self, run: "RunAudit", frame: bytes) -> None:
         """Add the line of a hello that is about to leave."""
@@ -408,8 +412,8 @@ class Audit:
         moment = time.time_ns() // 10**6
         self._begin_second(moment // 1000)
         when = f"{self._date.decode()}.{moment % 1000:03}Z"
-        told = json.dumps(facts, allow_nan=False)[1:-1]
-        line, own = chained(f'"time": "{when}", "event": "{event}", {told}', self.head)
+        members = json.dumps(facts, allow_nan=False)[1:-1]
+        line, own = chained(f'"time": "{when}", "event": "{event}", {members}', self.head)
         self._write(event, line, own.encode())
         if force:
             self.force()
@@ -431,7 +435,7 @@ class Audit:
     def _write(self, event: str, line: bytes, own: bytes) -> None:
         """Append a line whose hash is `own`."""
         size = self._size + len(line)
-        if self._torn or size > MOST_FILE:
+        if self._is_torn or size > MOST_FILE:
             self._check_room(event, size)
         if self._file is not None:
             try:
@@ -444,7 +448,7 @@ class Audit:
 
     def _check_room(self, event: str, size: int) -> None:
         """Raise `PolicyError` unless a line may follow, which makes the file so long."""
-        if self._torn:
+        if self._is_torn:
             raise _unwritable("its last line could not be written")
         most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
         if self._file is not None and size > most:
@@ -456,17 +460,17 @@ class Audit:
         return self._head.decode()
 
     def _begin_second(self, second: int) -> None:
-        """Keep the time of day but for its thousandths, which is made once a second."""
+        """Format the time of day without thousandths, once a second."""
         self._second = second
         self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
     def _take_back(self) -> None:
-        """Cut off a line that was written in part, and raise `PolicyError`."""
+        """Cut off a partly written line, and raise `PolicyError`."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, self._size)
         except OSError:  # its end is torn, which the next start says: nothing may follow it
-            self._file, self._torn = None, True
+            self._file, self._is_torn = None, True
         raise _unwritable("No space left on device")
 
     def force(self) -> None:
@@ -479,19 +483,19 @@ class Audit:
             raise _unwritable(error.strerror) from None
 
     def fold(self, event: str, facts: Mapping[str, Any], size: int = 0) -> None:
-        """Add a line for what a server can repeat without end, or count it for a later line."""
-        self._seen[event] += 1
+        """Add a line for an event that a server can repeat, or count it for a later line."""
+        self._num_seen[event] += 1
         self._bytes[event] += size
-        seen = self._seen[event]
-        if seen <= WRITTEN_OUT or seen & (seen - 1) == 0:
-            times = seen - self._told[event]
+        occurrences = self._num_seen[event]
+        if occurrences <= WRITTEN_OUT or occurrences & (occurrences - 1) == 0:
+            times = occurrences - self._num_listed[event]
             sizes = {"bytes": self._bytes[event]} if size else {}
             self.add(event, {**facts, "times": times, **sizes})
-            self._told[event], self._bytes[event] = seen, 0
+            self._num_listed[event], self._bytes[event] = occurrences, 0
 
-    def untold(self, event: str) -> int:
-        """Return how many of what is folded no line has told yet."""
-        return self._seen[event] - self._told[event]
+    def count_unlisted(self, event: str) -> int:
+        """Return the number of folded events that are in no line yet."""
+        return self._num_seen[event] - self._num_listed[event]
 
 
 class RunAudit:
@@ -560,7 +564,7 @@ class RunAudit:
                 "begin a new run"
             )
 
-    def shown(self, frame: bytes) -> None:
+    def record_hello(self, frame: bytes) -> None:
         """Record a hello that is about to leave."""
         self._audit.take_hello(self, frame)
         self._audit.strays[self._run] += len(frame)
@@ -568,13 +572,13 @@ class RunAudit:
         self._sent += len(frame)
         self._bytes += len(frame)
 
-    def agreed(self, facts: Mapping[str, Any]) -> None:
+    def record_agreement(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
         self._audit.take_agreement(self, {"run": self._run, **facts})
         self._audit.strays.pop(self._run, None)
         self._open = None
 
-    def answered(
+    def record_reply(
         self, envelope: Envelope, reply: Payload, frame: bytes, *, begins: bool = False
     ) -> None:
         """Record a reply that is about to leave; `begins`: it is the first one of its round."""
@@ -592,19 +596,19 @@ class RunAudit:
         self._sent += size
         self._bytes += size
 
-    def refused(self, reason: str) -> None:
-        """Record what was refused, or failed."""
+    def record_refusal(self, reason: str) -> None:
+        """Record a refusal or a failure."""
         self._audit.fold("refused", {"run": self._run, "reason": reason})
 
     def states_stay(self) -> None:
-        """Take the run as one that may go on, though its server has called it over."""
+        """Record that the run may continue although its server has ended it."""
         self._open = STATES_STAY
 
     def round_over(self) -> None:
         """Wait until the lines of a round are on the disk."""
         self._audit.force()
 
-    def ended(self, reason: str | None) -> None:
+    def record_end(self, reason: str | None) -> None:
         """Record the end of this process's part in the run.
 
         Args:
@@ -613,8 +617,8 @@ class RunAudit:
         """
         reason = self._open if reason is None else reason
         counts = {"calls": self._calls, "bytes": self._bytes}
-        if untold := self._audit.untold("refused"):
-            counts["refusals_without_a_line"] = untold
+        if num_unlisted := self._audit.count_unlisted("refused"):
+            counts["refusals_without_a_line"] = num_unlisted
         self._audit.add("ended", {"run": self._run, "reason": reason, **counts}, force=True)
 
 
@@ -630,12 +634,12 @@ def _form(run: str, op: str, kind: str, begins: bool, names: tuple[str, ...]) ->
     It has places for the hash of the line before, the second, its thousandths, the round, the bytes
     of the frame, those of its scores if it has any, and those of each field.
     """
-    run, op, kind, *quoted = (
+    run, op, kind, *number_fields = (
         json.dumps(text).replace("%", "%%") for text in (run, op, kind, *names)
     )
     first = ', "begins": true' if begins else ""
     scores = ', "scores": %d' if any(name.startswith(RECEIVED) for name in names) else ""
-    fields = ", ".join(f"{name}: %d" for name in quoted)
+    fields = ", ".join(f"{name}: %d" for name in number_fields)
     return (
         '{"former": "%b", "time": "%b.%03dZ", "event": "answered", '
         f'"run": {run}, "round": %d{first}, '
@@ -651,7 +655,7 @@ def _unwritable(reason: str | None) -> PolicyError:
 
 
 def full_file(name: str) -> str:
-    """Return what to say of a file that has as many bytes as it may have."""
+    """Return the message for a file that has reached its largest size."""
     return (
         f"expected at most {MOST_FILE:,} bytes in {name}, got as many: nothing more is sent; move "
         "the file away, the next start begins a new one"
@@ -694,32 +698,33 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
 
 
 def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, str]:
-    """Return what goes on behind the last whole line, once what is torn behind it is cut off."""
+    """Continue after the last complete line; an incomplete line at the end is cut off."""
     with os.fdopen(os.dup(file), "rb") as reader:
         reader.seek(0)
-        found = read_audit(reader)
-    broken, size = found.broken, os.fstat(file).st_size
-    if broken is not None and broken.is_older:
+        reading = read_audit(reader)
+    damage, size = reading.broken, os.fstat(file).st_size
+    if damage is not None and damage.is_older:
         raise ConfigError(
-            f"expected {path} as this version writes it, got {broken}: keep it, that version can "
+            f"expected {path} as this version writes it, got {damage}: keep it, that version can "
             "check it, and move it away; the next start begins a new one"
         )
-    if broken is not None and not broken.is_torn:
+    if damage is not None and not damage.is_torn:
         raise ConfigError(
-            f"expected {path} as this silo wrote it, got other contents in {broken}: keep it and "
+            f"expected {path} as this silo wrote it, got other contents in {damage}: keep it and "
             "move it away, the next start begins a new one (docs/federation.md)"
         )
-    torn = 0 if broken is None else size - broken.whole
-    if size - torn >= MOST_FILE:
+    torn_bytes = 0 if damage is None else size - damage.whole
+    if size - torn_bytes >= MOST_FILE:
         raise ConfigError(full_file(str(path)))
-    if torn:
-        os.ftruncate(file, size - torn)
-    runs = {run.run: run for run in found.runs}
-    audit = Audit(file, about, runs, found.head, size - torn)
-    note = f"{path} has {counted(found.lines, 'line')}, each as it was written"
-    if torn:
-        audit.add("torn", {"line": found.lines + 1, "bytes": torn}, force=True)
+    if torn_bytes:
+        os.ftruncate(file, size - torn_bytes)
+    runs = {run.run: run for run in reading.runs}
+    audit = Audit(file, about, runs, reading.head, size - torn_bytes)
+    note = f"{path} has {counted(reading.lines, 'line')}, each as it was written"
+    if torn_bytes:
+        audit.add("torn", {"line": reading.lines + 1, "bytes": torn_bytes}, force=True)
         note += (
-            f"; {counted(torn, 'byte')} of a line without an end were cut off, and a line says so"
+            f"; {counted(torn_bytes, 'byte')} of a line without an end were cut off, "
+            "and a line says so"
         )
     return audit, note

@@ -58,7 +58,7 @@ from silograph.federation.session.peer import Limits, LostError, Peer, longest_r
 from silograph.graph.block.block import Route
 
 # --- failures ------------------------------------------------------------------------------------
-# Why silos are not there, how often their answers could not be used, and who is left out.
+# Why silos are absent, how often their answers could not be used, and which are left out.
 
 
 # A stream that ends and a slow silo are no lies: silos come back from both.
@@ -66,7 +66,7 @@ COUNTED = (Cause.GARBAGE, Cause.NOT_FINITE, Cause.REFUSED)
 
 
 class Failures:
-    """Knows why silos are not there, and counts their failures.
+    """Records why silos are absent, and counts their failures.
 
     Args:
         most: after so many a silo is left out for good; None: it never is.
@@ -76,8 +76,8 @@ class Failures:
         self._most = most
         self._counts: Counter[str] = Counter()
         self._left_out: dict[str, str] = {}
-        self._reasons: dict[str, str] = {}  # why silos are not there
-        self._gone: set[str] = set()  # those of them that may come back
+        self._reasons: dict[str, str] = {}  # by absent silo
+        self._lost_silos: set[str] = set()  # those of them that may come back
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -85,10 +85,10 @@ class Failures:
         return self._left_out
 
     def add(self, name: str, reason: str, cause: Cause) -> str | None:
-        """Take in that a silo was dropped; return why it is left out from here on, if it is."""
+        """Record that a silo was dropped; return why it is left out from here on, if it is."""
         self._reasons[name] = reason
         if cause is Cause.GONE:
-            self._gone.add(name)
+            self._lost_silos.add(name)
         self._counts[name] += cause in COUNTED
         if self._most is None or self._counts[name] < self._most or name in self._left_out:
             return None
@@ -97,50 +97,52 @@ class Failures:
         )
         return self._left_out[name]
 
-    def unfit(self, name: str, reason: str, cause: Cause) -> None:
-        """Take in that a silo is back, but cannot take part."""
+    def mark_unfit(self, name: str, reason: str, cause: Cause) -> None:
+        """Record that a silo is back, but cannot take part."""
         if cause is not Cause.GONE:
             self._reasons[name] = reason
-            self._gone.discard(name)
+            self._lost_silos.discard(name)
 
-    def back(self, name: str) -> None:
-        """Take in that a silo takes part again."""
+    def mark_back(self, name: str) -> None:
+        """Record that a silo takes part again."""
         self._reasons.pop(name, None)
-        self._gone.discard(name)
+        self._lost_silos.discard(name)
 
-    def check_back(self, names: Sequence[str], needed: int) -> None:
-        """Raise `ProtocolError` where fewer silos than are needed may still come back."""
-        if sum(name in self._gone for name in names) < needed:
-            lost = "; ".join(f"{n}: {self._reasons[n]}" for n in names if n in self._reasons)
-            raise ProtocolError(f"expected silos to come back with their states, got {lost}")
+    def check_back(self, names: Sequence[str], min_back: int) -> None:
+        """Raise `ProtocolError` if fewer than `min_back` of the silos may still come back."""
+        if sum(name in self._lost_silos for name in names) < min_back:
+            reasons = "; ".join(f"{n}: {self._reasons[n]}" for n in names if n in self._reasons)
+            raise ProtocolError(f"expected silos to come back with their states, got {reasons}")
 
-    def of_call(self, op: str, names: Sequence[str], clients: int) -> ProtocolError:
-        """Return the error for silos that a call misses which needs all."""
+    def incomplete_call_error(self, op: str, names: Sequence[str], clients: int) -> ProtocolError:
+        """Return the error of a call that needs all silos and lacks some."""
         line = f"expected all silos to answer {op}, whose replies are no sums, got none from "
-        return self.lacking(line, names, len(names), clients, summable=False)
+        return self.missing_silos_error(line, names, len(names), clients, summable=False)
 
-    def lacking(
-        self, line: str, names: Sequence[str], needed: int, clients: int, *, summable: bool = True
+    def missing_silos_error(
+        self, line: str, names: Sequence[str], min_back: int, clients: int, *, summable: bool = True
     ) -> ProtocolError:
         """Return the error for silos that are missing.
 
         Args:
             line: what was expected, for the message.
             names: of the silos that are missing.
-            needed: how many of them must come back.
+            min_back: how many of them must come back.
             clients: number of silos of the run.
             summable: whether the run can go on without some of its silos.
         """
         line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
-        gone = [name for name in names if name in self._gone]
-        if len(gone) >= needed:
-            return AwayError(line, gone, needed)
-        failed = [name for name in names if name not in self._gone]
-        return ProtocolError(line + how_to_go_on(failed, clients - len(failed), summable=summable))
+        lost_silos = [name for name in names if name in self._lost_silos]
+        if len(lost_silos) >= min_back:
+            return AwayError(line, lost_silos, min_back)
+        failed = [name for name in names if name not in self._lost_silos]
+        return ProtocolError(
+            line + advise_on_resume(failed, clients - len(failed), summable=summable)
+        )
 
 
-def how_to_go_on(names: Sequence[str], others: int, *, summable: bool) -> str:
-    """Return how a run can be continued that stops because silos have failed.
+def advise_on_resume(names: Sequence[str], others: int, *, summable: bool) -> str:
+    """Return how to continue a run that stops because silos have failed.
 
     Args:
         names: of the silos that do not come back by themselves.
@@ -191,10 +193,10 @@ class UsualUpdate:
 
     def after(self, norms: Iterable[float | None]) -> "UsualUpdate":
         """Return what is usual after a call with updates of such norms."""
-        found = _finite(norms)
-        if self.calls >= FIRST_CALLS or len(found) < 2:
+        finite_norms = _finite(norms)
+        if self.calls >= FIRST_CALLS or len(finite_norms) < 2:
             return self
-        return UsualUpdate(max(self.norm, _median(found)), self.calls + 1)
+        return UsualUpdate(max(self.norm, _median(finite_norms)), self.calls + 1)
 
 
 NONE_USUAL = UsualUpdate()
@@ -212,27 +214,27 @@ class UsualUpdates:
     """The usual updates of a run by op, of which a round that is done again leaves no trace.
 
     Args:
-        told: in a checkpoint, see `told`.
+        facts: from a checkpoint, see `to_facts`.
 
     Raises:
-        CheckpointError: anything else; what it lacks was not known.
+        CheckpointError: facts that `to_facts` does not make; they may lack it.
     """
 
-    def __init__(self, told: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self._by_op = _read(told)
+    def __init__(self, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._by_op = _read(facts)
         self._before = dict(self._by_op)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         """Norm and calls by op as plain values, for a checkpoint."""
         return {UPDATES: {op: [each.norm, each.calls] for op, each in self._by_op.items()}}
 
     def begin_round(self) -> None:
-        """Take what is known now for what was known before the round."""
+        """Save the present values as those from before the round."""
         self._before = dict(self._by_op)
 
     def begin_again(self) -> None:
-        """Go back to before the round."""
+        """Restore the values from before the round."""
         self._by_op = dict(self._before)
 
     def of(self, op: str) -> UsualUpdate:
@@ -240,31 +242,31 @@ class UsualUpdates:
         return self._by_op.get(op, NONE_USUAL)
 
     def add(self, op: str, norms: Iterable[float | None]) -> None:
-        """Take in the norms of the usable updates of a call."""
+        """Add the norms of the usable updates of a call."""
         after = self.of(op).after(norms)
         if after.calls:
             self._by_op[op] = after
 
 
-def _read(told: Mapping[str, Any]) -> dict[str, UsualUpdate]:
+def _read(facts: Mapping[str, Any]) -> dict[str, UsualUpdate]:
     try:
-        found = {op: UsualUpdate(norm, calls) for op, (norm, calls) in told[UPDATES].items()}
+        usual = {op: UsualUpdate(norm, calls) for op, (norm, calls) in facts[UPDATES].items()}
     except KeyError:
         return {}
     except (AttributeError, TypeError, ValueError):
-        found = {"": NONE_USUAL}
-    if not all(map(_is_usual, found.values())):
+        usual = {"": NONE_USUAL}
+    if not all(map(_is_valid, usual.values())):
         raise CheckpointError(
             "expected the usual norm of updates by op in the checkpoint, got something else: it is "
             "damaged; begin a new run"
         )
-    return found
+    return usual
 
 
-def _is_usual(told: UsualUpdate) -> bool:
-    norm, calls = told.norm, told.calls
-    counted = type(calls) is int and 0 < calls <= FIRST_CALLS
-    return counted and type(norm) is float and math.isfinite(norm) and norm >= 0
+def _is_valid(update: UsualUpdate) -> bool:
+    norm, calls = update.norm, update.calls
+    has_valid_count = type(calls) is int and 0 < calls <= FIRST_CALLS
+    return has_valid_count and type(norm) is float and math.isfinite(norm) and norm >= 0
 
 
 # --- Answers of silos to one call: what can be used of them, and all of them together ------------
@@ -320,12 +322,12 @@ def read_answer(
 
 
 def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
-    """Raise `ProtocolError` for work that nobody does in so many seconds, or for such a call.
+    """Raise `ProtocolError` for more work than fits into the seconds, or into such a call.
 
     Args:
         meter: of a reply.
         seconds: that the silo has taken.
-        most: operations that a call can be; None is not known.
+        most: operations that a call can take; None if unknown.
     """
     flops = sum(float(each.flops.sum()) for each in (meter, *meter.apart.values()))
     if most is not None and flops > most:
@@ -356,8 +358,8 @@ def update_norm(
     mean, decoder = fold_of(reduce), decoder_of(reduce)
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
         return None
-    named = (n for n in reply if n.startswith(WEIGHTS))
-    changes = [decoder.change(name, reply, sent.get(name), position) for name in named]
+    weight_names = (n for n in reply if n.startswith(WEIGHTS))
+    changes = [decoder.change(name, reply, sent.get(name), position) for name in weight_names]
     norms = [
         float(torch.linalg.vector_norm(change, dtype=torch.float64))
         for change in changes
@@ -372,7 +374,7 @@ def check_update(norm: float | None, most: float | None) -> None:
         raise ProtocolError(f"expected an update of norm {most:g} at most, got {norm:.6g}")
 
 
-def unusable(
+def find_unusable(
     answers: Sequence[Answer], reduce: Reduce | None, usual: UsualUpdate = NONE_USUAL
 ) -> dict[int, Cause]:
     """Return why answers cannot be used, by their places.
@@ -390,7 +392,7 @@ def unusable(
     """
     forms = Counter(answer.form for answer in answers)
     common = [form for form, n in forms.items() if n == max(forms.values())]
-    odd = [a.place for a in answers if len(common) > 1 or a.form != common[0]]
+    different_form = [a.place for a in answers if len(common) > 1 or a.form != common[0]]
     sizes = [_sizes(a.reply, reduce) for a in answers]
     usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
     most = FAR * max(1.0, usual_size)
@@ -407,11 +409,11 @@ def unusable(
     go_on = rows and (reduce is None or len(answers) == 1)
     if len(wild) == len(answers) and not go_on:
         wild = []
-    return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(odd, Cause.UNLIKE)
+    return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(different_form, Cause.UNLIKE)
 
 
 def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
-    """Return how large the numbers of a reply are: of all, and of rows and averaged weights.
+    """Return the size of the largest number of a reply: of all, and of rows and averaged weights.
 
     The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A scale
     counts as the largest number that it gives. A reply without weight may hold anything.
@@ -441,18 +443,18 @@ def _summable(dtype: torch.dtype) -> float:
     return most if dtype is torch.float16 else most / MOST_SUMMED
 
 
-def joined(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
-    """Return the replies joined; who is missing has counted nothing and has no rows."""
-    found = {answer.place: answer.reply for answer in answers}
+def join_replies(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
+    """Return the replies joined; a silo without an answer has counts of 0 and no rows."""
+    replies = {answer.place: answer.reply for answer in answers}
     zeros: dict[str, Field] = {
         name: Ragged(f.t[:0], torch.zeros(2, dtype=torch.int64))
         if isinstance(f, Ragged)
         else Stacked(torch.zeros_like(f.t))
         for name, f in answers[0].reply.items()
     }
-    if len(found) == clients:
-        return join([found[place] for place in range(clients)])
-    return join([found.get(place, zeros) for place in range(clients)])
+    if len(replies) == clients:
+        return join([replies[place] for place in range(clients)])
+    return join([replies.get(place, zeros) for place in range(clients)])
 
 
 def cause_of(error: ProtocolError) -> Cause:
@@ -501,8 +503,8 @@ class Session:
         self._route = route
         self._ops = ops
         self._course = course
-        known = enumerate(nodes.get(name, {}) for name in self._ids)
-        self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known]
+        known_nodes = enumerate(nodes.get(name, {}) for name in self._ids)
+        self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known_nodes]
         self._most_work = [limits.most_work(nodes.get(name, {})) for name in self._ids]
         self._failures = Failures(limits.failures)
         self._limits = limits
@@ -512,11 +514,13 @@ class Session:
         self._usual = UsualUpdates()
         self._account = Account(len(self._ids))
         self._round = 0
-        self._begun = 0  # records before this round
+        self._first_record = 0  # of this round, in the ledger
         self._tries = 0  # of this round, besides the first
-        self._called = dict.fromkeys(self._ids, BLANK)  # the last round with a call to a silo
-        self._seen = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
-        self._spent = dict.fromkeys(self._ids, 0.0)  # seconds that each has taken in this round
+        self._last_called = dict.fromkeys(self._ids, BLANK)  # the last round with a call to a silo
+        self._last_whole = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
+        self._seconds_spent = dict.fromkeys(
+            self._ids, 0.0
+        )  # seconds that each has taken in this round
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -545,19 +549,19 @@ class Session:
 
     @property
     def executed(self) -> None:
-        """Nothing: silos report the work that they are charged for."""
+        """None: silos report their work themselves."""
 
     def start_round(self, number: int) -> None:
-        """Say that the calls from here on belong to this round; silos that are back take part."""
+        """Assign the calls from here on to this round; silos that are back take part."""
         for name in self._peers:
-            self._seen[name] = max(self._seen[name], self._called[name])
+            self._last_whole[name] = max(self._last_whole[name], self._last_called[name])
         if number != self._round:
             self._tries = 0
-        self._course.go_to(number - 1)
+        self._course.jump_to(number - 1)
         self._round = number
-        self._begun = len(self.ledger)
+        self._first_record = len(self.ledger)
         self._usual.begin_round()
-        self._spent = dict.fromkeys(self._ids, 0.0)
+        self._seconds_spent = dict.fromkeys(self._ids, 0.0)
         self._account.start_round(number)
         for name, peer in self._returned().items():
             self._attach(name, peer)
@@ -569,18 +573,20 @@ class Session:
     @property
     def remembered(self) -> Mapping[str, Any]:
         """The usual updates."""
-        return self._usual.told
+        return self._usual.to_facts
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Have the silos write down their state of a round; see `Federation.keep`."""
         numbers = dict.fromkeys(self._peers, number)
-        self._drop_all(Type.KEEP, self._tell(Type.KEEP, numbers, committed=committed))
+        self._drop_all(Type.KEEP, self._request_from_all(Type.KEEP, numbers, committed=committed))
         if len(self._peers) < self._limits.least:
-            there, least = len(self._peers), self._limits.least
-            wanted = f"at least {counted(least, 'silo')} to write round {number} down"
-            line = f"expected {wanted}, got {there}; "
-            raise self._failures.lacking(line, self.away, least - there, len(self._ids))
-        self._seen |= dict.fromkeys(self._peers, number)
+            num_attached, least = len(self._peers), self._limits.least
+            requirement = f"at least {counted(least, 'silo')} to write round {number} down"
+            line = f"expected {requirement}, got {num_attached}; "
+            raise self._failures.missing_silos_error(
+                line, self.away, least - num_attached, len(self._ids)
+            )
+        self._last_whole |= dict.fromkeys(self._peers, number)
 
     def hand_over(self, number: int, weights: Payload) -> int:
         """Send all silos the best round, and what they get of its weights; see `Engine`."""
@@ -604,14 +610,14 @@ class Session:
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:
-        """Have the silos go on from their state of a round, and the ledger from its records."""
+        """Have the silos load their state of a round, and restore the ledger from its records."""
         del states  # silos have them
         self._account = Account(len(self._ids), records)
         self._usual = UsualUpdates(remembered)
-        self._course.go_to(number)
-        self._seen = dict.fromkeys(self._ids, number)
-        self._called = dict(self._seen)
-        for name, error in self._tell(Type.LOAD, self._seen).items():
+        self._course.jump_to(number)
+        self._last_whole = dict.fromkeys(self._ids, number)
+        self._last_called = dict(self._last_whole)
+        for name, error in self._request_from_all(Type.LOAD, self._last_whole).items():
             kind = StateError if error.cause is Cause.REFUSED else ProtocolError
             raise kind(f"expected {name} to go on, got: {error}")
 
@@ -624,27 +630,27 @@ class Session:
         self._tries += 1
         if not self._limits.patience or self._tries > TRIES:
             raise away
-        until = time.monotonic() + self._limits.patience
+        deadline = time.monotonic() + self._limits.patience
         for name in away.names:
             self._report(Event(What.WAITING, name, self._round, seconds=self._limits.patience))
         while not self._are_back(away):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ProtocolError(f"{away}; not back within {self._limits.patience:g} s")
             time.sleep(PAUSE)
-        self._account = Account(len(self._ids), self.ledger.records[: self._begun])
+        self._account = Account(len(self._ids), self.ledger.records[: self._first_record])
         self._usual.begin_again()
-        self._course.go_to(self._round - 1)
-        self._called = dict(self._seen)
-        self._spent = dict.fromkeys(self._ids, 0.0)
-        self._drop_all(Type.LOAD, self._tell(Type.LOAD, self._seen))
+        self._course.jump_to(self._round - 1)
+        self._last_called = dict(self._last_whole)
+        self._seconds_spent = dict.fromkeys(self._ids, 0.0)
+        self._drop_all(Type.LOAD, self._request_from_all(Type.LOAD, self._last_whole))
 
     def _are_back(self, away: AwayError) -> bool:
-        """Whether enough silos are; raise `ProtocolError` where they cannot be any more."""
+        """Whether enough silos are back; raise `ProtocolError` if that is no longer possible."""
         for name, peer in self._returned().items():
             self._attach(name, peer)
-        there = sum(name in self._peers for name in away.names)
-        self._failures.check_back(away.names, away.needed - there)
-        return there >= away.needed
+        num_back = sum(name in self._peers for name in away.names)
+        self._failures.check_back(away.names, away.needed - num_back)
+        return num_back >= away.needed
 
     @property
     def peers(self) -> Mapping[str, Peer]:
@@ -668,42 +674,46 @@ class Session:
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
         positions = positions_of(self._ids, to)
-        agreed, after = self._course.find(self._round, op, what, key)
-        self._course.go_on(self._round, after)
+        agreed_call, after = self._course.find(self._round, op, what, key)
+        self._course.advance(self._round, after)
         where = f"inbox of {op.__name__}"
         check_fields(inbox, len(positions), where, shared=True, patched=True)
 
+        # 1. Send the call to all attached clients, with a bound of each answer's length.
         def most(place: int) -> int:
-            asked_of = take_all(inbox, torch.tensor([place])) if agreed.rows else {}
-            return longest_reply(agreed, asked_of, self._extents[int(positions[place])])
+            request = take_all(inbox, torch.tensor([place])) if agreed_call.rows else {}
+            return longest_reply(agreed_call, request, self._extents[int(positions[place])])
 
-        asked = self._send(envelope, name, inbox, positions, key, most, rows=rows)
+        called_peers = self._send(envelope, name, inbox, positions, key, most, rows=rows)
 
+        # 2. Read the answers in client order; a reply that breaks a rule drops its client.
         def read(place: int, peer: Peer) -> Answer:
             answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
-            asked_of = take_all(inbox, torch.tensor([place]))
-            agreed.check_reply(asked_of, answer.reply, self._extents[int(positions[place])])
+            request = take_all(inbox, torch.tensor([place]))
+            agreed_call.check_reply(request, answer.reply, self._extents[int(positions[place])])
             position = int(positions[place])
             decoder_of(reduce).check_rows(answer.reply, position)
             bound = self._most_work[position]
-            check_work(answer.meter, peer.took, None if bound is None else bound.of(asked_of))
-            norm = update_norm(answer.reply, asked_of, reduce, position)
+            check_work(answer.meter, peer.took, None if bound is None else bound.of(request))
+            norm = update_norm(answer.reply, request, reduce, position)
             check_update(norm, self._limits.update_norm)
             return replace(answer, update=norm)
 
-        answers = self._hear(envelope, asked, reduce, read)
+        answers = self._collect_answers(envelope, called_peers, reduce, read)
+        # 3. Stop, unless the call can continue with the answers there are.
         if lacking and not answers:
             return {}
         if len(answers) < len(positions) and not lacking:
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
+        # 4. Record bytes and work in the ledger, and reduce the replies.
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
         up = np.array([answer.size for answer in answers])
         scores = np.array([int(count_sizes(answer.reply, 1)[0]) for answer in answers])
         meters = [answer.meter for answer in answers]
         self._account.up(envelope, positions[places], up, scores, meters)
         if reduce is None:
-            return joined(answers, len(positions))
+            return join_replies(answers, len(positions))
         reduction = Reduction(reduce, len(self._ids), compiled=self._compiled)
         for answer in answers:
             reduction.add(answer.reply, positions[answer.place : answer.place + 1])
@@ -720,77 +730,79 @@ class Session:
         *,
         rows: bool,
     ) -> list[tuple[int, Peer]]:
-        """Send a call to those of `positions` that are there; return them with their places.
+        """Send a call to the attached silos among `positions`; return them with their places.
 
         `most`: bytes that an answer may have, by the place of who answers.
         """
-        asked: list[tuple[int, Peer]] = []
+        called_peers: list[tuple[int, Peer]] = []
         sizes = []
         for place, frame in enumerate(frames(envelope, inbox, len(positions))):
             peer = self._peers.get(self._ids[int(positions[place])])
             if peer is not None:
-                self._asks(peer, envelope.op, len(frame))
+                self._report_request(peer, envelope.op, len(frame))
                 body = call_body(CallBody(name, key, rows, frame))
                 peer.send(Type.CALL, body, most(place))
-                self._called[peer.name] = self._round
-                asked.append((place, peer))
+                self._last_called[peer.name] = self._round
+                called_peers.append((place, peer))
                 sizes.append(len(frame))
-        places = torch.tensor([place for place, _ in asked], dtype=torch.int64)
+        places = torch.tensor([place for place, _ in called_peers], dtype=torch.int64)
         self._account.down(envelope, positions[places], np.array(sizes, dtype=np.int64))
-        return asked
+        return called_peers
 
-    def _hear(
+    def _collect_answers(
         self,
         envelope: Envelope,
-        asked: Sequence[tuple[int, Peer]],
+        called_peers: Sequence[tuple[int, Peer]],
         reduce: Reduce | None,
         read: Callable[[int, Peer], Answer],
     ) -> list[Answer]:
-        """Return the usable answers in client order; drop who has none."""
-        heard: list[Answer] = []
-        peers = dict(asked)
-        for place, peer in asked:
+        """Return the usable answers in client order; drop the silos without one."""
+        answers: list[Answer] = []
+        peers = dict(called_peers)
+        for place, peer in called_peers:
             try:
-                heard.append(read(place, peer))
+                answers.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
                 self._drop(peer, envelope.op, str(error), cause_of(error))
-        bad = unusable(heard, reduce, self._usual.of(envelope.op))
+        bad = find_unusable(answers, reduce, self._usual.of(envelope.op))
         for place, cause in bad.items():
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
             self._drop(peers[place], envelope.op, reason, cause)
-        usable = [answer for answer in heard if answer.place not in bad]
+        usable = [answer for answer in answers if answer.place not in bad]
         self._usual.add(envelope.op, [answer.update for answer in usable])
         return usable
 
     def _answer(self, peer: Peer, kind: Type) -> bytes | memoryview:
         """Return a silo's answer; raise `LostError` where there is none in time."""
         seconds = self._limits.seconds
-        left = None if seconds is None else seconds - self._spent[peer.name]
+        remaining = None if seconds is None else seconds - self._seconds_spent[peer.name]
         try:
-            body = peer.answer(kind, left)
+            body = peer.answer(kind, remaining)
         except LostError as error:
             if error.cause is not Cause.LATE:
                 raise
             line = f"expected its answers of a round within {seconds:g} s, got too few"
             raise LostError(line, Cause.LATE) from None
-        self._spent[peer.name] += peer.took
+        self._seconds_spent[peer.name] += peer.took
         return body
 
     def _check_enough(
         self, op: Op, places: Sequence[int], positions: Tensor, *, summable: bool
     ) -> None:
         """Raise `ProtocolError` where a call cannot go on without the silos that are missing."""
-        here = set(places)
-        names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in here]
+        answered = set(places)
+        names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in answered]
         if not summable:
-            raise self._failures.of_call(op.__name__, names, len(self._ids))
+            raise self._failures.incomplete_call_error(op.__name__, names, len(self._ids))
         least = min(self._limits.least, len(positions))
         if len(places) < least:
-            wanted = f"at least {counted(least, 'silo')} to answer {op.__name__}"
-            line = f"expected {wanted}, got {len(places)}; "
-            raise self._failures.lacking(line, names, least - len(places), len(self._ids))
+            requirement = f"at least {counted(least, 'silo')} to answer {op.__name__}"
+            line = f"expected {requirement}, got {len(places)}; "
+            raise self._failures.missing_silos_error(
+                line, names, least - len(places), len(self._ids)
+            )
 
-    def _asks(self, peer: Peer, op: str, size: int | None = None) -> None:
+    def _report_request(self, peer: Peer, op: str, size: int | None = None) -> None:
         self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
 
     def _drop(self, peer: Peer, op: str, reason: str, cause: Cause) -> None:
@@ -806,30 +818,30 @@ class Session:
             peer.dismiss(reason)
 
     def _attach(self, name: str, peer: Peer) -> None:
-        """Take a silo in again, with its state of the last round that it saw whole."""
+        """Admit a silo again, with its state of the last round that it saw whole."""
         if name in self.left_out:
             peer.dismiss(self.left_out[name])
             return
-        number = self._seen[name]
+        number = self._last_whole[name]
         try:
             peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
         except LostError as error:
             self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
-            self._failures.unfit(name, str(error), error.cause)
+            self._failures.mark_unfit(name, str(error), error.cause)
             peer.dismiss(str(error))
             return
         self._report(Event(What.RETURNED, name, number))
         self._peers[name] = peer
-        self._called[name] = number
-        self._failures.back(name)
+        self._last_called[name] = number
+        self._failures.mark_back(name)
 
-    def _tell(
+    def _request_from_all(
         self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]
     ) -> dict[str, LostError]:
-        """Tell all silos something of a round, at the same time; return who did not do it."""
+        """Send all silos a request about a round at the same time; return the failures by silo."""
         failed = {}
         for name, peer in self._peers.items():
-            self._asks(peer, kind.name.lower())
+            self._report_request(peer, kind.name.lower())
             peer.send(kind, facts_body({"round": numbers[name], **facts}))
         for name, peer in self._peers.items():
             try:

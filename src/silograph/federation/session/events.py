@@ -1,6 +1,6 @@
 """What happens in a session, as values: who reads them shows, logs or counts.
 
-Engine and hub report events through a function that they are given. No field has a key, a token, a
+Engine and hub report events through a callback. No field has a key, a token, a
 nonce, a signature or anything of the data; reasons are lines of this library or of a silo that was
 asked, printable and short.
 """
@@ -19,7 +19,7 @@ LOG = logging.getLogger("silograph")
 
 
 class What(StrEnum):
-    """What an event says."""
+    """Kinds of events."""
 
     LISTENING = "listening"  # the server waits at an address
     METRICS = "metrics"  # its metrics are at an address
@@ -54,7 +54,7 @@ class What(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a silo is dropped."""
+    """Causes for which a silo is dropped."""
 
     GONE = "gone"  # its stream has ended
     LATE = "late"  # no answer in time
@@ -66,10 +66,10 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """What happened; fields that an event has no use for are None.
+    """An event; fields that its kind does not use are None.
 
     Attributes:
-        what: happened.
+        what: kind of the event.
         silo: its name.
         round: number of the round.
         rounds: of the run.
@@ -144,12 +144,12 @@ LEVELS = {
 def log_event(event: Event) -> None:
     """Log an event under `silograph`: its line, and its fields as the record's own."""
     if LOG.isEnabledFor(event.level):
-        told = {"event": str(event.what), **told_of(event)}
-        LOG.log(event.level, "%s", event, extra=told, exc_info=event.what is What.FAILED)
+        fields = {"event": str(event.what), **told_of(event)}
+        LOG.log(event.level, "%s", event, extra=fields, exc_info=event.what is What.FAILED)
 
 
 def both(first: EventCallback, second: EventCallback) -> EventCallback:
-    """Return what reports to two."""
+    """Return a callback that reports to two others."""
 
     def report(event: Event) -> None:
         first(event)
@@ -302,7 +302,7 @@ def _answered(e: Event) -> str:
 
 
 class SiloState(StrEnum):
-    """What a silo does."""
+    """Activity of a silo."""
 
     CONNECTED = "connected"  # has nothing to do
     WORKING = "working"  # was asked and has not answered
@@ -316,7 +316,7 @@ AWAY = (SiloState.LATE, SiloState.DROPPED)
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a silo stands.
+    """The status of a silo.
 
     Attributes:
         state: what it does.
@@ -334,7 +334,7 @@ class Standing:
 
 
 def after(before: Standing, event: Event, now: float) -> Standing:
-    """Return where a silo stands after an event that is about it."""
+    """Return the status of a silo after an event about it."""
     match event.what:
         case What.ATTACHED if before.state in AWAY:
             return replace(before, state=SiloState.WAITING, since=now)
@@ -357,13 +357,13 @@ def after(before: Standing, event: Event, now: float) -> Standing:
 
 
 class Board:
-    """Where all silos stand; takes events from any thread.
+    """The status of all silos; takes events from any thread.
 
     Args:
         names: of the silos, as far as they are known.
         room: silos of the run.
-        report: told of every event, with what the board knows besides.
-        clock: tells seconds.
+        report: gets every event, completed from earlier ones.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -380,27 +380,27 @@ class Board:
         self._standings = {name: Standing(SiloState.WAITING, clock()) for name in names}
 
     def take(self, event: Event) -> None:
-        """Take in an event, and report it."""
+        """Update the status of its silo by an event, and report the event."""
         now = self.clock()
         if event.silo is not None and event.what not in (What.REFUSED, What.NOTE):
             with self._lock:
                 before = self._standings.get(event.silo, Standing(SiloState.WAITING, now))
                 self._standings[event.silo] = after(before, event, now)
-                event = self._known(before, event, now)
+                event = self._with_counts(before, event, now)
         self._report(event)
 
     def standings(self) -> Mapping[str, Standing]:
-        """Return where each silo stands, in the order of names given, then of their coming."""
+        """Return the status of each silo: first `names`, then others in order of arrival."""
         with self._lock:
             return dict(self._standings)
 
-    def _known(self, before: Standing, event: Event, now: float) -> Event:
-        """Return an event with what is known from before: counts, and of what an answer is one."""
+    def _with_counts(self, before: Standing, event: Event, now: float) -> Event:
+        """Return an event completed from earlier ones: counts, and the op of an answer."""
         if event.what is What.ATTACHED:
             if before.state in AWAY:
                 return event
-            there = sum(s.state is not SiloState.WAITING for s in self._standings.values())
-            return replace(event, silos=there, room=self.room)
+            num_attached = sum(s.state is not SiloState.WAITING for s in self._standings.values())
+            return replace(event, silos=num_attached, room=self.room)
         if event.what is What.ANSWERED and before.state is SiloState.WORKING:
             seconds = round(now - before.since, 6)
             return replace(event, op=before.op, round=before.round, seconds=seconds)
@@ -408,9 +408,9 @@ class Board:
 
 
 def counts(standings: Mapping[str, Standing], room: int) -> dict[SiloState, int]:
-    """Return how many silos do what; those without a name yet are waited for."""
-    found = dict.fromkeys(SiloState, 0)
+    """Return the number of silos in each state; missing ones are WAITING."""
+    by_state = dict.fromkeys(SiloState, 0)
     for standing in standings.values():
-        found[standing.state] += 1
-    found[SiloState.WAITING] += max(0, room - len(standings))
-    return found
+        by_state[standing.state] += 1
+    by_state[SiloState.WAITING] += max(0, room - len(standings))
+    return by_state

@@ -1,4 +1,4 @@
-"""What the silo's half of a session is given: the silo's data, and what it makes of a run."""
+"""Inputs of the silo's half of a session: the silo's data, and what it prepares for a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from silograph.graph.block.block import ClientBlock
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a silo has of a run that is over.
+    """The result of a run at a silo.
 
     Attributes:
         run: what names the run, in hexadecimal; not its token, which nobody else may know.
@@ -38,18 +38,18 @@ class Outcome:
 
 
 def run_name(token: bytes) -> str:
-    """Return what names a run to people, of its token; see `Outcome`."""
+    """Return the public name of a run from its token; see `Outcome`."""
     return blake2b(token, digest_size=16).hexdigest()
 
 
-def keep_nothing(outcome: Outcome) -> None:
-    """Do nothing with what a run has come to."""
+def discard_result(outcome: Outcome) -> None:
+    """Discard the result of a run."""
     del outcome
 
 
 @dataclass(frozen=True)
 class SendingBounds:
-    """What a silo lets leave in a run, whatever has been agreed.
+    """Bounds of the data that leave a silo in a run, besides the agreed program.
 
     Attributes:
         kinds: of replies; None: all.
@@ -63,7 +63,7 @@ class SendingBounds:
     most_repeats: int | None = None
 
     def check_repeats(self, repeats: int) -> None:
-        """Raise `PolicyError` where a round must not be done again, which would make so many."""
+        """Raise `PolicyError` if the number of repeated rounds would exceed the bound."""
         if self.most_repeats is not None and repeats > self.most_repeats:
             raise PolicyError(
                 f"expected at most {counted(self.most_repeats, 'round')} to be done again in a run "
@@ -86,7 +86,7 @@ class SendingBounds:
         self.check_size(sent, size)
 
     def check_size(self, sent: int, size: int) -> None:
-        """Raise `PolicyError` where a frame is more than may leave; see `check`."""
+        """Raise `PolicyError` if a frame exceeds the bound of bytes; see `check`."""
         if self.most_bytes is not None and sent + size > self.most_bytes:
             raise PolicyError(
                 f"expected at most {self.most_bytes:,} bytes to leave in a run (most_bytes of this "
@@ -99,14 +99,14 @@ NO_BOUNDS = SendingBounds()
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a silo has made of the run's config.
+    """What a silo has prepared from the run's config.
 
     Attributes:
         cfg: what ops read.
         block: the silo's own rows, where it computes.
         device: that place.
         course: what the run does, call by call.
-        nodes: how many it has, by TRAIN, VAL, TEST, ROWS and EDGES; the server is told once.
+        nodes: how many it has, by TRAIN, VAL, TEST, ROWS and EDGES; sent to the server once.
         note: what the silo agrees to, in one line for its people.
         keep: writes down what the run has come to.
         plan: what the run sends, in lines for its people.
@@ -124,7 +124,7 @@ class Prepared:
     course: Course
     nodes: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
-    keep: Callable[[Outcome], None] = keep_nothing
+    keep: Callable[[Outcome], None] = discard_result
     plan: tuple[str, ...] = ()
     agreed: Mapping[str, Any] = field(default_factory=dict)
     sends_rows: bool = False
@@ -138,13 +138,13 @@ class Prepared:
 
 
 class Holder(Protocol):
-    """A silo's own data, and what it says and makes of them."""
+    """A silo's own data: its hello, explanations and preparation of a run."""
 
     def hello(self, run: bytes) -> Hello:
-        """Return what the silo shows of itself, tags made with the run's nonce."""
+        """Return the silo's hello, with tags made from the run's nonce."""
 
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
-        """Tell the silo's own people, not the server, which edge the other silo does not list."""
+        """Report to the silo's own staff, not to the server, which edge the other silo lacks."""
 
     def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
-        """Return what ops are given, from what the server tells of the run and what has left."""
+        """Prepare the inputs of ops from the server's facts of the run and the data sent so far."""

@@ -77,12 +77,12 @@ FROM_ONE = 8  # of them from one address
 
 @dataclass(eq=False)
 class Place:
-    """The place of a stream that is being greeted.
+    """A place for a stream during its handshake.
 
     Attributes:
         address: of its other end, without the port.
         end: ends the stream.
-        key: that it has claimed, if the place is the one in reserve for that key.
+        key: the key that the stream claims, if this is the place reserved for that key.
     """
 
     address: str
@@ -91,20 +91,20 @@ class Place:
 
 
 class Greetings:
-    """Who is being greeted; used by a thread for each stream.
+    """The streams in their handshakes; used by one thread for each stream.
 
     Args:
-        known: public keys of silos by name; one place is in reserve for each.
+        known: public keys of silos by name; one place is reserved for each.
     """
 
-    def __init__(self, known: Callable[[], Mapping[str, bytes]]) -> None:
-        self._known = known
+    def __init__(self, known_keys: Callable[[], Mapping[str, bytes]]) -> None:
+        self._known_keys = known_keys
         self._lock = threading.Lock()
         self._places: list[Place] = []  # who came first is first
 
     @contextmanager
     def place(self, peer: str, end: Callable[[], object]) -> Iterator[Place]:
-        """Hold a place for a stream; another stream may have to go for it.
+        """Hold a place for a stream; another stream may be ended for it.
 
         Args:
             peer: address and port of its other end, as gRPC names them.
@@ -126,16 +126,16 @@ class Greetings:
                     self._places.remove(place)
 
     def claim(self, place: Place, key: object) -> None:
-        """Give a stream the place that is in reserve for the key that it claims, if it is free."""
+        """Give a stream the place that is reserved for the key that it claims, if it is free."""
         with self._lock:
-            known = {public.hex(): public for public in self._known().values()}
-            taken = {other.key for other in self._places}
-            public = known.get(key) if isinstance(key, str) else None
-            if public not in taken:
+            registered = {public.hex(): public for public in self._known_keys().values()}
+            pending_keys = {other.key for other in self._places}
+            public = registered.get(key) if isinstance(key, str) else None
+            if public not in pending_keys:
                 place.key = public
 
     def _excess(self, address: str) -> Place | None:
-        """Return who makes room for one more stream from an address, None if there is room."""
+        """Return the stream to end for one more stream from an address, None if there is room."""
         waiting = [place for place in self._places if place.key is None]
         by_address = Counter(place.address for place in waiting)
         if by_address[address] < FROM_ONE:
@@ -156,80 +156,80 @@ MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was 
 
 
 class StreamLink:
-    """A silo's stream, as queues: `send` and `receive` of the engine, the rest of the hub.
+    """A silo's stream as queues: the engine uses `send` and `receive`, the hub all else.
 
     Args:
-        arrived: told of every message when it arrives: its bytes, and whether it is too late.
+        on_arrival: called for every message with its bytes, and whether it is too late.
     """
 
-    def __init__(self, arrived: Callable[[int, bool], None]) -> None:
-        self._arrived = arrived
-        self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self._in: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
+    def __init__(self, on_arrival: Callable[[int, bool], None]) -> None:
+        self._on_arrival = on_arrival
+        self._to_send: SimpleQueue[bytes | None] = SimpleQueue()
+        self._received: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._owed: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
+        self._owed_sizes: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
         self._closed = False
-        self._over = False
+        self._is_ended = False
         self.alive = True  # until the silo's end of the stream has ended
 
     def send(self, data: bytes, most: int) -> None:
-        """Hand over a message; see `Link`."""
+        """Queue a message; see `Link`."""
         with self._lock:
-            self._owed.append(most)
-        self._out.put(data)
+            self._owed_sizes.append(most)
+        self._to_send.put(data)
 
     def _most(self, size: int) -> int:
         """Return the bytes of the longest message that the silo may send."""
         del size
         with self._lock:
-            return max(self._owed, default=0)
+            return max(self._owed_sizes, default=0)
 
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message; see `Link`."""
         try:
-            arrived = None if self._closed else self._in.get(timeout=seconds)
+            answer = None if self._closed else self._received.get(timeout=seconds)
         except Empty:
             line = f"expected an answer within {seconds:g} s, got none"
             raise LostError(line, Cause.LATE) from None
-        if isinstance(arrived, LostError):
+        if isinstance(answer, LostError):
             self._closed = True
-            raise arrived
-        if arrived is None:
+            raise answer
+        if answer is None:
             self._closed = True
             line = "expected an answer, got the end of the stream: it is gone"
             raise LostError(line, Cause.GONE)
-        return arrived
+        return answer
 
     def close(self) -> None:
         """End the stream."""
-        self._over = True
-        self._out.put(None)
+        self._is_ended = True
+        self._to_send.put(None)
 
     def outgoing(self) -> Stream:
-        """Yield what is to be sent, until the end."""
-        return cut(iter(self._out.get, None))
+        """Yield the messages to send, until the stream ends."""
+        return cut(iter(self._to_send.get, None))
 
     def pump(self, requests: Stream) -> None:
-        """Take in what comes until the stream ends, however it does, or speaks unasked."""
-        lost = None
+        """Queue received messages until the stream ends or sends one without a request."""
+        loss = None
         try:
             for data in whole(requests, self._most):
-                self._arrived(len(data), self._over)
-                if self._over:
+                self._on_arrival(len(data), self._is_ended)
+                if self._is_ended:
                     continue
-                if self._in.qsize() == UNREAD:  # else it could fill the server's memory
+                if self._received.qsize() == UNREAD:  # else it could fill the server's memory
                     break
                 with self._lock:
-                    if self._owed:
-                        self._owed.popleft()
-                self._in.put(Arrived(data, time.monotonic()))
+                    if self._owed_sizes:
+                        self._owed_sizes.popleft()
+                self._received.put(Arrived(data, time.monotonic()))
         except FrameError as error:
-            lost = LostError(str(error))
+            loss = LostError(str(error))
         except Exception:  # gRPC's own classes, and whatever a broken stream raises
-            lost = None
+            loss = None
         self.alive = False
-        self._in.put(lost)
-        self._out.put(None)
+        self._received.put(loss)
+        self._to_send.put(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +238,7 @@ class Joined:
 
     Attributes:
         name: of the silo.
-        facts: what it says of its versions and data.
+        facts: its versions and data.
         link: its stream.
     """
 
@@ -257,7 +257,7 @@ class Hub:
         credentials: certificate chain and private key of the server, PEM; None is without TLS,
             on this machine only.
         room: silos of the run.
-        report: told of what happens.
+        report: gets the events.
 
     Raises:
         ConfigError: the address cannot be used, or would need TLS.
@@ -280,7 +280,7 @@ class Hub:
         self._joined: SimpleQueue[Joined] = SimpleQueue()
         self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
         self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
-        self._second_ones: set[str] = set()
+        self._duplicate_processes: set[str] = set()
         self._greetings = Greetings(lambda: dict(register.keys))
         streams = 3 * room + WAITING + FROM_ONE + SPARE  # attached, and one in reserve for a key
         self._server = grpc.server(
@@ -323,11 +323,11 @@ class Hub:
 
     def returned(self) -> list[Joined]:
         """Return the silos that have attached since, the last stream of each."""
-        found: dict[str, Joined] = {}
+        joined_by_name: dict[str, Joined] = {}
         while not self._joined.empty():
             joined = self._joined.get()
-            found[joined.name] = joined
-        return list(found.values())
+            joined_by_name[joined.name] = joined
+        return list(joined_by_name.values())
 
     def close(self) -> None:
         """Stop listening and end all streams."""
@@ -344,24 +344,24 @@ class Hub:
         timer.start()
         try:
             with self._greetings.place(context.peer(), context.cancel) as place:
-                found = yield from self._greeted(requests, context, place)
-                if found is None:
+                greeting = yield from self._do_handshake(requests, context, place)
+                if greeting is None:
                     return
-                if isinstance(found, str):
-                    yield self._message(Type.REFUSED, {"reason": found})
+                if isinstance(greeting, str):
+                    yield self._message(Type.REFUSED, {"reason": greeting})
                     return
-                link = self._taken(found, requests, context)
+                link = self._accept_stream(greeting, requests, context)
                 yield self._message(Type.WELCOME, {})
         finally:  # not before the last word is out: who reads nothing must not keep a thread
             timer.cancel()
         yield from link.outgoing()
 
-    def _greeted(
+    def _do_handshake(
         self, requests: Stream, context: Any, place: Place
     ) -> Generator[bytes, None, Mapping[str, Any] | str | None]:
-        """Greet who is there; return what a silo says of itself, or why it may not attach.
+        """Do the handshake; return the facts of a silo, or the reason why it may not attach.
 
-        None is for who is no silo.
+        None if the other end is no silo.
         """
         try:
             nonce = secrets.token_bytes(32)
@@ -374,14 +374,14 @@ class Hub:
             return None
         reason = self._refusal(hello, proof, nonce)
         if reason is None:
-            reason = self._second(hello)
+            reason = self._find_duplicate_process(hello)
         if reason is None:
             return hello
         who, why = _text(hello.get("name"))[:80], one_line(reason)
         self._report(Event(What.REFUSED, who, address=context.peer(), reason=why))
         return why
 
-    def _second(self, hello: Mapping[str, Any]) -> str | None:
+    def _find_duplicate_process(self, hello: Mapping[str, Any]) -> str | None:
         """Return why a process may not attach: another one with its key was there before it.
 
         A silo that was started anew has another process, too, but the one before it is not alive
@@ -394,21 +394,23 @@ class Hub:
             "one of them, or give each silo its own key"
         )
         with self._lock:
-            known = self._processes.setdefault(name, [])
-            if process in self._second_ones:
+            processes = self._processes.setdefault(name, [])
+            if process in self._duplicate_processes:
                 return line
-            if process in known[:-1]:
-                self._second_ones |= set(known[known.index(process) + 1 :])
-                del known[known.index(process) + 1 :]
+            if process in processes[:-1]:
+                self._duplicate_processes |= set(processes[processes.index(process) + 1 :])
+                del processes[processes.index(process) + 1 :]
                 self._report(Event(What.NOTE, name, note=line))
-            elif process not in known:
-                self._processes[name] = [*known, process][-MOST_PROCESSES:]
+            elif process not in processes:
+                self._processes[name] = [*processes, process][-MOST_PROCESSES:]
         return None
 
-    def _taken(self, hello: Mapping[str, Any], requests: Stream, context: Any) -> StreamLink:
-        """Take a silo's stream in; one that it had before is ended."""
+    def _accept_stream(
+        self, hello: Mapping[str, Any], requests: Stream, context: Any
+    ) -> StreamLink:
+        """Accept a silo's stream; an earlier one of the silo is ended."""
         name = str(hello["name"])
-        link = StreamLink(partial(self._arrived, name))
+        link = StreamLink(partial(self._report_arrival, name))
         self._report(Event(What.ATTACHED, name))
         threading.Thread(target=link.pump, args=(requests,), daemon=True).start()
         with self._lock:  # streams of one silo are told of in their order
@@ -420,8 +422,8 @@ class Hub:
             before[1].cancel()  # it may be stuck in a message that nobody reads
         return link
 
-    def _arrived(self, name: str, size: int, late: bool) -> None:
-        what = What.DISCARDED if late else What.ANSWERED
+    def _report_arrival(self, name: str, size: int, is_late: bool) -> None:
+        what = What.DISCARDED if is_late else What.ANSWERED
         self._report(Event(what, name, bytes=size))
 
     def _message(self, kind: Type, facts: Mapping[str, Any]) -> bytes:
@@ -430,7 +432,7 @@ class Hub:
     def _refusal(
         self, hello: Mapping[str, Any], proof: Mapping[str, Any], nonce: bytes
     ) -> str | None:
-        """Return why a silo may not attach, if so; nothing that it says is taken on trust."""
+        """Return why a silo may not attach, or None; all that it sends is checked."""
         name, protocol = hello.get("name"), hello.get("protocol")
         if not isinstance(name, str) or NAME.fullmatch(name) is None:
             return f"expected a silo's name, got {_text(name)[:80]!r}"
@@ -472,16 +474,16 @@ def _next(requests: Stream, kind: Type, token: bytes) -> Message:
     return message
 
 
-def _text(said: object) -> str:
-    """Return what a stranger says; what is nested is not looked into."""
-    return one_line(said) if isinstance(said, str | int) else "something else"
+def _text(value: object) -> str:
+    """Return a value from a stranger as one line; nested values are not shown."""
+    return one_line(value) if isinstance(value, str | int) else "something else"
 
 
 # --- Before training: silos show themselves, and the server finds out who answers for what -------
 
 
 def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:
-    """Let the silos, in the federation's order, agree on features, labels and edges.
+    """Match features, labels and edges of the silos, in the federation's order.
 
     Raises:
         DataError: they do not; where it is edges, the silo itself has told its people which.
@@ -490,13 +492,13 @@ def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, 
     nonce = secrets.token_bytes(NONCE_BYTES)
     for peer in peers.values():
         peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}), MOST_HELLO)
-    found = match([_hello(name, peer, seconds) for name, peer in peers.items()])
-    if found.route is None:
-        for each in found.disagreements:
+    result = match([_hello(name, peer, seconds) for name, peer in peers.items()])
+    if result.route is None:
+        for each in result.disagreements:
             _explain(peers[each.silo], nonce, each, seconds)
-        first = found.disagreements[0]
+        first = result.disagreements[0]
         raise DataError(f"{first}: {first.silo} itself says which, where it was started")
-    return found, found.route
+    return result, result.route
 
 
 def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
@@ -504,10 +506,10 @@ def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
         envelope, payload = decode(peer.answer(Type.JOINED, seconds))
         if envelope != HELLO:
             raise ProtocolError(f"expected the hello of a silo, got a frame of {envelope.op}")
-        said = from_payload(payload)
+        hello_message = from_payload(payload)
     except ProtocolError as error:
         raise ProtocolError(f"{name}: {error}") from None
-    return replace(said, name=name)  # the one that it has proved to be
+    return replace(hello_message, name=name)  # the one that it has proved to be
 
 
 def _explain(peer: Peer, nonce: bytes, about: Disagreement, seconds: float | None) -> None:

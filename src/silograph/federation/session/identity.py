@@ -48,7 +48,7 @@ def check_name(name: str) -> str:
 
 
 def signed_text(token: bytes, nonce: bytes, name: str, host: str) -> bytes:
-    """Return what a silo signs: it holds for this run, this stream, this name and this server only.
+    """Return the text that a silo signs: valid for this run, stream, name and server only.
 
     Without the server's name a server that the silo attaches to could hand another one's challenge
     on to it, and attach there in the silo's name.
@@ -84,7 +84,7 @@ class SiloKey:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return SiloKey._made(path)
+            return SiloKey._create_at(path)
         except OSError as error:
             raise ConfigError(f"expected a silo's key at {path}, got: {error.strerror}") from None
         try:
@@ -96,12 +96,12 @@ class SiloKey:
         return SiloKey(key)
 
     @staticmethod
-    def _made(path: Path) -> "SiloKey":
-        made = SiloKey.new()
-        text = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    def _create_at(path: Path) -> "SiloKey":
+        key = SiloKey.new()
+        text = key._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_secret(path, text)
-        path.with_suffix(".pub").write_bytes(made.public_pem)
-        return made
+        path.with_suffix(".pub").write_bytes(key.public_pem)
+        return key
 
     @property
     def public(self) -> bytes:
@@ -202,7 +202,7 @@ def _read_key_file(path: Path) -> dict[str, bytes]:
 
 
 class Register:
-    """Which key a name belongs to.
+    """The key of each name.
 
     Args:
         names: that may attach; None: any, as long as there is room.
@@ -214,17 +214,17 @@ class Register:
         self,
         names: tuple[str, ...] | None,
         room: int,
-        known: Mapping[str, bytes] | None = None,
+        known_keys: Mapping[str, bytes] | None = None,
     ) -> None:
         self._names = names
         self._room = room
-        self._closed = known is not None
-        self.keys: dict[str, bytes] = dict(known or {})
+        self._closed = known_keys is not None
+        self.keys: dict[str, bytes] = dict(known_keys or {})
         self._taken: set[str] = set()
         self._left_out: dict[str, str] = {}
 
     def take(self, event: Event) -> None:
-        """Let a silo attach no more, if the event says that it is left out of the run."""
+        """Bar a silo from attaching if the event says that it is left out of the run."""
         if event.what is What.LEFT_OUT and event.silo is not None:
             self._left_out[event.silo] = str(event)
 
@@ -346,9 +346,11 @@ def is_host_of(host: str, hosts: Sequence[str]) -> bool:
     except ValueError:
         pass
     name = host.lower().rstrip(".")
-    rest = name.partition(".")[2]
+    parent_domain = name.partition(".")[2]
     return any(
-        known.lower().rstrip(".") in (name, f"*.{rest}" if "." in rest else name) for known in hosts
+        pattern.lower().rstrip(".")
+        in (name, f"*.{parent_domain}" if "." in parent_domain else name)
+        for pattern in hosts
     )
 
 

@@ -47,7 +47,7 @@ NO_TOKEN = bytes(16)
 
 
 class Type(IntEnum):
-    """What a message is."""
+    """Types of messages."""
 
     HELLO = 1  # silo: who it is and what its data look like
     CHALLENGE = 2  # server: what the silo is to sign
@@ -91,12 +91,12 @@ def _object(data: bytes | memoryview, kind: Type) -> dict[str, Any]:
     if len(data) > MAX_FACTS:
         raise FrameError(f"expected at most {MAX_FACTS} bytes of facts, got {len(data)}")
     try:
-        found = json.loads(bytes(data))
+        facts = json.loads(bytes(data))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        facts = None
+    if not isinstance(facts, dict):
         raise FrameError(f"expected a JSON object in a {kind.name} message, got others")
-    return found
+    return facts
 
 
 def check_size(body: bytes | memoryview) -> None:
@@ -141,8 +141,8 @@ def facts_body(facts: Mapping[str, Any]) -> bytes:
 
 def explain_body(facts: Mapping[str, Any], tags: Sequence[bytes]) -> bytes:
     """Return facts and tags of edges as a body."""
-    told = facts_body(facts)
-    return LENGTH.pack(len(told)) + told + b"".join(tags)
+    encoded_facts = facts_body(facts)
+    return LENGTH.pack(len(encoded_facts)) + encoded_facts + b"".join(tags)
 
 
 def read_explain(body: bytes | memoryview) -> tuple[dict[str, Any], tuple[bytes, ...]]:
@@ -151,8 +151,8 @@ def read_explain(body: bytes | memoryview) -> tuple[dict[str, Any], tuple[bytes,
     facts, tags = body[LENGTH.size :][:length], body[LENGTH.size + length :]
     if len(facts) < length or not tags or len(tags) % TAG_BYTES:
         raise FrameError(f"expected edges to explain, got {len(body)} bytes: cut short")
-    found = tuple(bytes(tags[i : i + TAG_BYTES]) for i in range(0, len(tags), TAG_BYTES))
-    return _object(facts, Type.EXPLAIN), found
+    tag_list = tuple(bytes(tags[i : i + TAG_BYTES]) for i in range(0, len(tags), TAG_BYTES))
+    return _object(facts, Type.EXPLAIN), tag_list
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ STARRED = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 def module_name(op: Op) -> str:
-    """Return what the module of an op is called on every machine.
+    """Return the name of an op's module, which is the same on every machine.
 
     A file that was run is a module whose name is its path and a colon; this is the file's name.
     """
@@ -271,14 +271,14 @@ def _parameters(function: FunctionType) -> tuple[str, ...]:
 
 def ops_in(modules: Iterable[ModuleType]) -> dict[str, Op]:
     """Return the ops that modules define, by qualified name."""
-    found: dict[str, Op] = {}
+    ops: dict[str, Op] = {}
     for module in modules:
         for member, value in vars(module).copy().items():
             if not inspect.isfunction(value) or value.__module__ != module.__name__:
                 continue
             if value.__name__ == member and is_op(value):
-                found[qualified(value)] = value
-    return found
+                ops[qualified(value)] = value
+    return ops
 
 
 def own_ops() -> dict[str, Op]:
@@ -293,7 +293,7 @@ def with_ops(ops: Mapping[str, Op], more: Iterable[Op]) -> dict[str, Op]:
     Raises:
         ConfigError: one of them cannot be named, or has the name of another.
     """
-    found = dict(ops)
+    all_ops = dict(ops)
     for op in more:
         name = qualified(op)
         if not is_op(op):
@@ -301,19 +301,19 @@ def with_ops(ops: Mapping[str, Op], more: Iterable[Op]) -> dict[str, Op]:
                 f"expected ops that are public functions of a module with the parameters "
                 f"({', '.join(PARAMETERS)}), got {op.__module__}.{op.__qualname__}"
             )
-        if found.setdefault(name, op) is not op:
-            whose = "silograph has" if is_library(found[name]) else "other code has"
+        if all_ops.setdefault(name, op) is not op:
+            owner = "silograph has" if is_library(all_ops[name]) else "other code has"
             raise ConfigError(
-                f"expected an op with a name of its own, got {name}, which {whose}, too: rename "
+                f"expected an op with a name of its own, got {name}, which {owner}, too: rename "
                 "its module"
             )
-    return found
+    return all_ops
 
 
 def ops_of(program: Program) -> tuple[Op, ...]:
     """Return the ops that a program calls, each once."""
-    both = program.setup, program.round(1), program.round(program.rounds)
-    return tuple(dict.fromkeys(call.op for steps in both for call in calls_of(steps)))
+    programs = program.setup, program.round(1), program.round(program.rounds)
+    return tuple(dict.fromkeys(call.op for steps in programs for call in calls_of(steps)))
 
 
 def name_of(ops: Mapping[str, Op], op: Op) -> str:

@@ -26,7 +26,7 @@ from silograph.federation.session.wire import SHORT
 
 
 class LostError(ProtocolError):
-    """A silo is gone, late, or said something that is no answer; it says why in one line."""
+    """A silo is gone, late, or sent an invalid answer; the message is one line."""
 
     def __init__(self, line: str, cause: Cause = Cause.GARBAGE) -> None:
         super().__init__(line)
@@ -49,7 +49,7 @@ class Link(Protocol):
     """A stream to one silo."""
 
     def send(self, data: bytes, most: int) -> None:
-        """Hand over a message whose answer has at most so many bytes; never waits."""
+        """Queue a message whose answer has at most `most` bytes; never waits."""
 
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message.
@@ -95,11 +95,11 @@ class Peer:
         Raises:
             LostError: there is none, it is none, or the silo refused.
         """
-        left = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
-        arrived = self._link.receive(left)
-        self.took = arrived.at - self._sent
+        remaining = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
+        received = self._link.receive(remaining)
+        self.took = received.at - self._sent
         try:
-            message = unpack(arrived.data)
+            message = unpack(received.data)
             if message.token != self._token:
                 raise FrameError("expected an answer of this run, got one of another")
             if message.sequence != self._sequence:
@@ -127,13 +127,13 @@ class Peer:
         self._link.close()
 
     def dismiss(self, reason: str) -> None:
-        """Tell the silo why it does not take part any more, and end the stream."""
+        """Send the silo the reason why it is dropped, and end the stream."""
         self.send(Type.DISMISSED, facts_body({"reason": reason}))
         self.close()
 
 
 def one_line(text: object) -> str:
-    """Return what a silo says as one printable line of at most 300 characters."""
+    """Return text from a silo as one printable line of at most 300 characters."""
     return printable(" ".join(str(text).split()))[:300]
 
 
@@ -163,7 +163,7 @@ class WorkBound:
 
 @dataclass(frozen=True)
 class Limits:
-    """How many silos a session needs, how long it waits for them, and what it takes of them.
+    """Limits of a session: how many silos it needs, how long it waits, and what it accepts.
 
     Attributes:
         least: silos without which a call fails.

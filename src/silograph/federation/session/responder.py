@@ -68,10 +68,10 @@ def nonce_of(facts: Mapping[str, Any]) -> bytes:
     return nonce
 
 
-def difference(known: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+def difference(known_facts: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the first key in which two configs differ."""
-    for part in sorted(known.keys() | facts.keys()):
-        one, other = known.get(part), facts.get(part)
+    for part in sorted(known_facts.keys() | facts.keys()):
+        one, other = known_facts.get(part), facts.get(part)
         if isinstance(one, dict) and isinstance(other, dict) and one != other:
             return min(str(k) for k in one.keys() | other.keys() if one.get(k) != other.get(k))
         if one != other:
@@ -87,12 +87,12 @@ def number_of(message: Message) -> int:
     return number
 
 
-def committed_of(message: Message) -> list[int]:
+def read_committed_rounds(message: Message) -> list[int]:
     """Return the rounds that the server holds; raise `FrameError` where a message has none."""
-    found = message.facts().get("committed")
-    if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
-        raise FrameError(f"expected the rounds that the server holds, got {found!r}")
-    return found
+    rounds = message.facts().get("committed")
+    if not isinstance(rounds, list) or not all(type(n) is int and n >= 0 for n in rounds):
+        raise FrameError(f"expected the rounds that the server holds, got {rounds!r}")
+    return rounds
 
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
@@ -109,9 +109,9 @@ class Responder:
         ops: by qualified name.
         holder: the silo's data.
         store: where states are kept.
-        report: told of what happens; the server hears less.
+        report: gets the events; the server gets fewer details.
         name: of the silo, for what is reported.
-        audit: where what leaves is written down; None counts only.
+        audit: records everything that leaves; without a file it counts only.
         bounds: of what may leave.
     """
 
@@ -138,7 +138,7 @@ class Responder:
         self._facts: Mapping[str, Any] = {}  # that it was prepared from
         self._joined: bytes | None = None  # nonce of the JOIN of this stream
         self._refusals = 0
-        self._shown = 0  # bytes of the answer to JOIN, whose tags may come back
+        self._hello_size = 0  # bytes of the answer to JOIN, whose tags may come back
         self._longest: LongestCall | None = None
         self._scored = ScoredWeights(ScoringRules())
         self._explained = 0  # edges explained, in all streams: each is a line of the log
@@ -146,7 +146,7 @@ class Responder:
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
         self._sequence = 0
-        self._doing = ""  # the op, or the type of the message
+        self._current_op = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
@@ -160,7 +160,7 @@ class Responder:
     def most(self, size: int) -> int:
         """Return the bytes of the longest message that the server may send; see `chunks.whole`."""
         if self._longest is None or not self._started:
-            return MAX_FACTS + self._shown
+            return MAX_FACTS + self._hello_size
         return self._longest.most(size, self._round, self._state)
 
     def attach(self) -> None:
@@ -187,15 +187,15 @@ class Responder:
         if self.stopped:
             raise FrameError("expected nothing after STOPPING, got another message")
         self._sequence += 1
-        self._doing = message.type.name.lower()
+        self._current_op = message.type.name.lower()
         try:
-            kind, body = self._handled(message)
+            kind, body = self._answer_message(message)
         except PolicyError as error:
             kind, body = self._stop(one_line(error))
         return pack(Message(kind, self._token, message.sequence, body))
 
-    def _handled(self, message: Message) -> tuple[Type, bytes]:
-        """Return what a message is answered with.
+    def _answer_message(self, message: Message) -> tuple[Type, bytes]:
+        """Return the answer to a message.
 
         Raises:
             PolicyError: the silo's part in the run is over.
@@ -205,21 +205,21 @@ class Responder:
         except PolicyError:
             raise
         except OpError as error:
-            return self._failed(type(error.__cause__).__name__)
+            return self._report_failure(type(error.__cause__).__name__)
         except SilographError as error:
             reason = one_line(error)  # it may quote what the server has sent
-            self._refused(reason)
-            return self._declined(reason)
+            self._record_refusal(reason)
+            return self._refuse(reason)
         except Exception as error:
-            return self._failed(type(error).__name__)
+            return self._report_failure(type(error).__name__)
 
-    def _refused(self, reason: str) -> None:
+    def _record_refusal(self, reason: str) -> None:
         """Record a refusal."""
-        self.audit.refused(reason)
+        self.audit.record_refusal(reason)
         self._count_line()
 
     def _count_line(self) -> None:
-        """Count what makes a line in the log whenever a server likes."""
+        """Count lines in the log that a server can cause at will."""
         self._refusals += 1
         if self._refusals == MOST_REFUSALS:
             raise PolicyError(
@@ -227,7 +227,7 @@ class Responder:
                 "failed or told of a dismissal: the silo leaves the run"
             )
 
-    def _declined(self, reason: str) -> tuple[Type, bytes]:
+    def _refuse(self, reason: str) -> tuple[Type, bytes]:
         self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -235,14 +235,14 @@ class Responder:
         """End the silo's part in the run; states stay where they are."""
         self.ended = reason
         with suppress(PolicyError):  # where the file cannot be written, the log has it
-            self.audit.refused(reason)
-        return self._declined(reason)
+            self.audit.record_refusal(reason)
+        return self._refuse(reason)
 
-    def _failed(self, what: str) -> tuple[Type, bytes]:
-        """Log what is being handled, and return the answer: the server hears the type only."""
-        about = Event(What.FAILED, self._name, self._round, op=self._doing, reason=what)
+    def _report_failure(self, what: str) -> tuple[Type, bytes]:
+        """Log the exception at hand, and return the answer, which has its type only."""
+        about = Event(What.FAILED, self._name, self._round, op=self._current_op, reason=what)
         self._report(about)
-        self._refused(f"{self._doing} failed: {what}")
+        self._record_refusal(f"{self._current_op} failed: {what}")
         reason = f"{what} at the silo: its log says more"
         return Type.REFUSED, facts_body({"reason": reason})
 
@@ -258,9 +258,9 @@ class Responder:
                 self._explain(message)
             case Type.START:
                 self._start(message.facts())
-                return Type.DONE, facts_body(self._reported())
+                return Type.DONE, facts_body(self._node_counts())
             case Type.KEEP:
-                self._keep(number_of(message), committed_of(message))
+                self._keep(number_of(message), read_committed_rounds(message))
             case Type.LOAD:
                 self._load(number_of(message))
             case Type.DISMISSED:
@@ -278,14 +278,14 @@ class Responder:
         return Type.DONE, facts_body({})
 
     def _join(self, nonce: bytes) -> bytes:
-        """Return the silo's hello, once a stream and before it is asked for anything else."""
+        """Return the silo's hello, once for each stream and before any other answer."""
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
         frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
         self._bounds.check_size(self.audit.sent, len(frame))
-        self.audit.shown(frame)
-        self._shown = len(frame)
+        self.audit.record_hello(frame)
+        self._hello_size = len(frame)
         return frame
 
     def _explain(self, message: Message) -> None:
@@ -303,18 +303,18 @@ class Responder:
     def _start(self, facts: Mapping[str, Any]) -> None:
         if self._started:
             raise ProtocolError("expected START once, got it again")
-        known = self._facts if self._prepared is not None else self._store.agreed()
-        if known is not None and facts != known:
+        known_facts = self._facts if self._prepared is not None else self._store.agreed()
+        if known_facts is not None and facts != known_facts:
             raise ProtocolError(
                 "expected the run that this silo has agreed to, got one of another "
-                f"{difference(known, facts)}: start the silo anew for another run"
+                f"{difference(known_facts, facts)}: start the silo anew for another run"
             )
         if self._prepared is None:
             digest = digest_of(facts_body(facts))
             self.audit.check_again(digest)
             prepared = self._holder.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
-            self.audit.agreed({"config": digest, **prepared.agreed})
+            self.audit.record_agreement({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
             self._scored = ScoredWeights(prepared.course.program.scoring)
             self._longest = LongestCall(prepared.course.program, prepared.extent)
@@ -323,53 +323,53 @@ class Responder:
                 self._report(Event(What.NOTE, self._name, note=line))
         self._started = True
 
-    def _reported(self) -> Mapping[str, Any]:
-        """Return what the server is told of the silo's nodes."""
+    def _node_counts(self) -> Mapping[str, Any]:
+        """Return the numbers of the silo's nodes for the server."""
         nodes = {} if self._prepared is None else self._prepared.nodes
         return {"nodes": dict(nodes)} if nodes else {}
 
-    def _ready(self, what: str) -> Prepared:
+    def _require_start(self, what: str) -> Prepared:
         if self._prepared is None or not self._started:
             raise ProtocolError(f"expected START before {what}, got none")
         return self._prepared
 
     def _keep(self, number: int, committed: Sequence[int]) -> None:
-        """Write down the state after a round that is over."""
-        at = self._ready("KEEP")
-        at.course.check_number(number)
-        few = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
-        if number < self._round or not few:
+        """Store the state after a round that is over."""
+        prepared = self._require_start("KEEP")
+        prepared.course.check_number(number)
+        is_allowed = len(committed) <= MOST_COMMITTED and max(committed, default=0) <= number
+        if number < self._round or not is_allowed:
             raise ProtocolError(
                 f"expected a round from {self._round} on to keep, beside at most {MOST_COMMITTED} "
                 f"earlier ones, got {number} beside {len(committed)}"
             )
-        at.course.check_whole()
+        prepared.course.check_whole()
         try:
-            at.course.check_state(self._state, at.extent)
+            prepared.course.check_state(self._state, prepared.extent)
         except ProtocolError as error:  # it would be refused as well where it is read again
             raise ProtocolError(f"{error}: round {number} is not saved") from None
         self._store.keep(number, self._state, committed)
         self.audit.round_over()
 
     def _finish(self, frame: bytes | memoryview) -> None:
-        """Write down what the run has come to."""
-        at = self._ready("RESULT")
-        envelope, arrived = decode(frame)
+        """Store the result of the run."""
+        prepared = self._require_start("RESULT")
+        envelope, weights = decode(frame)
         if envelope.op != RESULT:
             raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
         number = envelope.round
-        at.course.check_result(number, arrived, at.extent)
+        prepared.course.check_result(number, weights, prepared.extent)
         self._is_kept = False  # states stay where this fails
         try:
-            state = self._state_of(at, number)
+            state = self._state_of(prepared, number)
         except AbsentError:  # it did not take part in that round
             state = None
-        at.keep(Outcome(run_name(self._token), number, arrived, state, self._state))
+        prepared.keep(Outcome(run_name(self._token), number, weights, state, self._state))
         self._is_over = True
-        self._is_kept = state is not None or not at.own_model
+        self._is_kept = state is not None or not prepared.own_model
 
     def _end(self, reason: str) -> None:
-        """Take the run as over; states stay where they may hold the only model."""
+        """End the run; states are deleted unless they may hold the only model."""
         self.ended = reason
         if not reason and self._is_kept:
             self._store.drop()
@@ -377,17 +377,17 @@ class Responder:
             self.audit.states_stay()
 
     def _load(self, number: int) -> None:
-        """Go back to the state after a round."""
-        at = self._ready("LOAD")
-        at.course.check_number(number)
-        if number != self._round or not at.course.is_whole:  # else that is where it is
-            self._state = self._state_of(at, number)
+        """Restore the state after a round."""
+        prepared = self._require_start("LOAD")
+        prepared.course.check_number(number)
+        if number != self._round or not prepared.course.is_whole:  # else that is where it is
+            self._state = self._state_of(prepared, number)
             self._round = number
-        at.course.go_to(number)
+        prepared.course.jump_to(number)
         self._scored.forget_last()
         self._store.forget_after(number)
 
-    def _state_of(self, at: Prepared, number: int) -> State:
+    def _state_of(self, prepared: Prepared, number: int) -> State:
         """Return the state after a round, once it is checked.
 
         Raises:
@@ -396,61 +396,64 @@ class Responder:
         """
         state = self._store.load(number)
         if number != BLANK:
-            at.course.check_state(state, at.extent)
-        return state_of({name: moved(f, at.device) for name, f in state.items()})
+            prepared.course.check_state(state, prepared.extent)
+        return state_of({name: moved(f, prepared.device) for name, f in state.items()})
 
     def _call(self, call: CallBody) -> bytes:
-        at = self._ready("the first call")
-        agreed, after, op, envelope, arrived = self._agreed(at, call)
-        closes = at.course.closes(envelope.round, after)
-        self._scored.check(agreed, envelope.round, arrived, closes=closes)
-        begins = at.course.go_on(envelope.round, after)
+        prepared = self._require_start("the first call")
+        agreed_call, after, op, envelope, inbox = self._check_call(prepared, call)
+        closes = prepared.course.closes(envelope.round, after)
+        self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
+        begins = prepared.course.advance(envelope.round, after)
         try:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
-            body = self._run(at, call, agreed, op, envelope, arrived, begins=begins)
+            body = self._run(prepared, call, agreed_call, op, envelope, inbox, begins=begins)
         except Exception:
-            at.course.break_off()  # the server may not pass over what has failed
+            prepared.course.mark_failed()  # the server may not pass over what has failed
             raise
-        self._scored.record(agreed, envelope.round, arrived, closes=closes)
+        self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
         return body
 
-    def _agreed(
-        self, at: Prepared, call: CallBody
+    def _check_call(
+        self, prepared: Prepared, call: CallBody
     ) -> tuple[Call, Steps, Op, Envelope, dict[str, Field]]:
-        """Return the agreed call that a message makes, what follows it, and what it carries.
+        """Check a message against the program.
+
+        Returns:
+            The call, the steps after it, its op, and the envelope and inbox of its frame.
 
         Raises:
             ProtocolError: it is not the next one, or not as agreed.
         """
         op = op_of(self._ops, call.op)
-        self._doing = op.__name__
-        envelope, arrived = decode(call.frame)
+        self._current_op = op.__name__
+        envelope, inbox = decode(call.frame)
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
-        agreed, after = at.course.find(envelope.round, op, envelope.kind, call.key)
-        if call.rows and not agreed.rows:
+        agreed_call, after = prepared.course.find(envelope.round, op, envelope.kind, call.key)
+        if call.rows and not agreed_call.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
-        if agreed.rows and envelope.round > 0 and not at.sends_rows:
+        if agreed_call.rows and envelope.round > 0 and not prepared.sends_rows:
             raise ProtocolError(
                 f"expected no rows of single nodes in a run that this silo agreed to without them, "
                 f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
             )
-        agreed.check_inbox(arrived, at.extent, self._state)
-        return agreed, after, op, envelope, arrived
+        agreed_call.check_inbox(inbox, prepared.extent, self._state)
+        return agreed_call, after, op, envelope, inbox
 
     def _run(
         self,
-        at: Prepared,
+        prepared: Prepared,
         call: CallBody,
-        agreed: Call,
+        agreed_call: Call,
         op: Op,
         envelope: Envelope,
-        arrived: dict[str, Field],
+        received_inbox: dict[str, Field],
         *,
         begins: bool,
     ) -> bytes:
-        """Run an op and return the body of the answer; the state is the new one then."""
+        """Run an op, store its new state and return the body of the answer."""
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)
             self._round = envelope.round
@@ -458,12 +461,14 @@ class Responder:
         self._report(
             Event(What.ASKED, self._name, self._round, op=op.__name__, bytes=len(call.frame))
         )
-        inbox: dict[str, Field] = {name: moved(f, at.device) for name, f in arrived.items()}
+        inbox: dict[str, Field] = {
+            name: moved(f, prepared.device) for name, f in received_inbox.items()
+        }
         with metered(1) as meter:
             new, reply = run_op(
                 op,
-                at.cfg,
-                at.block if at.block_in is None else at.block_in(self._state),
+                prepared.cfg,
+                prepared.block if prepared.block_in is None else prepared.block_in(self._state),
                 self._state,
                 inbox,
                 call.key,
@@ -471,17 +476,17 @@ class Responder:
                 number=self._round,
                 private=True,
             )
-        agreed.check_reply(arrived, reply, at.extent, own=True)
+        agreed_call.check_reply(received_inbox, reply, prepared.extent, own=True)
         answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = reply_body(envelope.kind, meter, frame)
         check_size(body)
         self._bounds.check(envelope.kind, self.audit.sent, len(frame))
-        self.audit.answered(answer, reply, frame, begins=begins)
+        self.audit.record_reply(answer, reply, frame, begins=begins)
         self._state = new
-        self._answered(op.__name__, frame, time.monotonic() - began)
+        self._report_answer(op.__name__, frame, time.monotonic() - began)
         return body
 
-    def _answered(self, op: str, frame: bytes, seconds: float) -> None:
+    def _report_answer(self, op: str, frame: bytes, seconds: float) -> None:
         about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
         self._report(replace(about, seconds=round(seconds, 6)))

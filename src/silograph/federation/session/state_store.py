@@ -36,7 +36,7 @@ def make_private(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, made if need be; the system lets go of it when this process dies.
+    """Hold a folder, creating it if needed; the system releases it when this process dies.
 
     Raises:
         ConfigError: another process holds it, or it cannot be made.
@@ -79,10 +79,10 @@ class StateStore:
         self._data = data
         self._folder = None if folder is None else CheckpointFolder(folder, synced=True)
         self._recent: dict[int, State] = {}
-        self._kept: dict[int, State] = {}
+        self._states: dict[int, State] = {}
 
     def agreed(self) -> Mapping[str, Any] | None:
-        """Return what the silo has agreed to in this run, as its disk has it; None is nothing.
+        """Return the stored agreement of the silo in this run; None if there is none.
 
         Raises:
             CheckpointError: the file is damaged.
@@ -91,7 +91,7 @@ class StateStore:
             return None
         path = self._folder.path / AGREED
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            facts = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             if self._folder.rounds:
                 raise CheckpointError(
@@ -101,16 +101,16 @@ class StateStore:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"expected what was agreed in {path}, got: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(facts, dict):
             raise CheckpointError(f"expected what was agreed in {path}, got something else")
-        return found
+        return facts
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Write down what the silo agrees to: a server cannot change it later in the run."""
+        """Store what the silo agrees to, so that a server cannot change it later in the run."""
         if self._folder is not None:
-            write_atomic(self._made() / AGREED, json.dumps(facts), private=True)
+            write_atomic(self._run_folder() / AGREED, json.dumps(facts), private=True)
 
-    def _made(self) -> Path:
+    def _run_folder(self) -> Path:
         """Return the folder of the run, which only its owner may read."""
         assert self._folder is not None  # asked where there is one
         make_private(self._folder.path.parent)
@@ -118,23 +118,23 @@ class StateStore:
         return self._folder.path
 
     def remember(self, number: int, state: State) -> None:
-        """Keep in memory what the state was after a round, for a silo that is to do one again."""
+        """Keep the state after a round in memory, in case the next round is repeated."""
         self._recent[number] = state
-        _only_last(self._recent)
+        _drop_old_states(self._recent)
 
     def keep(self, number: int, state: State, needed: Collection[int] = ()) -> None:
-        """Write the state after a round down; the last two are kept, and those `needed`.
+        """Store the state after a round, and drop all but the last two and those `needed`.
 
         Raises:
             CheckpointError: less room than it takes would be left on the disk.
         """
-        self._kept[number] = state
-        _only_last(self._kept, needed)
+        self._states[number] = state
+        _drop_old_states(self._states, needed)
         if self._folder is not None:
             tensors = state_tensors(state)
-            _check_room(self._made(), sum(t.nbytes for t in tensors.values()))
-            found = Checkpoint(number, tensors, {"data": self._data})
-            self._folder.write(found, needed)
+            _check_room(self._run_folder(), sum(t.nbytes for t in tensors.values()))
+            checkpoint = Checkpoint(number, tensors, {"data": self._data})
+            self._folder.write(checkpoint, needed)
 
     def load(self, number: int) -> State:
         """Return the state after a round.
@@ -145,28 +145,28 @@ class StateStore:
         """
         if number == BLANK:
             return {}
-        for known in (self._recent, self._kept):
-            if number in known:
-                return known[number]
+        for states in (self._recent, self._states):
+            if number in states:
+                return states[number]
         if self._folder is not None:
             path = self._folder.path / file_name("round", number)
             if path.exists():
-                found = read_checkpoint(path, number)
-                if found.facts.get("data") != self._data:
+                checkpoint = read_checkpoint(path, number)
+                if checkpoint.facts.get("data") != self._data:
                     raise CheckpointError("expected the silo's data as they were, got others")
-                return state_from(found.tensors)
+                return state_from(checkpoint.tensors)
         raise AbsentError(f"expected the silo's state of round {number}, got none")
 
     def forget_after(self, number: int) -> None:
-        """Forget rounds that will be done again."""
-        for known in (self._recent, self._kept):
-            for later in [round_ for round_ in known if round_ > number]:
-                del known[later]
+        """Forget the states of later rounds, which will be repeated."""
+        for states in (self._recent, self._states):
+            for later in [round_ for round_ in states if round_ > number]:
+                del states[later]
 
     def drop(self) -> None:
         """Forget all: the run is over."""
         self._recent.clear()
-        self._kept.clear()
+        self._states.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder.path, ignore_errors=True)
 
@@ -181,6 +181,6 @@ def _check_room(folder: Path, size: int) -> None:
         )
 
 
-def _only_last(states: dict[int, State], needed: Collection[int] = ()) -> None:
-    for old in set(sorted(states)[:-KEPT]) - set(needed):
+def _drop_old_states(states: dict[int, State], needed_rounds: Collection[int] = ()) -> None:
+    for old in set(sorted(states)[:-KEPT]) - set(needed_rounds):
         del states[old]

@@ -30,7 +30,7 @@ MAGIC = b"SGL1"
 
 
 def cut(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield messages as they travel."""
+    """Yield messages in chunks."""
     for data in messages:
         if len(data) <= CHUNK:
             yield data
@@ -41,7 +41,7 @@ def cut(messages: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def whole(chunks: Iterator[bytes], most: Callable[[int], int]) -> Iterator[bytes | bytearray]:
-    """Yield the messages of what has travelled.
+    """Yield the messages joined from chunks.
 
     Args:
         chunks: as they arrive.
@@ -60,14 +60,14 @@ def whole(chunks: Iterator[bytes], most: Callable[[int], int]) -> Iterator[bytes
 
 def _joined(chunks: Iterator[bytes], size: int) -> bytearray:
     """Return the message of the next chunks."""
-    found = bytearray()
-    while len(found) < size:
+    data = bytearray()
+    while len(data) < size:
         part = next(chunks, b"")
-        expected = min(CHUNK, size - len(found))
+        expected = min(CHUNK, size - len(data))
         if len(part) != expected:
             raise FrameError(f"expected a chunk of {expected} bytes, got {len(part)}")
-        found += part
-    return found
+        data += part
+    return data
 
 
 SERVICE = "silograph.Session"

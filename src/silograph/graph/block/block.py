@@ -44,7 +44,7 @@ from silograph.graph.partition.partition import Partition, row_keys_of
 
 @dataclass(frozen=True, eq=False)
 class Halo:
-    """What the clients of a block know of nodes they do not hold.
+    """The neighbors of a block's clients that they do not hold themselves.
 
     Attributes:
         off: (C + 1,) int64, slots of each client.
@@ -88,7 +88,7 @@ class Halo:
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Who answers for each halo slot of the federation.
+    """The owner of each halo slot of the federation.
 
     Attributes:
         target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
@@ -116,13 +116,15 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
     off = torch.searchsorted(holder, clients)
     edges = held_edges(graph.weighted_adj, partition.nodes)
-    row, inside = edges.row, partition.internal(edges)
-    weight = None if edges.weight is None else edges.weight[inside]
-    internal = CSR.from_pairs(row[inside], edges.position[inside], (num_rows, num_rows), weight)
+    row, is_internal = edges.row, partition.internal(edges)
+    weight = None if edges.weight is None else edges.weight[is_internal]
+    internal = CSR.from_pairs(
+        row[is_internal], edges.position[is_internal], (num_rows, num_rows), weight
+    )
 
-    outside = partition.external(edges)
-    row, neighbor = row[outside], edges.neighbor[outside]
-    weight = None if edges.weight is None else edges.weight[outside]
+    is_external = partition.external(edges)
+    row, neighbor = row[is_external], edges.neighbor[is_external]
+    weight = None if edges.weight is None else edges.weight[is_external]
     slots, slot_of_edge = torch.unique(holder[row] * num_nodes + neighbor, return_inverse=True)
     slot_client, slot_node = slots // num_nodes, slots % num_nodes
     place = holder * num_nodes + nodes  # ascending: (client, node) -> row
@@ -232,7 +234,7 @@ class ClientBlock:
             `silograph.exchange.collect`.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
-        memo: what others have worked out from the block alone and want to find again.
+        memo: cache of values that are computed from the block alone.
     """
 
     ids: tuple[str, ...]
@@ -279,12 +281,12 @@ class ClientBlock:
         return torch.bincount(self.client[mask], minlength=self.num_clients)
 
     def once(self, name: object, kind: type[Memo], make: Callable[[], Memo]) -> Memo:
-        """Return what is found in `memo` by a name, made at the first call."""
+        """Return a value from `memo` by name, computed at the first call."""
         if name not in self.memo:
             self.memo[name] = make()
-        found = self.memo[name]
-        assert isinstance(found, kind)
-        return found
+        value = self.memo[name]
+        assert isinstance(value, kind)
+        return value
 
     def take(self, positions: Tensor) -> "ClientBlock":
         """Return the block of the clients at `positions` (k,) int64, in that order: a copy."""
@@ -306,8 +308,8 @@ class ClientBlock:
     def called(self, positions: Tensor) -> "ClientBlock":
         """Return the same block for calls to some of the clients, while this one stays in memory.
 
-        What was worked out for this block is used, not worked out again, and only what is read is
-        copied: so a call costs what its clients cost.
+        Values computed for this block are reused, and fields are copied only when they are read: so
+        the cost of a call is that of its clients.
         """
         return _Part.of(self, positions)
 
@@ -333,7 +335,7 @@ class ClientBlock:
 
 
 class _Part(ClientBlock):
-    """Some clients of a block: every field is copied when it is first asked for."""
+    """Some clients of a block: every field is copied when it is first read."""
 
     @staticmethod
     def of(whole: ClientBlock, positions: Tensor) -> "_Part":
@@ -404,7 +406,7 @@ class _Part(ClientBlock):
 def make_block(
     graph: Graph, partition: Partition, split: Split, dtype: torch.dtype = torch.float32
 ) -> tuple[ClientBlock, Route]:
-    """Cut a graph: return all clients as one block, and who answers for each halo slot.
+    """Cut a graph: return all clients as one block, and the route of halo slots to owners.
 
     A node that several clients hold appears once at each; an edge is cross-client only where
     the client does not hold the neighbor, and then points to the neighbor's one owner.
@@ -420,14 +422,18 @@ def make_block(
     nodes = partition.copies
     off = offsets(torch.tensor([len(part) for part in partition.nodes]))
     adj, halo, route = connect(graph, partition)
-    given, known = graph.x, graph.labeled
-    x: Rows = SparseRows(given.select_rows(nodes), off) if isinstance(given, CSR) else given[nodes]
+    features, is_labeled = graph.x, graph.labeled
+    x: Rows = (
+        SparseRows(features.select_rows(nodes), off)
+        if isinstance(features, CSR)
+        else features[nodes]
+    )
     block = ClientBlock(
         ids=partition.ids,
         off=off,
         x=x,
         y=graph.y[nodes],
-        split=split.map(lambda mask: (mask & known)[nodes]),
+        split=split.map(lambda mask: (mask & is_labeled)[nodes]),
         adj=adj,
         row_key=row_keys_of(graph, partition),
         halo=halo,
@@ -439,10 +445,10 @@ def dense_rows(block: ClientBlock, rows: Tensor) -> Tensor:
     """Return the features of rows (k,) of a block, dense, (k, F)."""
     if not isinstance(block.x, SparseRows):
         return block.x[rows]
-    chosen = block.x.csr.select_rows(rows)
-    assert chosen.values is not None  # features always carry values
-    dense = chosen.values.new_zeros(len(rows), chosen.num_cols)
-    dense[chosen.row, chosen.indices.long()] = chosen.values
+    selected = block.x.csr.select_rows(rows)
+    assert selected.values is not None  # features always carry values
+    dense = selected.values.new_zeros(len(rows), selected.num_cols)
+    dense[selected.row, selected.indices.long()] = selected.values
     return dense
 
 
@@ -492,9 +498,9 @@ def with_neighbors(block: ClientBlock, host: Tensor, off: Tensor, x: Tensor) -> 
         off: (C + 1,) int64 new rows of each client.
         x: (k, F) their features.
     """
-    added = torch.arange(len(host), device=host.device)
+    new_nodes = torch.arange(len(host), device=host.device)
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    ends = host, added, block.adj.values.new_ones(len(host))
+    ends = host, new_nodes, block.adj.values.new_ones(len(host))
     return _with_rows(block, off, ends, x, neighbor_keys(block.row_key, host))
 
 
@@ -524,29 +530,29 @@ def _with_rows(
     halo, n = block.halo, len(block.row_key)
     off = block.off + new_off
     own = torch.arange(n, device=off.device) + new_off[block.client]
-    added = torch.arange(len(key), device=off.device) + block.off[1:][owners(new_off)]
+    new_rows = torch.arange(len(key), device=off.device) + block.off[1:][owners(new_off)]
     total = n + len(key)
-    here, there = own[ends[0]], added[ends[1]]
+    own_ends, new_ends = own[ends[0]], new_rows[ends[1]]
     inner = own[block.adj.row], own[block.adj.indices.long()]
-    rows = torch.cat([inner[0], here, there])
-    columns = torch.cat([inner[1], there, here])
+    rows = torch.cat([inner[0], own_ends, new_ends])
+    columns = torch.cat([inner[1], new_ends, own_ends])
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     assert halo.adj.values is not None
     device, dtype = off.device, block.adj.values.dtype
     weights = torch.cat([block.adj.values, ends[2], ends[2]]).cpu()
     adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total), weights).to(device, dtype)
     touching = own[halo.adj.row].cpu(), halo.adj.indices.long().cpu()
-    crossing = (total, halo.adj.num_cols)
-    outer = CSR.from_pairs(*touching, crossing, halo.adj.values.cpu()).to(device, dtype)
+    outer_shape = (total, halo.adj.num_cols)
+    outer = CSR.from_pairs(*touching, outer_shape, halo.adj.values.cpu()).to(device, dtype)
     missing = math.nan if block.y.is_floating_point() else MISSING
     y = block.y.new_full((total, *block.y.shape[1:]), missing)
     y[own] = block.y
     row_key = block.row_key.new_empty(total)
-    row_key[own], row_key[added] = block.row_key, key
+    row_key[own], row_key[new_rows] = block.row_key, key
     return ClientBlock(
         ids=block.ids,
         off=off,
-        x=_features(block, own, added, x, off),
+        x=_features(block, own, new_rows, x, off),
         y=y,
         split=block.split.map(lambda mask: _mask(mask, own, total)),
         adj=adj,
@@ -561,15 +567,15 @@ def _mask(mask: Tensor, own: Tensor, total: int) -> Tensor:
     return new
 
 
-def _features(block: ClientBlock, own: Tensor, added: Tensor, x: Tensor, off: Tensor) -> Rows:
+def _features(block: ClientBlock, own: Tensor, new_rows: Tensor, x: Tensor, off: Tensor) -> Rows:
     if not isinstance(block.x, SparseRows):
-        dense = x.new_empty(len(own) + len(added), x.shape[1])
-        dense[own], dense[added] = block.x, x
+        dense = x.new_empty(len(own) + len(new_rows), x.shape[1])
+        dense[own], dense[new_rows] = block.x, x
         return dense
-    order = torch.empty(len(own) + len(added), dtype=torch.int64)
-    order[torch.cat([own, added]).cpu()] = torch.arange(len(order))
-    given = block.x.csr.scipy(x.cpu().numpy().dtype)
-    rows = sp.vstack([given, sp.csr_matrix(x.cpu().numpy())]).tocsr()[order.numpy()]
+    order = torch.empty(len(own) + len(new_rows), dtype=torch.int64)
+    order[torch.cat([own, new_rows]).cpu()] = torch.arange(len(order))
+    old_rows = block.x.csr.scipy(x.cpu().numpy().dtype)
+    rows = sp.vstack([old_rows, sp.csr_matrix(x.cpu().numpy())]).tocsr()[order.numpy()]
     return SparseRows(CSR.from_scipy(rows).to(off.device, x.dtype), off)
 
 
@@ -582,41 +588,41 @@ UNSEEN = 2  # rows of a table before those of users and items that train: one us
 
 
 def pairs_of(block: ClientBlock) -> Pairs:
-    """Return the ratings of a block, worked out once."""
+    """Return the ratings of a block, cached."""
     return block.once("pairs", Pairs, lambda: pairs_among(kinds(block.x), block.adj))
 
 
 def kinds(x: Rows) -> Tensor:
-    """Return the features (n, 2) that say what a row is; raise `ProtocolError` for others."""
+    """Return features (n, 2), the kind of each row; raise `ProtocolError` for other features."""
     if not isinstance(x, Tensor) or x.shape[1] != 2:
         raise ProtocolError("expected features that say which rows are users and items, got others")
     return x
 
 
 def trained_rows(block: ClientBlock) -> Tensor:
-    """Return which users and items have a rating that trains, (n,) bool; worked out once."""
-    return block.once("trained rows", Tensor, lambda: _trained(block))
+    """Return which users and items have a rating that trains, (n,) bool; cached."""
+    return block.once("trained rows", Tensor, lambda: _trained_nodes(block))
 
 
-def _trained(block: ClientBlock) -> Tensor:
+def _trained_nodes(block: ClientBlock) -> Tensor:
     pairs = pairs_of(block)
     train = block.split.train[pairs.row]
-    known = torch.zeros_like(block.split.train)
-    known[pairs.user[train]] = True
-    known[pairs.item[train]] = True
-    return known
+    is_trained = torch.zeros_like(block.split.train)
+    is_trained[pairs.user[train]] = True
+    is_trained[pairs.item[train]] = True
+    return is_trained
 
 
 def seen_rows(block: ClientBlock) -> Tensor:
-    """Return which ratings have a user and an item that train there, (n,) bool; worked out once."""
-    return block.once("seen rows", Tensor, lambda: _seen(block))
+    """Return which ratings have a user and an item that train there, (n,) bool; cached."""
+    return block.once("seen rows", Tensor, lambda: _usable_ratings(block))
 
 
-def _seen(block: ClientBlock) -> Tensor:
-    pairs, known = pairs_of(block), trained_rows(block)
-    seen = torch.zeros_like(known)
-    seen[pairs.row] = known[pairs.user] & known[pairs.item]
-    return seen
+def _usable_ratings(block: ClientBlock) -> Tensor:
+    pairs, is_trained = pairs_of(block), trained_rows(block)
+    is_usable = torch.zeros_like(is_trained)
+    is_usable[pairs.row] = is_trained[pairs.user] & is_trained[pairs.item]
+    return is_usable
 
 
 def table_rows(block: ClientBlock) -> Tensor:

@@ -36,20 +36,20 @@ from silograph.graph.generated.planted import (
 )
 from silograph.graph.graph import Graph, Split, fingerprint
 
-# --- The folders in which graphs are looked for, and kept ----------------------------------------
+# --- The folders of graphs -----------------------------------------------------------------------
 
 
 VARIABLE = "SILOGRAPH_DATA"
 
 
 def cache_folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Return where graphs are kept that were downloaded or generated.
+    """Return the folder of downloaded and generated graphs.
 
     Raises:
         DataError: a folder that was given is absent.
     """
-    given = data_dir is not None or os.environ.get(VARIABLE)
-    return data_folders(data_dir)[0] if given else Path.home() / ".cache" / "silograph"
+    is_set = data_dir is not None or os.environ.get(VARIABLE)
+    return data_folders(data_dir)[0] if is_set else Path.home() / ".cache" / "silograph"
 
 
 def data_folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
@@ -58,9 +58,9 @@ def data_folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     Raises:
         DataError: a folder that was given is absent.
     """
-    given = {"data_dir": data_dir, f"${VARIABLE}": os.environ.get(VARIABLE) or None}
+    folders_by_source = {"data_dir": data_dir, f"${VARIABLE}": os.environ.get(VARIABLE) or None}
     folders = []
-    for what, folder in given.items():
+    for what, folder in folders_by_source.items():
         if folder is not None:
             folders.append(Path(folder).expanduser())
             if not folders[-1].is_dir():
@@ -157,7 +157,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What `generate` was asked for.
+    """The arguments of `generate`, checked.
 
     Raises:
         ConfigError: the preset is not known, or scale or seed is out of range.
@@ -209,17 +209,17 @@ class GenerateRequest:
 
     @property
     def name(self) -> str:
-        """What `load` knows the graph by; the scale is told apart."""
+        """The name of the graph for `load`; the scale is not part of it."""
         return f"{PREFIX}{self.preset}" + (f"@{self.seed}" if self.seed else "")
 
     @property
     def folder(self) -> str:
-        """Name of its folder; `repr` tells all scales apart."""
+        """Name of its folder; `repr` distinguishes all scales."""
         return f"{self.preset}-{float(self.scale)!r}-{self.seed}-v{VERSION}"
 
     @property
     def about(self) -> dict[str, Any]:
-        """What its manifest must say."""
+        """The expected entries of its manifest."""
         return {
             "version": VERSION,
             "preset": self.preset,
@@ -238,7 +238,7 @@ def generate(
     data_dir: str | os.PathLike[str] | None = None,
     report: ProgressCallback | None = None,
 ) -> Graph:
-    """Return a generated graph, memory-mapped; made by the first call, found by all others.
+    """Return a generated graph, memory-mapped; only the first call makes it.
 
     Args:
         name: a name of `PRESETS`: amazon2m, ogbn-products, reddit or yelp, in any case.
@@ -260,13 +260,15 @@ def generate(
         raise ConfigError(f"expected the name of a generated graph, got {type(name).__name__}")
     recipe = GenerateRequest(name.lower(), scale, seed)
     parent = cache_folder(data_dir) / "generated"
-    folder, tell = parent / recipe.folder, report or (lambda _what, _share: None)
+    folder, report_progress = parent / recipe.folder, report or (lambda _what, _share: None)
     if not folder.exists():
         try:
-            with alone(parent, lambda: tell(f"waiting for another process in {parent}", 0.0)):
+            with alone(
+                parent, lambda: report_progress(f"waiting for another process in {parent}", 0.0)
+            ):
                 if not folder.exists():  # another process may have made it meanwhile
                     _check_space(recipe, parent)
-                    make(recipe, folder, Blocks(), tell)
+                    make(recipe, folder, Blocks(), report_progress)
         except OSError as error:
             raise DataError(
                 f"expected to keep {recipe.name} in {folder}, got: {error.strerror}"
@@ -349,8 +351,8 @@ def make(recipe: GenerateRequest, folder: Path, blocks: Blocks, report: Progress
         _write_nodes(nodes, partial, blocks, lambda share: report(what, 0.7 + 0.2 * share))
         write_manifest(partial, recipe.about)
         graph = read(recipe, partial)
-        found = {"nodes": graph.num_nodes, "edges": graph.num_edges, "draws": draws}
-        write_manifest(partial, recipe.about | found | {"fingerprint": fingerprint(graph)})
+        counts = {"nodes": graph.num_nodes, "edges": graph.num_edges, "draws": draws}
+        write_manifest(partial, recipe.about | counts | {"fingerprint": fingerprint(graph)})
     report(what, 1.0)
 
 

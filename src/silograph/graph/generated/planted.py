@@ -60,13 +60,13 @@ def write_blocks(
 ) -> None:
     """Write one .npy file from blocks of rows that together have this shape."""
     header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-    written = 0
+    num_written = 0
     with path.open("xb") as file:
         np.lib.format.write_array_header_2_0(file, header)
         for block in blocks:
             file.write(np.ascontiguousarray(block, dtype=dtype).data)
-            written += len(block)
-    assert written == shape[0]  # a header that lies would read as a damaged file
+            num_written += len(block)
+    assert num_written == shape[0]  # a header that lies would read as a damaged file
 
 
 class Entries:
@@ -174,7 +174,7 @@ def alone(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Write what the arrays in `folder` are of; adds the dtype and shape of each."""
+    """Write the manifest of the arrays in `folder`, with the dtype and shape of each."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -230,7 +230,7 @@ FEWEST_COMMUNITIES = 20  # of a graph with label bits; otherwise one a class
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What a generated graph is like at scale 1.
+    """The shape of a generated graph at scale 1.
 
     Attributes:
         nodes: n.
@@ -341,7 +341,7 @@ class Nodes:
         weights: np.ndarray = np.maximum(np.rint(weight), 1).astype(np.int64)[self.at]
         return weights
 
-    def inside(self) -> np.ndarray:
+    def internal_odds(self) -> np.ndarray:
         """Return the share of draws that stay in each community, (C,) float64."""
         shape = self.plan.shape
         return np.minimum(shape.inside, CROWDED * (self.sizes - 1) / shape.mean_degree)
@@ -386,10 +386,10 @@ class Wheel:
     def find(self, ticket: np.ndarray) -> np.ndarray:
         """Return the positions whose parts of 0..total-1 hold these tickets (B,) int64."""
         position: np.ndarray = self._begin[ticket >> self._shift]
-        late = np.flatnonzero(self.ends[position] <= ticket)
-        while len(late):
-            position[late] += 1
-            late = late[self.ends[position[late]] <= ticket[late]]
+        too_low = np.flatnonzero(self.ends[position] <= ticket)
+        while len(too_low):
+            position[too_low] += 1
+            too_low = too_low[self.ends[position[too_low]] <= ticket[too_low]]
         return position
 
 
@@ -408,7 +408,7 @@ class Drawing:
         ends = self._wheel.ends[np.cumsum(nodes.sizes) - 1]
         self._begin = np.concatenate([[0], ends[:-1]])
         self._width = ends - self._begin
-        self._inside = nodes.inside()
+        self._inside = nodes.internal_odds()
         self._key = nodes.plan.key.fold("edges")
 
     def pairs(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
@@ -417,10 +417,10 @@ class Drawing:
         wheel, nodes = self._wheel, self._nodes
         one = wheel.find(below(u[:, 0], wheel.total))
         home = nodes.place[one]
-        stays = u[:, 2] < self._inside[home]
-        begin = np.where(stays, self._begin[home], 0)
-        width = np.where(stays, self._width[home], wheel.total)
-        other = wheel.find(begin + below(u[:, 1], width))
+        is_internal = u[:, 2] < self._inside[home]
+        first_node = np.where(is_internal, self._begin[home], 0)
+        width = np.where(is_internal, self._width[home], wheel.total)
+        other = wheel.find(first_node + below(u[:, 1], width))
         return nodes.at[one], nodes.at[other]
 
     def entries(self, first: int, last: int, block: int) -> Iterator[np.ndarray]:
@@ -439,23 +439,23 @@ def draw_edges(nodes: Nodes, entries: Entries, block: int, report: Callable[[flo
     share that was new in the go before: less is new from go to go, so that it hardly ever gives
     more than are wanted.
     """
-    drawing, wanted = Drawing(nodes), nodes.plan.edges
-    drawn, have, new, before, span = 0, 0, 1.0, 0.0, 0.8
+    drawing, num_edges = Drawing(nodes), nodes.plan.edges
+    num_draws, have, new, before, span = 0, 0, 1.0, 0.0, 0.8
 
-    def told(first: int, last: int) -> Iterator[np.ndarray]:
+    def draw_pairs(first: int, last: int) -> Iterator[np.ndarray]:
         for number, part in enumerate(drawing.entries(first, last, block)):
             yield part
             report(before + span / 2 * min((number + 1) * block / (last - first), 1.0))
 
-    while wanted - have > SHORTFALL * wanted:
-        more = math.ceil((wanted - have) / new)
-        entries.add(told(drawn, drawn + more))
+    while num_edges - have > SHORTFALL * num_edges:
+        more = math.ceil((num_edges - have) / new)
+        entries.add(draw_pairs(num_draws, num_draws + more))
         for share in entries.settle():
             report(before + span / 2 * (1 + share))
         before, span = before + span, span / 5  # the next go is shorter
         new = max(len(entries) // 2 - have, 1) / more  # a short go may give none
-        drawn, have = drawn + more, len(entries) // 2
-    return drawn
+        num_draws, have = num_draws + more, len(entries) // 2
+    return num_draws
 
 
 # --- labels and features --------------------------------------------------------------------------
@@ -494,8 +494,8 @@ class Bits:
         self.size: tuple[int, ...] = (plan.nodes, bits)
         self._nodes, self._key = nodes, plan.key.fold("bits")
         base = np.rint(np.geomspace(0.35, 0.02, bits) * LEVELS) / LEVELS
-        near = _normal(plan.key.fold("odds"), torch.arange(len(nodes.sizes)), bits) / UNIT
-        chance = expit(logit(base) + plan.shape.contrast * near.astype(np.float64))
+        noise = _normal(plan.key.fold("odds"), torch.arange(len(nodes.sizes)), bits) / UNIT
+        chance = expit(logit(base) + plan.shape.contrast * noise.astype(np.float64))
         self._levels = np.rint(chance * (LEVELS - 1)).astype(np.uint16)  # (C, T)
         self._means = _means(plan)
         self._centre = np.rint(base @ self._means.astype(np.float64)).astype(np.float32)

@@ -98,19 +98,19 @@ def edge_homophily(graph: Graph) -> float:
     """
     if graph.has_numbers:
         return math.nan
-    known = graph.labeled
+    labeled = graph.labeled
     row, col = graph.edge_index
-    kept = known[row] & known[col]
-    row, col = row[kept], col[kept]
+    is_known = labeled[row] & labeled[col]
+    row, col = row[is_known], col[is_known]
     if not len(row):
         return math.nan
     if graph.task == "multiclass":
         return float((graph.y[row] == graph.y[col]).double().mean())
-    both, either = torch.zeros(len(row)), torch.zeros(len(row))
+    shared_bits, either = torch.zeros(len(row)), torch.zeros(len(row))
     for bit in (graph.y == 1).unbind(dim=1):  # bit by bit: (E, K) need not fit in memory
-        both += bit[row] & bit[col]
+        shared_bits += bit[row] & bit[col]
         either += bit[row] | bit[col]
-    return float(torch.where(either == 0, 1.0, both / either.clamp(min=1)).double().mean())
+    return float(torch.where(either == 0, 1.0, shared_bits / either.clamp(min=1)).double().mean())
 
 
 # --- statistics ----------------------------------------------------------------------------------
@@ -262,15 +262,16 @@ def describe(
         )
     nodes, client, clients = partition.copies, partition.holder, len(partition.ids)
     edges = held_edges(graph.adj, partition.nodes)
-    inside, outside = partition.internal(edges), partition.external(edges)
-    row, distinct = edges.row[inside], client[edges.row] * graph.num_nodes + edges.neighbor
-    remote = torch.unique(distinct[outside]) // graph.num_nodes
+    is_internal, is_external = partition.internal(edges), partition.external(edges)
+    # A remote neighbor counts once for each client: (client, node) as one number.
+    row, distinct = edges.row[is_internal], client[edges.row] * graph.num_nodes + edges.neighbor
+    remote = torch.unique(distinct[is_external]) // graph.num_nodes
     if copies is None and split is not None:
         copies = split.map(lambda mask: mask[nodes])
     labels = _labels(graph, nodes, client, clients)
-    apart = label_distances(labels)
-    local = CSR.from_pairs(row, edges.position[inside], (len(nodes), len(nodes)))
-    ends = client[edges.row[outside]], partition.owner[edges.neighbor[outside]]
+    label_distance = label_distances(labels)
+    local = CSR.from_pairs(row, edges.position[is_internal], (len(nodes), len(nodes)))
+    ends = client[edges.row[is_external]], partition.owner[edges.neighbor[is_external]]
     sizes = torch.bincount(client, minlength=clients)
     return CutStatistics(
         ids=partition.ids,
@@ -278,16 +279,17 @@ def describe(
         internal_edges=torch.bincount(client[row], minlength=clients) // 2,
         cross_edges=torch.bincount(ends[0], minlength=clients),
         halo=torch.bincount(remote, minlength=clients),
-        between=_between(*ends, clients) if clients <= MOST_PAIRED else None,
+        between=_count_edges_between(*ends, clients) if clients <= MOST_PAIRED else None,
         labels=labels,
         **_roles(copies, client, clients),
         test_leaks=None if copies is None else leaked_tests(copies, partition),
         num_edges=graph.num_edges,
-        edges_cut=graph.num_edges - _covered(nodes, edges, inside, graph.num_nodes),
+        edges_cut=graph.num_edges
+        - _count_covered_edges(nodes, edges, is_internal, graph.num_nodes),
         num_nodes=graph.num_nodes,
         nodes_held=int((partition.owner >= 0).sum()),
-        label_distance=_mean(apart),
-        label_divergence=_mean(apart**2),
+        label_distance=_mean(label_distance),
+        label_divergence=_mean(label_distance**2),
         degree_distance=_mean(degree_distances(client, local.degree, clients)),
         clustering=_client_means(local_clustering(local), client, sizes) if clustering else None,
         uncut_clustering=float(local_clustering(graph.adj).mean()) if clustering else None,
@@ -295,9 +297,11 @@ def describe(
     )
 
 
-def _between(mine: Tensor, theirs: Tensor, clients: int) -> Tensor:
+def _count_edges_between(own_client: Tensor, other_client: Tensor, clients: int) -> Tensor:
     """Return the stored cross-client edges from each client to each other, (C, C)."""
-    return torch.bincount(mine * clients + theirs, minlength=clients**2).view(clients, clients)
+    return torch.bincount(own_client * clients + other_client, minlength=clients**2).view(
+        clients, clients
+    )
 
 
 def _roles(copies: Split | None, client: Tensor, clients: int) -> dict[str, Tensor | None]:
@@ -329,9 +333,11 @@ def _client_means(values: Tensor, client: Tensor, sizes: Tensor) -> Tensor:
     return torch.bincount(client, values, len(sizes)) / sizes
 
 
-def _covered(nodes: Tensor, edges: HeldEdges, inside: Tensor, num_nodes: int) -> int:
+def _count_covered_edges(
+    nodes: Tensor, edges: HeldEdges, is_internal: Tensor, num_nodes: int
+) -> int:
     """Return how many undirected edges are internal to at least one client."""
-    node, neighbor = nodes[edges.row[inside]], edges.neighbor[inside]
+    node, neighbor = nodes[edges.row[is_internal]], edges.neighbor[is_internal]
     once = node < neighbor
     return len(torch.unique(node[once] * num_nodes + neighbor[once]))
 
@@ -344,7 +350,7 @@ def _labels(graph: Graph, nodes: Tensor, client: Tensor, clients: int) -> Tensor
     if graph.task == "multilabel":
         counts = torch.zeros(clients, graph.num_classes, dtype=torch.int64)
         return counts.index_add_(0, client, (y == 1).long())
-    known = y != MISSING
-    cell = client[known] * graph.num_classes + y[known]
+    is_known = y != MISSING
+    cell = client[is_known] * graph.num_classes + y[is_known]
     counts = torch.bincount(cell, minlength=clients * graph.num_classes)
     return counts.view(clients, graph.num_classes)

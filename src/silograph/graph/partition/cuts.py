@@ -94,8 +94,8 @@ def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) ->
     """Take the silos that came with the data."""
     if graph.silo is None:
         first = "dirichlet" if graph.task != "rating" else "category"
-        known = first == "dirichlet" or first in graph.columns
-        others = ", ".join(repr(name) for name in [*[first] * known, "metis", "louvain"])
+        is_known = first == "dirichlet" or first in graph.columns
+        others = ", ".join(repr(name) for name in [*[first] * is_known, "metis", "louvain"])
         raise PartitionError(
             f"partition: expected a graph that names its silos for 'silo', got {graph.name!r} "
             f"without: use {others} or 'random'"
@@ -106,10 +106,10 @@ def silo(graph: Graph, clients: int, _key: Key, _options: NoPartitionOptions) ->
             f"clients: expected {silos}, one for each silo, got {clients}: leave clients out, or "
             "use another partition"
         )
-    outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
-    if outside:
+    num_outside = int(((graph.silo < 0) | (graph.silo >= silos)).sum())
+    if num_outside:
         raise PartitionError(
-            f"expected silo numbers 0 to {silos - 1}, got {outside} nodes outside: "
+            f"expected silo numbers 0 to {silos - 1}, got {num_outside} nodes outside: "
             "give every node a silo, or leave the node out of the graph"
         )
     return graph.silo
@@ -201,7 +201,7 @@ def with_ends(graph: Graph, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
     pairs = pairs_among(graph.x, graph.adj)
     user, item = torch.full((2, graph.num_nodes), -1)
     user[pairs.row], item[pairs.row] = pairs.user, pairs.item
-    held = []
+    nodes_by_client = []
     for client, part in enumerate(nodes):
         ratings = part[user[part] >= 0]
         if not len(ratings):
@@ -209,8 +209,8 @@ def with_ends(graph: Graph, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 f"expected at least one rating a client, got none at client {client}: use fewer "
                 "clients or another partition"
             )
-        held.append(torch.cat([ratings, user[ratings], item[ratings]]).unique())
-    return tuple(held)
+        nodes_by_client.append(torch.cat([ratings, user[ratings], item[ratings]]).unique())
+    return tuple(nodes_by_client)
 
 
 def category(graph: Graph, clients: int, key: Key, options: CategoryOptions) -> tuple[Tensor, ...]:
@@ -220,13 +220,13 @@ def category(graph: Graph, clients: int, key: Key, options: CategoryOptions) -> 
     among all numbers that the spread allows and that use up the values.
     """
     if options.column not in graph.columns or graph.columns[options.column].is_floating_point():
-        known = [name for name, c in graph.columns.items() if not c.is_floating_point()]
+        category_columns = [name for name, c in graph.columns.items() if not c.is_floating_point()]
         raise PartitionError(
             f"expected a column {options.column!r} of words or whole numbers in {graph.name!r}, "
-            f"got {', '.join(known) or 'none'}: "
+            f"got {', '.join(category_columns) or 'none'}: "
             + (
-                f"give one of these as --option column={known[0]}"
-                if known
+                f"give one of these as --option column={category_columns[0]}"
+                if category_columns
                 else "add it, or choose another partition"
             )
         )
@@ -247,9 +247,9 @@ def category(graph: Graph, clients: int, key: Key, options: CategoryOptions) -> 
 
 def _sizes(values: int, clients: int, spread: Spread, key: Key) -> Tensor:
     """Return how many of the values each client gets, (C,) int64, at least 1."""
-    below, above = BEYOND[spread]
-    fewest = max(1, values // clients + below)
-    most = -(-values // clients) + above
+    below_mean, above_mean = BEYOND[spread]
+    fewest = max(1, values // clients + below_mean)
+    most = -(-values // clients) + above_mean
     if spread == "average":
         larger = torch.arange(clients) < values % clients
         dealt = torch.argsort(key.matrix(1, clients)[0], stable=True)
@@ -278,14 +278,14 @@ class HeldEdges:
     Attributes:
         row: (e,) int64 row of the one end.
         neighbor: (e,) int64 node of the uncut graph at the other end.
-        inside: (e,) bool, whether the row's client holds the neighbor.
-        position: (e,) int64 the neighbor's row there; means nothing where it is not inside.
+        is_internal: (e,) bool, whether the row's client holds the neighbor.
+        position: (e,) int64 the neighbor's row there; undefined where not internal.
         weight: (e,) their values in the uncut graph; None where it has none.
     """
 
     row: Tensor
     neighbor: Tensor
-    inside: Tensor
+    is_internal: Tensor
     position: Tensor
     weight: Tensor | None = None
 
@@ -303,9 +303,9 @@ def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> HeldEdges:
     place = client * adj.num_rows + node
     edges = adj.select_rows(node)
     row, neighbor = edges.row, edges.indices.long()
-    wanted = client[row] * adj.num_rows + neighbor
-    position = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
-    return HeldEdges(row, neighbor, place[position] == wanted, position, edges.values)
+    key_of_edge = client[row] * adj.num_rows + neighbor
+    position = torch.searchsorted(place, key_of_edge).clamp(max=len(place) - 1)
+    return HeldEdges(row, neighbor, place[position] == key_of_edge, position, edges.values)
 
 
 def dropped_edges(
@@ -329,8 +329,8 @@ def dropped_edges(
     """
     edges = held_edges(adj, nodes)
     client = owners(offsets(torch.tensor([len(part) for part in nodes])))[edges.row]
-    client = client[edges.inside]
-    ends = row_key[edges.row[edges.inside]] + row_key[edges.position[edges.inside]]
+    client = client[edges.is_internal]
+    ends = row_key[edges.row[edges.is_internal]] + row_key[edges.position[edges.is_internal]]
     word = key.words(ends, 1)[:, 0]
     order = torch.argsort(word, stable=True)
     order = order[torch.argsort(client[order], stable=True)]
@@ -338,9 +338,9 @@ def dropped_edges(
     count = 2 * torch.floor(share * sizes.double() / 2 + 0.5).long()
     last = (offsets(sizes)[:-1] + count - 1)[client].clamp(min=0)
     # By word, not by rank: then no tie can part the two directions of an edge.
-    dropped = torch.zeros_like(edges.inside)
-    dropped[edges.inside] = (count > 0)[client] & (word <= word[order[last]])
-    return dropped
+    is_dropped = torch.zeros_like(edges.is_internal)
+    is_dropped[edges.is_internal] = (count > 0)[client] & (word <= word[order[last]])
+    return is_dropped
 
 
 # --- Disjoint cuts that skew the clients' labels -------------------------------------------------
@@ -367,7 +367,7 @@ def dirichlet(graph: Graph, clients: int, key: Key, options: DirichletOptions) -
         generator = np.random.Generator(np.random.PCG64(key.fold("shares", label).value))
         return generator.dirichlet(np.full(clients, options.alpha))
 
-    return _deal(graph, clients, key, shares)
+    return _deal_classes(graph, clients, key, shares)
 
 
 def with_favored(options: ClassBiasedOptions, num_classes: int) -> ClassBiasedOptions:
@@ -398,7 +398,7 @@ def class_biased(graph: Graph, clients: int, key: Key, options: ClassBiasedOptio
             f"{graph.num_classes} classes of {graph.name!r}), got {favored}"
         )
     table = _fitted(_weights(graph, clients, key, favored, favor), graph)
-    return _deal(graph, clients, key, lambda label: table[:, label])
+    return _deal_classes(graph, clients, key, lambda label: table[:, label])
 
 
 def require_classes(graph: Graph, method: str) -> None:
@@ -415,8 +415,8 @@ def _weights(graph: Graph, clients: int, key: Key, favored: int, favor: float) -
     """Return `favor` for the drawn classes of each client and 1 for the others, (C, K)."""
     draws = key.fold("favored").matrix(clients, graph.num_classes)
     weights = np.ones((clients, graph.num_classes))
-    chosen = draws.argsort(dim=1, stable=True)[:, :favored].numpy()
-    np.put_along_axis(weights, chosen, favor, axis=1)
+    favored_clients = draws.argsort(dim=1, stable=True)[:, :favored].numpy()
+    np.put_along_axis(weights, favored_clients, favor, axis=1)
     return weights
 
 
@@ -434,15 +434,17 @@ def _fitted(weights: np.ndarray, graph: Graph) -> np.ndarray:
     return table / np.maximum(nodes, 1.0)
 
 
-def _deal(graph: Graph, clients: int, key: Key, shares: Callable[[int], np.ndarray]) -> Tensor:
+def _deal_classes(
+    graph: Graph, clients: int, key: Key, shares: Callable[[int], np.ndarray]
+) -> Tensor:
     """Deal each class by its shares (C,) in drawn order, and unlabeled nodes evenly."""
     order = key_order(graph.node_id, key)
     y = graph.y[order].numpy()
     part = np.empty(len(order), np.int64)
     for label in range(graph.num_classes):
-        mine = np.flatnonzero(y == label)
-        ends = np.rint(np.cumsum(shares(label))[:-1] * len(mine))
-        part[mine] = np.searchsorted(ends, np.arange(len(mine)), side="right")
+        members = np.flatnonzero(y == label)
+        ends = np.rint(np.cumsum(shares(label))[:-1] * len(members))
+        part[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     unknown = np.flatnonzero(y == MISSING)
     part[unknown] = np.arange(len(unknown)) % clients
     return scattered(fill_empty(part, clients), order)
@@ -460,7 +462,7 @@ SMALLEST_SHARE = 0.05  # a normal draw may be negative
 def metis_overlapping(
     graph: Graph, clients: int, key: Key, options: MetisOverlappingOptions
 ) -> tuple[Tensor, ...]:
-    """Cut by METIS into parts, then draw several clients from each: five halves, unless told.
+    """Cut by METIS into parts, then draw several clients from each: by default five halves.
 
     Clients of one part come one after the other. A node of a part is at none of its m clients
     with probability (1 - share)^m: 1 in 32 for five halves. E. Ceyani et al.: "FedGrAINS:
@@ -475,13 +477,13 @@ def metis_overlapping(
         )
     part = metis(graph, clients // each, key, NoPartitionOptions())
     words = node_words(graph.node_id)
-    held = []
+    nodes_by_client = []
     for number in range(clients // each):
         nodes = (part == number).nonzero()[:, 0]
         for copy in range(each):
             draw = key.fold("copy", copy)
-            held.append(nodes[_drawn(words[nodes], share, draw)])
-    return tuple(held)
+            nodes_by_client.append(nodes[_draw_share(words[nodes], share, draw)])
+    return tuple(nodes_by_client)
 
 
 def shares(graph: Graph, clients: int, key: Key, options: SharesOptions) -> tuple[Tensor, ...]:
@@ -496,18 +498,18 @@ def shares(graph: Graph, clients: int, key: Key, options: SharesOptions) -> tupl
     """
     mean, variance = options.share_mean, options.share_variance
     words = node_words(graph.node_id)
-    wanted = _classes(graph, clients, key, options.share_classes)
-    held = []
+    allowed_classes = _classes(graph, clients, key, options.share_classes)
+    nodes_by_client = []
     for client in range(clients):
         generator = np.random.Generator(np.random.PCG64(key.fold("share", client).value))
         share = float(np.clip(generator.normal(mean, math.sqrt(variance)), SMALLEST_SHARE, 1.0))
         draw = key.fold("nodes", client)
-        if wanted is None:
-            held.append(_drawn(words, share, draw))
+        if allowed_classes is None:
+            nodes_by_client.append(_draw_share(words, share, draw))
         else:
-            nodes = torch.isin(graph.y, wanted[client]).nonzero()[:, 0]
-            held.append(nodes[_drawn(words[nodes], share, draw)])
-    return tuple(held)
+            nodes = torch.isin(graph.y, allowed_classes[client]).nonzero()[:, 0]
+            nodes_by_client.append(nodes[_draw_share(words[nodes], share, draw)])
+    return tuple(nodes_by_client)
 
 
 def _classes(graph: Graph, clients: int, key: Key, count: int | None) -> Tensor | None:
@@ -515,18 +517,18 @@ def _classes(graph: Graph, clients: int, key: Key, count: int | None) -> Tensor 
     if count is None:
         return None
     require_classes(graph, "share_classes")
-    there: Tensor = graph.y[graph.y != MISSING].unique()
-    if count > len(there):
+    classes_in_graph: Tensor = graph.y[graph.y != MISSING].unique()
+    if count > len(classes_in_graph):
         raise PartitionError(
-            f"expected at most {len(there)} share_classes, as many classes as nodes of "
+            f"expected at most {len(classes_in_graph)} share_classes, as many classes as nodes of "
             f"{graph.name!r} have, got {count}"
         )
-    draws = key.fold("classes").matrix(clients, len(there))
-    drawn: Tensor = there[draws.argsort(dim=1, stable=True)[:, :count]]
-    return drawn
+    draws = key.fold("classes").matrix(clients, len(classes_in_graph))
+    classes: Tensor = classes_in_graph[draws.argsort(dim=1, stable=True)[:, :count]]
+    return classes
 
 
-def _drawn(words: Tensor, share: float, key: Key) -> Tensor:
+def _draw_share(words: Tensor, share: float, key: Key) -> Tensor:
     """Return positions of a share of the words (k,) int64, at least one, ascending."""
     count = max(1, math.floor(share * len(words) + 0.5))
     return drawn_order(words, key)[:count].sort().values

@@ -28,7 +28,7 @@ def is_partition_file(partition: str) -> bool:
 
 
 def check_no_path(partition: str) -> None:
-    """Raise `ConfigError` for what can only be meant as a file, and does not end as one does."""
+    """Raise `ConfigError` for a value that looks like a file but has no known ending."""
     if "/" in partition or os.sep in partition or os.path.exists(partition):
         raise ConfigError(
             f"expected a partition by name, or a file of clients whose name ends in .csv, got "
@@ -85,25 +85,27 @@ def read_partition(graph: Graph, path: Path) -> Graph:
             f"{table.head}: expected columns {NODE},{CLIENT}, got {','.join(table.header)[:200]}"
         )
     place = {str(key): row for row, key in enumerate(graph.node_id.tolist())}
-    found: list[str | None] = [None] * graph.num_nodes
-    seen: dict[str, int] = {}
+    client_of_node: list[str | None] = [None] * graph.num_nodes
+    row_by_key: dict[str, int] = {}
     for row, (key, client) in enumerate(zip(table.column(NODE), table.column(CLIENT), strict=True)):
         if key not in place:
             raise table.wrong(row, NODE, f"a node of {graph.name!r}", key)
-        if key in seen:
-            raise table.wrong(row, NODE, f"a node not yet on line {table.lines[seen[key]]}", key)
+        if key in row_by_key:
+            raise table.wrong(
+                row, NODE, f"a node not yet on line {table.lines[row_by_key[key]]}", key
+            )
         if not client:
             raise table.wrong(row, CLIENT, "a client", client)
-        seen[key] = row
-        found[place[key]] = client
-    absent = [row for row, client in enumerate(found) if client is None]
-    if absent:
+        row_by_key[key] = row
+        client_of_node[place[key]] = client
+    missing_rows = [row for row, client in enumerate(client_of_node) if client is None]
+    if missing_rows:
         raise DataError(
             f"{path}: expected a client for every node of {graph.name!r}, got none for node "
-            f"{graph.node_id[absent[0]]!s} ({counted(len(absent), 'such node')}): "
+            f"{graph.node_id[missing_rows[0]]!s} ({counted(len(missing_rows), 'such node')}): "
             f"add a line for each"
         )
-    names = [str(client) for client in found]
+    names = [str(client) for client in client_of_node]
     numbers = all(name.isascii() and name.isdigit() and len(name) < 19 for name in names)
     return assigned(graph, [int(name) for name in names] if numbers else names, str(path))
 
@@ -117,8 +119,8 @@ def of_silos(graph: Graph) -> Partition:
 
 def owner_of_each(partition: Partition) -> Tensor | None:
     """Return the client (n,) of every node; None where a node has none or several."""
-    held = len(partition.copies) == partition.num_nodes == len(torch.unique(partition.copies))
-    return partition.owner if held and partition.dropped is None else None
+    is_plain = len(partition.copies) == partition.num_nodes == len(torch.unique(partition.copies))
+    return partition.owner if is_plain and partition.dropped is None else None
 
 
 def _names(values: Sequence[Any]) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ CutNodes = Callable[[Graph, int, Key, Any], tuple[Tensor, ...]]
 
 
 def _as_they_are(options: Any, num_classes: int) -> Any:
-    """Return options of a way of cutting whose defaults do not depend on the graph."""
+    """Return options unchanged: their defaults do not depend on the graph."""
     del num_classes
     return options
 
@@ -66,7 +66,7 @@ class Partitioner:
     """A way of cutting that users can name.
 
     Attributes:
-        name: what they call it.
+        name: that users give.
         title: one line for listings.
         reference: title, authors, venue, year.
         options: frozen dataclass of its own options.
@@ -116,7 +116,7 @@ class Partition:
     apart: bool = False
 
     def __post_init__(self) -> None:
-        """Check what every user of a partition relies on."""
+        """Check the rules that every user of a partition relies on."""
         if not self.ids or len(self.ids) != len(self.nodes):
             raise PartitionError(
                 f"expected one node tensor a client and at least one client, "
@@ -146,12 +146,12 @@ class Partition:
 
     def _check_owner(self, owner: Tensor) -> None:
         claims = (owner[self.copies] == self.holder).sum() if len(owner) == self.num_nodes else -1
-        held = torch.unique(self.copies)
-        if claims != len(held) or int((owner >= 0).sum()) != len(held):
+        held_nodes = torch.unique(self.copies)
+        if claims != len(held_nodes) or int((owner >= 0).sum()) != len(held_nodes):
             raise PartitionError(
                 f"expected one of a node's holders as its owner, and -1 for a node that nobody "
-                f"holds, got {int(claims)} nodes with an owner that holds them of {len(held)} "
-                "that are held"
+                f"holds, got {int(claims)} nodes with an owner that holds them of "
+                f"{len(held_nodes)} that are held"
             )
 
     @cached_property
@@ -197,26 +197,26 @@ class Partition:
             PartitionError: the dropped edges are those of another graph.
         """
         if self.dropped is None:
-            return edges.inside
+            return edges.is_internal
         if len(self.dropped) != len(edges.row):
             raise PartitionError(
                 f"expected a partition of a graph whose clients hold {len(self.dropped)} ends of "
                 f"edges, got {len(edges.row)}: cut this graph itself"
             )
-        return edges.inside & ~self.dropped
+        return edges.is_internal & ~self.dropped
 
     def external(self, edges: HeldEdges) -> Tensor:
         """Return which of them are cross-client: the other end is held by others, (e,) bool."""
         if self.apart:
-            return torch.zeros_like(edges.inside)
-        return ~edges.inside & (self.owner[edges.neighbor] >= 0)
+            return torch.zeros_like(edges.is_internal)
+        return ~edges.is_internal & (self.owner[edges.neighbor] >= 0)
 
 
 def first_holder(nodes: Tensor, client: Tensor, num_nodes: int) -> Tensor:
     """Return the least client of the rows of each node, (num_nodes,) int64; -1 for none."""
-    none = torch.iinfo(torch.int64).max
-    first = torch.full((num_nodes,), none).scatter_reduce(0, nodes, client, "amin")
-    return torch.where(first == none, -1, first)
+    no_client = torch.iinfo(torch.int64).max
+    first = torch.full((num_nodes,), no_client).scatter_reduce(0, nodes, client, "amin")
+    return torch.where(first == no_client, -1, first)
 
 
 def client_ids(clients: int) -> tuple[str, ...]:
@@ -260,36 +260,38 @@ def make_partition(
     own = method if isinstance(method, Partitioner) else None
     partitioner = own or lookup(PARTITIONERS, str(method), "partition")
     method = partitioner.name
-    chosen: object = checked(partitioner.options, options, f"options of {method}")
+    checked_options: object = checked(partitioner.options, options, f"options of {method}")
     _check_drawing(clients, key)
     if not 0 <= drop_edges <= 1:
         raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
     ids = _ids(graph, method, clients)
     clients = len(ids) if clients is None else clients
     key = (key if isinstance(key, Key) else Key.of(int(key)).fold("partition")).fold("partition")
-    nodes = partitioner.cut(graph, clients, key, partitioner.complete(chosen, graph.num_classes))
-    rated = graph.task == "rating"
-    if rated:
+    nodes = partitioner.cut(
+        graph, clients, key, partitioner.complete(checked_options, graph.num_classes)
+    )
+    has_ratings = graph.task == "rating"
+    if has_ratings:
         nodes = with_ends(graph, nodes)
         if drop_edges:
             raise PartitionError(
                 f"expected no drop_edges for a rating graph, got {drop_edges}: a rating without "
                 "its user or item is none; leave it out"
             )
-    cut = Partition(ids, nodes, graph.num_nodes, method, apart=rated)
-    if partitioner.overlapping or rated:
+    cut = Partition(ids, nodes, graph.num_nodes, method, apart=has_ratings)
+    if partitioner.overlapping or has_ratings:
         cut = replace(cut, chosen_owner=_drawn_owner(graph, cut, key.fold("owner")))
     if drop_edges:
         drop, row_key = key.fold("drop edges"), row_keys_of(graph, cut)
-        dropped = dropped_edges(graph.adj, nodes, row_key, drop_edges, drop)
-        cut = replace(cut, dropped=dropped)
+        is_dropped = dropped_edges(graph.adj, nodes, row_key, drop_edges, drop)
+        cut = replace(cut, dropped=is_dropped)
     return cut
 
 
 def _check_drawing(clients: object, key: object) -> None:
-    """Raise `ConfigError` for what is no number of clients, or nothing to draw by."""
-    counted = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
-    if not isinstance(key, Key | int | np.integer) or not (clients is None or counted):
+    """Raise `ConfigError` for an invalid number of clients or an invalid key."""
+    is_count = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
+    if not isinstance(key, Key | int | np.integer) or not (clients is None or is_count):
         raise ConfigError(
             f"expected a whole number of clients and a seed or Key as key, got {shown(clients)} "
             f"and {shown(key)}"
@@ -312,8 +314,8 @@ def _ids(graph: Graph, method: str, clients: int | None) -> tuple[str, ...]:
         raise PartitionError(
             f"expected a number of clients for {method!r}, got None: only 'silo' needs none"
         )
-    rated = graph.task == "rating"
-    what, most = ("rating", int(graph.labeled.sum())) if rated else ("node", graph.num_nodes)
+    has_ratings = graph.task == "rating"
+    what, most = ("rating", int(graph.labeled.sum())) if has_ratings else ("node", graph.num_nodes)
     if not 1 <= clients <= most:
         line = f"clients: expected 1 to {most} (one {what} each at least), got {clients}"
         raise PartitionError(line)

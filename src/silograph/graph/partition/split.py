@@ -43,7 +43,7 @@ def draw_split(
     *,
     ratios: tuple[float, float, float],
     key: Key,
-    timed: bool = False,
+    by_time: bool = False,
 ) -> Split:
     """Split the labeled nodes of every client, in an order drawn from the nodes' public keys.
 
@@ -56,8 +56,8 @@ def draw_split(
         partition: its cut.
         ratios: shares of training, validation and test nodes; their sum may be below 1.
         key: the split is a function of it, of `graph.node_id` and of the cut.
-        timed: whether nodes are taken in the order of the graph's column `time`, those of one time
-            in the drawn order: the earliest ones train, the latest ones test.
+        by_time: whether nodes are taken in the order of the graph's column `time`, those of one
+            time in the drawn order: the earliest ones train, the latest ones test.
 
     Returns:
         Masks (n,) bool.
@@ -67,12 +67,12 @@ def draw_split(
         DataError: times are not known.
     """
     _check_ratios(ratios)
-    nodes, owner, size, place = _ranked(graph, partition, key, timed=timed)
+    nodes, owner, size, place = _ranked(graph, partition, key, by_time=by_time)
     return _shares(nodes, owner, size, place, ratios, graph.num_nodes)
 
 
 def copies_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split | None:
-    """Return what each copy is for where every client splits its own nodes (`by-client:`).
+    """Return the role of each copy where every client splits its own nodes (`by-client:`).
 
     The order is drawn from client and node together, so that a client's split is a function of
     what it holds itself.
@@ -139,17 +139,17 @@ def drawn_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split
         return owners_split(partition, copies)
     fold = parse_fold(how)
     if fold is None:
-        ratios, timed = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
-        return draw_split(graph, partition, ratios=ratios, key=key, timed=timed)
+        ratios, by_time = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
+        return draw_split(graph, partition, ratios=ratios, key=key, by_time=by_time)
     return fold_split(graph, partition, fold=fold[0], folds=fold[1], key=key)
 
 
 def _ranked(
-    graph: Graph, partition: Partition, key: Key, *, timed: bool = False
+    graph: Graph, partition: Partition, key: Key, *, by_time: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the labeled nodes by owner in the order drawn, owners, their counts, and places."""
     order = key_order(graph.node_id, key.fold("split"))
-    if timed:
+    if by_time:
         order = order[torch.argsort(_times(graph)[order], stable=True)]
     eligible = (graph.labeled & (partition.owner >= 0))[order]
     return _by_owner(order[eligible], partition.owner, len(partition.ids))
@@ -169,11 +169,11 @@ def _times(graph: Graph) -> Tensor:
     """Return the time of every node, (n,) float64; raise `DataError` where none is known."""
     time = graph.columns.get("time")
     if time is None or bool(torch.isnan(time.double()[graph.labeled]).any()):
-        rated = graph.task == "rating"
+        has_ratings = graph.task == "rating"
         raise DataError(
-            f"split: expected a time for every {'rating' if rated else 'labeled node'} of "
+            f"split: expected a time for every {'rating' if has_ratings else 'labeled node'} of "
             f"{graph.name!r} for a split in the order of time, got none: "
-            f"{'give their times, a column time of the table, or ' * rated}leave `time:` out"
+            f"{'give their times, a column time of the table, or ' * has_ratings}leave `time:` out"
         )
     return time.double()
 
@@ -189,8 +189,8 @@ def public_split(graph: Graph) -> Split:
             f"split: expected a graph with a public split, got {graph.name!r} without one: "
             "give ratios instead, such as '0.2/0.4/0.4'"
         )
-    known, split = graph.labeled, graph.split
-    return split.map(lambda mask: mask & known)
+    is_labeled, split = graph.labeled, graph.split
+    return split.map(lambda mask: mask & is_labeled)
 
 
 def full_split(graph: Graph) -> Split:
@@ -236,12 +236,12 @@ def parse_fold(text: str) -> tuple[int, int] | None:
     """
     if not text.startswith("fold="):
         return None
-    found = re.fullmatch(r"fold=(\d{1,4})/(\d{1,4})", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
+    match = re.fullmatch(r"fold=(\d{1,4})/(\d{1,4})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) or int(match[2]) < 2:
         raise ConfigError(
             f"split: expected a fold from fold=1/K to fold=K/K, K folds of 2 or more, got {text!r}"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def parse_ratios(text: str) -> tuple[float, float, float]:

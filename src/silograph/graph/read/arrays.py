@@ -99,8 +99,8 @@ def is_regression(y: np.ndarray, task: LabelForm | None) -> bool:
     """
     known_forms = [form for form in get_args(LabelForm) if form != "rating"]  # see sg.ratings
     if task is not None and task not in known_forms:
-        known = ", ".join(known_forms)
-        raise DataError(f"expected task {known}, or None to find out by y, got {task!r}")
+        forms_text = ", ".join(known_forms)
+        raise DataError(f"expected task {forms_text}, or None to find out by y, got {task!r}")
     if task == "node_value" and y.dtype.kind in "biu":
         raise DataError(
             f"expected floating point targets in y for node_value, got {y.dtype}: use "
@@ -203,18 +203,18 @@ def _numbers_labels(
     return filled.astype(np.int64), names
 
 
-def _report_missing_words(given: list[Any], cells: list[Any]) -> None:
+def _report_missing_words(words_given: list[Any], cells: list[Any]) -> None:
     """Report words that a user may have meant as classes and that count as missing."""
-    pairs = zip(given, cells, strict=True)
-    lost = [word for word, cell in pairs if cell is None and isinstance(word, str)]
-    lost = [word for word in lost if word not in ("", "nan", "NaN", "-1")]
-    words = sorted(set(lost))
+    pairs = zip(words_given, cells, strict=True)
+    missing_words = [word for word, cell in pairs if cell is None and isinstance(word, str)]
+    missing_words = [word for word in missing_words if word not in ("", "nan", "NaN", "-1")]
+    words = sorted(set(missing_words))
     if words:
         LOG.warning(
             "labels: %s counts as missing (%s), as in pandas: rename it if it is a class, or "
             "name all classes in class_names",
             " or ".join(map(repr, words)),
-            counted(len(lost), "node"),
+            counted(len(missing_words), "node"),
         )
 
 
@@ -337,8 +337,9 @@ def from_arrays(
     """
     _check_names(class_names=class_names, silo_names=silo_names, feature_names=feature_names)
     missing = missing_values(na_values)
-    given = array_of(y, "y")
-    features = _no_features(given) if x is None else features_of(x, missing)
+    # Features; labels come first, as without features they say how many nodes there are.
+    labels_array = array_of(y, "y")
+    features = _no_features(labels_array) if x is None else features_of(x, missing)
     features, feature_names = _without_row_numbers(features, tuple(feature_names), name)
     if isinstance(features, CSR):
         n, columns = features.num_rows, features.num_cols
@@ -346,15 +347,17 @@ def from_arrays(
         n, columns = features.shape
     if feature_names and len(feature_names) != columns:
         raise DataError(f"expected {columns} feature_names, one a column, got {len(feature_names)}")
-    read = targets if is_regression(given, task) else numbered_labels
-    labels, count, names = read(given, n, num_classes, tuple(class_names), missing)
+    # Labels or targets.
+    read = targets if is_regression(labels_array, task) else numbered_labels
+    labels, count, names = read(labels_array, n, num_classes, tuple(class_names), missing)
     check_form(labels, task)
     home, homes = _silos(silo, n, tuple(silo_names))
+    # Edges and their weights.
     edges = _edges(edge_index, n)
     adj, weight = CSR.undirected(edges, n), None
     if edge_weight is not None:
-        given = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
-        weight = weights_of(adj, edges, given, name)
+        values = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
+        weight = weights_of(adj, edges, values, name)
     return Graph(
         adj=adj,
         x=features,
@@ -399,8 +402,8 @@ def array_of(value: Any, what: str) -> np.ndarray:
         ) from None
 
 
-def _check_names(**given: Sequence[str]) -> None:
-    for what, names in given.items():
+def _check_names(**names_by_kind: Sequence[str]) -> None:
+    for what, names in names_by_kind.items():
         if isinstance(names, str) or len(set(names)) < len(names):
             raise DataError(f"expected {what} to be distinct names, got {names!r}")
 
@@ -493,15 +496,17 @@ def _without_row_numbers(
     x: Features, names: tuple[str, ...], source: str
 ) -> tuple[Features, tuple[str, ...]]:
     """Return features without columns that number the rows by their names."""
-    likely = [c for c, name in enumerate(names) if name in INDEX_NAMES or UNNAMED.fullmatch(name)]
-    if likely and len(names) == (x.num_cols if isinstance(x, CSR) else x.shape[1]):
+    candidates = [
+        c for c, name in enumerate(names) if name in INDEX_NAMES or UNNAMED.fullmatch(name)
+    ]
+    if candidates and len(names) == (x.num_cols if isinstance(x, CSR) else x.shape[1]):
         table = x.scipy(np.float64).tocsc() if isinstance(x, CSR) else x.double().numpy()
-        part = table[:, likely]
+        part = table[:, candidates]
         cells = (part.toarray() if sp.issparse(part) else part).T.tolist()
-        dropped = row_number_columns({names[c]: cells[i] for i, c in enumerate(likely)}, ())
-        keep = [c for c, name in enumerate(names) if name not in dropped]
-        if dropped and keep:
-            report_row_numbers(source, dropped)
+        row_numbers = row_number_columns({names[c]: cells[i] for i, c in enumerate(candidates)}, ())
+        keep = [c for c, name in enumerate(names) if name not in row_numbers]
+        if row_numbers and keep:
+            report_row_numbers(source, row_numbers)
             names = tuple(names[c] for c in keep)
             x = CSR.from_scipy(table[:, keep]) if isinstance(x, CSR) else x[:, keep]
     if isinstance(x, Tensor) and x.shape[1]:
@@ -553,12 +558,12 @@ def _edges(edge_index: ArrayInput, n: int) -> np.ndarray:
             f"expected integers in edge_index, got dtype {edges.dtype}: edges name rows of x"
         )
     # Before the cast, in which unsigned numbers above 2^63 would become negative.
-    outside = np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=0))
-    if len(outside):
-        a, b = edges[:, outside[0]].tolist()
+    outside_edges = np.flatnonzero(((edges < 0) | (edges >= n)).any(axis=0))
+    if len(outside_edges):
+        a, b = edges[:, outside_edges[0]].tolist()
         raise DataError(
-            f"expected edges between nodes 0..{n - 1}, got edge {outside[0]} from {a} to {b} "
-            f"({counted(len(outside), 'such edge')}): "
+            f"expected edges between nodes 0..{n - 1}, got edge {outside_edges[0]} from {a} to {b} "
+            f"({counted(len(outside_edges), 'such edge')}): "
             "number nodes by their row of x, or add the node"
         )
     return edges.astype(np.int64, copy=False)
@@ -582,10 +587,12 @@ def _node_ids(node_id: ArrayInput | None, n: int) -> np.ndarray:
 
 
 def _split(split: Split | Sequence[ArrayInput], n: int) -> Split:
-    given = [split.train, split.val, split.test] if isinstance(split, Split) else list(split)
-    if len(given) != len(PARTS):
-        raise DataError(f"expected three masks (train, val, test) as split, got {len(given)}")
-    masks = [array_of(mask, f"the {part} mask") for part, mask in zip(PARTS, given, strict=True)]
+    masks_given = [split.train, split.val, split.test] if isinstance(split, Split) else list(split)
+    if len(masks_given) != len(PARTS):
+        raise DataError(f"expected three masks (train, val, test) as split, got {len(masks_given)}")
+    masks = [
+        array_of(mask, f"the {part} mask") for part, mask in zip(PARTS, masks_given, strict=True)
+    ]
     for part, mask in zip(PARTS, masks, strict=True):
         if mask.shape != (n,) or mask.dtype.kind != "b":
             raise DataError(
@@ -620,10 +627,10 @@ def _silos(
     if homes.dtype.kind == "U":
         number = {name: i for i, name in enumerate(names)}
         homes = np.array([number.get(home, MISSING) for home in homes.tolist()])
-    outside = np.flatnonzero((homes < 0) | (homes >= len(names)))
-    if len(outside):
+    outside_nodes = np.flatnonzero((homes < 0) | (homes >= len(names)))
+    if len(outside_nodes):
         raise DataError(
             f"expected silo 0..{len(names) - 1} (silo_names has {len(names)}), got a silo outside "
-            f"of them at node {outside[0]}: name every silo"
+            f"of them at node {outside_nodes[0]}: name every silo"
         )
     return torch.from_numpy(homes.astype(np.int64)), names

@@ -42,7 +42,7 @@ NaValues = str | Iterable[str | float]
 
 @dataclass(frozen=True)
 class MissingValues:
-    """Which cells stand for a missing value, whatever the reader.
+    """The cells that mean a missing value, the same for all readers.
 
     Attributes:
         words: as text, without spaces at the ends.
@@ -134,13 +134,15 @@ def read_column(
             numbers[np.isin(numbers, list(missing.numbers))] = np.nan
         return numbers
     values = cells.tolist() if isinstance(cells, np.ndarray) else list(cells)
-    known = [None if cell in missing else cell for cell in values]
+    cells_or_none = [None if cell in missing else cell for cell in values]
     if kind == "label":
-        known = [None if cell == "-1" else cell for cell in known]
-    read = [math.nan if cell is None else _number(cell, from_text=from_text) for cell in known]
+        cells_or_none = [None if cell == "-1" else cell for cell in cells_or_none]
+    read = [
+        math.nan if cell is None else _number(cell, from_text=from_text) for cell in cells_or_none
+    ]
     if kind == "label" and None in read:
-        objects = np.empty(len(known), dtype=np.object_)
-        objects[:] = known
+        objects = np.empty(len(cells_or_none), dtype=np.object_)
+        objects[:] = cells_or_none
         return objects
     if None in read:
         row = read.index(None)
@@ -157,7 +159,7 @@ def is_null(cell: Any) -> bool:
 
 
 def to_number(cell: str) -> float | None:
-    """Return the number that a cell says, None if it says none."""
+    """Return the number in a cell, None if it has none."""
     try:
         return float(cell)
     except ValueError:
@@ -219,7 +221,9 @@ def is_whole(key: str) -> bool:
         return False
 
 
-def row_number_columns(columns: Mapping[str, Sequence[Any]], meant: Iterable[str]) -> list[str]:
+def row_number_columns(
+    columns: Mapping[str, Sequence[Any]], used_names: Iterable[str]
+) -> list[str]:
     """Return the columns of a table that only number its rows.
 
     These are columns without a name, as `DataFrame.to_csv` writes row numbers; and those with a
@@ -228,13 +232,13 @@ def row_number_columns(columns: Mapping[str, Sequence[Any]], meant: Iterable[str
 
     Args:
         columns: cells (n,) by name, numbers or text.
-        meant: names of columns that the user or the format gives a meaning; they stay.
+        used_names: names of columns that the user or the format gives a meaning; they stay.
     """
-    named = set(meant)
+    used = set(used_names)
     return [
         name
         for name, cells in columns.items()
-        if name not in named
+        if name not in used
         and (UNNAMED.fullmatch(name) or (name in INDEX_NAMES and _are_row_numbers(cells)))
     ]
 
@@ -246,15 +250,15 @@ def _are_row_numbers(cells: Sequence[Any]) -> bool:
 
 
 def report_row_numbers(source: object, names: Sequence[str]) -> None:
-    """Report columns that `row_number_columns` found; nothing where there are none."""
+    """Report columns from `row_number_columns`, if there are any."""
     if names:
-        listed = ", ".join(repr(printable(name)) for name in names)
+        names_text = ", ".join(repr(printable(name)) for name in names)
         LOG.warning(
             "%s: %s left out as row numbers: %s (pandas leaves them out by to_csv(index=False); "
             "to use one, give it a name of its own)",
             source,
             "column" if len(names) == 1 else "columns",
-            listed,
+            names_text,
         )
 
 
@@ -267,9 +271,9 @@ def report_counting_features(source: object, x: np.ndarray, names: Sequence[str]
     if n < LEAST_ROWS:
         return
     first = x[0].astype(np.float64)
-    likely = np.flatnonzero(np.isin(first, (0, 1)) & (x[-1] == first + n - 1))
+    candidates = np.flatnonzero(np.isin(first, (0, 1)) & (x[-1] == first + n - 1))
     counting_columns = [
-        c for c in likely.tolist() if bool((x[:, c] == first[c] + np.arange(n)).all())
+        c for c in candidates.tolist() if bool((x[:, c] == first[c] + np.arange(n)).all())
     ]
     if counting_columns:
         LOG.warning(

@@ -109,7 +109,7 @@ ColumnNames = str | Mapping[str, str | Sequence[str]]
 
 
 def parse_columns(
-    columns: ColumnNames, known: Sequence[str] = COLUMNS
+    columns: ColumnNames, valid_names: Sequence[str] = COLUMNS
 ) -> dict[str, str | list[str]]:
     """Return the names of columns that a text or a mapping gives, as `from_csv` takes them.
 
@@ -120,7 +120,7 @@ def parse_columns(
 
     Args:
         columns: `NAME=COLUMN,...`, or a column (or several labels) by name.
-        known: the columns that the tables may call otherwise.
+        valid_names: the columns that the tables may call otherwise.
 
     Raises:
         ConfigError: another form, or a column that tables do not have (names the nearest).
@@ -141,16 +141,20 @@ def parse_columns(
                 'columns: expected a text such as "id=key,label=kind" or a dict such as '
                 f'{{"id": "key"}}, got {shown(columns)}'
             )
-        for name, given in columns.items():
-            several = name == "label" and isinstance(given, list | tuple) and len(given) > 0
-            if not isinstance(given, str) and not (
-                several and all(isinstance(column, str) for column in given)
+        for name, column_name in columns.items():
+            several = (
+                name == "label" and isinstance(column_name, list | tuple) and len(column_name) > 0
+            )
+            if not isinstance(column_name, str) and not (
+                several and all(isinstance(column, str) for column in column_name)
             ):
-                raise ConfigError(f"columns: expected a column for {name}, got {shown(given)}")
-            parsed[name] = given if isinstance(given, str) else list(given)
+                raise ConfigError(
+                    f"columns: expected a column for {name}, got {shown(column_name)}"
+                )
+            parsed[name] = column_name if isinstance(column_name, str) else list(column_name)
     for name in parsed:
-        if name not in known:
-            raise ConfigError(f"columns: {unknown('column', str(name), known)}")
+        if name not in valid_names:
+            raise ConfigError(f"columns: {unknown('column', str(name), valid_names)}")
     return parsed
 
 
@@ -244,7 +248,7 @@ def _edge_table(
         DataError: there is no such column, or no header.
     """
     table = table.without_row_numbers([*ends, *([] if weight is None else [weight])])
-    named = [column for column in ends if column not in ENDS]
+    renamed = [column for column in ends if column not in ENDS]
     if not {*ends} <= {*table.header} and len(table.header) == 2:
         first, second = ends = (table.header[0], table.header[1])
         if first in place and second in place:
@@ -254,7 +258,7 @@ def _edge_table(
             )
     if weight is None:
         weight = next((column for column in WEIGHTS if column in table.header), None)
-    table.check_named([*named, *ends, *([] if weight is None else [weight])])
+    table.check_named([*renamed, *ends, *([] if weight is None else [weight])])
     others = [column for column in table.header if column not in (*ends, weight)]
     report_unused(table.path, others)
     return table, ends, weight
@@ -281,11 +285,11 @@ def _edge_without_node(
     pairs = zip(*(table.column(end) for end in columns), strict=True)
     count = sum(not {*pair} <= place.keys() for pair in pairs)
     row, key = next((r, k) for r, k in enumerate(table.column(column)) if k not in place)
-    mend = (
+    remedy = (
         f"drop the {counted(count, 'row')} with such an end, or list them in cross_edges of a silo "
         "(docs/silos.md)"
     )
-    return table.wrong(row, column, f"an id of {nodes.path.name}", key, mend)
+    return table.wrong(row, column, f"an id of {nodes.path.name}", key, remedy)
 
 
 def weight_column(table: Table, column: str) -> np.ndarray:

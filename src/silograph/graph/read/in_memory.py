@@ -118,7 +118,7 @@ def from_networkx(
 def _report_other_attributes(
     name: str, nodes: dict[Any, dict[str, Any]], x: str, others: set[str | None]
 ) -> None:
-    """Report attributes that may be meant as features where no node has the one that is named."""
+    """Report attributes that may be the features if no node has the named one."""
     counts = Counter(
         key
         for attributes in nodes.values()
@@ -192,14 +192,14 @@ def graph_of(value: Any) -> Graph:
         return from_pyg(value)
     if _is_of(value, "networkx"):
         return from_networkx(value)
-    mend = (
+    remedy = (
         "write its tables as CSV files and use sg.from_csv(nodes=..., edges=...), or give columns "
         "to sg.from_arrays: x=table[[...]].to_numpy(), y=table[...].to_numpy(), edge_index=..."
         if _is_of(value, "pandas") or _is_of(value, "polars")
         else "see sg.from_arrays, sg.from_pyg, sg.from_networkx, sg.from_csv"
     )
     raise DataError(
-        f"expected a Graph, or the name or path of one, got {type(value).__name__}: {mend}"
+        f"expected a Graph, or the name or path of one, got {type(value).__name__}: {remedy}"
     )
 
 
@@ -294,10 +294,10 @@ def _checked(data: Any, where: str = "") -> "Data":
         )
     for key in ("edge_index", "y"):
         if data.get(key) is None:
-            mend = "set it, or use from_arrays"
+            remedy = "set it, or use from_arrays"
             if key == "edge_index" and data.get("adj_t") is not None:
-                mend = "leave the transform ToSparseTensor out, which makes adj_t of it"
-            raise DataError(f"{where}expected data.{key}, got None: {mend}")
+                remedy = "leave the transform ToSparseTensor out, which makes adj_t of it"
+            raise DataError(f"{where}expected data.{key}, got None: {remedy}")
     x, y = data.get("x"), data.y
     rows = len(y if x is None else x) if getattr(y if x is None else x, "ndim", 0) else None
     count = data.get("num_nodes")
@@ -306,10 +306,10 @@ def _checked(data: Any, where: str = "") -> "Data":
             f"{where}expected data.num_nodes {rows}, the rows of {'y' if x is None else 'x'}, got "
             f"{int(count)}: give each node a row, or correct num_nodes"
         )
-    found = [key for key in _masks(data) if data.get(key) is None]
-    if 0 < len(found) < len(PARTS):
+    missing_masks = [key for key in _masks(data) if data.get(key) is None]
+    if 0 < len(missing_masks) < len(PARTS):
         raise DataError(
-            f"{where}expected all of {', '.join(_masks(data))} or none, got no {found[0]}: "
+            f"{where}expected all of {', '.join(_masks(data))} or none, got no {missing_masks[0]}: "
             "add it (all False will do) or delete the others"
         )
     return data
@@ -321,8 +321,8 @@ def _masks(data: "Data") -> dict[str, Any]:
 
 def _weight(data: "Data") -> tuple[str | None, list[str]]:
     """Return the name of the weights of edges, and of values of edges that are not used."""
-    given = {key: data.get(key) for key in NAMES}
-    return chosen_weight({k: v.detach().cpu() for k, v in given.items() if torch.is_tensor(v)})
+    attributes = {key: data.get(key) for key in NAMES}
+    return chosen_weight({k: v.detach().cpu() for k, v in attributes.items() if torch.is_tensor(v)})
 
 
 def _arrays(data: "Data") -> dict[str, Any]:
@@ -375,9 +375,11 @@ def _member(data: "Data", place: int) -> Graph:
 
 def _check_edge_values(members: "Sequence[Data]") -> None:
     """Raise `DataError` where values of edges would be weights at some clients only."""
-    given = [place for place, data in enumerate(members) if torch.is_tensor(data.get(FEATURES))]
-    others = [place for place in given if _weight(members[place])[0] != FEATURES]
-    if others and len(others) < len(given):
+    with_values = [
+        place for place, data in enumerate(members) if torch.is_tensor(data.get(FEATURES))
+    ]
+    others = [place for place in with_values if _weight(members[place])[0] != FEATURES]
+    if others and len(others) < len(with_values):
         raise DataError(
             f"{_place(others[0])}: expected {FEATURES} of one floating point number >= 0 an edge, "
             "as other clients have for weights, got others: name weights edge_weight"
@@ -387,14 +389,14 @@ def _check_edge_values(members: "Sequence[Data]") -> None:
 def _check_alike(graphs: Sequence[Graph]) -> None:
     """Raise `DataError` unless all clients have the same features, and all or none a split."""
     for place, graph in enumerate(graphs):
-        for what, ours, first in (
+        for what, value, first in (
             ("features", graph.num_features, graphs[0].num_features),
             ("sparse features", isinstance(graph.x, CSR), isinstance(graphs[0].x, CSR)),
             ("masks", graph.split is not None, graphs[0].split is not None),
         ):
-            if ours != first:
+            if value != first:
                 raise DataError(
-                    f"{_place(place)}: expected {what} as in Data 0 ({first}), got {ours}: give "
+                    f"{_place(place)}: expected {what} as in Data 0 ({first}), got {value}: give "
                     "all clients the same"
                 )
 

@@ -219,14 +219,16 @@ def _check_columns(table: _Table, columns: int) -> None:
         raise table.wrong(0, f"columns: {columns}", table.rows.shape[1])
 
 
-def _check_count(said: _Table, table: _Table) -> None:
-    _check_columns(said, 1)
-    if len(said.rows) != 1:
-        raise said.wrong(1, "the size of one graph", f"another: {len(said.rows)} graphs")
-    count = int(said.rows[0, 0])
+def _check_count(size_table: _Table, table: _Table) -> None:
+    _check_columns(size_table, 1)
+    if len(size_table.rows) != 1:
+        raise size_table.wrong(
+            1, "the size of one graph", f"another: {len(size_table.rows)} graphs"
+        )
+    count = int(size_table.rows[0, 0])
     if count != len(table.rows):
         raise DataError(
-            f"{table.path}: expected {count} {table.unit}s, as {said.path.name} says, "
+            f"{table.path}: expected {count} {table.unit}s, as {size_table.path.name} says, "
             f"got {len(table.rows)}"
         )
 
@@ -240,9 +242,9 @@ def _check_features(x: _Table) -> None:
 
 def _check_nodes(table: _Table, n: int, columns: int) -> None:
     _check_columns(table, columns)
-    outside = ((table.rows < 0) | (table.rows >= n)).any(axis=1)
-    if outside.any():
-        row = int(np.flatnonzero(outside)[0])
+    is_outside = ((table.rows < 0) | (table.rows >= n)).any(axis=1)
+    if is_outside.any():
+        row = int(np.flatnonzero(is_outside)[0])
         got = " and ".join(map(str, table.rows[row].tolist()))
         raise table.wrong(row, f"nodes 0..{n - 1}", got)
 
@@ -261,8 +263,8 @@ def _read_split(folder: Path, n: int) -> Split:
         nodes = table.rows[:, 0]
         fresh = np.zeros(len(nodes), dtype=np.bool_)
         fresh[np.unique(nodes, return_index=True)[1]] = True
-        taken = np.flatnonzero(~fresh | (role[nodes] >= 0))
-        if len(taken):
-            raise table.wrong(taken[0], "a node that is in no part yet", nodes[taken[0]])
+        invalid = np.flatnonzero(~fresh | (role[nodes] >= 0))
+        if len(invalid):
+            raise table.wrong(invalid[0], "a node that is in no part yet", nodes[invalid[0]])
         role[nodes] = number
     return Split(*(torch.from_numpy(role == number) for number in range(len(_PARTS))))

@@ -67,8 +67,8 @@ def _data(name: str, root: Path) -> Any:
 
     kind, known_as = LOADERS[name]
     loader = _checked(getattr(datasets, kind))
-    for kept in sorted((root / (known_as or kind) / "processed").glob("*.pt")):
-        check_kept(kept)
+    for processed_file in sorted((root / (known_as or kind) / "processed").glob("*.pt")):
+        check_kept(processed_file)
     if known_as is None:  # such a loader takes the whole of `root` for its own
         return loader(root=str(root / kind))[0]
     return loader(root=str(root), name=known_as)[0]

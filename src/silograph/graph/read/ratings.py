@@ -34,35 +34,35 @@ from silograph.graph.read.tables import FORMATS, Table, other_format, read_table
 LONGEST = 256  # characters of a cell
 
 
-def cells_of(given: Any, what: str) -> np.ndarray:
+def cells_of(values: Any, what: str) -> np.ndarray:
     """Return an array; cells of a list stay what they are where numpy would change them.
 
     It makes words of NaN beside words, and rounds whole numbers of 64 bits beside fractions.
     """
-    array = array_of(given, what)
-    if not isinstance(given, list | tuple) or array.dtype.kind not in "fU":
+    array = array_of(values, what)
+    if not isinstance(values, list | tuple) or array.dtype.kind not in "fU":
         return array
     large = array.dtype.kind == "f" and array.ndim == 2 and bool((np.abs(array) >= 2**53).any())
-    return np.array(given, dtype=object) if large or array.dtype.kind == "U" else array
+    return np.array(values, dtype=object) if large or array.dtype.kind == "U" else array
 
 
 def beside(value: Any, what: str, count: int, kinds: str) -> np.ndarray:
-    """Return what is given beside ratings, (R,); raise `DataError` for another shape or kind."""
-    found = cells_of(value, what)
-    if found.shape != (count,):
+    """Return a further column of ratings, (R,); raise `DataError` for another shape or kind."""
+    cells = cells_of(value, what)
+    if cells.shape != (count,):
         raise DataError(
-            f"expected {what} ({count},), one for each rating, got {found.dtype} of shape "
-            f"{found.shape}"
+            f"expected {what} ({count},), one for each rating, got {cells.dtype} of shape "
+            f"{cells.shape}"
         )
-    if found.dtype.kind not in kinds:
+    if cells.dtype.kind not in kinds:
         which = "numbers" if "f" in kinds else "words or whole numbers, none missing"
-        raise DataError(f"expected {what} that are {which}, got {found.dtype}")
-    return found
+        raise DataError(f"expected {what} that are {which}, got {cells.dtype}")
+    return cells
 
 
-def categories_of(found: np.ndarray) -> np.ndarray:
+def categories_of(values: np.ndarray) -> np.ndarray:
     """Return categories as words or whole numbers; raise `DataError` where one is missing."""
-    words = _as_words(found) if found.dtype.kind == "O" else found
+    words = _as_words(values) if values.dtype.kind == "O" else values
     if words.dtype.kind == "U" and bool(is_missing(words).any()):
         row = int(np.flatnonzero(is_missing(words))[0])
         raise DataError(
@@ -73,7 +73,7 @@ def categories_of(found: np.ndarray) -> np.ndarray:
 
 
 def is_missing(words: np.ndarray) -> np.ndarray:
-    """Return which words (R,) stand for nothing: empty ones, and NaN as tables have it."""
+    """Return which words (R,) mean a missing value: empty ones, and NaN as tables write it."""
     return np.isin(words, ["", "nan", "NaN"])
 
 
@@ -83,7 +83,7 @@ def _as_words(cells: np.ndarray) -> np.ndarray:
 
 
 def rating_of(cell: object, row: int) -> float:
-    """Return a rating as a number; raise `DataError` for what is none."""
+    """Return a rating as a number; raise `DataError` if it is none."""
     number = to_number(cell) if isinstance(cell, str) else cell
     if not isinstance(number, int | float | np.integer | np.floating):
         raise DataError(f"expected a number as rating {row}, got {shown(cell)}")
@@ -127,7 +127,7 @@ def _one(what: str) -> str:
     return f"an {what}" if what == "item" else f"a {what}"
 
 
-def _check_ids(words: np.ndarray, what: str, told: Callable[[int], str]) -> None:
+def _check_ids(words: np.ndarray, what: str, describe_row: Callable[[int], str]) -> None:
     """Raise `DataError` for an empty id, or one with a tab, which stands between a pair's ids."""
     bad = is_missing(words) | (np.char.find(words, "\t") >= 0)
     if bad.any():
@@ -135,8 +135,8 @@ def _check_ids(words: np.ndarray, what: str, told: Callable[[int], str]) -> None
         without = " without tabs" * ("\t" in words[row])
         got = repr(str(words[row])) if words[row] else "none"
         raise DataError(
-            f"expected the id of {_one(what)}{without} {told(row)}, got {got}: name it, or leave "
-            "the row out"
+            f"expected the id of {_one(what)}{without} {describe_row(row)}, got {got}: name it, "
+            "or leave the row out"
         )
 
 
@@ -174,22 +174,22 @@ def check_columns(columns: Any, ratings: Any, trust: Any) -> None:
     for column in columns:
         if column not in RATING_COLUMNS:
             raise DataError(f"columns: {unknown('column', column, RATING_COLUMNS)}")
-        for known, given in tables.items():
-            if column in known and not isinstance(given, str | os.PathLike):
-                what = "trust" if known is OF_TRUST else "ratings"
+        for column_set, table in tables.items():
+            if column in column_set and not isinstance(table, str | os.PathLike):
+                what = "trust" if column_set is OF_TRUST else "ratings"
                 raise DataError(
                     f"columns: expected a table of {what} for its column {column}, got "
-                    f"{'none' if given is None else 'an array'}: leave {column} out"
+                    f"{'none' if table is None else 'an array'}: leave {column} out"
                 )
 
 
-def only(columns: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """Return what is said of some of the columns."""
-    return {name: called for name, called in columns.items() if name in known}
+def only(columns: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Return the entries of some of the columns."""
+    return {name: column for name, column in columns.items() if name in names}
 
 
 def how_named(name: str) -> str:
-    """Return how one says what a table calls a column."""
+    """Describe how a user names a column of a table."""
     return (
         f"name yours: --columns {name}=NAME, in sg.ratings columns={{{name!r}: NAME}}, in a "
         "silo.toml under [columns]"
@@ -211,8 +211,8 @@ class _Ratings:
         user: (R,) words.
         item: (R,) words.
         value: (R,) float64.
-        columns: what else is known of each, (R,).
-        where: of the table that they came from, if they did.
+        columns: further columns, (R,).
+        where: describes a row of the table that they were read from; None without one.
     """
 
     user: np.ndarray
@@ -221,12 +221,12 @@ class _Ratings:
     columns: RatingColumns
     where: Table | None = None
 
-    def told(self, row: int) -> str:
-        """Return where a rating stands."""
+    def describe_row(self, row: int) -> str:
+        """Describe the place of a rating in its table, for an error."""
         return f"at rating {row}" if self.where is None else f"in {self.where.where(row)}"
 
     def take(self, rows: np.ndarray) -> "_Ratings":
-        """Return some of them; they no longer know where they stood."""
+        """Return some of the ratings, without their places in the table."""
         columns = {name: column[rows] for name, column in self.columns.items()}
         return _Ratings(self.user[rows], self.item[rows], self.value[rows], columns)
 
@@ -274,21 +274,21 @@ def ratings(
     Raises:
         DataError: names what cannot be used.
     """
-    named = columns or {}
-    check_columns(named, ratings, trust)
-    found = _read(ratings, categories, times, only(named, OF_RATINGS))
+    column_names = columns or {}
+    check_columns(column_names, ratings, trust)
+    table = _read(ratings, categories, times, only(column_names, OF_RATINGS))
     low, high = _bounds(scale)
-    _check(found, low, high)
-    found = _distinct(found, repeated)
-    users = np.unique(found.user)
-    pairs = _trust(trust, users, unrated, only(named, OF_TRUST))
-    return _graph_of(found, pairs, (low, high), name)
+    _check_values(table, low, high)
+    table = _distinct(table, repeated)
+    users = np.unique(table.user)
+    pairs = _trust(trust, users, unrated, only(column_names, OF_TRUST))
+    return _graph_of(table, pairs, (low, high), name)
 
 
-def _graph_of(found: _Ratings, pairs: np.ndarray, scale: tuple[float, float], name: str) -> Graph:
+def _graph_of(table: _Ratings, pairs: np.ndarray, scale: tuple[float, float], name: str) -> Graph:
     """Return the graph of distinct ratings and of trust between users by number, (2, T)."""
-    users, user = np.unique(found.user, return_inverse=True)
-    items, item = np.unique(found.item, return_inverse=True)
+    users, user = np.unique(table.user, return_inverse=True)
+    items, item = np.unique(table.item, return_inverse=True)
     first, count = len(users), len(users) + len(items)
     n = count + len(user)
     rating = np.arange(count, n)
@@ -297,25 +297,25 @@ def _graph_of(found: _Ratings, pairs: np.ndarray, scale: tuple[float, float], na
     kinds[:first, 0] = 1
     kinds[first:count, 1] = 1
     y = torch.full((n,), torch.nan, dtype=torch.float64)
-    y[count:] = torch.from_numpy(found.value)
-    role = found.columns.pop(SPLIT, None)
+    y[count:] = torch.from_numpy(table.value)
+    role = table.columns.pop(SPLIT, None)
     return Graph(
         adj=CSR.undirected(np.concatenate(ends, axis=1), n),
         x=kinds,
         y=y,
         num_classes=1,
-        node_id=_keys(users, items, found),
+        node_id=_keys(users, items, table),
         name=name,
         split=None if role is None else split_of([*[""] * count, *role.tolist()]),
-        columns={name: _column(values, count) for name, values in found.columns.items()},
+        columns={name: _column(values, count) for name, values in table.columns.items()},
         scale=scale,
     )
 
 
-def _keys(users: np.ndarray, items: np.ndarray, found: _Ratings) -> np.ndarray:
+def _keys(users: np.ndarray, items: np.ndarray, table: _Ratings) -> np.ndarray:
     """Return the public keys of all nodes."""
     user, item = np.char.add("u:", users), np.char.add("i:", items)
-    one, other = np.char.add("u:", found.user), np.char.add("\ti:", found.item)
+    one, other = np.char.add("u:", table.user), np.char.add("\ti:", table.item)
     keys = np.concatenate([user, item, np.char.add(one, other)])
     return keys.astype(f"<U{int(np.char.str_len(keys).max())}")  # as wide as the longest
 
@@ -328,15 +328,15 @@ def _column(values: np.ndarray, before: int) -> Tensor:
     return torch.cat([torch.full((before,), MISSING), torch.from_numpy(codes.astype(np.int64))])
 
 
-def _read(given: Any, categories: Any, times: Any, named: Mapping[str, str]) -> _Ratings:
-    if isinstance(given, str | os.PathLike):
+def _read(source: Any, categories: Any, times: Any, column_names: Mapping[str, str]) -> _Ratings:
+    if isinstance(source, str | os.PathLike):
         if categories is not None or times is not None:
             raise DataError(
                 "expected categories and times as columns of the table of ratings, got arrays "
-                f"beside {os.fspath(given)}: name the columns {CATEGORY} and {TIME}"
+                f"beside {os.fspath(source)}: name the columns {CATEGORY} and {TIME}"
             )
-        return _of_table(_table(given, named, OF_RATINGS))
-    table = cells_of(given, "ratings")
+        return _of_table(_table(source, column_names, OF_RATINGS))
+    table = cells_of(source, "ratings")
     if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "biufUO" or not len(table):
         raise DataError(
             f"expected ratings (R, 3) of user, item and rating, got {table.dtype} of shape "
@@ -355,7 +355,7 @@ def _read(given: Any, categories: Any, times: Any, named: Mapping[str, str]) -> 
 def _table(
     path: str | os.PathLike[str],
     columns: Mapping[str, str],
-    known: Sequence[str],
+    used_names: Sequence[str],
     *,
     least: int = 1,
 ) -> Table:
@@ -371,7 +371,7 @@ def _table(
             f"expected a table in one of {', '.join(FORMATS)}, got {path}"
             + (f", {what}" if what else "")
         )
-    table = read_table(path).without_row_numbers({*known, *columns.values()}).renamed(columns)
+    table = read_table(path).without_row_numbers({*used_names, *columns.values()}).renamed(columns)
     if len(table.rows) < least:
         raise DataError(f"{path}: expected at least one row, got none")
     for name in table.header:
@@ -410,8 +410,8 @@ def _times(table: Table) -> np.ndarray:
     times = [to_number(cell) for cell in cells]
     for row, time in enumerate(times):
         if time is None or not np.isfinite(time):
-            mend = "dates may be seconds since 1970"
-            raise table.wrong(row, TIME, "a number", cells[row], mend)
+            remedy = "dates may be seconds since 1970"
+            raise table.wrong(row, TIME, "a number", cells[row], remedy)
     return np.array(times, dtype=np.float64)
 
 
@@ -425,75 +425,75 @@ def _bounds(scale: Any) -> tuple[float, float]:
     raise DataError(f"expected a scale (least, largest) of ratings, got {shown(scale)}")
 
 
-def _check(found: _Ratings, low: float, high: float) -> None:
+def _check_values(table: _Ratings, low: float, high: float) -> None:
     """Raise `DataError` unless all ratings are numbers on the scale."""
-    outside = np.flatnonzero(~((found.value >= low) & (found.value <= high)))  # NaN is outside
-    if len(outside):
-        row = int(outside[0])
+    outside_rows = np.flatnonzero(~((table.value >= low) & (table.value <= high)))  # NaN is outside
+    if len(outside_rows):
+        row = int(outside_rows[0])
         other = (
             ", or say their scale: --rating-scale LEAST,LARGEST, in Python sg.ratings(..., "
             "scale=(least, largest)), for a silo scale = [least, largest] in its silo.toml"
         )
         raise DataError(
-            f"expected ratings from {low:g} to {high:g}, got {found.value[row]:g} "
-            f"{found.told(row)} ({counted(len(outside), 'such rating')}): leave them out"
-            + other
-            * bool(np.isfinite(found.value[outside]).all())
+            f"expected ratings from {low:g} to {high:g}, got {table.value[row]:g} "
+            f"{table.describe_row(row)} ({counted(len(outside_rows), 'such rating')}): "
+            "leave them out" + other * bool(np.isfinite(table.value[outside_rows]).all())
         )
-    times = found.columns.get(TIME)
+    times = table.columns.get(TIME)
     if times is not None and not np.isfinite(times).all():
         row = int(np.flatnonzero(~np.isfinite(times))[0])
-        raise DataError(f"expected finite times, got {times[row]} {found.told(row)}")
+        raise DataError(f"expected finite times, got {times[row]} {table.describe_row(row)}")
 
 
-def _distinct(found: _Ratings, repeated: Repeated) -> _Ratings:
+def _distinct(table: _Ratings, repeated: Repeated) -> _Ratings:
     """Return one rating for each pair, in the order of pairs."""
     if repeated not in ("last", "refuse"):
         raise DataError(f"expected repeated='last' or 'refuse', got {repeated!r}")
-    _, user = np.unique(found.user, return_inverse=True)
-    items, item = np.unique(found.item, return_inverse=True)
+    _, user = np.unique(table.user, return_inverse=True)
+    items, item = np.unique(table.item, return_inverse=True)
     pair = user.astype(np.int64) * len(items) + item
-    time = found.columns.get(TIME, np.zeros(len(pair)))
+    time = table.columns.get(TIME, np.zeros(len(pair)))
     order = np.lexsort((time, pair))  # stable, so that the order of rows decides last
     last = np.append(pair[order][1:] != pair[order][:-1], True)
     if repeated == "refuse" and not last.all():
         row = int(order[np.flatnonzero(~last)[0] + 1])
         raise DataError(
-            f"expected one rating for each pair, got another of item {found.item[row]} by user "
-            f"{found.user[row]} {found.told(row)} ({counted(int((~last).sum()), 'such rating')}): "
-            "leave one of them out, or read them by sg.ratings(..., repeated='last')"
+            f"expected one rating for each pair, got another of item {table.item[row]} by user "
+            f"{table.user[row]} {table.describe_row(row)} "
+            f"({counted(int((~last).sum()), 'such rating')}): leave one of them out, or read "
+            "them by sg.ratings(..., repeated='last')"
         )
-    return found.take(order[last])
+    return table.take(order[last])
 
 
 def _trust(
-    given: Any, users: np.ndarray, unrated: Unrated, columns: Mapping[str, str]
+    source: Any, users: np.ndarray, unrated: Unrated, columns: Mapping[str, str]
 ) -> np.ndarray:
     """Return both ends of each statement as numbers of users, (2, T) int64."""
     if unrated not in ("refuse", "drop"):
         raise DataError(f"expected unrated='refuse' or 'drop', got {unrated!r}")
-    if given is None:
+    if source is None:
         return np.zeros((2, 0), dtype=np.int64)
-    ends = _ends(given, columns)
+    ends = _ends(source, columns)
     place = np.searchsorted(users, ends).clip(max=len(users) - 1)
-    known = users[place] == ends
-    if unrated == "refuse" and not known.all():
-        user = ends[~known][0]
+    is_known = users[place] == ends
+    if unrated == "refuse" and not is_known.all():
+        user = ends[~is_known][0]
         raise DataError(
             f"expected trust between users with ratings, got user {user!s} without any "
-            f"({counted(len(np.unique(ends[~known])), 'such user')}): "
+            f"({counted(len(np.unique(ends[~is_known])), 'such user')}): "
             "leave them out, or in Python use unrated='drop'"
         )
-    return place[:, known.all(axis=0)]
+    return place[:, is_known.all(axis=0)]
 
 
-def _ends(given: Any, columns: Mapping[str, str]) -> np.ndarray:
+def _ends(source: Any, columns: Mapping[str, str]) -> np.ndarray:
     """Return truster and trustee of each statement as words, (2, T)."""
-    if isinstance(given, str | os.PathLike):
-        table = _table(given, columns, OF_TRUST, least=0)  # nobody trusts anybody there
+    if isinstance(source, str | os.PathLike):
+        table = _table(source, columns, OF_TRUST, least=0)  # nobody trusts anybody there
         ends = (TRUSTER, TRUSTEE)
         return np.stack([ids_in(table, end, table.column(end, how_named(end))) for end in ends])
-    pairs = cells_of(given, "trust")
+    pairs = cells_of(source, "trust")
     if pairs.shape == (0,):
         pairs = pairs.reshape(0, 2)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iufUO":
@@ -528,8 +528,8 @@ def of_archive(path: Path, parts: Mapping[str, np.ndarray], name: str) -> Graph:
     # numpy compares signed with unsigned numbers as floats, in which near ids are the same.
     trusting = np.isin(table[:, 0] if alike else table[:, 0].astype(object), pairs)
     usable = trusting & (table[:, 2] >= SCALE[0]) & (table[:, 2] <= SCALE[1])
-    beside = {"categories": "rating_category", "times": "rating_time"}
-    further: dict[str, Any] = {what: parts[key] for what, key in beside.items() if key in parts}
+    key_of = {"categories": "rating_category", "times": "rating_time"}
+    further: dict[str, Any] = {what: parts[key] for what, key in key_of.items() if key in parts}
     if any(value.shape != (len(table),) for value in further.values()):
         raise DataError(f"{path}: expected one category and time for each of {len(table)} ratings")
     try:

@@ -85,7 +85,7 @@ class Table:
         rows: the cells; of a CSV file stripped.
         lines: the line on which every row ends; of other files the row, from 0.
         unit: `line` or `row`.
-        called: what the file calls a column that has another name in `header`.
+        called: the file's own names of columns, by their names in `header`, where they differ.
         missing: the cells that count as missing in columns of labels and numbers.
     """
 
@@ -99,11 +99,11 @@ class Table:
 
     @property
     def head(self) -> str:
-        """Where the names of the columns stand."""
+        """The place of the column names, for an error."""
         return f"{self.path}, line 1" if self.unit == "line" else f"{self.path}"
 
     def where(self, row: int) -> str:
-        """Return where a row stands."""
+        """Describe the place of a row, for an error."""
         return f"{self.path}, {self.unit} {self.lines[row]}"
 
     def column(
@@ -122,17 +122,17 @@ class Table:
     def check_named(self, names: Iterable[str]) -> None:
         """Raise `DataError` for a name that no column has; it says which one is near."""
         for name in names:
-            near = None if name in self.header else nearest(name, self.header)
-            if near:
-                raise self._no_column(name, f"did you mean {printable(near)!r}?")
+            suggestion = None if name in self.header else nearest(name, self.header)
+            if suggestion:
+                raise self._no_column(name, f"did you mean {printable(suggestion)!r}?")
             self.column(name)
 
-    def _no_column(self, name: str, mend: str) -> DataError:
+    def _no_column(self, name: str, remedy: str) -> DataError:
         return DataError(
-            f"{self.head}: expected a column {name!r}, got columns {self._listed()}: {mend}"
+            f"{self.head}: expected a column {name!r}, got columns {self._list_columns()}: {remedy}"
         )
 
-    def _listed(self) -> str:
+    def _list_columns(self) -> str:
         """Return the first names of columns, as the file has them."""
         names = [printable(self.called.get(name, name)) for name in self.header[:MOST_LISTED]]
         return ", ".join([*names, "..."] if len(self.header) > MOST_LISTED else names)
@@ -147,13 +147,15 @@ class Table:
             DataError: there is no such column, it is to be two columns, or another one has the new
                 name.
         """
-        for name, given in columns.items():
-            self.column(given, f"correct the name given for {name}")
-        new = {given: name for name, given in columns.items()}
+        for name, column_name in columns.items():
+            self.column(column_name, f"correct the name given for {name}")
+        new = {column_name: name for name, column_name in columns.items()}
         if len(new) < len(columns):
-            given = next(g for g in columns.values() if list(columns.values()).count(g) > 1)
-            names = " and ".join(name for name, called in columns.items() if called == given)
-            raise DataError(f"{self.head}: expected one name for column {given!r}, got {names}")
+            column_name = next(g for g in columns.values() if list(columns.values()).count(g) > 1)
+            names = " and ".join(name for name, column in columns.items() if column == column_name)
+            raise DataError(
+                f"{self.head}: expected one name for column {column_name!r}, got {names}"
+            )
         header = [new.get(name, name) for name in self.header]
         twice = next((name for name in header if header.count(name) > 1), None)
         if twice is not None:
@@ -172,8 +174,8 @@ class Table:
         wide = np.empty((len(self.rows), len(columns)), dtype=np.float64)
         for number, column in enumerate(columns):
             cells = self.column(column)
-            known = [None if cell in self.missing else to_number(cell) for cell in cells]
-            wide[:, number] = [np.nan if value is None else value for value in known]
+            parsed = [None if cell in self.missing else to_number(cell) for cell in cells]
+            wide[:, number] = [np.nan if value is None else value for value in parsed]
         x = compact_features(wide)
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
@@ -182,13 +184,13 @@ class Table:
             cells = self.column(column)
             if cells[row] in self.missing:
                 several = sum(cell in self.missing for cell in cells)
-                mend = f"missing in {counted(several, 'row')}: fill it, or take the column out"
+                remedy = f"missing in {counted(several, 'row')}: fill it, or take the column out"
             else:
-                mend = self._how_to_write(cells, row) or (
+                remedy = self._how_to_write(cells, row) or (
                     "columns without another meaning are features; take this one out, or write a "
                     "column of 0 and 1 for each of its words"
                 )
-            raise self.wrong(row, column, "a finite number (float32)", cells[row], mend)
+            raise self.wrong(row, column, "a finite number (float32)", cells[row], remedy)
         return x
 
     def optional_numbers(self, column: str, expected: str) -> np.ndarray:
@@ -205,7 +207,7 @@ class Table:
         return np.array(numbers, dtype=np.float64)
 
     def _how_to_write(self, cells: Sequence[str], row: int) -> str:
-        """Return how the words of a column become numbers; nothing if that of `row` is none."""
+        """Return how to write the words of a column as numbers; empty if `row` has none."""
         words = [cell for cell in cells if cell not in self.missing and to_number(cell) is None]
         return how_to_write(words) if cells[row] in words else ""
 
@@ -217,18 +219,22 @@ class Table:
         """Return a column of keys (n,): int64, uint64 or text."""
         return read_column(self.column(column), "id", from_text=True)
 
-    def without_row_numbers(self, meant: Iterable[str]) -> "Table":
+    def without_row_numbers(self, used_names: Iterable[str]) -> "Table":
         """Return the table without columns that number its rows, which is reported.
 
         Args:
-            meant: names of columns that have a meaning; they stay.
+            used_names: names of columns that have a meaning; they stay.
         """
-        likely = [name for name in self.header if name in INDEX_NAMES or UNNAMED.fullmatch(name)]
-        dropped = row_number_columns({name: self.column(name) for name in likely}, meant)
-        if not dropped:
+        candidates = [
+            name for name in self.header if name in INDEX_NAMES or UNNAMED.fullmatch(name)
+        ]
+        row_numbers = row_number_columns(
+            {name: self.column(name) for name in candidates}, used_names
+        )
+        if not row_numbers:
             return self
-        report_row_numbers(self.path, dropped)
-        keep = [place for place, name in enumerate(self.header) if name not in dropped]
+        report_row_numbers(self.path, row_numbers)
+        keep = [place for place, name in enumerate(self.header) if name not in row_numbers]
         rows = [[row[place] for place in keep] for row in self.rows]
         return replace(self, header=[self.header[place] for place in keep], rows=rows)
 
@@ -249,9 +255,11 @@ class Table:
                 raise self.wrong(row, column, expected + " or nothing" * empty, cell)
         return cells
 
-    def wrong(self, row: int, column: str, expected: str, got: object, mend: str = "") -> DataError:
+    def wrong(
+        self, row: int, column: str, expected: str, got: object, remedy: str = ""
+    ) -> DataError:
         """Return the error for a cell."""
-        hint = f": {mend}" if mend else ""
+        hint = f": {remedy}" if remedy else ""
         return DataError(
             f"{self.where(row)}, column {self.called.get(column, column)!r}: expected {expected}, "
             f"got {got!r}{hint}"
@@ -259,9 +267,9 @@ class Table:
 
 
 def other_format(path: Path) -> str | None:
-    """Return what a file is that is no table or archive of ours, and how to use it; else None."""
-    known = OTHER_FORMATS.get(path.suffix.lower())
-    return None if known is None else known.replace("PATH", repr(str(path)))
+    """Return the format of a file that cannot be read here, and how to use it; else None."""
+    advice = OTHER_FORMATS.get(path.suffix.lower())
+    return None if advice is None else advice.replace("PATH", repr(str(path)))
 
 
 def read_table(path: Path, missing: MissingValues = USUAL) -> Table:
@@ -297,8 +305,8 @@ def read_csv(path: Path) -> Table:
     if not rows:
         raise DataError(f"{path}: expected a header line, got an empty file")
     header = list(rows[0])
-    named = [name for name in header if name]  # spreadsheets write empty columns at the end
-    if len(set(named)) < len(named):
+    nonempty = [name for name in header if name]  # spreadsheets write empty columns at the end
+    if len(set(nonempty)) < len(nonempty):
         raise DataError(f"{path}, line 1: expected distinct columns, got {', '.join(header)}")
     for cells, line in zip(rows, lines, strict=True):
         if len(cells) != len(header):
@@ -377,9 +385,9 @@ def read_arrays(path: Path, expected: str, choose: Callable[[set[str]], Collecti
                 f"{path}: expected an .npz file with {expected}, got none that can be read: "
                 "empty, cut short, or another format"
             ) from None
-        chosen = sorted(choose(keys))
-        check_unpacked(path, chosen)
-        return {key: _array(path, archive, key) for key in chosen}
+        keys_to_read = sorted(choose(keys))
+        check_unpacked(path, keys_to_read)
+        return {key: _array(path, archive, key) for key in keys_to_read}
 
 
 def check_unpacked(path: Path, keys: Collection[str]) -> None:
@@ -402,8 +410,8 @@ def memory_left() -> int:
     """Return the bytes of memory that are free, or all where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found = next(line.split() for line in lines if line.startswith("MemAvailable:"))
-        return int(found[1]) << 10
+        fields = next(line.split() for line in lines if line.startswith("MemAvailable:"))
+        return int(fields[1]) << 10
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -441,11 +449,11 @@ def _read_npz(path: Path) -> Table:
 def _read_parquet(path: Path) -> Table:
     arrow, parquet = pyarrow(path)
     try:
-        found = parquet.read_table(path)
+        table = parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: expected a Parquet file, got: {reason}") from None
-    return _of_columns(path, {name: found[name].to_pylist() for name in found.column_names})
+    return _of_columns(path, {name: table[name].to_pylist() for name in table.column_names})
 
 
 def pyarrow(path: Path) -> tuple[Any, Any]:
@@ -472,7 +480,7 @@ def _of_columns(path: Path, columns: dict[str, list[Any]]) -> Table:
 
 
 def word_of(cell: object) -> str:
-    """Return a cell as text: nothing for what is missing, no decimals for whole numbers."""
+    """Return a cell as text: empty if missing, whole numbers without decimals."""
     if is_null(cell):
         return ""
     if isinstance(cell, float | np.floating) and cell.is_integer() and abs(float(cell)) < 2**53:
@@ -493,7 +501,7 @@ FEATURES = "edge_attr"
 NAMES = (*WEIGHTS, FEATURES)
 
 
-def chosen_weight(found: Mapping[str, Any]) -> tuple[str | None, list[str]]:
+def chosen_weight(attributes: Mapping[str, Any]) -> tuple[str | None, list[str]]:
     """Return the name of the weights (E,) among values of edges, and the names of the others.
 
     Others that are alike for all edges say nothing, and are not named.
@@ -501,14 +509,16 @@ def chosen_weight(found: Mapping[str, Any]) -> tuple[str | None, list[str]]:
     >>> chosen_weight({"edge_weight": [1.0, 2.0], "edge_attr": [[0, 1], [0, 2]]})
     ('edge_weight', ['edge_attr'])
     """
-    given = {name: np.asarray(found[name]) for name in NAMES if name in found}
-    able = [name for name, values in given.items() if name in WEIGHTS or _could_weigh(values)]
-    chosen = able[0] if able else None
-    return chosen, [name for name, v in given.items() if name != chosen and _differ(v)]
+    edge_values = {name: np.asarray(attributes[name]) for name in NAMES if name in attributes}
+    able = [name for name, values in edge_values.items() if name in WEIGHTS or _could_weigh(values)]
+    weight_name = able[0] if able else None
+    return weight_name, [
+        name for name, v in edge_values.items() if name != weight_name and _differ(v)
+    ]
 
 
 def report_unused(source: object, names: Iterable[str]) -> None:
-    """Report what is known of edges and is not used; nothing where there are no names.
+    """Report values of edges that are not used, if there are any.
 
     Args:
         source: where it was found.
@@ -547,8 +557,8 @@ def checked_weights(values: Any, edges: int) -> np.ndarray:
 def usable(weight: np.ndarray) -> np.ndarray:
     """Return which numbers can be weights: not negative, and finite in float32, too."""
     with np.errstate(invalid="ignore"):
-        found: np.ndarray = (weight >= 0) & (weight <= np.finfo(np.float32).max)
-    return found
+        is_usable: np.ndarray = (weight >= 0) & (weight <= np.finfo(np.float32).max)
+    return is_usable
 
 
 def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) -> Tensor | None:
@@ -564,8 +574,8 @@ def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) 
         source: where they were found.
     """
     low, high = edges.min(axis=0), edges.max(axis=0)
-    kept = low < high
-    pair, weight = (low * adj.num_rows + high)[kept], weight[kept]
+    is_first = low < high
+    pair, weight = (low * adj.num_rows + high)[is_first], weight[is_first]
     order = np.lexsort((weight, pair))  # by weight, too, so that no order of listing matters
     pair, weight = pair[order], weight[order]
     if (weight == 1).all():

@@ -82,7 +82,7 @@ class CrossEdges:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Silo:
-    """What one silo holds.
+    """The data of one silo.
 
     Attributes:
         name: the client's name.
@@ -156,7 +156,7 @@ class Silos:
     """The silos of a federation, all in this process.
 
     Attributes:
-        name: what tables and result folders call the federation.
+        name: of the federation, in tables and result folders.
         members: the silos; their order is the order of every sum.
     """
 
@@ -170,13 +170,13 @@ class Silos:
 
 
 def featured(silo: Silo, source: FeatureSource) -> Silo:
-    """Return a silo with the features that are asked for.
+    """Return a silo with features from `source`.
 
     Its degrees count edges to nodes of other silos, too: where silos hold the parts of one graph,
     they are the degrees in that graph.
 
     Raises:
-        DataError: the given features are asked for, and there are none.
+        DataError: `source` is `given`, and the silo has no features.
     """
     check_given(source, silo.graph.num_features, silo.name)
     if source == "given":
@@ -230,20 +230,22 @@ def silo_block(
     Raises:
         DataError: features are sparse, or too large to be standardized.
     """
-    n, slots, known = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
-    given = silo.x
+    n, slots, is_labeled = len(silo.node_id), len(silo.cross.silo), silo.graph.labeled
+    # Features, and the sums of training nodes by which they are standardized here or later.
+    features = silo.x
     if normalize == "row":
-        given = normalized_rows(given)
+        features = normalized_rows(features)
     sums: dict[str, ClientSums] = {}
     if normalize in ("standard", "standard_client"):
-        trains = (split.train & known).nonzero()[:, 0]
+        trains = (split.train & is_labeled).nonzero()[:, 0]
         sums[FEATURES] = sum_by_client(
-            dense_columns(given)[trains], torch.zeros_like(trains), clients=1
+            dense_columns(features)[trains], torch.zeros_like(trains), clients=1
         )
     if normalize == "standard_client":
-        given = standardize(given, sums[FEATURES].own_statistics().of_client(0))
+        features = standardize(features, sums[FEATURES].own_statistics().of_client(0))
     off = torch.tensor([0, n])
-    x: Rows = SparseRows(given, off) if isinstance(given, CSR) else given
+    x: Rows = SparseRows(features, off) if isinstance(features, CSR) else features
+    # Edges: internal ones, and those to halo slots.
     boundary = torch.unique(silo.cross.row)
     edges = silo.graph.weighted_adj
     between = CSR.from_pairs(silo.cross.row, silo.cross.slot, (n, slots), silo.cross.weight)
@@ -255,7 +257,7 @@ def silo_block(
         off=off,
         x=x,
         y=silo.y,
-        split=split.map(lambda mask: mask & known),
+        split=split.map(lambda mask: mask & is_labeled),
         adj=edges,
         row_key=row_keys(silo.name, silo.node_id),
         halo=Halo(
@@ -315,7 +317,7 @@ def join_blocks(blocks: Sequence[ClientBlock]) -> ClientBlock:
 
 
 def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, Partition, Split]:
-    """Return the graph that the silos hold together, who holds what, and what for.
+    """Return the joint graph of the silos, its partition, and its split.
 
     Only a simulation can do that. Nodes are in the order of their keys where these are distinct
     integers, else silo by silo; keys that two silos use are written as silo/key.
@@ -339,20 +341,20 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     weighted = any(silo.weighted for silo in silos.members)
     values = torch.cat([_values(block.adj), _values(halo.adj)]) if weighted else None
     adj = CSR.from_pairs(rows, columns, (n, n), values)
-    here = torch.from_numpy(order)
+    new_order = torch.from_numpy(order)
     x: Features
     if isinstance(block.x, SparseRows):
-        sparse = block.x.csr.select_rows(here)
+        sparse = block.x.csr.select_rows(new_order)
         assert sparse.values is not None  # features always carry values
         x = sparse.with_values(torch.from_numpy(compact_features(sparse.values.numpy())))
     else:
-        x = torch.from_numpy(compact_features(block.x[here].numpy()))
-    holder, split = owners(block.off)[here], block.split
+        x = torch.from_numpy(compact_features(block.x[new_order].numpy()))
+    holder, split = owners(block.off)[new_order], block.split
     graph = Graph(
         adj=replace(adj, values=None),
         edge_weight=adj.values,
         x=x,
-        y=block.y[here],
+        y=block.y[new_order],
         num_classes=first.num_classes,
         node_id=node_id[order],
         name=silos.name,
@@ -363,7 +365,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     )
     nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
     partition = Partition(silos.ids, nodes, n, "silo")
-    return graph, partition, split.map(lambda mask: mask[here])
+    return graph, partition, split.map(lambda mask: mask[new_order])
 
 
 def _values(adj: CSR) -> Tensor:
@@ -403,7 +405,7 @@ def silo_fingerprint(silo: Silo) -> str:
 
 
 def join_rating_silos(silos: Silos, block: ClientBlock) -> tuple[Graph, Partition, Split]:
-    """Return the graph that silos with ratings hold together, who holds what, and what for.
+    """Return the joint graph of silos with ratings, its partition, and its split.
 
     Only a simulation can do that. Nodes are in the order of `sg.ratings`. A pair that two silos
     have rated has a rating of each, and each silo's has the role that it has there.
@@ -449,7 +451,7 @@ def _numbers(block: ClientBlock, keys: np.ndarray, holder: Tensor) -> tuple[Tens
 
 
 def _repeated(keys: np.ndarray) -> np.ndarray:
-    """Return which of some keys there are several of, bool."""
+    """Return which keys occur several times, bool."""
     _, place, times = np.unique(keys, return_inverse=True, return_counts=True)
-    found: np.ndarray = times[place] > 1
-    return found
+    is_repeated: np.ndarray = times[place] > 1
+    return is_repeated

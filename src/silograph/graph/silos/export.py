@@ -90,8 +90,10 @@ def write_silos(
                 if secret is not None:
                     with open(making / name / SECRET, "xb", opener=opens_private) as file:
                         file.write(secret)
-            listed = ", ".join(toml_value(name) for name in folders)
-            _text(making / FEDERATION, f"name = {toml_value(graph.name)}\nsilos = [{listed}]\n")
+            folder_list = ", ".join(toml_value(name) for name in folders)
+            _text(
+                making / FEDERATION, f"name = {toml_value(graph.name)}\nsilos = [{folder_list}]\n"
+            )
             making.rename(whole)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
@@ -157,34 +159,36 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
             f"({partition.method}): both owners of an edge must know of it; cut by metis, louvain, "
             "random, dirichlet, class_biased or silo"
         )
+    # Cross-silo edges: the row of the own end, and the row of the other end at its owner.
     adj, halo, route = connect(graph, partition)
     key, remote = graph.node_id[nodes.numpy()], halo.boundary[route.target]
     by_slot = torch.sort(halo.adj.indices.long(), stable=True).indices
     row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
+    # Internal edges, each in one direction only.
     once = adj.row < adj.indices.long()
     weight = {} if adj.values is None else {"weight": adj.values[once].numpy()}
     far_weight = {} if halo.adj.values is None else {"weight": halo.adj.values[by_slot].numpy()}
     source, target = adj.row[once], adj.indices.long()[once]
     masks = split.map(lambda mask: mask & graph.labeled)
-    for client, held in enumerate(partition.nodes):
-        inside, crossing = holder[source] == client, holder[row] == client
+    for client, held_nodes in enumerate(partition.nodes):
+        is_internal, is_cross = holder[source] == client, holder[row] == client
         yield {
             NODES: {
-                "id": graph.node_id[held.numpy()],
-                **_labels(graph, held),
-                "split": _parts(masks, held),
+                "id": graph.node_id[held_nodes.numpy()],
+                **_labels(graph, held_nodes),
+                "split": _parts(masks, held_nodes),
             },
-            **({FEATURES: _features(graph, held)} if graph.num_features else {}),
+            **({FEATURES: _features(graph, held_nodes)} if graph.num_features else {}),
             EDGES: {
-                "source": key[source[inside].numpy()],
-                "target": key[target[inside].numpy()],
-                **{name: values[inside] for name, values in weight.items()},
+                "source": key[source[is_internal].numpy()],
+                "target": key[target[is_internal].numpy()],
+                **{name: values[is_internal] for name, values in weight.items()},
             },
             CROSS: {
-                "own": key[row[crossing].numpy()],
-                "silo": names[holder[far[crossing]].numpy()],
-                "remote": key[far[crossing].numpy()],
-                **{name: values[crossing] for name, values in far_weight.items()},
+                "own": key[row[is_cross].numpy()],
+                "silo": names[holder[far[is_cross]].numpy()],
+                "remote": key[far[is_cross].numpy()],
+                **{name: values[is_cross] for name, values in far_weight.items()},
             },
         }
 
@@ -200,22 +204,22 @@ def _rating_tables(
     row, column = graph.edge_index
     trusting = user[row] & user[column] & (row < column)
     row, column = row[trusting], column[trusting]
-    for held in partition.nodes:
-        here = torch.zeros(graph.num_nodes, dtype=torch.bool)
-        here[held] = True
-        mine = here[pairs.row]
-        rows, both = pairs.row[mine], here[row] & here[column]
+    for nodes in partition.nodes:
+        is_member = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        is_member[nodes] = True
+        is_own = is_member[pairs.row]
+        rows, has_both = pairs.row[is_own], is_member[row] & is_member[column]
         yield {
             RATINGS: {
-                "user": name[pairs.user[mine].numpy()],
-                "item": name[pairs.item[mine].numpy()],
+                "user": name[pairs.user[is_own].numpy()],
+                "item": name[pairs.item[is_own].numpy()],
                 "rating": graph.y[rows].numpy(),
                 **({TIME: graph.columns[TIME][rows].numpy()} if TIME in graph.columns else {}),
                 "split": _parts(split, rows),
             },
             TRUST: {
-                "truster": name[row[both].numpy()],
-                "trustee": name[column[both].numpy()],
+                "truster": name[row[has_both].numpy()],
+                "trustee": name[column[has_both].numpy()],
             },
         }
 
@@ -269,18 +273,18 @@ def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequ
     for stem, columns in tables.items():
         file = folder / f"{stem}.{format}"
         if format == "npz":
-            kept = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
-            with open(file, "xb", opener=opens_private) as opened:
-                np.savez(opened, allow_pickle=False, **kept)
+            stored = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
+            with open(file, "xb", opener=opens_private) as handle:
+                np.savez(handle, allow_pickle=False, **stored)
             continue
         table = _as_table(columns, names) if stem == FEATURES else columns
         if format == "csv":
             _text(file, _csv(table))
         else:
             arrow, parquet = pyarrow(file)
-            made = arrow.table({name: arrow.array(column) for name, column in table.items()})
-            with open(file, "xb", opener=opens_private) as opened:
-                parquet.write_table(made, opened)
+            arrow_table = arrow.table({name: arrow.array(column) for name, column in table.items()})
+            with open(file, "xb", opener=opens_private) as handle:
+                parquet.write_table(arrow_table, handle)
 
 
 def _csv(columns: Columns) -> str:

@@ -67,10 +67,10 @@ IN_TOML = f"say so under [columns] of {SPEC}"
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class SiloSpec:
-    """What silo.toml says.
+    """The contents of silo.toml.
 
     Attributes:
-        name: of the silo in the federation; others name it so in their cross-silo edges.
+        name: of the silo in the federation; other silos use it in their cross-silo edges.
         features: number of features of a node; 0: there is no table of features.
         classes: the label set: names in their order, or how many numbers from 0.
         task: `multiclass`, or `multilabel` with a column of 0 and 1 for each of the classes:
@@ -103,26 +103,26 @@ class SiloSpec:
 
     @property
     def num_classes(self) -> int:
-        """How many classes, or label bits."""
+        """Number of classes, or of label bits."""
         return self.classes if isinstance(self.classes, int) else len(self.classes)
 
-    def called(self, *names: str) -> list[str]:
-        """Return what the columns are called in this silo's tables."""
+    def column_names(self, *names: str) -> list[str]:
+        """Return the names that the columns have in this silo's tables."""
         return [self.columns.get(name, name) for name in names]
 
-    def read_table(self, path: Path, *meant: str) -> Table:
+    def read_table(self, path: Path, *column_names: str) -> Table:
         """Return a table without columns that only number its rows.
 
         Args:
             path: the file.
-            meant: columns of the table, by their names here.
+            column_names: columns of the table, by their names here.
         """
         table = read_table(path, missing_values(self.na_values))
-        return table.without_row_numbers(self.called(*meant))
+        return table.without_row_numbers(self.column_names(*column_names))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says.
+    """Parse a TOML file.
 
     Raises:
         DataError: it is missing or no TOML.
@@ -138,7 +138,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_spec(path: Path) -> SiloSpec:
-    """Return what a silo.toml says, checked.
+    """Read and check a silo.toml.
 
     Raises:
         DataError: names the file, and the key.
@@ -157,8 +157,8 @@ def read_spec(path: Path) -> SiloSpec:
         spec = checked(SiloSpec, values, SPEC)
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from None
-    told = {name: getattr(spec, name) for name in OF_RATINGS}
-    if spec.task == "rating" and (told != OF_RATINGS or spec.sparse or spec.na_values):
+    fixed_values = {name: getattr(spec, name) for name in OF_RATINGS}
+    if spec.task == "rating" and (fixed_values != OF_RATINGS or spec.sparse or spec.na_values):
         raise DataError(
             f"{path}: expected name, task and perhaps scale and [columns] of a silo with ratings, "
             "got more: drop it"
@@ -166,17 +166,17 @@ def read_spec(path: Path) -> SiloSpec:
     low, high = spec.scale
     if not -math.inf < low < high < math.inf:
         raise DataError(f"{path}: expected scale = [least, largest], got [{low:g}, {high:g}]")
-    known = RATING_COLUMNS if spec.task == "rating" else COLUMNS
+    valid_names = RATING_COLUMNS if spec.task == "rating" else COLUMNS
     for name in spec.columns:
-        if name not in known and (spec.task == "rating" or not name.startswith("label_")):
-            raise DataError(f"{path}: {unknown('column under [columns]', name, known)}")
+        if name not in valid_names and (spec.task == "rating" or not name.startswith("label_")):
+            raise DataError(f"{path}: {unknown('column under [columns]', name, valid_names)}")
     if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
         raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")
     return spec
 
 
 def _check_task(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise `DataError` for a task that there is none of, or that tables of ratings lack."""
+    """Raise `DataError` for an unknown task or scale, or for tables of ratings without a task."""
     task, scale = values.get("task", TASKS[0]), values.get("scale", [1, 5])
     if task not in TASKS:
         raise DataError(f"{path}: {unknown('task', str(task), TASKS)}")
@@ -192,7 +192,7 @@ def _check_task(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def only(table: Table, columns: Collection[str]) -> None:
-    """Refuse columns that mean nothing: one of them may be a misspelt label."""
+    """Raise `DataError` for unknown columns: one of them may be a misspelt label."""
     for name in table.header:
         if name not in columns:
             raise DataError(
@@ -225,80 +225,80 @@ def read_features(
         DataError: names file, line and how to mend it.
     """
     if path.suffix == ".npz":
-        return _of_arrays(path, spec, len(place)), ()
+        return _features_from_arrays(path, spec, len(place)), ()
     table = spec.read_table(path, "id", *(("feature", "value") if spec.sparse else ()))
     if spec.sparse:
-        return _of_entries(table, spec, place), ()
-    (id,) = spec.called("id")
-    rows = _rows_features(table, id, place)
+        return _features_from_entries(table, spec, place), ()
+    (id,) = spec.column_names("id")
+    rows = _feature_rows(table, id, place)
     names = [name for name in table.header if name != id]
     if len(names) != spec.features:
         raise DataError(
             f"{table.head}: expected {spec.features} columns of features besides {id!r}, as "
             f"{SPEC} says, got {len(names)}: add or drop columns, or correct {SPEC}"
         )
-    given = table.numbers(names)
-    x = np.empty_like(given)
-    x[rows] = given
-    report_counting_features(path, given, names)
+    values = table.numbers(names)
+    x = np.empty_like(values)
+    x[rows] = values
+    report_counting_features(path, values, names)
     return torch.from_numpy(x), tuple(names)
 
 
-def _rows_features(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
-    """Return the rows of keys that must be those of all nodes, each once."""
-    seen: dict[str, int] = {}
+def _feature_rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
+    """Return the row of each key; the keys must be those of all nodes, each once."""
+    row_by_key: dict[str, int] = {}
     for row, key in enumerate(table.column(column, IN_TOML)):
         if key not in place:
             raise table.wrong(
                 row, column, f"a key of {NODES}", key, "add the node, or drop the row"
             )
-        if key in seen:
-            first = f"{table.unit} {table.lines[seen[key]]}"
+        if key in row_by_key:
+            first = f"{table.unit} {table.lines[row_by_key[key]]}"
             raise table.wrong(row, column, f"a key not yet on {first}", key, "drop one of them")
-        seen[key] = row
-    absent = next((key for key in place if key not in seen), None)
-    if absent is not None:
+        row_by_key[key] = row
+    missing_key = next((key for key in place if key not in row_by_key), None)
+    if missing_key is not None:
         raise DataError(
-            f"{table.path}: expected features of every node, got none of {absent!r}: add a row"
+            f"{table.path}: expected features of every node, got none of {missing_key!r}: add a row"
         )
-    return [place[key] for key in seen]
+    return [place[key] for key in row_by_key]
 
 
-def _of_entries(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
+def _features_from_entries(table: Table, spec: SiloSpec, place: Mapping[str, int]) -> CSR:
     """Return the features of rows of node, feature, value; all others are 0."""
-    id, feature, value = spec.called("id", "feature", "value")
+    id, feature, value = spec.column_names("id", "feature", "value")
     only(table, (id, feature, value))
-    seen: dict[tuple[int, int], int] = {}
+    row_by_entry: dict[tuple[int, int], int] = {}
     cells = zip(table.column(id, IN_TOML), table.column(feature, IN_TOML), strict=True)
     for row, (key, cell) in enumerate(cells):
         if key not in place:
             raise table.wrong(row, id, f"a key of {NODES}", key, "add the node, or drop the row")
         if not (cell.isascii() and cell.isdigit() and int(cell) < spec.features):
-            mend = f"correct it, or features in {SPEC}"
+            remedy = f"correct it, or features in {SPEC}"
             expected = f"a feature 0..{spec.features - 1}"
-            raise table.wrong(row, feature, expected, cell, mend)
+            raise table.wrong(row, feature, expected, cell, remedy)
         entry = (place[key], int(cell))
-        if entry in seen:
-            first = f"{table.unit} {table.lines[seen[entry]]}"
+        if entry in row_by_entry:
+            first = f"{table.unit} {table.lines[row_by_entry[entry]]}"
             expected = f"a feature of {key!r} not yet on {first}"
             raise table.wrong(row, feature, expected, cell, "drop one of them")
-        seen[entry] = row
+        row_by_entry[entry] = row
     table.column(value, IN_TOML)
-    pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2).T
+    pairs = np.array(list(row_by_entry), dtype=np.int64).reshape(-1, 2).T
     values = table.numbers([value])[:, 0]
     return CSR.from_scipy(sp.coo_matrix((values, tuple(pairs)), (len(place), spec.features)))
 
 
-def _of_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
+def _features_from_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
     """Return the features in an .npz file."""
-    wanted = _SPARSE if spec.sparse else _DENSE
-    expected = f"{', '.join(wanted)}, as sparse = {str(spec.sparse).lower()} in {SPEC} says"
+    expected_keys = _SPARSE if spec.sparse else _DENSE
+    expected = f"{', '.join(expected_keys)}, as sparse = {str(spec.sparse).lower()} in {SPEC} says"
 
     def choose(keys: set[str]) -> tuple[str, ...]:
-        if keys != set(wanted):
+        if keys != set(expected_keys):
             got = ", ".join(sorted(keys)) or "none"
             raise DataError(f"{path}: expected {expected}, got {got}: write these, or correct it")
-        return wanted
+        return expected_keys
 
     parts = read_arrays(path, expected, choose)
     try:
@@ -347,8 +347,8 @@ def silos_files(path: Path) -> list[Path]:
         SPEC,
         *(f"{s}{e}" for s in (NODES, FEATURES, EDGES, CROSS, RATINGS, TRUST) for e in FORMATS),
     ]
-    found = [path / FEDERATION, *(file for name in names for file in path.glob(f"*/{name}"))]
-    return sorted(file for file in found if file.is_file())
+    candidates = [path / FEDERATION, *(file for name in names for file in path.glob(f"*/{name}"))]
+    return sorted(file for file in candidates if file.is_file())
 
 
 @standard_numerics()
@@ -363,12 +363,12 @@ def read_silos(path: str | os.PathLike[str]) -> Silos:
     """
     path = Path(path)
     order, about = path / FEDERATION, {}
-    folders = sorted(found.parent for found in path.glob(f"*/{SPEC}"))
+    folders = sorted(file.parent for file in path.glob(f"*/{SPEC}"))
     if order.is_file():
         about = read_toml(order)
-        folders = _listed(order, about)
+        folders = _listed_folders(order, about)
     else:
-        _check_described(path)
+        _check_undescribed_folders(path)
     if not folders:
         raise DataError(
             f"expected a folder with a folder for each silo, each with a {SPEC}, got {path}"
@@ -386,9 +386,9 @@ def read_silos(path: str | os.PathLike[str]) -> Silos:
     return Silos(str(about.get("name", path.resolve().name)), tuple(members))
 
 
-def _check_described(path: Path) -> None:
-    """Raise `DataError` for a folder with a silo's tables that says nothing of them."""
-    for folder in sorted(found for found in path.iterdir() if found.is_dir()):
+def _check_undescribed_folders(path: Path) -> None:
+    """Raise `DataError` for a folder with a silo's tables but without a silo.toml."""
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir()):
         if not is_silo(folder) and (_files(folder, NODES) or _files(folder, RATINGS)):
             raise DataError(
                 f"{folder}: expected {SPEC} beside the tables of a silo, got none: write it (see "
@@ -396,19 +396,21 @@ def _check_described(path: Path) -> None:
             )
 
 
-def _listed(order: Path, about: Mapping[str, Any]) -> list[Path]:
+def _listed_folders(order: Path, about: Mapping[str, Any]) -> list[Path]:
     """Return the folders that federation.toml lists."""
     for key in about:
         if key not in ("name", "silos"):
             raise DataError(f"{order}: {unknown('key', key, ('name', 'silos'))}")
-    found = about.get("silos")
-    right = isinstance(found, list) and all(isinstance(name, str) and name for name in found)
-    if not right or not found or not isinstance(about.get("name", ""), str):
+    names = about.get("silos")
+    is_list_of_names = isinstance(names, list) and all(
+        isinstance(name, str) and name for name in names
+    )
+    if not is_list_of_names or not names or not isinstance(about.get("name", ""), str):
         raise DataError(
             f'{order}: expected silos = ["FOLDER", ...] and a text as name, got '
             f"{dict(about)!r}: list each silo's folder"
         )
-    return [order.parent / name for name in found]
+    return [order.parent / name for name in names]
 
 
 @standard_numerics()
@@ -421,9 +423,9 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"expected the folder of a silo, got {path}: no such folder")
-    inside = sorted(found.parent.name for found in path.glob(f"*/{SPEC}"))
-    if inside and not is_silo(path):
-        some = ", ".join([*inside[:3], *["..."] * (len(inside) > 3)])
+    subfolders = sorted(file.parent.name for file in path.glob(f"*/{SPEC}"))
+    if subfolders and not is_silo(path):
+        some = ", ".join([*subfolders[:3], *["..."] * (len(subfolders) > 3)])
         raise DataError(
             f"expected the folder of a silo, got {path}, which holds folders of silos: name one of "
             f"them ({some})"
@@ -431,20 +433,22 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     spec = read_spec(path / SPEC)
     if spec.task == "rating":
         return _rating_silo(path, spec)
+    # Nodes: keys, labels and split.
     label = ["label"]
     if spec.task == "multilabel":
         label = [f"label_{bit}" for bit in range(spec.num_classes)]
     nodes = spec.read_table(_file(path, NODES), "id", *label, "split")
-    id, split = spec.called("id", "split")
-    labels = spec.called(*label)
+    id, split = spec.column_names("id", "split")
+    labels = spec.column_names(*label)
     only(nodes, (id, *labels, split))
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
+    # Features and edges name nodes by their keys.
     x, names = _features(path, spec, place)
     adj, weight = _internal(_file(path, EDGES), spec, place)
     return Silo(
         name=spec.name,
-        node_id=_typed(list(place), spec),
+        node_id=_as_key_array(list(place), spec),
         x=x,
         y=y,
         num_classes=spec.num_classes,
@@ -494,12 +498,12 @@ def _rating_silo(path: Path, spec: SiloSpec) -> Silo:
 def _features(
     path: Path, spec: SiloSpec, place: Mapping[str, int]
 ) -> tuple[Features, tuple[str, ...]]:
-    """Return the features (n, F) and their names; none of a silo that says it has none."""
+    """Return the features (n, F) and their names; (n, 0) if silo.toml says that there are none."""
     if spec.features:
         return read_features(_file(path, FEATURES), spec, place)
-    found = _files(path, FEATURES)
-    if found or spec.sparse:
-        got = found[0].name if found else "sparse = true"
+    files = _files(path, FEATURES)
+    if files or spec.sparse:
+        got = files[0].name if files else "sparse = true"
         raise DataError(
             f"{path / SPEC}: expected no table of features with features = 0, got {got}: drop it, "
             "or say how many features a node has"
@@ -509,20 +513,20 @@ def _features(
 
 def _files(path: Path, stem: str) -> list[Path]:
     """Return the files of a table."""
-    found = [path / f"{stem}{ending}" for ending in FORMATS]
-    return [file for file in found if file.is_file()]
+    candidates = [path / f"{stem}{ending}" for ending in FORMATS]
+    return [file for file in candidates if file.is_file()]
 
 
 def _file(path: Path, stem: str) -> Path:
     """Return the one file of a table."""
-    found = _files(path, stem)
-    if len(found) == 1:
-        return found[0]
-    got = " and ".join(file.name for file in found)
-    mend = "keep one of them" if found else "one with the header line alone will do for no rows"
+    files = _files(path, stem)
+    if len(files) == 1:
+        return files[0]
+    got = " and ".join(file.name for file in files)
+    remedy = "keep one of them" if files else "one with the header line alone will do for no rows"
     raise DataError(
         f"expected one of {', '.join(stem + ending for ending in FORMATS)} in {path}, "
-        f"got {got or 'none'}: {mend}"
+        f"got {got or 'none'}: {remedy}"
     )
 
 
@@ -551,7 +555,7 @@ def _is_integer(key: str) -> bool:
 
 
 def _labels(table: Table, columns: Sequence[str], spec: SiloSpec) -> Tensor:
-    """Return (n,) or (n, T) int64; without a column nothing is known."""
+    """Return labels (n,) or (n, T) int64; all are missing without a column."""
     if not set(columns) & set(table.header):
         shape = (len(table.rows),) if spec.task == "multiclass" else (len(table.rows), len(columns))
         return torch.full(shape, MISSING)
@@ -570,9 +574,9 @@ def _labels(table: Table, columns: Sequence[str], spec: SiloSpec) -> Tensor:
             if cell not in number and cell in table.missing:
                 number[cell] = MISSING
             if cell not in number:
-                shown = ", ".join(words[:9]) + ", ..." * (len(words) > 9)
-                mend = "" if spec.task == "multilabel" else f"name it in classes of {SPEC}, too"
-                raise table.wrong(row, column, f"a label of {shown} or nothing", cell, mend)
+                examples = ", ".join(words[:9]) + ", ..." * (len(words) > 9)
+                remedy = "" if spec.task == "multilabel" else f"name it in classes of {SPEC}, too"
+                raise table.wrong(row, column, f"a label of {examples} or nothing", cell, remedy)
         values.append([number[cell] for cell in cells])
     y = torch.tensor(values, dtype=torch.int64)
     return y[0] if spec.task == "multiclass" else y.T.contiguous()
@@ -589,8 +593,8 @@ def _rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
     rows = []
     for row, key in enumerate(table.column(column, IN_TOML)):
         if key not in place:
-            mend = "add the node, or drop the edge"
-            raise table.wrong(row, column, f"a key of {NODES}", key, mend)
+            remedy = "add the node, or drop the edge"
+            raise table.wrong(row, column, f"a key of {NODES}", key, remedy)
         rows.append(place[key])
     return rows
 
@@ -601,59 +605,61 @@ def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR
     They are listed once or both ways.
     """
     table = spec.read_table(path, "source", "target", "weight")
-    source, target, weight = spec.called("source", "target", "weight")
+    source, target, weight = spec.column_names("source", "target", "weight")
     only(table, (source, target, weight))
     ends = [_rows(table, column, place) for column in (source, target)]
-    seen: dict[tuple[int, int], int] = {}
+    row_by_edge: dict[tuple[int, int], int] = {}
     for row, edge in enumerate(zip(*ends, strict=True)):
         if edge[0] == edge[1]:
             key = table.column(source)[row]
             raise table.wrong(row, target, "another node", key, "drop the edge to itself")
-        _once(table, target, seen, edge, row)
-    pairs = np.array(list(seen), dtype=np.int64).reshape(-1, 2).T
+        _add_edge_once(table, target, row_by_edge, edge, row)
+    pairs = np.array(list(row_by_edge), dtype=np.int64).reshape(-1, 2).T
     adj = CSR.undirected(pairs, len(place))
     if weight not in table.header:
         return adj, None
     return adj, weights_of(adj, pairs, weight_column(table, weight), table.path)
 
 
-def _once(table: Table, column: str, seen: dict[Any, int], edge: Any, row: int) -> None:
-    if edge in seen:
-        first = f"{table.unit} {table.lines[seen[edge]]}"
+def _add_edge_once(
+    table: Table, column: str, row_by_edge: dict[Any, int], edge: Any, row: int
+) -> None:
+    if edge in row_by_edge:
+        first = f"{table.unit} {table.lines[row_by_edge[edge]]}"
         got = table.rows[row][table.header.index(column)]
         raise table.wrong(row, column, f"an edge not yet on {first}", got, "drop one of them")
-    seen[edge] = row
+    row_by_edge[edge] = row
 
 
 def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
     table = spec.read_table(path, "own", "silo", "remote", "weight")
-    own, silo, remote, weight = spec.called("own", "silo", "remote", "weight")
+    own, silo, remote, weight = spec.column_names("own", "silo", "remote", "weight")
     only(table, (own, silo, remote, weight))
     rows = _rows(table, own, place)
     slot_of: dict[tuple[str, str], int] = {}
-    slots, seen = [], dict[tuple[int, int], int]()
+    slots, row_by_edge = [], dict[tuple[int, int], int]()
     others, keys = (table.column(column, IN_TOML) for column in (silo, remote))
     for row, other in enumerate(zip(others, keys, strict=True)):
         for column, cell in zip((silo, remote), other, strict=True):
             if not cell:
                 raise table.wrong(row, column, "a silo and a key there", cell, "fill the cell")
         if other[0] == spec.name:
-            mend = f"list the edge in {EDGES}"
-            raise table.wrong(row, silo, "the name of another silo", other[0], mend)
+            remedy = f"list the edge in {EDGES}"
+            raise table.wrong(row, silo, "the name of another silo", other[0], remedy)
         slots.append(slot_of.setdefault(other, len(slot_of)))
-        _once(table, remote, seen, (rows[row], slots[row]), row)
+        _add_edge_once(table, remote, row_by_edge, (rows[row], slots[row]), row)
     weights = weight_column(table, weight) if weight in table.header else np.ones(len(rows))
     return CrossEdges(
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(slots, dtype=torch.int64),
         tuple(name for name, _ in slot_of),
-        _typed([key for _, key in slot_of], spec),
+        _as_key_array([key for _, key in slot_of], spec),
         None if (weights == 1).all() else torch.from_numpy(weights),
     )
 
 
-def _typed(keys: list[str], spec: SiloSpec) -> np.ndarray:
-    """Return keys as they count in draws; those of others may be words where own ones are not."""
+def _as_key_array(keys: list[str], spec: SiloSpec) -> np.ndarray:
+    """Return keys in the type that draws use: integers, or text where one is no integer."""
     if spec.keys != "integer" or not all(_is_integer(key) for key in keys):
         return np.array(keys, dtype=np.str_)
     typed = integer_ids([int(key) for key in keys])
