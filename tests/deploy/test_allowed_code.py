@@ -19,7 +19,7 @@ from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, 
 from silograph.deploy.server import serve, start_facts
 from silograph.deploy.silo import OwnData, read_allowed
 from silograph.deploy.venue import Venue
-from silograph.experiment.resolve.resolve import choose, known_values, resolve
+from silograph.experiment.resolve.resolve import choose, fill_defaults, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program
 from silograph.federation.session.message import (
@@ -211,7 +211,7 @@ class Server:
         config = make_config(plain | options)
         told = {k: v for k, v in vars(config).items() if v is not None and k != "dataset"}
         parts = choose(make_config({**plain, **options, "method": "fedopt", "model": "gcn"}))
-        told |= {k: v for k, v in known_values(config, parts).items() if v is not None}
+        told |= {k: v for k, v in fill_defaults(config, parts).items() if v is not None}
         given = {k: v for k, v in parts.options.items() if v is not None}
         others = {k: v for k, v in given.items() if not k.startswith("method.")}
         told |= {

@@ -54,7 +54,7 @@ def over_session(setup: Setup) -> tuple[Session, dict[str, DirectLink], Setup]:
         program=agreed,
         most_work=partial(most_work, setup.config, setup.method, setup.method_config),
     )
-    return fed, links, replace(setup, federation=fed, simulated=None, held=None)
+    return fed, links, replace(setup, federation=fed, simulated=None, server_block=None)
 
 
 def run(setup: Setup) -> None:

@@ -124,7 +124,7 @@ def record(setup: Setup) -> Recorded:
     remote, links = session(
         whole, fed.route, setup.method_config, own_ops(), program=agreed, most_work=work
     )
-    started = replace(setup, federation=remote, simulated=None, held=None)
+    started = replace(setup, federation=remote, simulated=None, server_block=None)
     with shares_of_work() as shares:
         train(started, None, Silent(), first_snapshot(started), [], Watched(()))
     assert 0 < max(shares) < 0.1  # honest work stays far below its bound

@@ -244,7 +244,7 @@ def _check_file(file: Path, config: RunConfig, flags: Mapping[str, Any]) -> None
     from silograph.experiment.resolve.trusted_code import check_trusted
 
     named = {kind: spec for kind, spec in own_code(config).items() if kind not in flags}
-    check_trusted(named, trust=False, where=file)
+    check_trusted(named, trust=False, origin=file)
 
 
 # --- Names of settings as the command line spells them -------------------------------------------

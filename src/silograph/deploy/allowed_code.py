@@ -22,7 +22,7 @@ from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent,
 from silograph.experiment.resolve.user_code import (
     absolute_source,
     digest_of_source,
-    imported,
+    import_spec,
     is_spec,
     module_of,
     source_name,
@@ -322,7 +322,7 @@ def check_model(config: RunConfig) -> None:
     """Raise `ConfigError` for a model of users that silos cannot find by its name."""
     if config.model is None or not is_spec(config.model):
         return
-    make = imported(config.model, object)
+    make = import_spec(config.model, object)
     if not (isinstance(make, type) and issubclass(make, nn.Module)):
         raise ConfigError(
             f"expected a class of torch.nn.Module for a federation of silos, got {config.model}, "

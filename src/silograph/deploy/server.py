@@ -49,7 +49,7 @@ from silograph.experiment.resolve.resolve import (
     can_score_participants,
     choose,
     resolve,
-    resolved_without_data,
+    resolve_without_data,
 )
 from silograph.experiment.resolve.run_program import most_work, program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
@@ -486,7 +486,7 @@ def check_run(config: RunConfig, venue: Venue | None = None) -> None:
     check_declared(config, method)
     check_model(config)
     at_silos = replace(without_part(config, "partition"), partition=CUT)
-    found = resolved_without_data(at_silos, device="cpu")
+    found = resolve_without_data(at_silos, device="cpu")
     if venue is not None and found is not None:
         program = program_of(found.config, found.schema, method, found.method_config)
         check_update_norm(venue, program, config.method)

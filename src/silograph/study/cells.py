@@ -28,7 +28,7 @@ from silograph.experiment.resolve.parts import (
     options_of,
     own_code,
 )
-from silograph.experiment.resolve.resolve import choose, known_values
+from silograph.experiment.resolve.resolve import choose, fill_defaults
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import VIRTUAL, Row
@@ -130,7 +130,7 @@ def deciding(
         ConfigError: unknown method, model or option (names the nearest).
     """
     config = with_absolute_paths(config, in_memory=in_memory)
-    values = known_values(config, choose(config, given))
+    values = fill_defaults(config, choose(config, given))
     return {name: value for name, value in values.items() if name not in MACHINE}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, hold_folder
-from silograph.experiment.resolve.cutting import as_used
+from silograph.experiment.resolve.cutting import prepare_graph
 from silograph.experiment.resolve.fitting import with_edges
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.graph.datasets import is_path, source_of
@@ -355,9 +355,9 @@ def _check(graph: Graph, done: Done, path: Path | None) -> None:
         if use not in hashes:
             # A model that has no place for weights of edges was trained without.
             both = (graph, with_edges(graph, "ignore"))
-            hashes[use] = {fingerprint(as_used(config, each)) for each in both}
+            hashes[use] = {fingerprint(prepare_graph(config, each)) for each in both}
         if theirs not in hashes[use]:
-            ours = fingerprint(as_used(config, graph))
+            ours = fingerprint(prepare_graph(config, graph))
             raise ConfigError(
                 f"expected {config.dataset} as it was for the lines of {path} (graph {theirs}), "
                 f"got another (graph {ours}): put its file back, or choose another --out, nothing "

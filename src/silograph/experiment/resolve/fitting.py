@@ -49,24 +49,24 @@ def why_not_weighed(model: AnyModel) -> str | None:
     """Return why a model has no place for weights of edges, or None if it has."""
     if model.staged is None:
         return f"{model.noun} is told of edges without them"
-    sums = [stage.conv for stage in model.staged.stages if stage.conv.sums]
-    if not sums:
+    convolutions = [stage.conv for stage in model.staged.stages if stage.conv.sums]
+    if not convolutions:
         return f"{model.noun} reads no edges"
-    without = [conv.name for conv in sums if not conv.weighs]
-    return f"{without[0]} has no place for them" if without else None
+    unweighted_layers = [conv.name for conv in convolutions if not conv.weighs]
+    return f"{unweighted_layers[0]} has no place for them" if unweighted_layers else None
 
 
-def edge_weights_in(asked: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
+def edge_weights_in(config: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
     """Return what becomes of weights of edges.
 
     Args:
-        asked: the config.
+        config: the config.
         model: of the run.
         weighted: whether any client has weights of edges.
     """
-    if asked.edge_weights == "ignore" or why_not_weighed(model):
+    if config.edge_weights == "ignore" or why_not_weighed(model):
         return "ignore"
-    return (asked.edge_weights or DEFAULT) if weighted else "use"
+    return (config.edge_weights or DEFAULT) if weighted else "use"
 
 
 def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
@@ -80,7 +80,7 @@ def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
 
 
 def check_edge_weights(
-    asked: RunConfig,
+    user_config: RunConfig,
     config: ResolvedConfig,
     method: AnyMethod,
     model: AnyModel,
@@ -96,7 +96,7 @@ def check_edge_weights(
         return None
     if (reason := why_not_weighed(model)) is not None:
         return f"edge weights are not used: {reason}; every edge counts 1"
-    if asked.edge_weights == "ignore":
+    if user_config.edge_weights == "ignore":
         return "edge weights are not used (edge_weights=ignore); every edge counts 1"
     ignore = "add edge_weights=ignore, and every edge counts 1"
     if not method.weighs_edges:
@@ -177,15 +177,17 @@ def _transform(
         return None
     if use == "use":
         return weight
-    given = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
+    edge_weight = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
     if use == "scale":
-        return weight if mean is None or mean in (0.0, 1.0) else given / mean
-    if bool((given < 0).any()):
+        return weight if mean is None or mean in (0.0, 1.0) else edge_weight / mean
+    if bool((edge_weight < 0).any()):
         raise DataError(
             f"expected edge weights from 0 in {name} with edge_weights=log, got "
-            f"{float(given.min()):g}: change these weights, or set edge_weights=ignore"
+            f"{float(edge_weight.min()):g}: change these weights, or set edge_weights=ignore"
         )
-    return torch.log1p(given) / math.log(2)  # a weight of 1 stays exactly 1, as self loops weigh
+    return torch.log1p(edge_weight) / math.log(
+        2
+    )  # a weight of 1 stays exactly 1, as self loops weigh
 
 
 def sum_specs(config: RunConfig | ResolvedConfig, features: int, method: AnyMethod) -> SumSpecs:
@@ -226,12 +228,12 @@ def complete_block(
         mean = float(statistics[EDGE_WEIGHTS].mean)
         if not 0 <= mean < math.inf:  # it comes from the server
             raise DataError(f"expected the mean of edge weights to be 0 or more, got {mean:g}")
-        scaled = silo_with_edges(silo, "scale", mean)
-        cross, halo = scaled.cross, block.halo.adj
+        scaled_silo = silo_with_edges(silo, "scale", mean)
+        cross, halo = scaled_silo.cross, block.halo.adj
         shape = halo.num_rows, halo.num_cols
-        edges = scaled.graph.weighted_adj.to(device, dtype)
-        between = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
-        block = replace(block, adj=edges, halo=replace(block.halo, adj=between))
+        adj = scaled_silo.graph.weighted_adj.to(device, dtype)
+        cross_adj = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
+        block = replace(block, adj=adj, halo=replace(block.halo, adj=cross_adj))
     return block
 
 
@@ -261,17 +263,19 @@ class BlockInState:
     def __call__(self, state: State) -> ClientBlock:
         """Return the block that ops are given with a state."""
         statistics = statistics_in(state)
-        known, block = self._completed
-        if _alike(known, statistics):
+        cached_statistics, block = self._completed
+        if _equal_statistics(cached_statistics, statistics):
             return block
         block = complete_block(self._block, self._silo, statistics)
         self._completed = statistics, block
-        if (line := narrowing_line(self._silo, block, "standard")) is not None:
-            self._warn(line)
+        if (warning := narrowing_line(self._silo, block, "standard")) is not None:
+            self._warn(warning)
         return block
 
 
-def _alike(ours: Mapping[str, ColumnStatistics], theirs: Mapping[str, ColumnStatistics]) -> bool:
+def _equal_statistics(
+    ours: Mapping[str, ColumnStatistics], theirs: Mapping[str, ColumnStatistics]
+) -> bool:
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name].mean, theirs[name].mean)
         and torch.equal(ours[name].deviation, theirs[name].deviation)

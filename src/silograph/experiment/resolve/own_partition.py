@@ -45,7 +45,7 @@ class CutGraph:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class CallArguments:
     """What a call was given of graph and options, as a config can say it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Taken:
     partition: Any = None
 
 
-def taken(graph: Any, options: Mapping[str, Any]) -> Taken:
+def parse_call_arguments(graph: Any, options: Mapping[str, Any]) -> CallArguments:
     """Return what a call was given of graph and options.
 
     Raises:
@@ -87,7 +87,7 @@ def taken(graph: Any, options: Mapping[str, Any]) -> Taken:
     if graph is not None and not isinstance(graph, Silos | str | os.PathLike):
         graph = graph_of(graph)
     is_value = options.get("partition") == PENDING
-    return Taken(graph, options, partition if is_value else None)
+    return CallArguments(graph, options, partition if is_value else None)
 
 
 def _check_kind(partition: Any) -> None:
@@ -99,7 +99,7 @@ def _check_kind(partition: Any) -> None:
         )
 
 
-def cut_by(
+def apply_partition(
     data: Graph | Silos, partition: Any, config: RunConfig
 ) -> tuple[Graph | CutGraph, RunConfig]:
     """Return a graph with its partition, and the config that says its hash.
@@ -118,24 +118,24 @@ def cut_by(
             "partition: expected none with silos, got one in memory: they are cut already"
         )
     if callable(partition) and not isinstance(partition, Partition):
-        partition = _called(partition, data)
+        partition = _call_partition_function(partition, data)
     if isinstance(partition, Partition):
         if partition.num_nodes != data.num_nodes:
             raise PartitionError(
                 f"expected a partition of the {data.num_nodes} nodes of {data.name!r}, got one of "
                 f"{partition.num_nodes}: cut this graph itself"
             )
-        found: Graph | CutGraph = CutGraph(data, partition)
+        cut_data: Graph | CutGraph = CutGraph(data, partition)
         owner = owner_of_each(partition)
         if owner is not None:
-            found = replace(data, silo=owner, silo_names=partition.ids)
+            cut_data = replace(data, silo=owner, silo_names=partition.ids)
     else:
-        found = assigned(data, partition)
-        partition = of_silos(found)
-    return found, replace(config, partition=f"{GIVEN}{partition.hash}")
+        cut_data = assigned(data, partition)
+        partition = of_silos(cut_data)
+    return cut_data, replace(config, partition=f"{GIVEN}{partition.hash}")
 
 
-def _called(function: Callable[[Graph], Any], graph: Graph) -> Any:
+def _call_partition_function(function: Callable[[Graph], Any], graph: Graph) -> Any:
     """Return what a user's function makes of a graph.
 
     Raises:
@@ -144,16 +144,16 @@ def _called(function: Callable[[Graph], Any], graph: Graph) -> Any:
     """
     name = getattr(function, "__name__", type(function).__name__)
     with in_function(function, f"partition function {name}"):
-        found = function(graph)
-    if found is None:
+        clients_of_nodes = function(graph)
+    if clients_of_nodes is None:
         raise PartitionError(
             f"expected the client of every node, or a Partition, from partition function {name}, "
             "got None: return one"
         )
-    return found
+    return clients_of_nodes
 
 
-def cut_again(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph | CutGraph:
+def restore_partition(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph | CutGraph:
     """Return a graph with the partition of a run that goes on.
 
     Raises:
@@ -165,13 +165,13 @@ def cut_again(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph |
             f"expected no partition, for that of the run is {config.partition}, got one: leave it "
             "out"
         )
-    found, ours = cut_by(data, partition, config)
-    if ours.partition != config.partition:
+    cut_data, new_config = apply_partition(data, partition, config)
+    if new_config.partition != config.partition:
         raise CheckpointError(
-            f"expected the partition of the run, {config.partition}, got {ours.partition}: going "
-            "on would not give the numbers of an uninterrupted run"
+            f"expected the partition of the run, {config.partition}, got {new_config.partition}: "
+            "going on would not give the numbers of an uninterrupted run"
         )
-    return found
+    return cut_data
 
 
 def names_clients(partition: str) -> bool:
@@ -189,17 +189,17 @@ def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | Cut
         DataError: the file of a partition cannot be used.
     """
     if isinstance(data, CutGraph):
-        _check_as_given(config, data.partition)
+        _check_in_memory_partition(config, data.partition)
     elif config.partition.startswith(GIVEN):
         check_given_partition(data, config.partition)
-        _check_number(config, len(data.silo_names))
+        _check_num_clients(config, len(data.silo_names))
     elif is_partition_file(config.partition):
         data = read_partition(data, Path(config.partition).expanduser())
-        _check_number(config, len(data.silo_names))
+        _check_num_clients(config, len(data.silo_names))
     return data
 
 
-def _check_as_given(config: RunConfig, partition: Partition) -> None:
+def _check_in_memory_partition(config: RunConfig, partition: Partition) -> None:
     """Raise `ConfigError` for options that do not go with a partition that is a value."""
     if config.partition != f"{GIVEN}{partition.hash}":
         raise ConfigError(f"expected the partition {config.partition}, got another in memory")
@@ -209,10 +209,10 @@ def _check_as_given(config: RunConfig, partition: Partition) -> None:
                 f"expected a partition that is used as it is, got {name}={getattr(config, name)}: "
                 "leave it out, or cut the graph that is meant"
             )
-    _check_number(config, len(partition.ids))
+    _check_num_clients(config, len(partition.ids))
 
 
-def _check_number(config: RunConfig, clients: int) -> None:
+def _check_num_clients(config: RunConfig, clients: int) -> None:
     """Raise `ConfigError` for another number of clients than that of the user's partition."""
     if config.clients not in (None, clients):
         raise ConfigError(

@@ -89,8 +89,8 @@ def program_of(
         trained = calls.round(method_config, t, key)
         return trained, _evaluation_steps(config, method, method_config, t, key)
 
-    given = hand_over and calls.scores_server(method_config)
-    result = weight_specs(method_config.model, Shared) if given else {}
+    scores_after_hand_over = hand_over and calls.scores_server(method_config)
+    result = weight_specs(method_config.model, Shared) if scores_after_hand_over else {}
     rules = _scoring_rules(config, method, method_config)
     return Program(setup, round_steps, config.rounds, state, result, rules)
 

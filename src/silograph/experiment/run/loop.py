@@ -391,8 +391,8 @@ def _round(
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     check_report(setup, cfg, report, t, key)
     on_held = setup.method.setting.on_held
-    if on_held is not None and setup.held is not None:
-        state = on_held(cfg, setup.held, state, t, key)
+    if on_held is not None and setup.server_block is not None:
+        state = on_held(cfg, setup.server_block, state, t, key)
     if fitted := part_of(before.state, STATISTICS):
         state = with_part(state, STATISTICS, fitted)
     own, report = report, with_knobs(report, cfg.knobs)

@@ -28,7 +28,7 @@ from silograph.experiment.report import write_report
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.cutting import Cut, clients_block
 from silograph.experiment.resolve.resolve import DTYPES
-from silograph.experiment.resolve.user_code import absolute, imported, names_file
+from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import FACT, MODELS, VIRTUAL, Row, frame_of
 from silograph.experiment.run import round_scores as each_best
 from silograph.experiment.run.preprocessing import Preprocessing
@@ -180,7 +180,7 @@ class Result:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what a pickle holds; a file that defines the method is run again."""
         if isinstance(state["method"], str):
-            state = state | {"method": imported(state["method"], Method)}
+            state = state | {"method": import_spec(state["method"], Method)}
         self.__dict__.update(state)
 
     def __repr__(self) -> str:

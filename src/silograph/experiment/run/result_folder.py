@@ -44,7 +44,7 @@ from silograph.core.files import check_regular, hold_folder, sync_folder, write_
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
-from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
+from silograph.experiment.resolve.parts import find_method, given_values, option_help, unset_options
 from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
@@ -131,7 +131,7 @@ def check_free(path: str) -> None:
 def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
     """Write what is known before the first round."""
     again = asked_again(replace(setup.config, out=None))
-    chosen = left_open(asked, setup.parts)
+    chosen = unset_options(asked, setup.parts)
     if again.edge_weights != asked.edge_weights:  # the model has no place for them; another may
         chosen.add("edge_weights")
     write_atomic(folder / CONFIG, write_toml(again, chosen))

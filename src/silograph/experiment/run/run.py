@@ -15,13 +15,13 @@ from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.asked_run import requested
+from silograph.experiment.resolve.asked_run import parse_request
 from silograph.experiment.resolve.exclusions import own_module
 from silograph.experiment.resolve.own_partition import (
     GIVEN,
     CutGraph,
-    cut_again,
-    taken,
+    parse_call_arguments,
+    restore_partition,
 )
 from silograph.experiment.resolve.parts import Parts, own_code
 from silograph.experiment.resolve.resolve import choose
@@ -98,13 +98,13 @@ def run(
     check_mode(progress)
     check_trackers(trackers)
     # Before any data is read: a wrong name should not cost a minute.
-    request = requested(graph, config, method, options)
+    request = parse_request(graph, config, method, options)
     watched = watched_by(request.config, trackers)
     if request.config.out is not None:
         check_free(request.config.out)
     found = request.simulated(generating(progress))
-    with torch_threads(found.asked.threads):
-        return _begun(set_up(found), found.asked, request.source, progress, watched)
+    with torch_threads(found.user_config.threads):
+        return _begun(set_up(found), found.user_config, request.source, progress, watched)
 
 
 def _begun(
@@ -226,11 +226,11 @@ def _data_again(
             f"expected the partition of the run in {folder}, got none: it was made in memory; use "
             "sg.resume(DIR, partition=...)"
         )
-    call = taken(graph, {} if partition is None else {"partition": partition})
+    call = parse_call_arguments(graph, {} if partition is None else {"partition": partition})
     data = call.graph
     if not isinstance(data, Graph | Silos):
         data = _read_again(source, config, folder, progress)
-    return data if partition is None else cut_again(data, call.partition, config)
+    return data if partition is None else restore_partition(data, call.partition, config)
 
 
 def _read_again(

@@ -20,7 +20,7 @@ from silograph.exchange.collect import SumSpecs
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, simulated
+from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, resolve_simulation
 from silograph.federation.base import Engine, Federation
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -61,7 +61,7 @@ class Setup:
         federation: the engine.
         device: where it computes.
         simulated: the graph and how it was cut; None where silos hold it.
-        held: nodes that the server holds itself; None is no node.
+        server_block: nodes that the server holds itself; None is no node.
         edge_weights: what becomes of the weights of edges; None where there are none, or where
             silos of their own say so.
         feature_names: names of the given features in their order; empty where nobody knows them.
@@ -77,7 +77,7 @@ class Setup:
     federation: Engine
     device: torch.device
     simulated: Cut | None = None
-    held: ClientBlock | None = None
+    server_block: ClientBlock | None = None
     edge_weights: str | None = None
     feature_names: tuple[str, ...] = ()
     sums: SumSpecs = field(default_factory=dict)
@@ -132,7 +132,7 @@ def prepare(
     Raises:
         SilographError: something about config or graph cannot be used.
     """
-    return set_up(simulated(asked, data, parts, make))
+    return set_up(resolve_simulation(asked, data, parts, make))
 
 
 def set_up(run: SimulatedRun) -> Setup:
@@ -159,7 +159,7 @@ def set_up(run: SimulatedRun) -> Setup:
         federation,
         run.resolved.device,
         run.cut,
-        run.held,
+        run.server_block,
         run.edge_weights,
         run.cut.graph.feature_names,
         run.sums,

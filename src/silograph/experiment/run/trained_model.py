@@ -23,7 +23,7 @@ from silograph.core.errors import DataError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import state_of_fields
-from silograph.experiment.resolve.user_code import absolute, imported, names_file
+from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import MODEL, check_model_file
 from silograph.experiment.run.preprocessing import (
     Preprocessing,
@@ -85,7 +85,7 @@ class TrainedModel:
         """Restore what a pickle holds; a file that makes the module is run again."""
         shape = state["shape"]
         if isinstance(shape, dict):
-            make = imported(shape["make"], cast("type[Make]", Callable))
+            make = import_spec(shape["make"], cast("type[Make]", Callable))
             state = state | {"shape": ModuleModel(**shape | {"make": make})}
         self.__dict__.update(state)
 

@@ -22,29 +22,29 @@ from silograph.experiment.report import LINES, PAIRED
 from silograph.experiment.report import TABLES as PAGE
 from silograph.experiment.resolve.asked_run import (
     Own,
-    asked_run,
-    check_known_again,
+    check_identifiable,
+    merge_config,
     name_of,
     own_of,
     with_absolute_paths,
     with_model_for,
 )
 from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.own_partition import taken
+from silograph.experiment.resolve.own_partition import parse_call_arguments
 from silograph.experiment.resolve.parts import (
     TABLES,
     find_method,
+    find_option,
     named_parts,
     own_code,
     owners_of,
-    place_of,
 )
-from silograph.experiment.resolve.resolve import resolved_without_data
+from silograph.experiment.resolve.resolve import resolve_without_data
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.varied_parts import (
     check_some_have,
-    fitting,
     has_option,
+    without_foreign_options,
     without_method,
     without_unread,
 )
@@ -102,7 +102,7 @@ def check_key(key: str, config: RunConfig, method: Method | None) -> None:
         method: its method, where that is a value.
     """
     if owners_of(key.rpartition(".")[2]):
-        kind, name = place_of(key, named_parts(config, method))
+        kind, name = find_option(key, named_parts(config, method))
         raise ConfigError(
             f"expected a key that one of these runs reads, got {key}: other options of {kind} say "
             f"that nothing reads {name}: leave it out, or change those"
@@ -114,7 +114,7 @@ def check_cells(cells: Iterable[Cell]) -> None:
     """Raise `ConfigError` for runs that no data would make possible; it names them."""
     for cell in cells:
         try:
-            resolved_without_data(cell.config, cell.method)
+            resolve_without_data(cell.config, cell.method)
         except ConfigError as error:
             name = words_of({key: value for key, value in cell.labels.items() if key != "seed"})
             raise ConfigError(f"{error} (runs of {name})") from None
@@ -251,7 +251,7 @@ def compare(
     """
     check_mode(progress)
     refuse_in_memory(graph)
-    call = taken(graph, dict(run_options))
+    call = parse_call_arguments(graph, dict(run_options))
     asked, own, given = _named_parts(
         Asked(
             methods=checked_list("methods", methods),
@@ -265,7 +265,7 @@ def compare(
         ),
         call.options,
     )
-    base, _ = asked_run(call.graph, config, given)
+    base, _ = merge_config(call.graph, config, given)
     if metric is not None:
         base = replace(base, metric=metric)
     asked = replace(asked, metric=metric or base.metric)
@@ -351,7 +351,7 @@ class ComparisonPlan:
         parts = named_parts(with_model_for(base, self.graph, value), value)
         options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
         for key, other in product(options, given):
-            if place_of(key, parts) == place_of(other, parts):
+            if find_option(key, parts) == find_option(other, parts):
                 raise ConfigError(
                     f"expected {key} of {method} either varied or with a value, got both: leave "
                     "one of them out"
@@ -361,7 +361,7 @@ class ComparisonPlan:
         own = without_unread(usual | options, options, parts)
         changes = {**fields, "method": method, "options": own, "seed": seed, "out": None}
         config = with_model_for(make_config(values | changes), self.graph, value)
-        return fitting(config, value)
+        return without_foreign_options(config, value)
 
     def _given(self, method: str) -> dict[str, Scalar]:
         """Return the options that were given to all methods, by part, and to this one."""
@@ -428,7 +428,7 @@ def _compared(
         with StudyFile(None) as file:
             run_missing(cells, file, how, len(cells))
         return _comparison(plan, cells, file, None)
-    check_known_again(plan.own)
+    check_identifiable(plan.own)
     for name in (PAGE, PAIRED):
         check_regular(out / name)
     fetch(cells, _checked_lines(out, cells), out / LINES)

@@ -12,7 +12,7 @@ from silograph.core.config import Scalar
 from silograph.core.kinds import Kind
 from silograph.core.text import counted
 from silograph.experiment.resolve.parts import find_method
-from silograph.experiment.resolve.resolve import choose, known_values
+from silograph.experiment.resolve.resolve import choose, fill_defaults
 from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
@@ -433,7 +433,7 @@ class Comparison:
             method = find_method(cell.config, cell.method)
             by_default = replace(cell.config, optimizer=None, lr=None, local_epochs=None)
             given, default = (
-                known_values(c, choose(c, cell.method)) for c in (cell.config, by_default)
+                fill_defaults(c, choose(c, cell.method)) for c in (cell.config, by_default)
             )
             rates = cell.config.model in RATING_MODELS
             caution = method.caution_on("ratings" if rates else "labels of nodes")

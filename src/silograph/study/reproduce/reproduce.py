@@ -22,7 +22,7 @@ from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.resolve.trusted_code import check_trusted
-from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line, digest_of, lasts
@@ -522,7 +522,7 @@ def find_recipe(name: str, folder: Path, *, trust: bool) -> Recipe:
     spec = name if is_spec(name) else lookup(recipes_in(folder), name, "recipe")
     if not is_spec(name) and not own_recipes(folder):
         check_trusted({"recipe": spec}, trust, folder)
-    recipe = imported(spec, Recipe)
+    recipe = import_spec(spec, Recipe)
     if not re.fullmatch(rf"{_PART}(/{_PART})*", recipe.name):
         raise ConfigError(f"expected a recipe's name like folder/name, got {recipe.name!r}")
     return recipe

@@ -20,12 +20,16 @@ from silograph.experiment.resolve.asked_run import Own, with_absolute_paths, wit
 from silograph.experiment.resolve.parts import (
     TABLES,
     find_method,
+    find_option,
     named_parts,
     options_of,
-    place_of,
 )
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.varied_parts import check_some_have, fitting, without_unread
+from silograph.experiment.resolve.varied_parts import (
+    check_some_have,
+    without_foreign_options,
+    without_unread,
+)
 from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
 from silograph.experiment.terminal_table import markdown_table
@@ -343,7 +347,7 @@ class Space:
         method = self.own.methods.get(config.method)
         config = with_model_for(config, self.graph, method)
         read = without_unread(config.options, options, named_parts(config, method))
-        return fitting(dataclasses.replace(config, options=read), method)
+        return without_foreign_options(dataclasses.replace(config, options=read), method)
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
         """Return the cells of a trial, one for each seed."""
@@ -384,7 +388,7 @@ def key_of(key: Any, base: RunConfig, own: Own) -> Any:
     if not isinstance(key, str) or key in FIELDS:  # `chosen_ranges` refuses what is no text
         return key
     try:
-        kind, name = place_of(key, named_parts(base, own.methods.get(base.method)))
+        kind, name = find_option(key, named_parts(base, own.methods.get(base.method)))
     except ConfigError:  # it is no key; `chosen_ranges` says so
         return key
     return name if kind == "method" else f"{kind}.{name}"

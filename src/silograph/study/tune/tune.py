@@ -18,17 +18,17 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
 from silograph.core.setting_values import Range, declared
 from silograph.experiment.resolve.asked_run import (
-    asked_run,
-    check_known_again,
+    check_identifiable,
+    merge_config,
     name_of,
     own_of,
     with_absolute_paths,
     with_model_for,
 )
 from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.own_partition import Taken, taken
-from silograph.experiment.resolve.parts import TABLES, left_open, named_parts, own_code
-from silograph.experiment.resolve.resolve import choose, spelled_out
+from silograph.experiment.resolve.own_partition import CallArguments, parse_call_arguments
+from silograph.experiment.resolve.parts import TABLES, named_parts, own_code, unset_options
+from silograph.experiment.resolve.resolve import choose, with_defaults
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.resolve.varied_parts import is_unread
@@ -194,7 +194,7 @@ def tune(
     if view not in VIEW_CHOICES:
         raise unknown("view", view, VIEW_CHOICES)
     own = own_of([run_options.get("method"), run_options.get("model")])
-    call = taken(graph, dict(run_options))
+    call = parse_call_arguments(graph, dict(run_options))
     base, held = _base(call, config)
     named = keys if isinstance(keys, Iterable) else ()  # anything else is refused below
     if "model" not in {*(named or ()), *(ranges or {})}:
@@ -243,7 +243,7 @@ def check_numbers(trials: object, max_minutes: object, search_seed: object) -> N
         raise ConfigError(f"search_seed: expected a whole number, got {search_seed!r}")
 
 
-def _base(call: Taken, config: RunConfig | None) -> tuple[RunConfig, Graph | None]:
+def _base(call: CallArguments, config: RunConfig | None) -> tuple[RunConfig, Graph | None]:
     """Return the run that settings are tried on, and its graph where that is in memory.
 
     Parts that are values stand by their names.
@@ -254,7 +254,7 @@ def _base(call: Taken, config: RunConfig | None) -> tuple[RunConfig, Graph | Non
     check_no_seed(call.options)
     options = dict(call.options)
     options |= {key: name_of(options[key]) for key in ("method", "model") if key in options}
-    base = replace(asked_run(call.graph, config, options)[0], out=None)
+    base = replace(merge_config(call.graph, config, options)[0], out=None)
     if base.tracker is not None:
         raise ConfigError(
             f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
@@ -278,7 +278,7 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
     """Try what has not been tried, judge the winner, and write all of it."""
     check_folder(out)
     if out is not None:
-        check_known_again(space.own)
+        check_identifiable(space.own)
     asked = asked_params(space, out)
     path = None if out is None else out / LINES
     _fetch(space, asked[:trials], trials, path)
@@ -303,7 +303,7 @@ def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
                 in_memory = space.graph is not None
                 config = with_absolute_paths(found.config, in_memory=in_memory)
                 parts = choose(config, space.own.methods.get(config.method))
-                again = write_toml(spelled_out(config, parts), left_open(config, parts))
+                again = write_toml(with_defaults(config, parts), unset_options(config, parts))
                 write_atomic(out / BEST, again)
     return found
 
