@@ -37,13 +37,13 @@ WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of int
 
 def check_format(about: Mapping[str, Any], path: Path) -> None:
     """Raise `CheckpointError` unless run.json is of a folder that this version reads."""
-    found, versions = about.get("format", 1), about.get("versions")
-    if found != FORMAT and isinstance(versions, Mapping):  # else it is no run.json at all
-        maker = versions.get("silograph")
+    version, versions = about.get("format", 1), about.get("versions")
+    if version != FORMAT and isinstance(versions, Mapping):  # else it is no run.json at all
+        silograph_version = versions.get("silograph")
         raise CheckpointError(
-            f"expected a result folder of format {FORMAT} in {path.parent}, got format {found}, as "
-            f"silograph {maker} wrote it: read it with that version, or run it again from its "
-            "config.toml"
+            f"expected a result folder of format {FORMAT} in {path.parent}, got format {version}, "
+            f"as silograph {silograph_version} wrote it: read it with that version, or run it "
+            "again from its config.toml"
         )
 
 
@@ -56,12 +56,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     check_regular(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from None
-    if not isinstance(found, dict):
-        raise damaged(path, type(found).__name__)
-    return found
+    if not isinstance(content, dict):
+        raise damaged(path, type(content).__name__)
+    return content
 
 
 def damaged(path: Path, got: str) -> DataError:
@@ -306,7 +306,7 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
     # A run that is stopped at its very end has digests of its last files, and perhaps lacks some.
     at_end = not is_over and RESULT in sums
     if not is_over and not at_end:
-        sums = {n: known for n, known in sums.items() if n not in AT_END and not is_of_model(n)}
+        sums = {n: digests for n, digests in sums.items() if n not in AT_END and not is_of_model(n)}
         names = [name for name in names if not is_of_model(name)]
     altered, missing, unchecked = [], [], []
     for name in dict.fromkeys([*names, *sums]):

@@ -33,7 +33,7 @@ from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.progress import Progress
-from silograph.experiment.run.result import VIEWS, Result, named_untrained
+from silograph.experiment.run.result import VIEWS, Result, untrained_entry
 from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate, tables_of
@@ -293,7 +293,7 @@ def _untrained(result: Result) -> Line:
     """Return test scores of what predicts ratings without training, the global mean first."""
     first = {} if result.baseline is None else {result.constant: result.baseline}
     found = {**first, **result.untrained} if result.untrained else {}
-    return named_untrained({name: result.reported_scores(scores) for name, scores in found.items()})
+    return untrained_entry({name: result.reported_scores(scores) for name, scores in found.items()})
 
 
 def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:

@@ -124,13 +124,13 @@ class RunRecord:
         if self.result is not None:
             return {view: s for view, s in self.result[part].items() if s is not None}
         row = self.best_row or {}
-        found: dict[str, Mapping[str, float | None]] = {}
+        scores_by_view: dict[str, Mapping[str, float | None]] = {}
         for view in VIEWS:
             start = f"{part}_{view}_"
             names = [name for name in row if name.startswith(start)]
             if names and row[f"{start}{LOSS}"] is not None:
-                found[view] = {name.removeprefix(start): row[name] for name in names}
-        return found
+                scores_by_view[view] = {name.removeprefix(start): row[name] for name in names}
+        return scores_by_view
 
     @property
     def baseline(self) -> Mapping[str, Any] | None:
@@ -140,9 +140,13 @@ class RunRecord:
     @property
     def untrained(self) -> Mapping[str, Mapping[str, float | None]]:
         """Test scores of what predicts ratings without training, the global mean first, by name."""
-        found = {} if self.result is None else self.result.get("untrained", {})
+        scores_by_name = {} if self.result is None else self.result.get("untrained", {})
         first = self.baseline
-        return {first["name"]: first["scores"], **found} if found and first else found
+        return (
+            {first["name"]: first["scores"], **scores_by_name}
+            if scores_by_name and first
+            else scores_by_name
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -161,8 +165,10 @@ class RunRecord:
     @property
     def client_metric(self) -> Metric:
         """The metric that clients.csv has of every client: the run's, or else the first one."""
-        known = [name for name in self.reported if f"test_{self.judge}_{name}" in self.clients[0]]
-        return metric_of(known[0]) if known else self.metric
+        metric_names = [
+            name for name in self.reported if f"test_{self.judge}_{name}" in self.clients[0]
+        ]
+        return metric_of(metric_names[0]) if metric_names else self.metric
 
     def client_scores(self, view: str) -> list[float | None]:
         """Return the test score of every client at the best round; empty before the end."""
@@ -392,9 +398,9 @@ class Scale:
         values = ticks(self.low / factor, self.high / factor, most)
         values = [v for v in values if unit != "round" or v == int(v)]
         millions = max(map(abs, values), default=0) >= 1e6  # there is room for seven signs
-        shown = [f"{v / 1e6:,.10g} M" if millions else f"{v:,.10g}" for v in values]
+        texts = [f"{v / 1e6:,.10g} M" if millions else f"{v:,.10g}" for v in values]
         places = [round(100 * self.share(v * factor), 2) for v in values]
-        return [Tick(at, text) for at, text in zip(places, shown, strict=True)]
+        return [Tick(at, text) for at, text in zip(places, texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -460,7 +466,7 @@ def curves(
     if not lines:
         return None
     values = [v for line in lines for v in line.ys if v is not None]
-    y, whole = Scale(*spread(values, 0.04)), all(float(v).is_integer() for v in values)
+    y, all_integers = Scale(*spread(values, 0.04)), all(float(v).is_integer() for v in values)
     panels = [_panel(unit, lines, axes, y, best) for unit in units_of(axes)]
     data = {
         "series": [
@@ -473,10 +479,13 @@ def curves(
             for line in lines
         ]
     }
-    single = all(sum(v is not None for v in line.ys) == 1 for line in lines)
-    marks = y.marks("round" if whole else "")
-    found = {"key": key, "y": y, "ticks": marks, "panels": panels, "lines": lines, "data": data}
-    return found | {"single": single, "millions": any(mark.text.endswith("M") for mark in marks)}
+    has_single_points = all(sum(v is not None for v in line.ys) == 1 for line in lines)
+    marks = y.marks("round" if all_integers else "")
+    figure = {"key": key, "y": y, "ticks": marks, "panels": panels, "lines": lines, "data": data}
+    return figure | {
+        "single": has_single_points,
+        "millions": any(mark.text.endswith("M") for mark in marks),
+    }
 
 
 def units_of(axes: Sequence[Axis]) -> list[str]:
@@ -530,12 +539,12 @@ def heat(rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
 def bars(values: Sequence[float], most: int = 500) -> dict[str, Any]:
     """Return the outline of bars sorted from large to small, of at most `most` of them."""
     ordered = sorted(values, reverse=True)
-    kept = [ordered[i] for i in thinned(len(ordered), most=most)]
-    y = Scale(0.0, max(kept[0], 1e-9))
-    width = BOX / len(kept)
+    shown_values = [ordered[i] for i in thinned(len(ordered), most=most)]
+    y = Scale(0.0, max(shown_values[0], 1e-9))
+    width = BOX / len(shown_values)
     steps = [
         f"L{i * width:.1f} {BOX * (1 - y.share(v)):.0f}H{(i + 1) * width:.1f}"
-        for i, v in enumerate(kept)
+        for i, v in enumerate(shown_values)
     ]
     return {"d": f"M0 {BOX}{''.join(steps)}V{BOX}z", "ticks": y.marks(most=4), "count": len(values)}
 

@@ -185,9 +185,8 @@ def _transform(
             f"expected edge weights from 0 in {name} with edge_weights=log, got "
             f"{float(edge_weight.min()):g}: change these weights, or set edge_weights=ignore"
         )
-    return torch.log1p(edge_weight) / math.log(
-        2
-    )  # a weight of 1 stays exactly 1, as self loops weigh
+    # A weight of 1 stays exactly 1, the weight of self loops.
+    return torch.log1p(edge_weight) / math.log(2)
 
 
 def sum_specs(config: RunConfig | ResolvedConfig, features: int, method: AnyMethod) -> SumSpecs:

@@ -94,17 +94,17 @@ def clock_of(config: ResolvedConfig, ids: Sequence[str]) -> VirtualClock | None:
     """
     if config.speeds is None or config.links is None:
         return None
-    return _clock(config.speeds, config.links, config.seed, tuple(ids))
+    return _make_clock(config.speeds, config.links, config.seed, tuple(ids))
 
 
 @lru_cache(maxsize=4)  # asked for in every round
-def _clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
-    given, clients = parse_speeds(speed_text), np.arange(len(ids))
-    if given is None:
+def _make_clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
+    speed_factors, clients = parse_speeds(speed_text), np.arange(len(ids))
+    if speed_factors is None:
         u = Key.of(seed).fold("speeds").uniform(hash_texts(ids), 2).numpy()
         speeds = np.exp(np.sqrt(-2 * np.log(1 - u[:, 0])) * np.cos(2 * math.pi * u[:, 1]))
     else:
-        speeds = np.array(given)[clients % len(given)]
+        speeds = np.array(speed_factors)[clients % len(speed_factors)]
     links = np.array(parse_links(link_text))
     rate, latency = links[clients % len(links)].T
     return VirtualClock(SPEED * speeds, BANDWIDTH * rate, latency.copy())
@@ -178,22 +178,24 @@ def reason_to_stop(
     if target is not None and validation is not None:
         metric, value = METRICS[target.metric], validation[target.metric]
         if metric.reaches(value, target.value):
-            sign, shown = ">=" if metric.higher else "<=", metric.text(value)
-            reached = f"validation {target.metric} {shown} {sign} {target.value:g}"
+            comparison, value_text = ">=" if metric.higher else "<=", metric.text(value)
+            reached = f"validation {target.metric} {value_text} {comparison} {target.value:g}"
             return Stop(Limit.TARGET, reached)
-    waited = config.patience is not None and t - best_round >= config.patience
-    if waited and validation is not None:  # a round that was not judged says nothing
+    is_out_of_patience = config.patience is not None and t - best_round >= config.patience
+    if is_out_of_patience and validation is not None:  # a round that was not judged says nothing
         rounds = counted(t - best_round, "round")
         return Stop(Limit.PATIENCE, f"no better validation for {rounds}, best {best_round}")
     if config.max_bytes is not None and total_bytes >= config.max_bytes:
-        why = f"{total_bytes} bytes exchanged, limit {config.max_bytes}"
-        short = " (less than one round takes)" if first and total_bytes > config.max_bytes else ""
-        return Stop(Limit.BYTES, why + short)
+        description = f"{total_bytes} bytes exchanged, limit {config.max_bytes}"
+        too_small_note = (
+            " (less than one round takes)" if first and total_bytes > config.max_bytes else ""
+        )
+        return Stop(Limit.BYTES, description + too_small_note)
     if config.max_seconds is not None and seconds >= config.max_seconds:
-        trained = f"{seconds:.1f} seconds of training, limit {config.max_seconds:g}"
-        return Stop(Limit.SECONDS, trained)
+        elapsed_training = f"{seconds:.1f} seconds of training, limit {config.max_seconds:g}"
+        return Stop(Limit.SECONDS, elapsed_training)
     limit = config.max_virtual_seconds
     if limit is not None and virtual_seconds is not None and virtual_seconds >= limit:
-        passed = f"{virtual_seconds:.1f} virtual seconds, limit {limit:g}"
-        return Stop(Limit.VIRTUAL_SECONDS, passed)
+        elapsed = f"{virtual_seconds:.1f} virtual seconds, limit {limit:g}"
+        return Stop(Limit.VIRTUAL_SECONDS, elapsed)
     return None

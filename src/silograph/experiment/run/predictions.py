@@ -76,8 +76,8 @@ def predict_to(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
             "--client out"
         )
-    if own and client is not None and client not in (known := _clients_of(folder)):
-        raise unknown("client", client, known)
+    if own and client is not None and client not in (client_names := _clients_of(folder)):
+        raise unknown("client", client, client_names)
     graph_or_silo = read_data(data, data_dir, columns, na_values, with_labels=False)
     if isinstance(graph_or_silo, Graph):
         graph_or_silo = without_classes(graph_or_silo, trained.class_names)
@@ -116,10 +116,10 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
         )
     check_written(folder, [CLIENT_STATISTICS])
     if client is None:
-        known = _clients_of(folder)
+        client_names = _clients_of(folder)
         raise ConfigError(
             f"the model in {run} was trained with normalize standard_client, where each client "
-            f"has its own means and deviations: choose one by --client, of {_some(known)}"
+            f"has its own means and deviations: choose one by --client, of {_some(client_names)}"
         )
     return read_client_statistics(path, client, features)
 
@@ -155,12 +155,12 @@ def read_data(
     return found
 
 
-def without_classes(graph: Graph, known: Sequence[str]) -> Graph:
-    """Return a graph without names of classes if all of them are `known` to the model.
+def without_classes(graph: Graph, class_names: Sequence[str]) -> Graph:
+    """Return a graph without names of classes if all of them are `class_names` to the model.
 
     Labels play no part in a prediction, and some nodes may have labels of some classes only.
     """
-    return replace(graph, class_names=()) if {*graph.class_names} <= {*known} else graph
+    return replace(graph, class_names=()) if {*graph.class_names} <= {*class_names} else graph
 
 
 def _check_same_cut(run: Path, silo: Path) -> None:
@@ -229,15 +229,16 @@ def model_file(run: Path, silo: str | None = None) -> Path:
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"
         )
-    known = _clients_of(run)
-    if silo not in known:
+    client_names = _clients_of(run)
+    if silo not in client_names:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "
             f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
-            f"export-silos, and give that of one of {_some(known)}, or add --client NAME, or give "
-            f"a model's file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
+            f"export-silos, and give that of one of {_some(client_names)}, or add --client NAME, "
+            f"or give a model's file, such as {run / MODELS / file_of(0, client_names[0])}, in "
+            f"place of {run}"
         )
-    return run / MODELS / file_of(known.index(silo), silo)
+    return run / MODELS / file_of(client_names.index(silo), silo)
 
 
 def table(model: TrainedModel, data: Graph | Silo) -> Iterator[list[object]]:
@@ -245,8 +246,8 @@ def table(model: TrainedModel, data: Graph | Silo) -> Iterator[list[object]]:
     decided, likely = model.predict(data), model.probabilities(data)
     names = model.class_names or [str(k) for k in range(model.shape.outputs)]
     several = decided.ndim == 2
-    said = [f"predicted_{name}" for name in names] if several else ["predicted"]
-    yield ["id", *said, *([] if likely is None else [f"p_{name}" for name in names])]
+    prediction_columns = [f"predicted_{name}" for name in names] if several else ["predicted"]
+    yield ["id", *prediction_columns, *([] if likely is None else [f"p_{name}" for name in names])]
     one_of = model.shape.task == "multiclass"
     for row, key in enumerate(data.node_id.tolist()):
         values = decided[row].tolist()

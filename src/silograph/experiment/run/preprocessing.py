@@ -175,11 +175,11 @@ def read_old_preprocessing(values: Mapping[str, Any], path: str) -> Preprocessin
 
 def _read_statistics(values: Mapping[str, Any], features: int) -> ColumnStatistics | None:
     """Return the statistics; raise `ValueError` unless they are those of the normalization."""
-    wanted = {"standard": True, "standard_client": None}.get(values["normalize"], False)
-    has = "mean" in values or "deviation" in values
-    if wanted is not None and has is not wanted:
+    expects_statistics = {"standard": True, "standard_client": None}.get(values["normalize"], False)
+    has_statistics = "mean" in values or "deviation" in values
+    if expects_statistics is not None and has_statistics is not expects_statistics:
         raise ValueError("statistics")
-    if not has:
+    if not has_statistics:
         return None
     return checked_statistics(_numbers(values["mean"]), _numbers(values["deviation"]), (features,))
 
@@ -262,14 +262,18 @@ def check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: st
     """Raise `DataError` where data mean something else than the model by their columns."""
     if not ours or not theirs or tuple(ours) == tuple(theirs):
         return
-    at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0)
-    mine, others = (_some(ours), _some(theirs)) if at < SHOWN else (ours[at], theirs[at])
-    which = "" if at < SHOWN else f"the {at + 1}th "
+    position = next(
+        (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0
+    )
+    our_name, their_name = (
+        (_some(ours), _some(theirs)) if position < SHOWN else (ours[position], theirs[position])
+    )
+    which = "" if position < SHOWN else f"the {position + 1}th "
     mend = "rename them or bring them into the model's order"
     if what == "classes":
         mend += ", or read a folder of tables with with_labels=False, as labels are not needed"
     raise DataError(
-        f"expected the {what} of the model in {where}, {which}{mine}, got {others}: {mend}"
+        f"expected the {what} of the model in {where}, {which}{our_name}, got {their_name}: {mend}"
     )
 
 

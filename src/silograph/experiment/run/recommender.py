@@ -208,16 +208,16 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"expected a recommender at {where}, got: {error}: give the result folder of a silo"
         ) from None
     try:
-        told = json.loads(about[FORMAT])
-        users, items = (_IDS.validate_python(told[name]) for name in ("users", "items"))
-        scale = _SCALE.validate_python(told.get("scale"))
-        made = Recommender(users, items, *(found[name] for name in _TENSORS))
+        saved = json.loads(about[FORMAT])
+        users, items = (_IDS.validate_python(saved[name]) for name in ("users", "items"))
+        scale = _SCALE.validate_python(saved.get("scale"))
+        made = Recommender(users, items, *(tensors[name] for name in _TENSORS))
         made = replace(made, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise DataError(f"expected a {FORMAT!r} in {where}, got something else") from None

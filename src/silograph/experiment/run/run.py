@@ -37,7 +37,7 @@ from silograph.experiment.run.progress import (
     check_trackers,
     generating,
     make_tracker,
-    planned,
+    plan_text,
     show_progress,
 )
 from silograph.experiment.run.result import Result
@@ -102,23 +102,29 @@ def run(
     watched = watched_by(request.config, trackers)
     if request.config.out is not None:
         check_free(request.config.out)
-    found = request.simulated(generating(progress))
-    with torch_threads(found.user_config.threads):
-        return _begun(set_up(found), found.user_config, request.source, progress, watched)
+    simulation = request.simulated(generating(progress))
+    with torch_threads(simulation.user_config.threads):
+        return _start_run(
+            set_up(simulation), simulation.user_config, request.source, progress, watched
+        )
 
 
-def _begun(
-    setup: Setup, asked: RunConfig, source: Source, progress: str | Progress, watched: Watched
+def _start_run(
+    setup: Setup, user_config: RunConfig, source: Source, progress: str | Progress, watched: Watched
 ) -> Result:
     """Train from the first round on, with a result folder where one was asked for."""
-    start = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
-    if asked.out is None:
-        return go_on(setup, None, progress, start, [], watched)
-    with closing(ResultFolder.create(asked.out, setup, asked, source)) as folder:
-        return _ending(folder, lambda: go_on(setup, folder, progress, start, [], watched), new=True)
+    first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
+    if user_config.out is None:
+        return go_on(setup, None, progress, first, [], watched)
+    with closing(ResultFolder.create(user_config.out, setup, user_config, source)) as folder:
+        return _train_and_report_divergence(
+            folder, lambda: go_on(setup, folder, progress, first, [], watched), new=True
+        )
 
 
-def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> Result:
+def _train_and_report_divergence(
+    folder: ResultFolder, train: Callable[[], Result], *, new: bool
+) -> Result:
     """Train, and leave word in the folder where that diverged; none of a new one without rounds."""
     try:
         return train()
@@ -133,8 +139,8 @@ def _ending(folder: ResultFolder, train: Callable[[], Result], *, new: bool) -> 
 
 def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
     """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
-    named = [] if config.tracker is None else [make_tracker(config.tracker)]
-    return Watched([*named, *trackers])
+    config_trackers = [] if config.tracker is None else [make_tracker(config.tracker)]
+    return Watched([*config_trackers, *trackers])
 
 
 @standard_numerics()
@@ -181,19 +187,21 @@ def resume(
                 f"expected a run of this process in {target}, got one whose graph silos hold: "
                 "use silograph server --resume"
             )
-        asked = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
-        given = {name: value for name, value in (("method", method), ("model", model)) if value}
-        _check_trusted(asked, given, trust, target)
-        check_code(about["code"], asked, given)
-        parts = _chosen(asked, method)
-        model = _module_again(asked) if model is None else model
-        watched = watched_by(asked, trackers)
-        data = _data_again(graph, partition, asked, about["source"], target, progress)
-        with torch_threads(asked.threads):
-            setup = prepare(asked, data, parts, model)
-            check_identity(about["same"], identity(setup), asked)
+        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        given_values = {
+            name: value for name, value in (("method", method), ("model", model)) if value
+        }
+        _check_trusted(config, given_values, trust, target)
+        check_code(about["code"], config, given_values)
+        parts = _choose_parts(config, method)
+        model = _import_module_again(config) if model is None else model
+        watched = watched_by(config, trackers)
+        data = _load_data_again(graph, partition, config, about["source"], target, progress)
+        with torch_threads(config.threads):
+            setup = prepare(config, data, parts, model)
+            check_identity(about["same"], identity(setup), config)
             snapshot, rows = restored(setup, folder, about["same"])
-            return _ending(
+            return _train_and_report_divergence(
                 folder,
                 lambda: go_on(setup, folder, progress, snapshot, rows, watched, again=True),
                 new=False,
@@ -202,17 +210,19 @@ def resume(
         folder.close()
 
 
-def _check_trusted(config: RunConfig, given: Mapping[str, Any], trust: Trust, folder: Path) -> None:
+def _check_trusted(
+    config: RunConfig, given_values: Mapping[str, Any], trust: Trust, folder: Path
+) -> None:
     """Raise `ConfigError` for code of a run's config that is neither given nor trusted."""
-    named = {kind: spec for kind, spec in own_code(config).items() if kind not in given}
+    named_code = {kind: spec for kind, spec in own_code(config).items() if kind not in given_values}
     try:
-        check_trusted(named, trust, folder)
+        check_trusted(named_code, trust, folder)
     except ConfigError as error:
-        hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named else ""
+        hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named_code else ""
         raise ConfigError(f"{error}{hint}") from None
 
 
-def _data_again(
+def _load_data_again(
     graph: Any,
     partition: Any,
     config: RunConfig,
@@ -246,11 +256,11 @@ def _read_again(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
             "use sg.resume(DIR, graph=...)"
         )
-    found = source_of(replace(config, dataset=name, data_dir=source["data_dir"]))
-    return found.read(config.scale, generating(progress))
+    source_data = source_of(replace(config, dataset=name, data_dir=source["data_dir"]))
+    return source_data.read(config.scale, generating(progress))
 
 
-def _module_again(config: RunConfig) -> Make | None:
+def _import_module_again(config: RunConfig) -> Make | None:
     """Import the module of a run that goes on."""
     try:
         return own_module(config)
@@ -258,7 +268,7 @@ def _module_again(config: RunConfig) -> Make | None:
         raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
 
 
-def _chosen(config: RunConfig, method: Method | None) -> Parts:
+def _choose_parts(config: RunConfig, method: Method | None) -> Parts:
     """Return the parts of a run; raise `ConfigError` where a method as a value is missing."""
     if method is None and config.method not in METHODS and not is_spec(config.method):
         raise ConfigError(
@@ -269,10 +279,10 @@ def _chosen(config: RunConfig, method: Method | None) -> Parts:
 
 
 def restored(
-    setup: Setup, folder: ResultFolder, same: Mapping[str, str]
+    setup: Setup, folder: ResultFolder, run_identity: Mapping[str, str]
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to the latest usable checkpoint, or to the start."""
-    folder.take(same)
+    folder.take(run_identity)
     folder.checkpoints.drop_partial()
     problems: list[str] = []
     for checkpoint in folder.checkpoints.each(folder.fits):
@@ -280,7 +290,7 @@ def restored(
             problems.append(checkpoint)
             continue
         try:
-            snapshot, rows = _gone_back(setup, folder, checkpoint)
+            snapshot, rows = _restore_snapshot(setup, folder, checkpoint)
         except StateError as error:  # silos may still have the round before
             problems.append(f"round {checkpoint.round} cannot be gone on from: {error}")
             continue
@@ -300,7 +310,7 @@ def restored(
     return first_snapshot(setup), []
 
 
-def _gone_back(
+def _restore_snapshot(
     setup: Setup, folder: ResultFolder, checkpoint: Checkpoint
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to a checkpoint, the folder last.
@@ -309,8 +319,8 @@ def _gone_back(
         StateError: a silo has not its state of that round; nothing was cut.
     """
     facts = checkpoint.facts
-    apart = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
-    snapshot, states = from_checkpoint(setup, checkpoint, apart)
+    best_weights = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
+    snapshot, states = from_checkpoint(setup, checkpoint, best_weights)
     sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
     records, remembered = folder.records(sizes[LEDGER]), facts.get("engine", {})
     setup.federation.restore(snapshot.round, states, records, remembered)
@@ -324,13 +334,13 @@ def go_on(
     snapshot: Snapshot,
     rows: list[Row],
     trackers: Watched,
-    tell: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | None = None,
     *,
     again: bool = False,
 ) -> Result:
     """Go on with a run from a snapshot to its end, and show how it goes.
 
-    `tell` is told what there is to say at the beginning; None is standard error, with `progress`.
+    `report` is told what there is to say at the beginning; None is standard error, with `progress`.
     `again`: it was stopped before, so that it is said from where it goes on.
     """
 
@@ -338,21 +348,24 @@ def go_on(
         if isinstance(progress, str) and progress != "none":
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
-    tell = say if tell is None else tell
+    report = say if report is None else report
     if not (folder and folder.is_complete):  # else nothing is left to do
-        tell(planned(setup.config))
+        report(plan_text(setup.config))
         if setup.why_torch is not None:
-            tell(setup.why_torch)
+            report(setup.why_torch)
         if again:
-            tell(_from_where(snapshot.round + 1, setup.config.rounds))
+            report(_resume_message(snapshot.round + 1, setup.config.rounds))
         if setup.edge_weights is not None and setup.config.edge_weights != "ignore":
-            tell(setup.edge_weights)
-    watch = watch_first_use(setup.config.kernels, tell)
-    with show_progress(setup.config.rounds, progress, done=snapshot.round) as display, watch as w:
+            report(setup.edge_weights)
+    watch = watch_first_use(setup.config.kernels, report)
+    with (
+        show_progress(setup.config.rounds, progress, rounds_done=snapshot.round) as display,
+        watch as w,
+    ):
         return train(setup, folder, display, snapshot, rows, trackers, w)
 
 
-def _from_where(first: int, rounds: int) -> str:
+def _resume_message(first: int, rounds: int) -> str:
     """Return with which round a run goes on, and why that is the first one."""
     if first == 1:
         return f"there is no checkpoint: beginning again with round 1 of {rounds}"

@@ -42,11 +42,11 @@ def versions() -> dict[str, str]:
 
 @cache  # a quarter of the time of a short run: every package's whole description is parsed
 def _installed() -> Mapping[str, str]:
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions_by_name = {name: importlib.metadata.version(name) for name in PACKAGES}
     for name in EXTRAS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return MappingProxyType(found)
+            versions_by_name[name] = importlib.metadata.version(name)
+    return MappingProxyType(versions_by_name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def uncut_block(setup: Setup) -> ClientBlock:
 
 
 def prepare(
-    asked: RunConfig,
+    config: RunConfig,
     data: Graph | CutGraph | Silos,
     parts: Parts | None = None,
     make: Make | None = None,
@@ -124,7 +124,7 @@ def prepare(
     """Build everything a simulation needs; nothing is written anywhere.
 
     Args:
-        asked: the config of the run.
+        config: the config of the run.
         data: the graph, perhaps cut already, or the silos that hold it.
         parts: of the config, if they were chosen already.
         make: the module that `asked.model` names, if it is one; None: it is imported.
@@ -132,7 +132,7 @@ def prepare(
     Raises:
         SilographError: something about config or graph cannot be used.
     """
-    return set_up(resolve_simulation(asked, data, parts, make))
+    return set_up(resolve_simulation(config, data, parts, make))
 
 
 def set_up(run: SimulatedRun) -> Setup:

@@ -43,8 +43,12 @@ PARTS = SELECTOR, CONTROLLER, SELECTED, STATISTICS
 
 def without_parts(state: ServerState) -> ServerState:
     """Return the server's state as the method knows it."""
-    kept = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
-    return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
+    method_memory = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
+    return (
+        state
+        if len(method_memory) == len(state.memory)
+        else ServerState(state.weights, method_memory)
+    )
 
 
 def parts_on_cpu(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,15 +77,15 @@ class PartMemory(dict[str, Tensor]):
 
 def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
     """Return what one part keeps."""
-    kept = state.memory.items()
-    own = {name.removeprefix(prefix): t for name, t in kept if name.startswith(prefix)}
-    return PartMemory(prefix.removesuffix("/"), own)
+    items = state.memory.items()
+    tensors = {name.removeprefix(prefix): t for name, t in items if name.startswith(prefix)}
+    return PartMemory(prefix.removesuffix("/"), tensors)
 
 
-def with_part(state: ServerState, prefix: str, known: Mapping[str, Tensor]) -> ServerState:
+def with_part(state: ServerState, prefix: str, tensors: Mapping[str, Tensor]) -> ServerState:
     """Return the server's state with what one part keeps from now on."""
     others = {name: t for name, t in state.memory.items() if not name.startswith(prefix)}
-    return ServerState(state.weights, {**others, **named(prefix[:-1], known)})
+    return ServerState(state.weights, {**others, **named(prefix[:-1], tensors)})
 
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
@@ -133,7 +137,7 @@ def identity(setup: Setup) -> dict[str, str]:
     for name in ("out", "tracker"):  # they decide no number
         del config[name]
     options = config.pop("options")
-    found = versions()
+    installed_versions = versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
         **{f"option {name}": repr(value) for name, value in options.items()},
@@ -142,13 +146,13 @@ def identity(setup: Setup) -> dict[str, str]:
         **({} if setup.simulated is None else {"graph": setup.cut.fingerprint}),
         **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
         "partition": setup.partition_hash,
-        **{name: found.get(name, "not installed") for name in NUMERIC},
+        **{name: installed_versions.get(name, "not installed") for name in NUMERIC},
     }
 
 
 def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
     """Return hashes of the files or packages of users' parts, by kind; of models see below."""
-    return {kind: found for kind, found in code_digests(config).items() if kind != "model"}
+    return {kind: digest for kind, digest in code_digests(config).items() if kind != "model"}
 
 
 def source_of_module(model: AnyModel) -> dict[str, str]:
@@ -220,7 +224,7 @@ def to_checkpoint(
         "prefixes": dict(prefixes),
         "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
-        "best_apart": best_apart(snapshot) is not None,
+        "best_apart": separate_best_weights(snapshot) is not None,
         "best_away": [] if best is None else list(best.away),
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
@@ -238,7 +242,7 @@ def to_checkpoint(
     return Checkpoint(snapshot.round, tensors, facts)
 
 
-def best_apart(snapshot: Snapshot) -> Params | None:
+def separate_best_weights(snapshot: Snapshot) -> Params | None:
     """Return the best round's weights, and clients' own, where they are not the current ones."""
     best = snapshot.best
     if best is None or best.round == snapshot.round:
@@ -246,8 +250,8 @@ def best_apart(snapshot: Snapshot) -> Params | None:
     return {**(best.weights or {}), **named(OWN, best.own or {})} or None
 
 
-def _number(found: Any) -> float | None:
-    number = None if found is None else float(found)
+def _finite_number(value: Any) -> float | None:
+    number = None if value is None else float(value)
     if number is not None and not math.isfinite(number):
         raise ValueError(number)
     return number
@@ -256,9 +260,11 @@ def _number(found: Any) -> float | None:
 def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
     """Raise `ValueError` for facts that no run writes after such a round."""
     facts, ids = checkpoint.facts, setup.federation.ids
-    for found in (facts["best_round"], facts.get("scores_round")):
-        if found is not None and (type(found) is not int or not 0 <= found <= checkpoint.round):
-            raise ValueError(found)
+    for round_number in (facts["best_round"], facts.get("scores_round")):
+        if round_number is not None and (
+            type(round_number) is not int or not 0 <= round_number <= checkpoint.round
+        ):
+            raise ValueError(round_number)
     if not isinstance(facts["stopped"], str | None):
         raise TypeError(facts["stopped"])
     for name in ("best_away", "scores_away", "pending_away"):
@@ -274,8 +280,10 @@ def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
         t = counts.get(name)
         if t is None:
             continue
-        each = () if name.endswith(HISTOGRAM) else (clients,)  # those are summed over clients
-        if t.shape != (*each, *spec.shape):
+        client_dims = (
+            () if name.endswith(HISTOGRAM) else (clients,)
+        )  # those are summed over clients
+        if t.shape != (*client_dims, *spec.shape):
             raise ValueError(name)
         floating = spec.dtype.is_floating_point or (name.endswith(HISTOGRAM) and rules.merges)
         if t.is_floating_point() is not floating:
@@ -305,12 +313,12 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
     if not isinstance(groups, list) or not all(isinstance(prefix, str) for prefix in groups):
         raise ValueError(groups)
     for prefix in COUNTED:
-        found = below(prefix, parts)
-        if found and prefix not in groups:
+        counts = below(prefix, parts)
+        if counts and prefix not in groups:
             raise ValueError(prefix)
-        if any(not t.is_floating_point() and bool((t < 0).any()) for t in found.values()):
+        if any(not t.is_floating_point() and bool((t < 0).any()) for t in counts.values()):
             raise ValueError(prefix)
-        _check_counts(setup, found)
+        _check_counts(setup, counts)
     each, best = (below(name, parts) for name in ("each", "best/personalized"))
     if each and each.keys() != {name for name in best if not name.endswith(HISTOGRAM)}:
         raise ValueError(each.keys())
@@ -327,14 +335,14 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
         raise ValueError(weights.keys())
     memory = below("server/memory", parts)  # where methods without a server's model keep weights
-    held = {n: tuple(w.shape) for n, w in {**memory, **weights}.items()}
-    if not _weights_sent(setup).items() <= held.items():
-        raise ValueError(held.keys())
+    shapes_by_name = {n: tuple(w.shape) for n, w in {**memory, **weights}.items()}
+    if not _weights_sent(setup).items() <= shapes_by_name.items():
+        raise ValueError(shapes_by_name.keys())
     check_remembered(setup.method_config, memory, len(setup.federation.ids))
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
+def _checking_form() -> Iterator[None]:
     """Raise `CheckpointError` where what is read inside the block has another form."""
     try:
         yield
@@ -350,14 +358,14 @@ def _as_written() -> Iterator[None]:
 
 
 def from_checkpoint(
-    setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
+    setup: Setup, checkpoint: Checkpoint, best_weights: Mapping[str, Tensor] | None
 ) -> tuple[Snapshot, list[State]]:
     """Return the snapshot and the clients' states by block.
 
     Args:
         setup: the run.
         checkpoint: what `to_checkpoint` made.
-        apart: weights of the best round where the facts say that they are kept apart.
+        best_weights: weights of the best round where the facts say that they are kept apart.
 
     Raises:
         CheckpointError: something that every checkpoint has is missing.
@@ -372,7 +380,7 @@ def from_checkpoint(
         own = below(f"{prefix}/personalized", parts)
         return judged(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
 
-    with _as_written():
+    with _checking_form():
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         memory = parts_on_cpu(below("server/memory", parts))
@@ -382,20 +390,20 @@ def from_checkpoint(
         state = ServerState(group("server/weights"), memory)
         best, scores, pending = None, None, None
         if facts["best_round"] is not None:
-            apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}
-            server = {n: w for n, w in apart_here.items() if not n.startswith(f"{OWN}/")}
+            best_on_device = {name: w.to(setup.device) for name, w in (best_weights or {}).items()}
+            server = {n: w for n, w in best_on_device.items() if not n.startswith(f"{OWN}/")}
             weights, away = server or state.weights, facts.get("best_away", ())
             best = scored("best", facts["best_round"], weights, away)
-            best = replace(best, own=below(OWN, apart_here) or None)
+            best = replace(best, own=below(OWN, best_on_device) or None)
         if "scores_round" in facts:
             scores = scored("scores", facts["scores_round"], None, facts["scores_away"])
         if "pending_row" in facts:
             own, away = below("pending", parts), tuple(facts["pending_away"])
-            half = judged(setup, checkpoint.round, None, own, None, away)
-            pending = Pending(half, dict(facts["pending_row"]))
-        each = group("each")
-        seconds, stopped = _number(facts["seconds"]) or 0.0, facts["stopped"]
-        virtual, executed = (_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
+            partial_scores = judged(setup, checkpoint.round, None, own, None, away)
+            pending = Pending(partial_scores, dict(facts["pending_row"]))
+        best_by_client = group("each")
+        seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]
+        virtual, executed = (_finite_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
     blocks = range(len(setup.federation.states()))
     states = [state_from(below(f"client/{number}", parts)) for number in blocks]
     if best is not None and best.round == checkpoint.round:
@@ -405,4 +413,4 @@ def from_checkpoint(
     snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed
     )
-    return replace(snapshot, each=each), states
+    return replace(snapshot, each=best_by_client), states
