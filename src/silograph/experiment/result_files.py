@@ -241,7 +241,7 @@ class FolderCheck:
     """How the files of a result folder fit their digests in checksums.json.
 
     Attributes:
-        folder: the folder, as it was given.
+        folder: the folder, as the user wrote it.
         is_over: whether the run is over.
         has_sums: whether there is a file checksums.json that can be read.
         altered: names of files that are not as the run has written them.

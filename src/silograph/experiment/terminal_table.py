@@ -43,7 +43,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
 def print_fitted(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = ""
 ) -> None:
-    """Print a table of numbers of which nothing is cut off, if the first column and one more fit.
+    """Print a table of numbers without truncation, if the first column and one more fit.
 
     Words of the header stand below each other where there is no room. Columns that do not fit even
     so follow in a table of their own, with the first column again.
@@ -128,7 +128,7 @@ def advice_of(
         view: the view that picks the best round.
         metric: the metric that picks it.
         best_round: the round that was picked.
-        rounds: the number of rounds that was asked for.
+        rounds: the number of rounds in the config.
         patience: the run's patience, None where it has none.
     """
     best = _best_so_far(rows, f"val_{view}", metric)

@@ -51,7 +51,7 @@ class ConfigRow:
         name: the key.
         value: as the run used it.
         help: what it means.
-        changed: whether it was given, and not as the default.
+        changed: whether the user set it to another value than the default.
         filled: whether it was left open and the run chose.
     """
 
@@ -118,7 +118,7 @@ def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
 
 
 def applies(run: RunRecord, name: str, value: Any) -> bool:
-    """Whether a key has a say in a run: nothing is chosen by one without a value."""
+    """Whether a key has any effect on a run."""
     config = run.about["config"]
     matters = {
         "momentum": config.get("optimizer") == "sgd",
@@ -327,7 +327,7 @@ def sorted_bars(run: RunRecord, labels: CountTable) -> list[dict[str, Any]]:
 # --- What a page shows of the clients: how good the best round's models are at each of them ------
 
 
-TENTH = 20  # clients from which on the worst tenth is told
+TENTH = 20  # the worst tenth is shown for at least so many clients
 
 
 def client_figure(run: RunRecord) -> dict[str, Any] | None:
@@ -580,7 +580,7 @@ def told_of(rows: Sequence[Row]) -> dict[str, set[float | None]]:
 
 
 def constant_facts(rows: Sequence[Row]) -> list[str]:
-    """Return what the method reports alike of all rounds, where there are several."""
+    """Return the figures that the method reports with one value in all of several rounds."""
     texts = []
     for name, values in told_of(rows).items():
         (value, *more) = values

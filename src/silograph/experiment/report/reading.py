@@ -47,8 +47,8 @@ class RunRecord:
     """What the folder of a run holds, whether the run is over or not.
 
     Attributes:
-        path: the folder, as it was given.
-        given: what was given of the config and is not the default.
+        path: the folder, as the user wrote it.
+        given: values of the config that the user set and that are not the default.
         about: what run.json says.
         rows: the judged rounds so far.
         clients: rows of clients.csv.

@@ -130,7 +130,7 @@ def cuts_follow_seeds(runs: Sequence[RunRecord]) -> bool:
 def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return mean and sample standard deviation of each group's test scores, by view.
 
-    Runs without a result are in no mean; their number is said. Of runs with the same seeds, which
+    Runs without a result are in no mean; their number is shown. Of runs with the same seeds, which
     are no sample, the first counts.
     """
     table, values, graphs = [], [], []

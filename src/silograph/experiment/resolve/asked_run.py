@@ -1,4 +1,4 @@
-"""The config that a call asks for, from what its arguments say together."""
+"""The config of a call, merged from its arguments."""
 
 import dataclasses
 import hashlib
@@ -44,10 +44,10 @@ from silograph.methods.base import Method
 from silograph.nn.own_module import Make
 
 # --- in memory parts -----------------------------------------------------------------------------
-# Parts of a run that are given as values: a method, or a class or function that makes a module.
+# Parts of a run that are passed as values: a method, or a class or function that makes a module.
 #
-# In a config they stand by a name. A study runs them in its own process, and knows their lines
-# again by their source.
+# A config contains their names. A study runs them in its own process, and identifies their lines by
+# a hash of their source.
 
 
 OURS = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ OURS = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Own:
-    """Parts that were given as values, by their names in configs."""
+    """Parts that were passed as values, by their names in configs."""
 
     methods: Mapping[str, Method] = field(default_factory=dict)
     models: Mapping[str, Make] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def check_names(options: Mapping[str, Any]) -> None:
 
 
 def own_of(parts: Iterable[Any]) -> Own:
-    """Return those of some parts that are values; a method of the library needs only its name."""
+    """Return the parts that are values; a method of the library needs only its name."""
     values = [part for part in parts if callable(part) or isinstance(part, Method)]
     methods = {part.name: part for part in values if isinstance(part, Method)}
     return Own(
@@ -112,7 +112,7 @@ def own_of(parts: Iterable[Any]) -> Own:
 
 
 def check_identifiable(own_parts: Own) -> None:
-    """Raise `ConfigError` where lines of a part could not be told from those of another."""
+    """Raise `ConfigError` for a part whose lines in a study could not be identified."""
     parts: list[Method | Make] = [*own_parts.methods.values(), *own_parts.models.values()]
     for part in parts:
         if source_hash(part) is None:
@@ -123,9 +123,9 @@ def check_identifiable(own_parts: Own) -> None:
 
 
 def source_hash(part: Method | Make) -> str | None:
-    """Return a hash of a part: its values, and the files that its functions stand in.
+    """Return a hash of a part: its values, and the files that define its functions.
 
-    None where that would not say all: source that is in no file, or functions that enclose
+    None where these do not determine the part: source that is in no file, or closures over
     something else than plain values and functions.
     """
     try:
@@ -138,7 +138,7 @@ def source_hash(part: Method | Make) -> str | None:
 
 
 def _iter_identifying_bytes(value: Any) -> Iterator[bytes]:
-    """Yield what decides what a value does.
+    """Yield the bytes that determine the behavior of a value.
 
     Raises:
         OSError: a file cannot be read.
@@ -175,7 +175,7 @@ def _closure_values(function: FunctionType) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class RunRequest:
-    """What a call asks for, looked at as far as it goes without any data.
+    """The request of a call, checked as far as possible without any data.
 
     Attributes:
         config: the config.
@@ -197,7 +197,7 @@ class RunRequest:
         """Read the data and cut them, with all that the run does worked out.
 
         Args:
-            report: told how far data are that have to be made.
+            report: called with the progress of generating data.
 
         Raises:
             SilographError: the data cannot be read, or not be used or cut as the call says.
@@ -219,7 +219,7 @@ class RunRequest:
         data: Graph | CutGraph | Silos = uncut_data
         if self.partition is not None:
             data, config = apply_partition(uncut_data, self.partition, config)
-        if config.out is not None:  # after loading, whose errors name a path as it was given
+        if config.out is not None:  # after loading, whose errors name the path as the user wrote it
             config = with_absolute_paths(config, in_memory=self.source.kind == "memory")
         return config, data
 
@@ -230,7 +230,7 @@ def parse_request(
     method: Method | str | None,
     options: Mapping[str, Any],
 ) -> RunRequest:
-    """Return what the arguments of `run` ask for; no data is read, for a slip is found at once.
+    """Parse the arguments of `run`. No data are read, so mistakes are reported at once.
 
     Raises:
         SilographError: something about them cannot be used.
@@ -254,7 +254,7 @@ def parse_request(
 def with_model_for(
     config: RunConfig, data: Graph | Silos | None = None, method: Method | None = None
 ) -> RunConfig:
-    """Return a config that names its model: where it does not, the default for its data.
+    """Return the config with its model; the default depends on the data.
 
     Args:
         config: of a run.
@@ -282,7 +282,7 @@ def merge_config(
     config: RunConfig | ResolvedConfig | None,
     options: Mapping[str, Any],
 ) -> tuple[RunConfig, Source]:
-    """Return the config that the arguments of `run` make together, and where its data are.
+    """Merge the arguments of `run` into one config; return it and where its data are.
 
     Raises:
         ConfigError: a key or value that a config cannot have, or no graph.
@@ -335,8 +335,8 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     """Return the config with its paths made absolute, so that its file works from anywhere.
 
     Args:
-        config: as it was given.
-        in_memory: whether `dataset` is but the name of a graph that is there already.
+        config: of the run.
+        in_memory: whether `dataset` is only the name of a graph in memory.
     """
     data_dir = None if config.data_dir is None else absolute_path(config.data_dir)
     is_file = not in_memory and is_path(config.dataset)

@@ -83,7 +83,7 @@ class Cut:
         graph: all of it.
         partition: who holds what.
         split: what for; where each client splits its own copies, what their owners say.
-        copies: what each copy is for, masks over `partition.copies`, where that is told apart.
+        copies: what each copy is for, masks over `partition.copies`; None: as the split says.
         silos: hash of the silos' own data where it came from silos, else nothing.
         original_fingerprint: fingerprint of the graph before its features were standardized or
             its weights of edges scaled, else nothing.
@@ -151,9 +151,9 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
 
 
 def prepare_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
-    """Return the part of a graph that a config keeps, features as the config wants.
+    """Return the graph that a run uses: the kept part, with the features of the config.
 
-    Weights of edges stay as they are, or go: each client does with them what the config says.
+    Edge weights are kept or removed. Each client transforms them later, as the config says.
     """
     graph = with_edges(graph, "ignore" if config.edge_weights == "ignore" else "use")
     if config.largest_component:
@@ -163,7 +163,7 @@ def prepare_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
 
 
 def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
-    """Return what is wrong with the scale of a graph's features, as a run uses them, or None."""
+    """Describe what is wrong with the scale of the features that a run uses; None: nothing."""
     if config.features != "given" or config.normalize in STANDARD or graph.task == "rating":
         return None
     problem = row_problem if config.normalize == "row" else scale_problem
@@ -332,14 +332,14 @@ def check_standard(config: RunConfig, task: LabelForm) -> None:
 
 
 def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
-    """Return the number of clients of a cut."""
+    """Return the number of clients into which a graph is cut."""
     if config.clients is not None:
         return config.clients
     return len(graph.silo_names) if names_clients(config.partition) else DEFAULT_CLIENTS
 
 
 def check_trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
-    """Return a cut that has something to train on; raise `DataError` for another."""
+    """Return the cut; raise `DataError` where it has no labeled training node."""
     has_label = cut.graph.labeled[cut.partition.copies]
     if not bool((cut.copies_split.train & has_label).any()):
         raise DataError(
@@ -350,10 +350,10 @@ def check_trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
 
 
 # --- client data ---------------------------------------------------------------------------------
-# Silos' own data in one process: the clients that they would make, and what only we can see.
+# Data of silos in one process: the clients that silos build, and what only a simulation can see.
 
 
-CUT = "silo"  # what a run's `partition` says of silos that are there already
+CUT = "silo"  # value of `partition` for data that are in silos already
 
 
 def refuse_in_memory(data: object) -> None:
@@ -470,7 +470,7 @@ def join_silo_data(
         block; who answers for each halo slot.
 
     Raises:
-        DataError: silos disagree, or one lacks the split that is asked for.
+        DataError: silos disagree, or one lacks the split of the config.
     """
     route = agree(silos)
     edge_weight_rule = config.edge_weights
@@ -517,7 +517,7 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
 
     Raises:
         ConfigError: a split that is none.
-        DataError: the silo lacks the split that is asked for.
+        DataError: the silo lacks the split of the config.
     """
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
     edge_weight_rule = config.edge_weights

@@ -65,7 +65,7 @@ from silograph.task.scores import METRICS, RANKINGS, metric_among, metric_of
 
 M = TypeVar("M", Model, RatingModel, ConsisRec)
 MOST_WEIGHTS = 2**58  # whose bytes torch can still count
-# Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
+# Keys that a module cannot have; its default and its value in a resolved config are allowed.
 OF_LAYERS = {
     "layers": LAYERS,
     "hidden": HIDDEN,
@@ -286,7 +286,7 @@ def parse_target(
     Target(metric='rmse', value=0.8)
 
     Args:
-        text: what was asked for, or None.
+        text: the target of the config, or None.
         default: the metric of a value alone; None while it is not known: any will do.
         metric_names: metrics to choose from.
 
@@ -339,7 +339,7 @@ def check_metric_of(config: RunConfig, task: LabelForm) -> None:
 
 
 def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
-    """Whether validation nodes are scored by what they are not in every run: the AUC."""
+    """Whether validation nodes need a score that other runs do not compute: the AUC."""
     target = parse_target(config.target, config.metric)
     names = [config.metric, target and target.metric]
     return any(not METRICS[name].validation for name in names if name)
@@ -394,7 +394,7 @@ def metric_of_run(config: RunConfig, schema: Schema) -> str:
 
 
 def check_clock(config: RunConfig) -> None:
-    """Raise `ConfigError` where speeds or links of clients are not such."""
+    """Raise `ConfigError` for invalid speeds or links of clients."""
     if config.speeds is not None:
         parse_speeds(config.speeds)
     if config.links is not None:
@@ -461,7 +461,7 @@ def check_ratings(method: Method, task: LabelForm) -> None:
 def check_selected(parts: Parts) -> None:
     """Raise `ConfigError` for a selector that learns, where clients train without a server.
 
-    Of new runs: one that was begun so goes on.
+    Only new runs are checked; an older run with such a selector can be resumed.
     """
     method, selector = parts.method.part, parts.selector
     learns = selector.part.observe is not None and selector.part is not ROUND_ROBIN
@@ -481,7 +481,7 @@ WITHOUT_SUMS = {
 
 
 def check_minimum(config: RunConfig, method: Method) -> None:
-    """Raise `ConfigError` where rows that rest on few nodes or silos cannot be left out."""
+    """Raise `ConfigError` for a minimum of nodes or silos per row where no sums are exchanged."""
     names = ("min_nodes_per_row", "min_silos_per_row")
     limits = [name for name in names if getattr(config, name) > 1]
     if limits and method.rows != "sums":
@@ -492,7 +492,7 @@ def check_minimum(config: RunConfig, method: Method) -> None:
 
 
 def check_sent(config: RunConfig, parts: Parts) -> None:
-    """Raise `ConfigError` unless weights can travel as they are asked to."""
+    """Raise `ConfigError` unless weights can be sent in the form that the config names."""
     method = parts.method.part
     if SentWeights(config.weights_as, config.weight_rows).plain:
         return
@@ -521,7 +521,7 @@ def check_sent(config: RunConfig, parts: Parts) -> None:
 
 
 def check_silos_behind(config: RunConfig, clients: int) -> None:
-    """Raise `ConfigError` where no sum can have as many silos behind it as it needs."""
+    """Raise `ConfigError` where `min_silos_per_row` exceeds the number of other silos."""
     max_silos = max(clients - 1, 1)
     if config.min_silos_per_row > max_silos:
         raise ConfigError(
@@ -547,7 +547,7 @@ def is_limited(options: Any) -> bool:
 
 
 def check_decay(config: RunConfig, model: AnyModel) -> None:
-    """Raise `ConfigError` where the first layer is to decay alone, and nobody knows which it is."""
+    """Raise `ConfigError` where only the first layer decays, and it is unknown."""
     if config.decay_layers != "all" and model.staged is None:
         raise ConfigError(
             f"expected decay_layers=all with {model.noun}, whose layers are not known, got "

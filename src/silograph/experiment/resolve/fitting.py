@@ -1,7 +1,7 @@
-"""What a run fits to the training data of its clients before the first round.
+"""Statistics that a run fits to the training data of its clients before the first round.
 
-Federated sums: `sum_specs` says which ones a run has, `complete_block` what becomes of the results
-at a client. How to add one is in `silograph.exchange.collect`.
+Federated sums: `sum_specs` lists those of a run, `complete_block` applies the results at a client.
+ How to add one is in `silograph.exchange.collect`.
 """
 
 import math
@@ -32,7 +32,7 @@ from silograph.graph.silos.data import Silo, Silos, featured
 from silograph.methods.base import AnyMethod
 from silograph.nn.any_model import AnyModel
 
-# --- What a run makes of the weights of edges, and what is said of it ----------------------------
+# --- How a run transforms edge weights, and the messages about it --------------------------------
 #
 # A client whose data have no weights has edges of weight 1. If no client has weights, every rule
 # is `use`, so that such runs need no sums. If any has, the rule applies to all edges of all
@@ -57,7 +57,7 @@ def why_not_weighed(model: AnyModel) -> str | None:
 
 
 def edge_weights_in(config: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
-    """Return what becomes of weights of edges.
+    """Return the rule for edge weights.
 
     Args:
         config: the config.
@@ -140,13 +140,13 @@ def with_edges(graph: Graph, use: Use, mean: float | None = None) -> Graph:
     """Return a graph with its weights of edges as they are used, or without.
 
     Args:
-        graph: with weights as they were given, if it has any.
+        graph: with its original weights, if it has any.
         use: what becomes of them.
         mean: of the weights over all clients, by which `scale` divides them; None: they are not
             divided yet.
 
     Raises:
-        DataError: a weight is negative and the logarithm is asked for.
+        DataError: a weight is negative, and `use` is "log".
     """
     weight = _transform(graph.edge_weight, use, mean, graph.adj.nnz, graph.name)
     return replace(graph, edge_weight=weight)
@@ -156,7 +156,7 @@ def silo_as_used(silo: Silo, features: FeatureSource, use: Use, mean: float | No
     """Return a silo with the features and the weights of edges that a config asks for.
 
     Raises:
-        DataError: the given features are asked for, and there are none; or see `with_edges`.
+        DataError: `features` is "given", and the silo has none; or see `with_edges`.
     """
     return silo_with_edges(featured(silo, features), use, mean)
 
@@ -245,12 +245,12 @@ def narrowing_line(silo: Silo, block: ClientBlock, normalize: str) -> str | None
 
 
 class BlockInState:
-    """Completes a silo's block by what its state holds, and keeps the latest one.
+    """Completes a silo's block with the statistics in its state, and caches the latest one.
 
     Args:
         block: as `silo_block` made it, where it computes.
         silo: its data.
-        warn: told in a line where features lose values.
+        warn: called with a line where features lose values.
     """
 
     def __init__(self, block: ClientBlock, silo: Silo, warn: Callable[[str], None]) -> None:
@@ -260,7 +260,7 @@ class BlockInState:
         self._completed: tuple[dict[str, ColumnStatistics], ClientBlock] = ({}, block)
 
     def __call__(self, state: State) -> ClientBlock:
-        """Return the block that ops are given with a state."""
+        """Return the block that ops receive together with a state."""
         statistics = statistics_in(state)
         cached_statistics, block = self._completed
         if _equal_statistics(cached_statistics, statistics):

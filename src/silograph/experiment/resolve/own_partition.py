@@ -1,7 +1,7 @@
-"""Partitions that are given as values: clients of nodes, a `Partition`, or a function of the graph.
+"""Partitions passed as values: clients of nodes, a `Partition`, or a function of the graph.
 
-A config says `given:` and the hash of such a partition, so that a run or a line of a study is known
-again. Where every node has one client, the graph itself carries them, as its silos.
+A config contains `given:` and the hash of such a partition, so that a run or a line of a study can
+be identified. Where every node has one client, the clients are stored in the graph, as its silos.
 """
 
 import os
@@ -27,8 +27,8 @@ from silograph.graph.partition.partition import Partition
 from silograph.graph.read.in_memory import graph_of, is_clients
 from silograph.graph.silos.data import Silos
 
-GIVEN = "given:"  # begins what a config says of a partition that was in memory
-PENDING = f"{GIVEN}in memory"  # until the graph is there
+GIVEN = "given:"  # prefix of `partition` in a config for a partition in memory
+PENDING = f"{GIVEN}in memory"  # until the graph is loaded and the hash is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class CutGraph:
 
 @dataclass(frozen=True, eq=False)
 class CallArguments:
-    """What a call was given of graph and options, as a config can say it.
+    """Graph and options of a call, in the form that a config can contain.
 
     Attributes:
         graph: the graph in memory, the silos, or the name or path of either.
@@ -60,7 +60,7 @@ class CallArguments:
 
 
 def parse_call_arguments(graph: Any, options: Mapping[str, Any]) -> CallArguments:
-    """Return what a call was given of graph and options.
+    """Parse graph and options of a call.
 
     Raises:
         ConfigError: a partition of another type, one beside a list of clients, or a seed of a
@@ -111,7 +111,7 @@ def apply_partition(
 
     Raises:
         ConfigError: silos, which are cut already.
-        PartitionError: it is none of this graph.
+        PartitionError: the partition does not fit the graph.
     """
     if isinstance(data, Silos):
         raise ConfigError(
@@ -136,7 +136,7 @@ def apply_partition(
 
 
 def _call_partition_function(function: Callable[[Graph], Any], graph: Graph) -> Any:
-    """Return what a user's function makes of a graph.
+    """Call a user's partition function on a graph.
 
     Raises:
         OpError: it failed: one line, which names it and the place in its file.
@@ -154,11 +154,11 @@ def _call_partition_function(function: Callable[[Graph], Any], graph: Graph) -> 
 
 
 def restore_partition(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph | CutGraph:
-    """Return a graph with the partition of a run that goes on.
+    """Return a graph with the partition of a resumed run.
 
     Raises:
         ConfigError: the run's partition was not in memory.
-        CheckpointError: it was another one.
+        CheckpointError: the partition differs from that of the run.
     """
     if not config.partition.startswith(GIVEN) or partition is None:
         raise ConfigError(
@@ -222,7 +222,7 @@ def _check_num_clients(config: RunConfig, clients: int) -> None:
 
 
 def check_given_partition(graph: Graph, partition: str) -> None:
-    """Raise `ConfigError` unless a graph carries the partition in memory that a config tells of."""
+    """Raise `ConfigError` unless a graph carries the in-memory partition of a config."""
     if graph.silo is None or f"{GIVEN}{of_silos(graph).hash}" != partition:
         raise ConfigError(
             f"expected the partition {partition} of the run, got none: it was made in memory; use "

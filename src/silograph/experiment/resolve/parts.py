@@ -29,7 +29,7 @@ from silograph.selection.base import Selector
 from silograph.selection.registry import SELECTORS
 
 P = TypeVar("P")
-OWN = ("FILE.py:NAME",)  # what another process has put into a table is not in this one's
+OWN = ("FILE.py:NAME",)  # names added to a table in another process are unknown in this one
 
 
 class NamedPart(Protocol):
@@ -157,7 +157,7 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
 
 
 def _have_all_options(config: RunConfig, parts: Mapping[str, NamedPart]) -> bool:
-    """Whether some parts have all options that a config gives."""
+    """Whether the parts have all options that a config sets."""
     try:
         group_options(config, parts)
     except ConfigError:
@@ -168,7 +168,7 @@ def _have_all_options(config: RunConfig, parts: Mapping[str, NamedPart]) -> bool
 def with_default_model(
     config: RunConfig, *, ratings: bool, method: Method | None = None
 ) -> RunConfig:
-    """Return a config that names its model: where it does not, the default for its data.
+    """Return the config with its model; the default depends on the data.
 
     Args:
         config: of a run.
@@ -182,7 +182,7 @@ def with_default_model(
         return config
     model = find_method(config, method).needs.rating_model if ratings else NODE_MODEL
     hidden = model.hidden if config.hidden is None else config.hidden
-    # A list of hidden widths says the number of layers by itself.
+    # A list of hidden widths determines the number of layers.
     layers = model.layers if not isinstance(hidden, str) else None
     layers = layers if config.layers is None else config.layers
     return dataclasses.replace(config, model=model.name, layers=layers, hidden=hidden)
@@ -227,7 +227,7 @@ def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
 
 
 def find_method(config: RunConfig, method: Method | None = None) -> Method:
-    """Return the method that a config names, or the value that was given for it.
+    """Return the method that a config names, or the method that was passed as a value.
 
     Raises:
         ConfigError: unknown method (names the nearest), one that cannot be imported, or a value
@@ -283,7 +283,7 @@ def group_options(
 
 
 def _is_none(value: Scalar, field: "dataclasses.Field[Any]") -> bool:
-    """Whether a text says none of an option that is None by default, which listings show so."""
+    """Whether a text is "none", as listings show it, of an option that is None by default."""
     return field.default is None and isinstance(value, str) and value.lower() == "none"
 
 
@@ -372,7 +372,7 @@ def unknown_option_error(
 
 
 def _describe_missing_option(parts: Mapping[str, NamedPart]) -> str:
-    """Return in words that parts have not an option; those that have none at all go unsaid."""
+    """Say which parts lack an option; parts without any options are not mentioned."""
     parts_with_options = {kind: part for kind, part in parts.items() if options_of(part)} or parts
     names = [f"{kind} {part.name}" for kind, part in parts_with_options.items()]
     return f"{listed(names)} {'has' if len(names) == 1 else 'have'} no such option"
@@ -409,9 +409,9 @@ def given_options(config: RunConfig, parts: Parts) -> dict[str, Scalar]:
 
 
 def unset_options(config: RunConfig, parts: Parts) -> set[str]:
-    """Return what a config leaves to silograph: its keys, and options as PART.NAME.
+    """Return what a config does not set: its keys, and options as PART.NAME.
 
-    The neighbor sampler that an option has chosen is not left open.
+    A neighbor sampler that an option implies counts as set.
     """
     options_in_config = given_options(config, parts)
     keys = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
@@ -422,7 +422,7 @@ def unset_options(config: RunConfig, parts: Parts) -> set[str]:
 
 
 def given_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    """Return what of a config was given and is not the default; options as PART.NAME."""
+    """Return the values of a config that are not the default; options as PART.NAME."""
     values = {
         f.name: getattr(config, f.name)
         for f in dataclasses.fields(config)

@@ -1,4 +1,4 @@
-"""`resolve`: from what is asked of a run to all that it does, every default written out."""
+"""`resolve`: from the config of a user to a complete run, with all defaults filled in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -96,7 +96,7 @@ def choose_backend(config: RunConfig, training: Training, device: torch.device) 
     """Return the backend of a run: the fastest that can do it, or the one that is named.
 
     Raises:
-        ConfigError: compiled ones were asked for and cannot be used, or none can train.
+        ConfigError: compiled kernels are required and cannot be used, or no backend can train.
     """
     if (reason := TORCH.why_not(training, device)) is not None:
         raise ConfigError(f"expected a model that the method can train, got: {reason}")
@@ -116,7 +116,7 @@ def explain_torch_kernels(
 ) -> str | None:
     """Return why torch computes where compiled kernels would be faster, and what to do about it.
 
-    None where kernels are compiled, where torch was asked for, and on other devices than a CPU.
+    None where kernels are compiled, where the config names torch, and on other devices than a CPU.
     """
     if config.kernels != "auto" or device.type != "cpu":
         return None
@@ -199,7 +199,7 @@ class Resolved:
         schema: features and classes.
         device: where it computes.
         why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
-            was asked for.
+            the config names torch.
     """
 
     config: ResolvedConfig
@@ -238,14 +238,14 @@ def resolve(
     *,
     weighted: bool = False,
 ) -> Resolved:
-    """Return all that a run does; what comes out, asked for again, gives the same.
+    """Resolve a config: fill in every default; resolving the result again gives the same.
 
     Args:
         user_config: the config.
         data: the graph, perhaps cut already, the silos, or what is known of data that others hold.
         parts: of the config, if they were chosen already; of one that names no model, those of
             `with_default_model`.
-        make: the module that `asked.model` names, if it is one; None: it is imported.
+        make: the module that `user_config.model` names, if it is one; None: it is imported.
         device: where it computes, if not where the config says.
         weighted: whether any client has weights of edges, where others hold the data.
 
@@ -353,7 +353,7 @@ def training_of(
 
 
 def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    """Return the fields of a resolved config; those that need data are as they were asked for."""
+    """Return the fields of a resolved config; those that need data stay as the user gave them."""
     needs = parts.method.part.needs
     optimizer = config.optimizer or needs.optimizer
     keep_optimizer = (
@@ -447,7 +447,7 @@ def clock_values(config: RunConfig) -> dict[str, str | None]:
 
 
 def with_defaults(config: RunConfig, parts: Parts) -> RunConfig:
-    """Return the config that says all that needs no data, whatever the defaults are later."""
+    """Return the config with every default that needs no data filled in."""
     values = {name: v for name, v in fill_defaults(config, parts).items() if v is not None}
     options = {name: v for name, v in parts.options.items() if v is not None}
     return make_config(values | {"options": options})
@@ -461,10 +461,10 @@ def with_partition_defaults(parts: Parts, schema: Schema) -> Parts:
 
 
 def schema_in(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:
-    """Return features and classes of a run; silos are held to agree on them later.
+    """Return features and classes of a run; that silos agree on them is checked later.
 
     Raises:
-        DataError: the given features are asked for, and there are none.
+        DataError: `features` is "given", and the data have none.
     """
     if isinstance(data, Schema):
         return with_width(data, config.features, "the federation")
@@ -533,12 +533,12 @@ def device_of(name: str) -> torch.device:
 
 
 # --- simulated -----------------------------------------------------------------------------------
-# A run in one process, resolved whole: its config and parts, and its data cut for the clients.
+# A run in one process, completely resolved: config, parts, and the data cut for the clients.
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedRun:
-    """All that a run in one process is, before anything is computed.
+    """A run in one process, completely resolved, before anything is computed.
 
     Attributes:
         user_config: the config as the user gave it, as a result folder keeps it.
@@ -547,7 +547,7 @@ class SimulatedRun:
         block: all clients.
         route: who answers for each halo slot.
         server_block: nodes that the server holds itself; None is no node.
-        edge_weights: what becomes of the weights of edges; None where there are none.
+        edge_weights: a line on how edge weights are used; None where there are none.
         sums: federated sums of the run, by name.
         warnings: lines on what of the data is not used, or may keep the model from learning.
     """
@@ -595,10 +595,10 @@ def resolve_simulation(
     )
 
 
-# --- What of a config can be checked before its data are known -----------------------------------
+# --- Checks of a config before its data are known ------------------------------------------------
 
 
-MANY = 10**6  # clients, where the data will say how many
+MANY = 10**6  # number of clients where only the data determine it
 
 
 def resolve_without_data(

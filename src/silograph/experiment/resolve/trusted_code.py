@@ -1,7 +1,7 @@
-"""Code that a folder or a file names is imported only once the user has said so.
+"""Code that a folder or a file names is imported only if the user trusts it.
 
-What a user names in a call or on the command line is the user's own word. What stands in a result
-folder, a run file or the plan of a study may be anybody's, and to import it is to run it.
+Users trust what they name themselves in a call or on the command line. A result folder, a run file
+or the plan of a study may come from anybody, and importing the code that it names runs it.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,7 +37,7 @@ def check_trusted(specs_by_kind: Mapping[str, str], trust: Trust, origin: object
 def code_digests(config: RunConfig | ResolvedConfig) -> dict[str, str]:
     """Return hashes of the files or packages of users' parts, by kind; nothing is imported.
 
-    A model that was given as a value may be in no file; then it is left out.
+    A model passed as a value may be in no file; then it is left out.
     """
     digests = {}
     for kind, spec in own_code(config).items():
@@ -59,7 +59,7 @@ def check_code(
     Args:
         run_digests: digests of the run.
         config: of the run.
-        value_kinds: kinds of parts that the caller gives as values.
+        value_kinds: kinds of parts that the caller passes as values.
     """
     for kind, current_digest in code_digests(config).items():
         if kind not in value_kinds and run_digests.get(kind) != current_digest:
@@ -67,7 +67,7 @@ def check_code(
 
 
 def differs(name: str, current: object, original: object) -> CheckpointError:
-    """Return the error for a run that would go on with something else than it began with."""
+    """Return the error for a run that would be resumed with another value than it began with."""
     return CheckpointError(
         f"expected a run with {name} {current}, got one with {original}: going on would not give "
         "the numbers of an uninterrupted run; start a new run"

@@ -75,13 +75,13 @@ def import_spec(spec: str, kind: type[T]) -> T:
                 f"no {_type_name(kind)}"
             )
         raise unknown(f"{_type_name(kind)} in {source}", name, choices)
-    found = names[name]
-    if not isinstance(found, kind):
+    part = names[name]
+    if not isinstance(part, kind):
         remedy = MODULES if _type_name(kind) == CALLABLE else "name a value of that type"
         raise ConfigError(
-            f"expected a {_type_name(kind)} in {spec}, got {type(found).__name__}: {remedy}"
+            f"expected a {_type_name(kind)} in {spec}, got {type(part).__name__}: {remedy}"
         )
-    return found
+    return part
 
 
 def module_of(source: str) -> ModuleType:

@@ -57,7 +57,7 @@ def watch_first_use(
 
     Args:
         kernels: what the run trains with: `compiled` or `torch`.
-        tell: told in one line that something is compiled.
+        tell: called with one line when something is compiled.
     """
     if kernels != "compiled":
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - by autograd.grad: 500 modules
@@ -72,7 +72,7 @@ def watch_first_use(
 class TrainingClock:
     """Seconds of training, without what only the first run of a process spends on kernels.
 
-    So the seconds of several runs can be compared, whichever of them came first.
+    So the seconds of several runs can be compared, whichever ran first.
 
     Attributes:
         began: seconds of the monotonic clock at which the run would have begun without breaks.
@@ -97,7 +97,7 @@ def clock_of(config: ResolvedConfig, ids: Sequence[str]) -> VirtualClock | None:
     return _make_clock(config.speeds, config.links, config.seed, tuple(ids))
 
 
-@lru_cache(maxsize=4)  # asked for in every round
+@lru_cache(maxsize=4)  # called in every round
 def _make_clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
     speed_factors, clients = parse_speeds(speed_text), np.arange(len(ids))
     if speed_factors is None:
@@ -134,21 +134,21 @@ class Stop:
 
     Attributes:
         limit: what ends it.
-        found: how the run stands to that limit.
+        reason: the value of the run, and the limit.
     """
 
     limit: Limit
-    found: str
+    reason: str
 
     def __str__(self) -> str:
         """Return it as results and checkpoints have it."""
-        return f"{self.limit}: {self.found}"
+        return f"{self.limit}: {self.reason}"
 
     def after_evaluation(self, more: int) -> "Stop":
         """Return it with the bytes of the last evaluation, where bytes are the reason."""
         if self.limit is not Limit.BYTES or more == 0:
             return self
-        return replace(self, found=f"{self.found}; the evaluation after it took {more} more")
+        return replace(self, reason=f"{self.reason}; the evaluation after it took {more} more")
 
 
 def reason_to_stop(

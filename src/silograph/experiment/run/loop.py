@@ -97,7 +97,7 @@ class TrainedRound:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """What scoring in a round has come to.
+    """The scores that became known in a round.
 
     Attributes:
         best: the best round so far.
@@ -143,7 +143,7 @@ def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound
 
 
 def score_last_round(setup: Setup, trained_round: TrainedRound, scored: Scored) -> Scored:
-    """Score the last round, where that is still to be done.
+    """Score the last round, if it is not scored yet.
 
     Where rounds were scored by their participants, all clients score the best one, too: then the
     better of these two is the best one.
@@ -193,11 +193,11 @@ def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
     return judged_round
 
 
-IDLE = 10  # times what a checkpoint took pass before the next one, where nothing says how often
+IDLE = 10  # without `checkpoint_every`, 10 times the seconds of a checkpoint pass before the next
 
 
 def first_snapshot(setup: Setup) -> Snapshot:
-    """Set up the clients and return the run before its first round; they write that down."""
+    """Set up the clients, which save their state, and return the run before its first round."""
     while True:
         try:
             with watch_first_use(setup.config.kernels) as watch:
@@ -266,16 +266,16 @@ def train(
     trackers: Watched,
     first_use: FirstUse | None = None,
 ) -> Result:
-    """Go on from a snapshot to the end of the run.
+    """Train from a snapshot to the end of the run.
 
     Args:
         setup: the run.
         folder: where checkpoints and results go, or None.
-        display: told of every round.
+        display: called after every round.
         snapshot: where the run is; its federation has the states that belong to it.
         rows: the table of rounds so far; grows.
-        trackers: told of every judged round, unless the run is complete already.
-        first_use: knows what this process has spent on new kernels since the call; None is nothing.
+        trackers: called after every scored round, unless the run is complete already.
+        first_use: measures what this process spends on new kernels; None: nothing.
     """
     config, first_use = setup.config, first_use or NoFirstUse()
     clock = TrainingClock(time.monotonic() - snapshot.seconds, first_use)
@@ -328,7 +328,7 @@ def train(
 
 
 def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
-    """Give the clients what the run has come to; return the bytes that it took."""
+    """Send the clients the best model; return the bytes that it took."""
     best = snapshot.best
     assert best is not None  # a run ends after a judged round
     weights = named("weights", best.weights or {})
@@ -336,7 +336,7 @@ def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
 
 
 def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, write_seconds: float) -> bool:
-    """Whether there is to be a checkpoint of a round.
+    """Whether a checkpoint is to be written after a round.
 
     Args:
         config: says every how many rounds; if it does not, the clock does.

@@ -99,7 +99,7 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
 
     Args:
         run: the result folder, or the file of the model in it.
-        client: the client; None: nobody has said which.
+        client: the client; None: not named.
         features: F of the model.
 
     Raises:
@@ -146,13 +146,13 @@ def read_data(
         check_na_values(data, na_values)
         return read_silo(data)
     source = find_source(os.fspath(data), data_dir=data_dir, columns=columns, na_values=na_values)
-    found = source.read(scale=1.0, with_labels=with_labels)
-    if isinstance(found, Silos):
+    contents = source.read(scale=1.0, with_labels=with_labels)
+    if isinstance(contents, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "
-            f"{_some(found.ids)}: name one of their folders"
+            f"{_some(contents.ids)}: name one of their folders"
         )
-    return found
+    return contents
 
 
 def without_classes(graph: Graph, class_names: Sequence[str]) -> Graph:

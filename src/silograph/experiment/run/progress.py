@@ -29,7 +29,7 @@ PLAIN_LINES = 10  # a run prints about this many plain lines
 
 @runtime_checkable
 class Progress(Protocol):
-    """Told of every round."""
+    """Called after every round."""
 
     def update(self, done: int, metric: str) -> None:
         """Show that `done` rounds are over, and the current metric."""
@@ -60,14 +60,14 @@ class Plain:
 
 
 class Pace:
-    """Tells how long the rounds to come will take, by those since the first one.
+    """Estimates how long the remaining rounds will take, from those since the first one.
 
-    The first one tells nothing: kernels may be compiled in it, and data loaded.
+    The first one is not counted: kernels may be compiled in it, and data loaded.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._began: tuple[int, float] | None = None  # the first round told of, and when
+        self._began: tuple[int, float] | None = None  # the first round shown, and when
 
     def left(self, rounds_done: int) -> str:
         """Return the time left in words, an empty text while it is not known."""
@@ -90,7 +90,7 @@ def show_progress(total: int, mode: str | Progress, rounds_done: int = 0) -> Ite
 
     Args:
         total: rounds of the run.
-        mode: how to show them, or who is told of them.
+        mode: how to show them, or an object whose `update` is called after every round.
         rounds_done: rounds that were over before.
     """
     if not isinstance(mode, str):
@@ -139,7 +139,7 @@ def best_mode() -> str:
 
 
 def generating(progress: str | Progress) -> "ProgressCallback | None":
-    """Return what tells, on standard error, that a graph is being generated."""
+    """Return a callback that shows, on standard error, that a graph is being generated."""
     percent_by_task: dict[str, int] = {}  # percent, by what is being made
 
     def report(task: str, fraction: float) -> None:
@@ -158,7 +158,7 @@ UNSAID_SAMPLERS = ("full", "fanout")  # every backend draws them
 
 
 def plan_text(config: ResolvedConfig) -> str:
-    """Return the plan in words."""
+    """Describe kernels, sampler, block size and threads of a run."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
     draws_in_torch = config.kernels == "torch" and config.neighbors not in UNSAID_SAMPLERS
@@ -168,9 +168,9 @@ def plan_text(config: ResolvedConfig) -> str:
     )
 
 
-# --- Trackers: others who are told of a run as it goes, such as TensorBoard and MLflow -----------
+# --- Trackers, which log a run as it goes, such as TensorBoard and MLflow ------------------------
 #
-# A tracker decides nothing, and a run goes on without one that fails. The packages are extras
+# A tracker influences nothing, and a run continues without one that fails. The packages are extras
 # (`silograph[tensorboard]`, `silograph[mlflow]`) and imported only when they are used.
 
 
@@ -179,7 +179,7 @@ LOG = logging.getLogger("silograph")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a tracker is told of a run besides its config.
+    """What a tracker receives about a run besides its config.
 
     Attributes:
         method: name of the method.
@@ -197,11 +197,11 @@ class RunFacts:
 
 
 class Tracker(Protocol):
-    """Told of a run: its beginning, every judged round, its end.
+    """Logs a run: its beginning, every scored round, its end.
 
-    A run that goes on after an interruption begins again, and tells rounds after its checkpoint
-    once more, with the same values but for seconds: what was told of rounds after `facts.done` is
-    to be replaced or kept, not doubled. A run that is interrupted has no end.
+    A resumed run begins again, and reports the rounds after its checkpoint once more, with the same
+    values except seconds: replace or keep what was logged of rounds after `facts.done`, but do not
+    log it twice. A run that is interrupted has no end.
     """
 
     def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
@@ -356,7 +356,7 @@ def check_trackers(trackers: object) -> None:
 
 
 class Watched:
-    """Trackers that a run tells; one that fails is told no more, and a warning says so once."""
+    """The trackers of a run; one that fails is removed, with a warning."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
@@ -390,7 +390,7 @@ class Watched:
 
 
 def tracker_params(config: ResolvedConfig, facts: RunFacts) -> dict[str, str]:
-    """Return config, options, cut and versions as texts."""
+    """Return config, options, partition hash and versions as texts."""
     excluded = ("options", "tracker")
     config_texts = {
         k: str(v) for k, v in vars(config).items() if v is not None and k not in excluded
@@ -402,12 +402,12 @@ def tracker_params(config: ResolvedConfig, facts: RunFacts) -> dict[str, str]:
 
 
 def values_of(row: Row) -> dict[str, float]:
-    """Return the values of a row that there are."""
+    """Return the values of a row that are not None."""
     return {k: float(v) for k, v in row.items() if v is not None and k != "round"}
 
 
 def final_values(result: Result) -> dict[str, float]:
-    """Return the test scores at the best round that there are."""
+    """Return the existing test scores of the best round."""
     values: dict[str, float] = {}
     for view in VIEWS:
         scores = result.reported_scores(getattr(result.test, view)) or {}

@@ -1,4 +1,4 @@
-"""What a run leaves: scores by view, the table of rounds, the model, and how it came about."""
+"""The result of a run: scores by view, the table of rounds, the model, config and costs."""
 
 import io
 import json
@@ -117,7 +117,7 @@ class Result:
         models: the clients' own models at the best round, by client; empty where they
             predict with the server's, and where silos keep theirs.
         local_bias: mean distance of logits to those of a centralized model from the same initial
-            weights after as many epochs; None unless the config asked for it.
+            weights after as many epochs; None unless the config has `local_bias`.
         ledger: what every call cost.
         executed: floating-point operations executed here, all rounds and clients; less than the
             ledger's where work that each client is charged for is done once. None: not known.
@@ -466,7 +466,7 @@ class Result:
 
 
 def untrained_entry(scores_by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the key of what predicts without training, none for tasks that have nothing."""
+    """Return the entry `untrained` of the result, or nothing for tasks without such scores."""
     return {"untrained": dict(scores_by_name)} if scores_by_name else {}
 
 
@@ -478,7 +478,7 @@ def untrained_entry(scores_by_name: Mapping[str, Any]) -> dict[str, Any]:
 # the same initial weights and after as many epochs. It needs the uncut graph: simulation only.
 
 
-TOLD = 5  # lines about the centralized model
+PROGRESS_LINES = 5  # about the centralized model
 
 
 def local_bias(
@@ -495,7 +495,7 @@ def local_bias(
         last: the server's weights after the last one.
         rounds: rounds that were trained.
         key: the key of training.
-        report: told now and then how far the centralized model is.
+        report: called with the progress of the centralized model.
     """
     cut, cfg, device = setup.cut, setup.method_config, setup.device
     dtype = DTYPES[setup.config.dtype]
@@ -520,7 +520,7 @@ def local_bias(
     for t in range(1, rounds + 1):
         fed.start_round(t)
         state, _ = CENTRALIZED.round(fed, central.in_round(t), state, t, key)
-        if t % -(-rounds // TOLD) == 0:
+        if t % -(-rounds // PROGRESS_LINES) == 0:
             report(f"centralized model for local bias, round {t}/{rounds}")
     assert state.weights is not None  # the method has a server
     reference = cfg.backend.predict(cfg.model, state.weights, uncut)[cut.partition.copies]
@@ -539,7 +539,7 @@ def local_bias(
 
 
 def _select_own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> Tensor:
-    """Return the rows (n, K) that clients hold, without those that they have fetched."""
+    """Return the rows (n, K) of the clients' own nodes, without fetched ones."""
     own_logits: Tensor = logits[ranges(graph.off[:-1], block.off.diff().to(graph.off.device))]
     return own_logits
 
@@ -553,7 +553,7 @@ def _select_own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> 
 # p: ratings. R: ratings that train.
 
 
-TURNS = 60  # of biases: what is left to solve is far below the noise
+TURNS = 60  # iterations for the biases: the remaining error is far below the noise
 
 
 def untrained_scores(setup: Setup) -> dict[str, Scores]:
@@ -647,7 +647,7 @@ def make_result(
         rows: the table of rounds.
         path: the result folder, or None.
         handed_over_bytes: what it took to give the clients the model.
-        report: told what takes long.
+        report: called with a line before slow steps.
         compile_seconds: that this process has spent on compiling kernels.
 
     Raises:
@@ -699,7 +699,7 @@ def make_result(
 
 
 def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
-    """Return what the server's model says of the uncut graph, None where there is none."""
+    """Return the predictions of the server's model on the uncut graph, None without one."""
     if best.weights is None or setup.simulated is None:
         return None
     if setup.method_config.model.table_widths:
@@ -716,7 +716,7 @@ def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Vie
 
 
 def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
-    """Return what the number of rounds was too small or too large for, None where nothing."""
+    """Return whether the number of rounds was too small or too large, None if neither."""
     by_scores = advice_of(
         rows,
         setup.method.evaluate.view,
@@ -734,7 +734,7 @@ def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot)
 
 
 def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
-    """Return what the method says of its facts, None where it says nothing."""
+    """Return the method's note on its facts, None if it has none."""
     if setup.method.note is None:
         return None
     names = [name for name in rows[-1] if name.startswith(FACT)]
@@ -805,7 +805,7 @@ def _own_models(
 
 
 def _local_bias(setup: Setup, snapshot: Snapshot, report: Callable[[str], None]) -> float | None:
-    """Return the distance to a centralized model, None where it was not asked for."""
+    """Return the distance to a centralized model, None without `local_bias` in the config."""
     last_weights = snapshot.state.weights
     if not setup.config.local_bias or last_weights is None:
         return None

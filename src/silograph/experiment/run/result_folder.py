@@ -131,7 +131,7 @@ def check_free(path: str) -> None:
 
 
 def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Source | None) -> None:
-    """Write what is known before the first round."""
+    """Write the files that exist before the first round."""
     rerun_config = asked_again(replace(setup.config, out=None))
     unset = unset_options(user_config, setup.parts)
     if (
@@ -183,7 +183,7 @@ def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Sour
 
 
 def _dataset(setup: Setup) -> dict[str, Any]:
-    """Return what is known of the graph: of one that silos hold, not how large it is."""
+    """Return name and sizes of the graph; its numbers of nodes and edges only in a simulation."""
     sizes = {"features": setup.schema.num_features, "classes": setup.schema.num_classes}
     if setup.simulated is None:
         return {"name": setup.config.dataset, **sizes}
@@ -201,7 +201,7 @@ def _class_names(graph: Graph) -> Sequence[str]:
 
 
 def _simulation_facts(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
-    """Return what the experiment knows of the cut because it made it; training reads none of it."""
+    """Return statistics of the cut that only a simulation knows; training reads none of them."""
     return {
         "note": "Known in a simulation only: silos would not tell label counts or edges.",
         **figures.totals(),
@@ -237,14 +237,14 @@ _VALIDATORS: Mapping[str, TypeAdapter[Any]] = {  # of run.json
 
 
 class Prefix:
-    """Number and digest of the bytes that a growing file begins with, taken as it grows."""
+    """Number and digest of the bytes that a growing file begins with, updated as it grows."""
 
     def __init__(self) -> None:
         self.size = 0
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, data: bytes) -> None:
-        """Take what was appended."""
+        """Add data that were appended."""
         self.size += len(data)
         self._hash.update(data)
 
@@ -312,7 +312,7 @@ class ResultFolder:
         Args:
             path: the folder.
             setup: the run.
-            user_config: the config as it was given; seeds and defaults are resolved in `setup`.
+            user_config: the config of the user; seeds and defaults are resolved in `setup`.
             source: where the data are; None where silos hold them.
 
         Raises:
@@ -385,11 +385,11 @@ class ResultFolder:
                 raise CheckpointError(line)
 
     def expect(self, name: str, data: bytes) -> None:
-        """Write down that a file may hold this from now on, and what it may have held before."""
+        """Record the digest of what a file will contain, besides its earlier digests."""
         add_sums(self.path, {name: digest_of_bytes(data)})
 
     def take(self, same: Mapping[str, str]) -> None:
-        """Say which run writes here from now on."""
+        """Set the identity of the run that writes here."""
         text = json.dumps(same, sort_keys=True)
         self.run = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -417,14 +417,14 @@ class ResultFolder:
         return None
 
     def end_early(self, reason: str) -> None:
-        """Say why training ended, for the page."""
+        """Write why training ended, for the page."""
         text = reason + "\n"
         replace_sums(self.path, {DIVERGED: digest_of_bytes(text.encode(errors="backslashreplace"))})
         write_atomic(self.path / DIVERGED, text)
 
     @property
     def has_rounds(self) -> bool:
-        """Whether there is anything of a round."""
+        """Whether the folder contains rounds or checkpoints."""
         return self.sizes()[ROUNDS] > 0 or bool(self.checkpoints.rounds)
 
     def remove(self) -> None:
@@ -474,14 +474,14 @@ class ResultFolder:
         return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
 
     def prefixes(self) -> dict[str, tuple[int, str]]:
-        """Return bytes and digest of what this process knows to be in the growing files."""
+        """Return size and digest of the growing files, as this process wrote them."""
         return {
             name: (file_prefix.size, file_prefix.digest)
             for name, file_prefix in self._prefixes_by_file.items()
         }
 
     def _prefix(self, name: str, size: int) -> "Prefix":
-        """Return what a growing file begins with."""
+        """Return size and digest of the first `size` bytes of a growing file."""
         prefix = Prefix()
         if size:
             with (self.path / name).open("rb") as file:
@@ -525,7 +525,7 @@ class ResultFolder:
         return (self.path / RESULT).exists()
 
     def with_recorded_costs(self, result: Result) -> Result:
-        """Return the result of a complete run with what the process that ran it took.
+        """Return the result of a complete run with memory and compile seconds of its process.
 
         Raises:
             CheckpointError: result.json is damaged.
@@ -575,7 +575,7 @@ class ResultFolder:
         write_atomic(self.path / RESULT, text)
 
     def _save_models(self, result: Result) -> None:
-        """Write the models that there are, and then their digests, which `load_model` compares."""
+        """Write the models, and then their digests, which `load_model` compares."""
         models = {} if result.model is None else {MODEL: result.model}
         for number, (client, model) in enumerate(result.models.items()):
             models[f"{MODELS}/{file_of(number, client)}"] = model

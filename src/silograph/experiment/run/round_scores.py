@@ -124,7 +124,7 @@ def judged(
 
 
 def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
-    """Ask all clients what the server's and their own models get right."""
+    """Have all clients score the server's model and their own."""
     server = None
     if state.weights is not None:
         server = server_counts_of(setup, state, key.fold("judge server", t))
@@ -141,7 +141,7 @@ def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
 
 
 def own_counts_of(setup: Setup, t: int, key: Key) -> Counts:
-    """Return all clients' counts of their own models, as round t has left them."""
+    """Return all clients' counts of their own models, after round t."""
     fed, judging = setup.federation, key.fold("judge own", t)
     own = own_counts(fed, judging, setup.method_config.count_rules)
     return own if setup.config.relevant is None else with_rankings(fed, own, "own", judging)

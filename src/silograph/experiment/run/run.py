@@ -70,7 +70,7 @@ def run(
     trackers: Sequence[Tracker] = (),
     **options: Unpack[RunOptions],
 ) -> Result:
-    """Train a federation and return what came of it.
+    """Train a federation and return its result.
 
     >>> import silograph as sg
     >>> result = sg.run("digits", clients=4, partition="random", rounds=2, hidden=8)
@@ -84,8 +84,9 @@ def run(
         config: where to start from, also that of a result; None means all defaults.
         method: a name, `FILE.py:NAME`, `package.module:NAME`, or a method as a value, which has a
             name of its own; None takes that of the config.
-        progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
-        trackers: who else is told of every round, besides `tracker` of the config.
+        progress: `live`, `plain` or `none`, on standard error; or an object whose
+            `update` is called after every round.
+        trackers: further trackers, besides `tracker` of the config.
         options: fields of `RunConfig`, replacing those of `config`. A result folder is written
             only if `out` is among them or in `config`. `model` may also be a class of your own,
             whose call with numbers of features and outputs gives a torch.nn.Module. `partition`
@@ -112,7 +113,7 @@ def run(
 def _start_run(
     setup: Setup, user_config: RunConfig, source: Source, progress: str | Progress, watched: Watched
 ) -> Result:
-    """Train from the first round on, with a result folder where one was asked for."""
+    """Train from the first round on, with a result folder if the config has `out`."""
     first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
     if user_config.out is None:
         return go_on(setup, None, progress, first, [], watched)
@@ -125,7 +126,7 @@ def _start_run(
 def _train_and_report_divergence(
     folder: ResultFolder, train: Callable[[], Result], *, new: bool
 ) -> Result:
-    """Train, and leave word in the folder where that diverged; none of a new one without rounds."""
+    """Train; on divergence, note it in the folder, or remove a new folder without rounds."""
     try:
         return train()
     except TrainingError as error:
@@ -138,7 +139,7 @@ def _train_and_report_divergence(
 
 
 def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
-    """Return all who are told of a run; raise `ConfigError` where one of them cannot be."""
+    """Return the trackers of a run; raise `ConfigError` for one that cannot be used."""
     config_trackers = [] if config.tracker is None else [make_tracker(config.tracker)]
     return Watched([*config_trackers, *trackers])
 
@@ -155,20 +156,22 @@ def resume(
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
 ) -> Result:
-    """Go on with a run that was interrupted, as if it had not been, and return its result.
+    """Resume an interrupted run and return its result.
 
-    A run that is complete is not trained again: its result is worked out once more.
+    The result is identical to that of an uninterrupted run. A complete run is not trained again:
+    its result is computed once more.
 
     Args:
         path: the run's result folder.
         graph: the graph or silos, for a run on what was in memory.
-        partition: the partition, for a run whose partition was given as a value.
+        partition: the partition, for a run whose partition was passed as a value.
         model: the class of the model, for a run with one that cannot be imported.
-        method: the method, for a run whose method was given as a value.
+        method: the method, for a run whose method was passed as a value.
         trust: whether code may be imported that the folder names, as a run with `FILE.py:NAME` has
             it; or which, as `FILE.py:NAME`.
-        progress: `live`, `plain` or `none`, on standard error; or who is told of every round.
-        trackers: who else is told of the rounds to come, besides `tracker` of the config.
+        progress: `live`, `plain` or `none`, on standard error; or an object whose
+            `update` is called after every round.
+        trackers: further trackers, besides `tracker` of the config.
 
     Raises:
         ConfigError: there is no run at `path`, another process is writing it, or it names code that
@@ -213,7 +216,7 @@ def resume(
 def _check_trusted(
     config: RunConfig, given_values: Mapping[str, Any], trust: Trust, folder: Path
 ) -> None:
-    """Raise `ConfigError` for code of a run's config that is neither given nor trusted."""
+    """Raise `ConfigError` for code of a run's config that is neither a value nor trusted."""
     named_code = {kind: spec for kind, spec in own_code(config).items() if kind not in given_values}
     try:
         check_trusted(named_code, trust, folder)
@@ -230,7 +233,7 @@ def _load_data_again(
     folder: Path,
     progress: str | Progress,
 ) -> Graph | CutGraph | Silos:
-    """Return the graph of a run that goes on, with its partition where that was in memory."""
+    """Return the graph of a resumed run, with its partition where that was in memory."""
     if partition is None and graph is None and config.partition.startswith(GIVEN):
         raise ConfigError(
             f"expected the partition of the run in {folder}, got none: it was made in memory; use "
@@ -249,7 +252,7 @@ def _read_again(
     folder: Path,
     progress: str | Progress,
 ) -> Graph | Silos:
-    """Read the data of a run that goes on; raise `ConfigError` where they were in memory."""
+    """Read the data of a resumed run; raise `ConfigError` where they were in memory."""
     name = None if source is None else source["dataset"]
     if source is None or name is None:
         raise ConfigError(
@@ -261,7 +264,7 @@ def _read_again(
 
 
 def _import_module_again(config: RunConfig) -> Make | None:
-    """Import the module of a run that goes on."""
+    """Import the module of a resumed run."""
     try:
         return own_module(config)
     except ConfigError as error:
@@ -316,7 +319,7 @@ def _restore_snapshot(
     """Bring federation and folder back to a checkpoint, the folder last.
 
     Raises:
-        StateError: a silo has not its state of that round; nothing was cut.
+        StateError: a silo lacks its state of that round; no file was changed.
     """
     facts = checkpoint.facts
     best_weights = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
@@ -338,10 +341,11 @@ def go_on(
     *,
     again: bool = False,
 ) -> Result:
-    """Go on with a run from a snapshot to its end, and show how it goes.
+    """Continue a run from a snapshot to its end, and show its progress.
 
-    `report` is told what there is to say at the beginning; None is standard error, with `progress`.
-    `again`: it was stopped before, so that it is said from where it goes on.
+    `report` is called with the lines at the beginning; None prints them on standard error, unless
+    `progress` is `none`. `again`: the run is resumed, so the round is reported from which it
+    continues.
     """
 
     def say(line: str) -> None:
@@ -366,7 +370,7 @@ def go_on(
 
 
 def _resume_message(first: int, rounds: int) -> str:
-    """Return with which round a run goes on, and why that is the first one."""
+    """Return a line that names the round from which a run continues."""
     if first == 1:
         return f"there is no checkpoint: beginning again with round 1 of {rounds}"
     return f"going on with round {first} of {rounds}"

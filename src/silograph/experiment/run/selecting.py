@@ -1,7 +1,7 @@
-"""Selection in a run: clients are drawn before a round, and the round is observed after it.
+"""Selection in a run: clients are drawn before a round, and the selector observes its result.
 
-The selector's state is part of the server's memory, under `selector/`, and so of checkpoints; so is
-the number of selections so far, under `selected/`, where it is limited.
+The selector's state is part of the server's memory, with the prefix `selector/`, and so of
+checkpoints. So is the number of selections so far, with the prefix `selected/`, if it is limited.
 """
 
 import math
@@ -117,7 +117,7 @@ class Selection:
         return list(client_ids)
 
     def reason_to_stop(self, state: ServerState, t: int) -> Stop | None:
-        """Return why round t is not started, or None: the budget does not pay for it."""
+        """Return why round t is not started (the budget does not pay for it), or None."""
         if self._budget is None or t > self.setup.config.rounds:
             return None
         limits = self._limits(state, t)
@@ -163,14 +163,14 @@ class Selection:
 
     @cached_property
     def _cached_bytes_of_round(self) -> Callable[[int], int]:
-        """`_bytes_of_round`, asked for once before a round and once when it begins."""
+        """Cached `_bytes_of_round`: it is read before a round and again when the round begins."""
         return lru_cache(maxsize=1)(self._bytes_of_round)
 
     def _bytes_of_round(self, t: int) -> int:
         """Return the bytes of a round at one client, evaluation apart.
 
         Raises:
-            ConfigError: nobody knows before the round.
+            ConfigError: the size is unknown before the round.
         """
         setup, calls = self.setup, self.setup.method.calls
         num_bytes = None
@@ -230,7 +230,7 @@ class Selection:
 
     def _describe_budget(self, limits: SelectionLimits) -> str:
         """Return what a client costs and what the budget pays for, in words."""
-        assert self._budget is not None  # only then is it asked for
+        assert self._budget is not None  # called only for a selector with a budget
         return (
             f"{size_text(self._budget)}: {size_text(self._spent_bytes())} are spent before round 1 "
             f"and a client takes {size_text(self._bytes_per_client(1))} in a round, so "
@@ -249,7 +249,7 @@ class Selection:
 
         Args:
             before: the server's state before the round, which has the selector's.
-            after: what the method has returned.
+            after: the state that the method returned.
             t: number of the round.
             report: of the round.
             counts: of the evaluation, None if there was none.
@@ -353,7 +353,7 @@ def _bytes_by_client(records: Sequence[Record], clients: int) -> Tensor:
 
 
 def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, key: Key) -> None:
-    """Raise `ProtocolError` where a round has called others than those selected, or hides them.
+    """Raise `ProtocolError` where a round trained unselected clients or does not report who.
 
     Args:
         setup: the run.
@@ -424,7 +424,7 @@ class Controlling:
 
         Args:
             state: the server's before the round.
-            scores: the last ones, None where they are not kept.
+            scores: the last ones, None where the run does not keep them.
             virtual: seconds of the virtual clock so far, None without one.
             t: number of the round.
             key: of the run.
@@ -457,10 +457,10 @@ class Controlling:
 
         Args:
             before: the server's state before the round, which has the controller's.
-            after: what the round has made of it.
+            after: the server's state after the round.
             t: number of the round.
             report: of the round, as the method has returned it.
-            scores: the last ones, None where they are not kept.
+            scores: the last ones, None where the run does not keep them.
             values: the knobs of the round.
             virtual: seconds of the virtual clock so far, None without one.
             seconds: that the round took, measured.

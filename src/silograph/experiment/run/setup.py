@@ -67,7 +67,7 @@ class Setup:
         feature_names: names of the given features in their order; empty where nobody knows them.
         sums: federated sums that come first, by name.
         why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
-            was asked for.
+            the config names torch.
     """
 
     config: ResolvedConfig
@@ -127,7 +127,7 @@ def prepare(
         config: the config of the run.
         data: the graph, perhaps cut already, or the silos that hold it.
         parts: of the config, if they were chosen already.
-        make: the module that `asked.model` names, if it is one; None: it is imported.
+        make: the module that `config.model` names, if it is one; None: it is imported.
 
     Raises:
         SilographError: something about config or graph cannot be used.

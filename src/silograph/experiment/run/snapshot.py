@@ -33,7 +33,7 @@ from silograph.nn.conv import Params
 from silograph.task.least_count import specs_to_send
 
 # --- server parts --------------------------------------------------------------------------------
-# What parts of a run keep in the server's memory beside the method, and so in checkpoints.
+# What parts of a run other than the method store in the server's memory, and so in checkpoints.
 
 
 SELECTOR, CONTROLLER, SELECTED = "selector/", "controller/", "selected/"
@@ -42,7 +42,7 @@ PARTS = SELECTOR, CONTROLLER, SELECTED, STATISTICS
 
 
 def without_parts(state: ServerState) -> ServerState:
-    """Return the server's state as the method knows it."""
+    """Return the server's state with the method's own memory only."""
     method_memory = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
     return (
         state
@@ -52,12 +52,12 @@ def without_parts(state: ServerState) -> ServerState:
 
 
 def parts_on_cpu(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the server's memory with what parts keep on the CPU, where they compute."""
+    """Return the server's memory with the tensors of parts on the CPU, where they compute."""
     return {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
 
 
 class PartMemory(dict[str, Tensor]):
-    """What a part keeps between rounds, by name.
+    """The tensors of a part between rounds, by name.
 
     A checkpoint of an older version may lack a name that the part reads now.
     """
@@ -76,14 +76,14 @@ class PartMemory(dict[str, Tensor]):
 
 
 def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
-    """Return what one part keeps."""
+    """Return the tensors of one part, without the prefix of their names."""
     items = state.memory.items()
     tensors = {name.removeprefix(prefix): t for name, t in items if name.startswith(prefix)}
     return PartMemory(prefix.removesuffix("/"), tensors)
 
 
 def with_part(state: ServerState, prefix: str, tensors: Mapping[str, Tensor]) -> ServerState:
-    """Return the server's state with what one part keeps from now on."""
+    """Return the server's state with the tensors of one part replaced."""
     others = {name: t for name, t in state.memory.items() if not name.startswith(prefix)}
     return ServerState(state.weights, {**others, **named(prefix[:-1], tensors)})
 
@@ -132,7 +132,7 @@ class Snapshot:
 
 
 def identity(setup: Setup) -> dict[str, str]:
-    """Return everything that must be the same for a run to go on, by name."""
+    """Return everything that must be equal for a run to be resumed, by name."""
     config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
     for name in ("out", "tracker"):  # they decide no number
         del config[name]
@@ -258,7 +258,7 @@ def _finite_number(value: Any) -> float | None:
 
 
 def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
-    """Raise `ValueError` for facts that no run writes after such a round."""
+    """Raise `ValueError` for invalid facts of a checkpoint."""
     facts, ids = checkpoint.facts, setup.federation.ids
     for round_number in (facts["best_round"], facts.get("scores_round")):
         if round_number is not None and (
@@ -308,7 +308,7 @@ def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
 
 
 def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
-    """Raise `ValueError` for groups of tensors that no run of this model writes."""
+    """Raise `ValueError` for invalid groups of tensors."""
     groups = facts["groups"]
     if not isinstance(groups, list) or not all(isinstance(prefix, str) for prefix in groups):
         raise ValueError(groups)
@@ -343,7 +343,7 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
 
 @contextmanager
 def _checking_form() -> Iterator[None]:
-    """Raise `CheckpointError` where what is read inside the block has another form."""
+    """Turn errors of reading an invalid checkpoint inside the block into `CheckpointError`."""
     try:
         yield
     except KeyError as error:
@@ -365,7 +365,7 @@ def from_checkpoint(
     Args:
         setup: the run.
         checkpoint: what `to_checkpoint` made.
-        best_weights: weights of the best round where the facts say that they are kept apart.
+        best_weights: of the best round, if they are in a file of their own according to the facts.
 
     Raises:
         CheckpointError: something that every checkpoint has is missing.
@@ -407,8 +407,8 @@ def from_checkpoint(
     blocks = range(len(setup.federation.states()))
     states = [state_from(below(f"client/{number}", parts)) for number in blocks]
     if best is not None and best.round == checkpoint.round:
-        kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
-        best = replace(best, own=kept or None)
+        own_models = own_weights(setup.method, setup.method_config, best.weights or {}, states)
+        best = replace(best, own=own_models or None)
     facts = {name: t.cpu() for name, t in below("facts", parts).items()}
     snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed

@@ -186,7 +186,7 @@ def _repeat_graph(graph: Graph, times: int) -> Graph:
 
 
 def _check_sizes(shape: AnyModel, weight_shapes: Mapping[str, Sequence[int]], path: str) -> None:
-    """Raise `DataError` for sizes that the weights do not have: they may ask for any memory."""
+    """Raise `DataError` for sizes that the weights do not have; they could allocate any memory."""
     largest = max((n for dims in weight_shapes.values() for n in dims), default=0)
     is_usable = 1 <= shape.features <= MOST_SIZE and 1 <= shape.outputs <= MOST_SIZE
     if isinstance(shape, Model):
@@ -209,12 +209,12 @@ def _check_sizes(shape: AnyModel, weight_shapes: Mapping[str, Sequence[int]], pa
             and (isinstance(shape.hidden, int) or len(widths) == shape.layers)
         )
     if isinstance(shape, RatingModel):
-        given = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
-        sizes = [*given, shape.heads, shape.embedding]
+        hidden = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
+        sizes = [*hidden, shape.heads, shape.embedding]
         is_usable = (
             all(1 <= size <= largest for size in sizes)
             and 1 <= shape.layers <= len(weight_shapes)
-            and (isinstance(shape.hidden, int) or len(given) == shape.layers)
+            and (isinstance(shape.hidden, int) or len(hidden) == shape.layers)
         )
     if not is_usable:
         raise DataError(f"expected weights of {shape} in {path}, got {weight_shapes}")
@@ -223,7 +223,7 @@ def _check_sizes(shape: AnyModel, weight_shapes: Mapping[str, Sequence[int]], pa
 def _check_usable(
     shape: AnyModel, weights: Params, classes: Sequence[str], features: Sequence[str], path: str
 ) -> None:
-    """Raise `DataError` for a file that no run writes: what is in it may come from anybody."""
+    """Raise `DataError` for an invalid file: it may come from anybody."""
     dtypes = sorted({str(w.dtype) for w in weights.values()})
     if dtypes not in (["torch.float32"], ["torch.float64"]):
         raise DataError(f"expected weights of float32 or float64 in {path}, got {dtypes}")
@@ -238,10 +238,10 @@ def _check_usable(
 
 
 def _read_shape(saved: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
-    """Return the model that was described.
+    """Return the model of a saved description.
 
     Raises:
-        DataError: it is a module, and the class was not given.
+        DataError: the model is a torch.nn.Module, and its class is missing.
     """
     if saved.get("task") == "rating":
         options = {name: value for name, value in saved.items() if name not in ("task", "kind")}
