@@ -20,7 +20,7 @@ import silograph as sg
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
 from silograph.study.compare.tables import Paired, overlap_of, paired
-from silograph.study.reproduce.reproduce import filled, spread
+from silograph.study.reproduce.reproduce import replace_section, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -228,7 +228,7 @@ def write_page(lines: Sequence[Line]) -> None:
     }
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Features\n"
     for name, section in sections.items():
-        text = filled(text, name, section)
+        text = replace_section(text, name, section)
     PAGE.write_text(text, encoding="utf-8")
 
 

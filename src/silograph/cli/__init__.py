@@ -132,13 +132,13 @@ def report_command(
     ] = None,
 ) -> int:
     """Write a page about a run, about several side by side, or about the runs of a comparison."""
-    from silograph.experiment.report import make_comparison_report, make_report, runs_of
+    from silograph.experiment.report import comparison_runs, make_comparison_report, make_report
 
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
-    if len(folders) == 1 and (runs := runs_of(folders[0])):
+    if len(folders) == 1 and (runs := comparison_runs(folders[0])):
         page = make_comparison_report(
             runs, out or folders[0] / "report.html", comparison=folders[0]
         )

@@ -14,7 +14,7 @@ from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.text import counted, printable
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
-from silograph.experiment.run.progress import best_mode, generating
+from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
 from silograph.experiment.terminal_table import console_to, print_fitted, table_of
@@ -22,7 +22,7 @@ from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.heterogeneity import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
-from silograph.study.attack.attack import NOTHING, shown_row, unmeasured
+from silograph.study.attack.attack import NOTHING, finding_row, unmeasured_notes
 from silograph.study.attack.attacks import Finding
 
 MOST_ROWS = 40  # clients shown one by one
@@ -40,7 +40,7 @@ def print_result(result: Result) -> None:
 
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
-    cut = load_and_cut(config, generating(best_mode()))
+    cut = load_and_cut(config, generation_callback(best_mode()))
     statistics = describe(cut.graph, cut.partition, copies=cut.copies_split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()
@@ -82,14 +82,14 @@ def print_findings(found: Sequence[Finding], out: Path, *, as_json: bool) -> Non
         console.print(f"{one.recovered}: {one.attack} (server: {one.server})")
     if not found:
         console.print(NOTHING)
-    for line in unmeasured(found):
+    for line in unmeasured_notes(found):
         console.print(line)
     console.print(f"written to {out / 'attack.json'} and attack.md")
 
 
 def _short(found: Finding) -> list[str]:
     """Return the figures of a finding, and what is recovered up to the first comma."""
-    _, what, share, right, _ = shown_row(found)
+    _, what, share, right, _ = finding_row(found)
     return [share, right, what.partition(",")[0]]
 
 

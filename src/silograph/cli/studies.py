@@ -305,7 +305,7 @@ def print_search(found: "Tuned", json: bool) -> int:
 def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) -> None:
     """Train an agent that sets a method's knobs, over runs with seeds of their own."""
     from silograph.control.ddpg import PROFILE
-    from silograph.study.train_agent import AgentTraining, lacking, train_agent
+    from silograph.study.train_agent import AgentTraining, missing_rounds, train_agent
 
     config = given.config
     if config.out is None:
@@ -315,9 +315,9 @@ def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) ->
     out = Path(config.out)
     with going_on(f"the same command, which goes on in {shlex.quote(config.out)}"):
         path = train_agent(
-            AgentTraining(config, episodes, seeds), out, told=(lambda _: None) if quiet else _show
+            AgentTraining(config, episodes, seeds), out, report=(lambda _: None) if quiet else _show
         )
-    missing = lacking(out)
+    missing = missing_rounds(out)
     if missing:
         typer.echo(
             f"written to {path}: nothing was learned yet, for the first {PROFILE} rounds of an "
@@ -438,8 +438,8 @@ def reproduce_command(
             max_minutes=max_minutes,
             progress="none" if quiet else best_mode(),
         )
-    if made.taken:
-        typer.echo(f"copied {counted(made.taken, 'cell')} that recipes beside this one have run")
+    if made.copied:
+        typer.echo(f"copied {counted(made.copied, 'cell')} that recipes beside this one have run")
     typer.echo(
         f"ran {counted(made.ran, 'cell')}, {made.failed} without result, {made.missing} not yet run"
     )

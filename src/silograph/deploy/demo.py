@@ -30,7 +30,7 @@ from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.run_program import BESIDES
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
-from silograph.experiment.run.progress import best_mode, generating
+from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
 from silograph.graph.silos.export import check_target, write_silos
@@ -55,7 +55,7 @@ def export_silos(
             is something at `out`.
     """
     check_target(Path(out), format)  # before a minute of loading
-    cut = load_and_cut(config, generating(best_mode()))
+    cut = load_and_cut(config, generation_callback(best_mode()))
     secret = secrets.token_bytes(32)
     return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)
 

@@ -59,7 +59,7 @@ from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.progress import Progress, Tracker
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
-from silograph.experiment.run.run import check_mode, go_on, restored, watched_by
+from silograph.experiment.run.run import check_mode, continue_training, make_trackers, restore_run
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import NUMERIC, check_identity, identity
 from silograph.federation.field_specs import (
@@ -362,7 +362,7 @@ def serve(
     if config.out is not None:
         check_free(config.out)
     figures = Figures()
-    watched = watched_by(config, (figures, *trackers))
+    watched = make_trackers(config, (figures, *trackers))
     known = Known(secrets.token_bytes(16), {})
     with _met(config, venue, known, progress, figures, report) as (meeting, watch):
         setup = meeting.set_up()
@@ -370,11 +370,11 @@ def serve(
         folder = None
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
-            folder.expect(SESSION, write_known(folder.path, meeting.known))
+            folder.record_digest(SESSION, write_known(folder.path, meeting.known))
             meeting.folder = folder
         with closing(folder) if folder is not None else nullcontext():
             watch.start(start.round)
-            return go_on(setup, folder, watch, start, [], watched, watch.say)
+            return continue_training(setup, folder, watch, start, [], watched, watch.say)
 
 
 @standard_numerics()
@@ -416,16 +416,16 @@ def serve_again(
         check_run(config)
         known = read_known(target)
         figures = Figures()
-        watched = watched_by(config, (figures, *trackers))
+        watched = make_trackers(config, (figures, *trackers))
         # Who takes part is known, whatever number was asked for.
         venue, asked = replace(venue, silos=tuple(known.keys)), replace(config, clients=None)
         with _met(asked, venue, known, progress, figures, report) as (meeting, watch):
             meeting.folder = folder
             setup = meeting.set_up()
             check_identity(about["same"], identity(setup), config)
-            snapshot, rows = restored(setup, folder, about["same"])
+            snapshot, rows = restore_run(setup, folder, about["same"])
             watch.start(snapshot.round)
-            return go_on(setup, folder, watch, snapshot, rows, watched, watch.say)
+            return continue_training(setup, folder, watch, snapshot, rows, watched, watch.say)
 
 
 @contextmanager

@@ -62,10 +62,10 @@ from silograph.study.reproduce.reproduce import (
     Recipe,
     beside,
     cell,
-    filled,
     find_recipe,
     paths_of,
     recipes_in,
+    replace_section,
     reproduce,
     spread,
     svg_of,
@@ -187,11 +187,11 @@ def test_a_cell_that_a_recipe_beside_has_run_is_copied() -> None:
     relabelled = [replace(one("local", 0), labels={"row": "a"}), one("local", 3)]
     beside_it = replace(RECIPE, name="mine/second", cells=lambda _: relabelled)
     made = reproduce(beside_it, out="out", max_minutes=0)
-    assert (made.taken, made.ran, made.missing) == (1, 0, 1)
+    assert (made.copied, made.ran, made.missing) == (1, 0, 1)
     lines = [read_lines(paths_of(recipe, Path("out"))[0]) for recipe in (RECIPE, beside_it)]
     assert lines[1] == [lines[0][0] | {"labels": {"row": "a"}}]
-    assert reproduce(beside_it, out="out", max_minutes=0).taken == 0
-    assert reproduce(replace(beside_it, name="yours/x"), out="out", max_minutes=0).taken == 0
+    assert reproduce(beside_it, out="out", max_minutes=0).copied == 0
+    assert reproduce(replace(beside_it, name="yours/x"), out="out", max_minutes=0).copied == 0
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def test_a_page_names_what_makes_it_again() -> None:
 
 
 def test_sections_are_filled_in() -> None:
-    assert filled("a", "t", "x") == "a\n\n<!-- t -->\nx\n<!-- t -->\n"
-    once = filled("a <!-- t --> <!-- t --> b", "t", "x")
-    assert filled(once, "t", "y") == once.replace("x", "y")
+    assert replace_section("a", "t", "x") == "a\n\n<!-- t -->\nx\n<!-- t -->\n"
+    once = replace_section("a <!-- t --> <!-- t --> b", "t", "x")
+    assert replace_section(once, "t", "y") == once.replace("x", "y")
 
 
 def test_figures_of_a_table() -> None:

@@ -148,7 +148,7 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
         ) from error
 
 
-def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
+def comparison_runs(folder: str | os.PathLike[str]) -> list[Path]:
     """Return the result folders of a comparison in their order; none where it is another folder.
 
     Runs that no round was begun of are left out.

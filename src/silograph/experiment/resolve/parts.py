@@ -398,7 +398,7 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def given_options(config: RunConfig, parts: Parts) -> dict[str, Scalar]:
+def options_in_config(config: RunConfig, parts: Parts) -> dict[str, Scalar]:
     """Return the options that a config gives, as PART.NAME."""
     parts_by_kind = {kind: getattr(parts, kind).part for kind in TABLES}
     return {
@@ -413,22 +413,21 @@ def unset_options(config: RunConfig, parts: Parts) -> set[str]:
 
     A neighbor sampler that an option implies counts as set.
     """
-    options_in_config = given_options(config, parts)
+    option_values = options_in_config(config, parts)
     keys = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
     keys |= {"kernels"} if config.kernels == "auto" else set()
-    return (keys - {name.partition(".")[0] for name in options_in_config}) | (
-        parts.options.keys() - options_in_config
-    )
+    parts_with_options = {name.partition(".")[0] for name in option_values}
+    return (keys - parts_with_options) | (parts.options.keys() - option_values)
 
 
-def given_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
+def non_default_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """Return the values of a config that are not the default; options as PART.NAME."""
     values = {
         f.name: getattr(config, f.name)
         for f in dataclasses.fields(config)
         if f.name not in (*FLAT, "options") and getattr(config, f.name) not in (None, f.default)
     }
-    return values | {"options": given_options(config, parts)}
+    return values | {"options": options_in_config(config, parts)}
 
 
 def option_help(parts: Parts) -> dict[str, str]:

@@ -24,24 +24,24 @@ from silograph.experiment.run.clock import (
     reason_to_stop,
     watch_first_use,
 )
-from silograph.experiment.run.progress import Progress, RunFacts, Watched
+from silograph.experiment.run.progress import Progress, RunFacts, TrackerGroup
 from silograph.experiment.run.result import Result, make_result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import (
     Counts,
     Judged,
     Pending,
-    begin,
+    add_server_scores,
     check_loss,
-    complete,
     counts_on_receipt,
     diverged,
     is_better,
     judge,
-    judged,
+    judged_from_counts,
     loss_text,
     progress_of,
     row_of,
+    score_own_models,
     scored_by_participants,
     server_counts_of,
 )
@@ -49,7 +49,7 @@ from silograph.experiment.run.selecting import (
     Controlling,
     Selection,
     check_report,
-    controlling,
+    make_controlling,
     with_knobs,
 )
 from silograph.experiment.run.setup import Setup, first_weights, versions
@@ -130,13 +130,13 @@ def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound
         weights, t = before.state.weights, before.round
         assert weights is not None  # clients train from them
         counts = counts_on_receipt(setup, t, before.state, trained_round.report)
-        latest, row = complete(setup, before.pending, counts, weights)
+        latest, row = add_server_scores(setup, before.pending, counts, weights)
         best = latest if is_better(setup, latest, best) else best
         rows.append(row)
     pending = None
     if _is_judged(setup, trained_round.t):
         seconds = trained_round.clock.seconds()
-        pending = begin(
+        pending = score_own_models(
             setup, trained_round.t, trained_round.report, seconds, trained_round.virtual
         )
     return Scored(best, latest, rows, () if latest is None else (latest,), pending)
@@ -156,7 +156,7 @@ def score_last_round(setup: Setup, trained_round: TrainedRound, scored: Scored) 
         counts = server_counts_of(
             setup, trained_round.state, key.fold("judge server", trained_round.t)
         )
-        judged_round, row = complete(setup, scored.pending, counts, weights)
+        judged_round, row = add_server_scores(setup, scored.pending, counts, weights)
         best = judged_round if is_better(setup, judged_round, best) else best
         return Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, judged_round))
     if best is None:  # a limit before the first evaluation
@@ -171,7 +171,9 @@ def _score_by_all_clients(setup: Setup, trained_round: TrainedRound, best: Judge
     state = replace(trained_round.state, weights=best.weights)
     counts, away = server_counts_of(setup, state, key), setup.federation.away
     absent_clients = tuple(name for name in setup.federation.ids if name in {*best.away, *away})
-    return judged(setup, best.round, counts, best.personalized, best.weights, absent_clients)
+    return judged_from_counts(
+        setup, best.round, counts, best.personalized, best.weights, absent_clients
+    )
 
 
 def _is_judged(setup: Setup, t: int) -> bool:
@@ -232,7 +234,7 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     scores = None
     if setup.method.needs.score_first:
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    controlling_part, virtual = controlling(setup), virtual_seconds(setup, None, 0)
+    controlling_part, virtual = make_controlling(setup), virtual_seconds(setup, None, 0)
     if controlling_part is not None:
         state = controlling_part.begin(state, scores, virtual)
     return Snapshot(
@@ -263,7 +265,7 @@ def train(
     display: Progress,
     snapshot: Snapshot,
     rows: list[Row],
-    trackers: Watched,
+    trackers: TrackerGroup,
     first_use: FirstUse | None = None,
 ) -> Result:
     """Train from a snapshot to the end of the run.
@@ -400,7 +402,7 @@ def _run_round(
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    control = controlling(setup)
+    control = make_controlling(setup)
     cfg = _round_config(setup, selection, control, before)
     start_seconds = clock.seconds()
     with at_server(setup.method.round, f"method {setup.method.name}", t):

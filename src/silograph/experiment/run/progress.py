@@ -138,7 +138,7 @@ def best_mode() -> str:
     return "live" if sys.stderr.isatty() else "plain"
 
 
-def generating(progress: str | Progress) -> "ProgressCallback | None":
+def generation_callback(progress: str | Progress) -> "ProgressCallback | None":
     """Return a callback that shows, on standard error, that a graph is being generated."""
     percent_by_task: dict[str, int] = {}  # percent, by what is being made
 
@@ -355,7 +355,7 @@ def check_trackers(trackers: object) -> None:
             )
 
 
-class Watched:
+class TrackerGroup:
     """The trackers of a run; one that fails is removed, with a warning."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:

@@ -47,7 +47,7 @@ from silograph.experiment.run.round_scores import (
     uncut_rows,
     views_of,
 )
-from silograph.experiment.run.selecting import controlling
+from silograph.experiment.run.selecting import make_controlling
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
 from silograph.experiment.run.trained_model import TrainedModel
@@ -725,7 +725,7 @@ def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot)
         rounds=setup.config.rounds,
         patience=setup.config.patience,
     )
-    controlling_part, controller_note = controlling(setup), None
+    controlling_part, controller_note = make_controlling(setup), None
     if controlling_part is not None:
         controller, memory = controlling_part.controller, part_of(snapshot.state, CONTROLLER)
         controller_note = controller.note(controller.options, memory, snapshot.round)

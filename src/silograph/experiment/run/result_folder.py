@@ -44,7 +44,12 @@ from silograph.core.files import check_regular, hold_folder, sync_folder, write_
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
-from silograph.experiment.resolve.parts import find_method, given_values, option_help, unset_options
+from silograph.experiment.resolve.parts import (
+    find_method,
+    non_default_values,
+    option_help,
+    unset_options,
+)
 from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
@@ -139,7 +144,7 @@ def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Sour
     ):  # the model has no place for them; another may
         unset.add("edge_weights")
     write_atomic(folder / CONFIG, write_toml(rerun_config, unset))
-    given_options = given_values(replace(user_config, out=None), setup.parts)
+    given_options = non_default_values(replace(user_config, out=None), setup.parts)
     method, simulated_cut = setup.method, setup.simulated
     about: dict[str, Any] = {
         "format": FORMAT,
@@ -336,7 +341,7 @@ class ResultFolder:
             ) from None
         folder = ResultFolder(target)
         folder.checkpoints.synced = setup.simulated is None
-        folder.take(identity(setup))
+        folder.set_identity(identity(setup))
         return folder
 
     def about(self) -> dict[str, Any]:
@@ -384,16 +389,16 @@ class ResultFolder:
             if line := differing(file, digest_of(file), digests):
                 raise CheckpointError(line)
 
-    def expect(self, name: str, data: bytes) -> None:
+    def record_digest(self, name: str, data: bytes) -> None:
         """Record the digest of what a file will contain, besides its earlier digests."""
         add_sums(self.path, {name: digest_of_bytes(data)})
 
-    def take(self, same: Mapping[str, str]) -> None:
+    def set_identity(self, same: Mapping[str, str]) -> None:
         """Set the identity of the run that writes here."""
         text = json.dumps(same, sort_keys=True)
         self.run = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def fits(self, checkpoint: Checkpoint) -> str | None:
+    def why_checkpoint_unusable(self, checkpoint: Checkpoint) -> str | None:
         """Return why a checkpoint is not of this folder as it is, or None.
 
         Raises:
@@ -416,7 +421,7 @@ class ResultFolder:
             return "its facts are not those that this version writes"
         return None
 
-    def end_early(self, reason: str) -> None:
+    def record_divergence(self, reason: str) -> None:
         """Write why training ended, for the page."""
         text = reason + "\n"
         replace_sums(self.path, {DIVERGED: digest_of_bytes(text.encode(errors="backslashreplace"))})
@@ -500,7 +505,7 @@ class ResultFolder:
             lines = file.read(size).decode(errors="replace").splitlines()
         return [Record.from_line(line) for line in lines]
 
-    def cut_back(self, sizes: Mapping[str, int]) -> list[Row]:
+    def truncate_files(self, sizes: Mapping[str, int]) -> list[Row]:
         """Cut the growing files to these bytes, and return the rows that are left.
 
         Raises:
@@ -565,7 +570,7 @@ class ResultFolder:
             for row, value in zip(rows, column, strict=True):
                 row[name] = value
         text = to_csv(rows)
-        self.expect(CLIENTS, text.encode())  # before, for the next line may be the last
+        self.record_digest(CLIENTS, text.encode())  # before, for the next line may be the last
         write_atomic(self.path / CLIENTS, text)
         self._save_models(result)
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n"

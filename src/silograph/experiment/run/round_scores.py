@@ -103,7 +103,7 @@ def columns_of(setup: Setup) -> tuple[str, ...]:
     return columns if chosen in columns else (*columns, chosen)
 
 
-def judged(
+def judged_from_counts(
     setup: Setup,
     t: int,
     server: Counts | None,
@@ -129,7 +129,7 @@ def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
     if state.weights is not None:
         server = server_counts_of(setup, state, key.fold("judge server", t))
     own = own_counts_of(setup, t, key)
-    return judged(setup, t, server, own, state.weights, setup.federation.away)
+    return judged_from_counts(setup, t, server, own, state.weights, setup.federation.away)
 
 
 def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
@@ -497,12 +497,12 @@ class Pending:
     row: Row
 
 
-def begin(
+def score_own_models(
     setup: Setup, t: int, report: RoundReport, seconds: float, virtual: float | None
 ) -> Pending:
     """Score the clients' own models of a round."""
     own = own_counts_of(setup, t, training_key(setup.config))
-    judged_round = judged(setup, t, None, own, None, setup.federation.away)
+    judged_round = judged_from_counts(setup, t, None, own, None, setup.federation.away)
     _check_losses(judged_round)
     return Pending(judged_round, row_of(setup, judged_round, report, seconds, virtual))
 
@@ -541,13 +541,15 @@ def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundRep
     )
 
 
-def complete(setup: Setup, pending: Pending, server: Counts, weights: Params) -> tuple[Judged, Row]:
+def add_server_scores(
+    setup: Setup, pending: Pending, server: Counts, weights: Params
+) -> tuple[Judged, Row]:
     """Return a round with the scores of the server's model, and its row."""
     partial_scores, away = pending.judged, setup.federation.away
     absent_clients = tuple(
         name for name in setup.federation.ids if name in {*partial_scores.away, *away}
     )
-    judged_round = judged(
+    judged_round = judged_from_counts(
         setup, partial_scores.round, server, partial_scores.personalized, weights, absent_clients
     )
     _check_losses(judged_round)

@@ -33,9 +33,9 @@ from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import (
     Progress,
     Tracker,
-    Watched,
+    TrackerGroup,
     check_trackers,
-    generating,
+    generation_callback,
     make_tracker,
     plan_text,
     show_progress,
@@ -100,10 +100,10 @@ def run(
     check_trackers(trackers)
     # Before any data is read: a wrong name should not cost a minute.
     request = parse_request(graph, config, method, options)
-    watched = watched_by(request.config, trackers)
+    watched = make_trackers(request.config, trackers)
     if request.config.out is not None:
         check_free(request.config.out)
-    simulation = request.simulated(generating(progress))
+    simulation = request.simulated(generation_callback(progress))
     with torch_threads(simulation.user_config.threads):
         return _start_run(
             set_up(simulation), simulation.user_config, request.source, progress, watched
@@ -111,15 +111,19 @@ def run(
 
 
 def _start_run(
-    setup: Setup, user_config: RunConfig, source: Source, progress: str | Progress, watched: Watched
+    setup: Setup,
+    user_config: RunConfig,
+    source: Source,
+    progress: str | Progress,
+    watched: TrackerGroup,
 ) -> Result:
     """Train from the first round on, with a result folder if the config has `out`."""
     first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
     if user_config.out is None:
-        return go_on(setup, None, progress, first, [], watched)
+        return continue_training(setup, None, progress, first, [], watched)
     with closing(ResultFolder.create(user_config.out, setup, user_config, source)) as folder:
         return _train_and_report_divergence(
-            folder, lambda: go_on(setup, folder, progress, first, [], watched), new=True
+            folder, lambda: continue_training(setup, folder, progress, first, [], watched), new=True
         )
 
 
@@ -133,15 +137,15 @@ def _train_and_report_divergence(
         if new and not folder.has_rounds:
             folder.remove()
         else:
-            folder.end_early(str(error))
+            folder.record_divergence(str(error))
             add_report(folder.path)
         raise
 
 
-def watched_by(config: RunConfig, trackers: Sequence[Tracker]) -> Watched:
+def make_trackers(config: RunConfig, trackers: Sequence[Tracker]) -> TrackerGroup:
     """Return the trackers of a run; raise `ConfigError` for one that cannot be used."""
     config_trackers = [] if config.tracker is None else [make_tracker(config.tracker)]
-    return Watched([*config_trackers, *trackers])
+    return TrackerGroup([*config_trackers, *trackers])
 
 
 @standard_numerics()
@@ -198,15 +202,17 @@ def resume(
         check_code(about["code"], config, given_values)
         parts = _choose_parts(config, method)
         model = _import_module_again(config) if model is None else model
-        watched = watched_by(config, trackers)
+        watched = make_trackers(config, trackers)
         data = _load_data_again(graph, partition, config, about["source"], target, progress)
         with torch_threads(config.threads):
             setup = prepare(config, data, parts, model)
             check_identity(about["same"], identity(setup), config)
-            snapshot, rows = restored(setup, folder, about["same"])
+            snapshot, rows = restore_run(setup, folder, about["same"])
             return _train_and_report_divergence(
                 folder,
-                lambda: go_on(setup, folder, progress, snapshot, rows, watched, again=True),
+                lambda: continue_training(
+                    setup, folder, progress, snapshot, rows, watched, again=True
+                ),
                 new=False,
             )
     finally:
@@ -260,7 +266,7 @@ def _read_again(
             "use sg.resume(DIR, graph=...)"
         )
     source_data = source_of(replace(config, dataset=name, data_dir=source["data_dir"]))
-    return source_data.read(config.scale, generating(progress))
+    return source_data.read(config.scale, generation_callback(progress))
 
 
 def _import_module_again(config: RunConfig) -> Make | None:
@@ -281,14 +287,14 @@ def _choose_parts(config: RunConfig, method: Method | None) -> Parts:
     return choose(config, method)
 
 
-def restored(
+def restore_run(
     setup: Setup, folder: ResultFolder, run_identity: Mapping[str, str]
 ) -> tuple[Snapshot, list[Row]]:
     """Bring federation and folder back to the latest usable checkpoint, or to the start."""
-    folder.take(run_identity)
+    folder.set_identity(run_identity)
     folder.checkpoints.drop_partial()
     problems: list[str] = []
-    for checkpoint in folder.checkpoints.each(folder.fits):
+    for checkpoint in folder.checkpoints.each(folder.why_checkpoint_unusable):
         if isinstance(checkpoint, str):
             problems.append(checkpoint)
             continue
@@ -307,7 +313,7 @@ def restored(
             f"expected a run to go on with in {folder.path}, got a complete one without "
             "checkpoints: its result is in result.json"
         )
-    folder.cut_back(dict.fromkeys(folder.sizes(), 0))
+    folder.truncate_files(dict.fromkeys(folder.sizes(), 0))
     if setup.simulated is None:  # silos may remember more
         setup.federation.restore(BLANK, (), ())
     return first_snapshot(setup), []
@@ -327,16 +333,16 @@ def _restore_snapshot(
     sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
     records, remembered = folder.records(sizes[LEDGER]), facts.get("engine", {})
     setup.federation.restore(snapshot.round, states, records, remembered)
-    return snapshot, folder.cut_back(sizes)
+    return snapshot, folder.truncate_files(sizes)
 
 
-def go_on(
+def continue_training(
     setup: Setup,
     folder: ResultFolder | None,
     progress: str | Progress,
     snapshot: Snapshot,
     rows: list[Row],
-    trackers: Watched,
+    trackers: TrackerGroup,
     report: Callable[[str], None] | None = None,
     *,
     again: bool = False,

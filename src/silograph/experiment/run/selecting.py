@@ -505,7 +505,7 @@ class Controlling:
         )
 
 
-def controlling(setup: Setup) -> Controlling | None:
+def make_controlling(setup: Setup) -> Controlling | None:
     """Return what sets the knobs of a run, None where its method has none."""
     options, needs = setup.method_config.options, setup.method.needs
     knobs = needs.knobs(options)

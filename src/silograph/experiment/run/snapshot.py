@@ -22,7 +22,13 @@ from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.preprocessing import checked_statistics
-from silograph.experiment.run.round_scores import Counts, Judged, Pending, judged, task_in
+from silograph.experiment.run.round_scores import (
+    Counts,
+    Judged,
+    Pending,
+    judged_from_counts,
+    task_in,
+)
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
@@ -378,7 +384,7 @@ def from_checkpoint(
 
     def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> Judged:
         own = below(f"{prefix}/personalized", parts)
-        return judged(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
+        return judged_from_counts(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
 
     with _checking_form():
         _check_facts(setup, checkpoint)
@@ -399,7 +405,7 @@ def from_checkpoint(
             scores = scored("scores", facts["scores_round"], None, facts["scores_away"])
         if "pending_row" in facts:
             own, away = below("pending", parts), tuple(facts["pending_away"])
-            partial_scores = judged(setup, checkpoint.round, None, own, None, away)
+            partial_scores = judged_from_counts(setup, checkpoint.round, None, own, None, away)
             pending = Pending(partial_scores, dict(facts["pending_row"]))
         best_by_client = group("each")
         seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]

@@ -48,7 +48,7 @@ class SeenCall:
 
 
 @dataclass(frozen=True, eq=False)
-class Overheard:
+class RecordingFederation:
     """A federation of one block whose server writes down what it sees.
 
     Attributes:
@@ -86,29 +86,29 @@ class Overheard:
         self.fed.start_round(number)
 
     def call(self, op: Op, inbox: Payload, **how: Any) -> Payload:
-        """Call, and write down what every silo replies."""
+        """Call an op, and record the inbox and reply of every silo."""
         name = f"{op.__module__.rpartition('.')[2]}.{op.__name__}"
 
         @wraps(op)
-        def told(
+        def record_and_call(
             cfg: Any, block: ClientBlock, state: State, given: Payload, key: Key
         ) -> tuple[State, Payload]:
             state, reply = op(cfg, block, state, given, key)
-            self.calls.append(SeenCall(name, _kept(given), reply))
+            self.calls.append(SeenCall(name, _copy_inbox(given), reply))
             self.blocks[:] = [block]
             return state, reply
 
-        return self.fed.call(told, inbox, **how)
+        return self.fed.call(record_and_call, inbox, **how)
 
 
-def _kept(inbox: Payload) -> Payload:
-    """Return an inbox whose weights stay as they were sent: servers step in place."""
+def _copy_inbox(inbox: Payload) -> Payload:
+    """Return the inbox with copies of shared weights, because servers update them in place."""
     return {n: Shared(f.t.clone()) if isinstance(f, Shared) else f for n, f in inbox.items()}
 
 
-def overhear(setup: Setup, rounds: int) -> Overheard:
+def record_server_view(setup: Setup, rounds: int) -> RecordingFederation:
     """Train some rounds of a run and score the last, and return what its server saw."""
-    fed, key = Overheard(setup.federation), training_key(setup.config)
+    fed, key = RecordingFederation(setup.federation), training_key(setup.config)
     method, cfg = setup.method, setup.method_config
     knobs = {k.name: k.constant(k.start, len(fed.ids)) for k in method.needs.knobs(cfg.options)}
     cfg = replace(cfg, knobs=knobs)
@@ -146,13 +146,13 @@ def single_labels(counts: Tensor) -> Tensor:
 MOST_GROUPS = 64  # of rows seen in the same steps; each is a system of its own
 
 
-def solved_features(
+def solve_features(
     maps: Sequence[Tensor], rows: Sequence[Tensor], places: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return what first-stage messages are made of, by solving message = x @ map in all steps.
+    """Recover the inputs of first-stage messages, by solving message = x @ map over all steps.
 
-    The server knows the weights, and what stands behind a message stays the same from step to
-    step, so T steps give T H equations for F unknowns.
+    The server knows the weights, and the inputs of a message stay the same from step to step, so T
+    steps give T H equations for F unknowns.
 
     Args:
         maps: (F, H) first weights of each step.
@@ -161,7 +161,7 @@ def solved_features(
 
     Returns:
         (S,) places with as many equations as unknowns, and (S, F) float64 solutions: a sum over
-        the nodes behind a place, each scaled by a number that depends on its degree.
+        the nodes that contribute to a place, each scaled by a number that depends on its degree.
     """
     needed = -(-maps[0].shape[0] // maps[0].shape[1]) + 1
     seen: dict[int, list[int]] = defaultdict(list)
@@ -173,41 +173,44 @@ def solved_features(
         if len(steps) >= needed:
             groups[tuple(steps[:needed])].append(place)
     largest = sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_GROUPS]
-    found, solutions = [torch.zeros(0, dtype=torch.int64)], [maps[0].new_zeros(0, len(maps[0]))]
-    for steps_of, members in largest:
-        wanted = torch.tensor(members).sort().values
-        known = [_at(rows[t], places[t], wanted) for t in steps_of]
+    solved_places, solutions = (
+        [torch.zeros(0, dtype=torch.int64)],
+        [maps[0].new_zeros(0, len(maps[0]))],
+    )
+    for steps_of, group_members in largest:
+        group_places = torch.tensor(group_members).sort().values
+        messages = [_rows_at(rows[t], places[t], group_places) for t in steps_of]
         equations = torch.cat([maps[t] for t in steps_of], 1).T.double()
-        values = torch.cat(known, 1).T.double()
+        values = torch.cat(messages, 1).T.double()
         solutions.append(torch.linalg.lstsq(equations, values).solution.T)
-        found.append(wanted)
-    return torch.cat(found), torch.cat([s.double() for s in solutions])
+        solved_places.append(group_places)
+    return torch.cat(solved_places), torch.cat([s.double() for s in solutions])
 
 
-def _at(rows: Tensor, places: Tensor, wanted: Tensor) -> Tensor:
+def _rows_at(rows: Tensor, places: Tensor, place_ids: Tensor) -> Tensor:
     """Return the rows (k, H) at some places (k,), ascending."""
     order = places.argsort()
-    return rows[order[torch.searchsorted(places[order], wanted)]]
+    return rows[order[torch.searchsorted(places[order], place_ids)]]
 
 
-def separable(behind: Tensor) -> Tensor:
-    """Return which nodes' own messages are combinations of a silo's rows, (n,) bool.
+def find_separable_nodes(counts: Tensor) -> Tensor:
+    """Return which nodes' own messages are linear combinations of a silo's rows, (n,) bool.
 
     Args:
-        behind: (S, n) how often each node is behind each row: what a server knows that has the
+        counts: (S, n) how often each node is behind each row: what a server knows that has the
             silo's edges from elsewhere.
     """
-    if not len(behind):
-        return torch.zeros(behind.shape[1], dtype=torch.bool)
+    if not len(counts):
+        return torch.zeros(counts.shape[1], dtype=torch.bool)
     # Pivoted, for it tells the rank; a singular value decomposition fails where many values repeat.
-    q, r, _ = qr(behind.double().numpy().T, mode="economic", pivoting=True)
+    q, r, _ = qr(counts.double().numpy().T, mode="economic", pivoting=True)
     sizes = abs(r.diagonal())
     spanned = q[:, sizes > 1e-9 * max(sizes[0], 1e-300)]
     return torch.from_numpy((spanned**2).sum(1) > 1 - 1e-6)
 
 
-def labels_behind(cotangents: Tensor) -> Tensor:
-    """Return the only class that training nodes behind each row (S, K) can have, -1 for several.
+def infer_labels(cotangents: Tensor) -> Tensor:
+    """Infer the only class of the training nodes in each row's sum (S, K), -1 for several.
 
     A training node's gradient is p - 1 at its class and p > 0 elsewhere, so it is negative there
     only. A sum over nodes of one class is negative at that class only, too.
@@ -355,7 +358,7 @@ FORWARD = (
 BACKWARD = ("stages.return_sums", "cagnet.send_back")
 
 
-def rows_seen(call: SeenCall, fed: Overheard) -> tuple[Tensor, Tensor]:
+def rows_seen(call: SeenCall, fed: RecordingFederation) -> tuple[Tensor, Tensor]:
     """Return the rows (k, D) of a reply, and which slot, boundary row or node each belongs to."""
     rows = call.reply["rows"]
     assert isinstance(rows, Ragged)
@@ -368,7 +371,7 @@ def rows_seen(call: SeenCall, fed: Overheard) -> tuple[Tensor, Tensor]:
     return rows.t, starts[:-1][owners(rows.off)] + field.t.long()
 
 
-def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Solve first-stage messages for features."""
     maps: list[Tensor] = []
     rows: list[Tensor] = []
@@ -383,11 +386,15 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
         if name not in ("", call.name):  # evaluation's sums, after rows of training
             continue
         name = call.name
-        found = rows_seen(call, seen)
-        maps, rows, places = [*maps, weights], [*rows, found[0]], [*places, found[1]]
-    if not maps or _drawn(setup):
+        rows_and_places = rows_seen(call, seen)
+        maps, rows, places = (
+            [*maps, weights],
+            [*rows, rows_and_places[0]],
+            [*places, rows_and_places[1]],
+        )
+    if not maps or _draws_neighbors(setup):
         return []
-    where, solved = solved_features(maps, rows, places)
+    where, solved = solve_features(maps, rows, places)
     starts = {"bns.serve": seen.route.boundary_off, "cagnet.send": block.off}.get(
         name, seen.route.slot_off
     )
@@ -412,22 +419,24 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     ]
 
 
-def _drawn(setup: Setup) -> bool:
+def _draws_neighbors(setup: Setup) -> bool:
     """Whether what stands behind a row is drawn anew in every step, which is not measured."""
     return getattr(setup.method_config.options, "sample", None) is not None
 
 
-def separable_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_separable_rows(
+    seen: RecordingFederation, setup: Setup, block: ClientBlock
+) -> list[Finding]:
     """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
     calls = [call for call in seen.calls if call.name == "stages.contribute"]
-    if not calls or _drawn(setup) or setup.method.rows != "sums":
+    if not calls or _draws_neighbors(setup) or setup.method.rows != "sums":
         return []
     _, sent = rows_seen(calls[0], seen)
     halo = block.halo.adj
-    kept = torch.zeros(halo.num_cols, dtype=torch.bool)
-    kept[sent] = True
+    is_kept = torch.zeros(halo.num_cols, dtype=torch.bool)
+    is_kept[sent] = True
     hits = [
-        separable(halo.tensor.to_dense()[rows][:, slots][:, kept[slots]].T)
+        find_separable_nodes(halo.tensor.to_dense()[rows][:, slots][:, is_kept[slots]].T)
         for rows, slots in zip(_runs(block.off), _runs(block.halo.off), strict=True)
     ]
     made = "combine the sums, knowing each silo's edges from elsewhere"
@@ -439,9 +448,9 @@ def _runs(off: Tensor) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(off.tolist())]
 
 
-def labels_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_labels(seen: RecordingFederation, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Read training labels off the signs of the last layer's cotangents."""
-    if setup.schema.task != "multiclass" or _drawn(setup):
+    if setup.schema.task != "multiclass" or _draws_neighbors(setup):
         return []
     wide = setup.schema.num_classes
     calls = [c for c in seen.calls if c.name in BACKWARD and c.reply["rows"].t.shape[1] == wide]
@@ -449,7 +458,7 @@ def labels_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding
         return []
     last = max(int(call.inbox["stage"].t) for call in calls)
     parts = [rows_seen(call, seen) for call in calls if int(call.inbox["stage"].t) == last]
-    place, node = nodes_behind(calls[0].name, block)
+    place, node = contributing_nodes(calls[0].name, block)
     guess = first_guesses(parts, int(max(seen.route.slot_off[-1], block.off[-1])))
     claimed = guess[place]
     right = claimed == block.y[node]
@@ -474,7 +483,7 @@ def labels_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding
 
 
 def first_guesses(parts: Sequence[tuple[Tensor, Tensor]], places: int) -> Tensor:
-    """Return what the first row of each place says, (places,) classes, -1 for nothing.
+    """Infer a class from the first row of each place, (places,) int64, -1 for none.
 
     Before training all classes are about as likely, so signs are clear.
     """
@@ -482,19 +491,19 @@ def first_guesses(parts: Sequence[tuple[Tensor, Tensor]], places: int) -> Tensor
     fresh = torch.ones(places, dtype=torch.bool)
     for rows, where in parts:
         new = fresh[where]
-        guess[where[new]] = labels_behind(rows[new])
+        guess[where[new]] = infer_labels(rows[new])
         fresh[where] = False
     return guess
 
 
-def nodes_behind(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
-    """Return the training nodes that can be behind each place of replies, as (place, node)."""
+def contributing_nodes(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
+    """Return the training nodes that can contribute to each place of replies, as (place, node)."""
     if op == "cagnet.send_back":
         node = block.split.train.nonzero()[:, 0]
         return node, node
     halo = block.halo.adj
-    kept = block.split.train[halo.row]
-    return halo.indices.long()[kept], halo.row[kept]
+    is_training = block.split.train[halo.row]
+    return halo.indices.long()[is_training], halo.row[is_training]
 
 
 # --- What attacks on weights and counts recover from a simulated run -----------------------------
@@ -503,39 +512,41 @@ def nodes_behind(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
 CRAFTED = "send crafted weights once"
 
 
-def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_first_weights(
+    seen: RecordingFederation, setup: Setup, block: ClientBlock
+) -> list[Finding]:
     """Compare first weights with those of a silo without data."""
     cfg, name = setup.method_config.in_round(1), f"weights/{first_map(setup)}"
     calls = [
         call for call in seen.calls if call.name == "local_training.train" and name in call.reply
     ]
-    plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
-    if not calls or not plain or cfg.keep_optimizer:
+    is_plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
+    if not calls or not is_plain or cfg.keep_optimizer:
         return []
     sent = {k.removeprefix("weights/"): f.t for k, f in calls[0].inbox.items()}
     idle = rests(cfg, sent).get(name)
     if idle is None:
         return []
     idle = idle.reshape(sent[first_map(setup)].shape)
-    found = occurring_features(dense(calls[0].reply[name]), idle)
+    occurs = occurring_features(dense(calls[0].reply[name]), idle)
     support = (features(block) != 0).split(block.off.diff().tolist())
-    there = torch.stack([part.any(0) for part in support])
-    rows = [bool((part == own).all(1).any()) for part, own in zip(support, found, strict=True)]
+    is_present = torch.stack([part.any(0) for part in support])
+    is_exact = [bool((part == own).all(1).any()) for part, own in zip(support, occurs, strict=True)]
     trains = block.num_train > 0
-    made, both = "see which first weights moved", int((found & there).sum())
+    attack, num_true = "see which first weights moved", int((occurs & is_present).sum())
     return [
         Finding(
-            made,
+            attack,
             "features that occur at a silo",
-            both / max(int(there.sum()), 1),
-            int(there.sum()),
-            both / max(int(found.sum()), 1),
+            num_true / max(int(is_present.sum()), 1),
+            int(is_present.sum()),
+            num_true / max(int(occurs.sum()), 1),
             "honest but curious",
         ),
         Finding(
-            made,
+            attack,
             "silos of which a node's features are seen, all of them and no other",
-            share(torch.tensor(rows)[trains]),
+            share(torch.tensor(is_exact)[trains]),
             int(trains.sum()),
             None,
             "honest but curious",
@@ -543,8 +554,8 @@ def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]
     ]
 
 
-def crafted_rows(setup: Setup, block: ClientBlock) -> list[Finding]:
-    """Send weights that make a step of SGD hold single rows."""
+def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Finding]:
+    """Recover single rows from a step of SGD on crafted weights."""
     cfg, model = setup.method_config.in_round(1), setup.method_config.model
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
     fits = isinstance(model, Model) and set(model.weight_shapes) == names
@@ -556,7 +567,7 @@ def crafted_rows(setup: Setup, block: ClientBlock) -> list[Finding]:
     inputs = first_inputs(setup, block)
     sums = inputs.sum(1)
     weights = crafted(first_weights(setup), float(sums.mean()), float(sums.std()))
-    fed, key = Overheard(setup.federation), Key.of(setup.config.seed).fold("attack")
+    fed, key = RecordingFederation(setup.federation), Key.of(setup.config.seed).fold("attack")
     setup.method.init(fed, cfg, weights, key)
     fed.call(
         train, shared("weights", weights), what=Kind.WEIGHTS, key=key, reduce=WeightedMean("nodes")
@@ -583,15 +594,17 @@ def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
     return matrix.tensor.to(x.dtype) @ x
 
 
-def tested_labels(seen: Overheard) -> list[Finding]:
+def attack_test_counts(seen: RecordingFederation) -> list[Finding]:
     """Read the label of a silo's only test node off its counts."""
     calls = [call for call in seen.calls if {"test.tp", "test.fn"} <= call.reply.keys()]
     if not calls:
         return []
     counts = calls[-1].reply["test.tp"].t + calls[-1].reply["test.fn"].t
-    known = single_labels(counts) >= 0
-    nodes, made = int(counts.sum()), "read a silo's counts by class"
+    is_single = single_labels(counts) >= 0
+    nodes, attack = int(counts.sum()), "read a silo's counts by class"
     what = "labels of test nodes that are alone at their silo"
     return [
-        Finding(made, what, int(known.sum()) / max(nodes, 1), nodes, None, "honest but curious")
+        Finding(
+            attack, what, int(is_single.sum()) / max(nodes, 1), nodes, None, "honest but curious"
+        )
     ]
