@@ -13,7 +13,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import serve
-from silograph.deploy.silo import Attendance, attend
+from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.deploy.venue import Venue
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
@@ -115,7 +115,7 @@ def federate(
             policy=policies.get(folder),
         )
         try:
-            reason = attend(read_silo(folder), replace(plain, **how), hear)
+            reason = take_part_in_run(read_silo(folder), replace(plain, **how), hear)
         except SilographError as error:
             reason = str(error)
         if reason is not None:

@@ -65,7 +65,7 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
     def one(variant: str) -> None:
         nonlocal snapshot
         begin = time.process_time()
-        snapshot, rows = loop._round(setup, None, snapshot, TrainingClock(0.0))
+        snapshot, rows = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
         if variant == "ledger + checkpoint":
             (row,) = rows
             folder.add_round(row)

@@ -15,7 +15,12 @@ from runs import outcome, rows_of, same_bits, weights_of
 from sessions import TOKEN
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
+from silograph.deploy.allowed_code import (
+    AllowedCode,
+    allow_code,
+    code_digests_for_silos,
+    split_names,
+)
 from silograph.deploy.server import serve, start_facts
 from silograph.deploy.silo import OwnData, read_allowed
 from silograph.deploy.venue import Venue
@@ -426,4 +431,4 @@ def test_two_files_of_one_name_cannot_be_told_apart(silo: Silo, here: Path) -> N
     with pytest.raises(
         ConfigError, match=r"files of different names, got two of the name near\.py"
     ):
-        told_of_code(config, empty)
+        code_digests_for_silos(config, empty)

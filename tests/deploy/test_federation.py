@@ -19,7 +19,7 @@ from silo_folders import NORTH, SOUTH, folder
 from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
 from silograph.deploy.policy import SiloPolicy
-from silograph.deploy.server import Known, Meeting, serve
+from silograph.deploy.server import ServerSession, SessionState, serve
 from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions
@@ -391,12 +391,16 @@ class Door:
         pass
 
 
-def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> Meeting:
+def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> ServerSession:
     monkeypatch.setattr("silograph.federation.session.hub.Hub", door)
     monkeypatch.setattr("silograph.deploy.server.credentials", lambda venue: None)
     watch: Any = SimpleNamespace(report=lambda event: None)
-    return Meeting(
-        config_of(2), Venue("x:1", accept_first_keys=True), Known(bytes(16), {}), ("a", "b"), watch
+    return ServerSession(
+        config_of(2),
+        Venue("x:1", accept_first_keys=True),
+        SessionState(bytes(16), {}),
+        ("a", "b"),
+        watch,
     )
 
 
@@ -404,19 +408,19 @@ def test_silos_that_are_gone_before_the_others_come_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     door = Door([("a", False), ("b", True), ("a", True)])
-    found = meeting_at(door, monkeypatch)._all()
+    found = meeting_at(door, monkeypatch)._wait_for_silos()
     assert {name: joined.link.alive for name, joined in found.items()} == {"a": True, "b": True}
     door = Door([("a", False), ("b", True)])
     with pytest.raises(
         ConfigError, match=r"expected 2 silos within 600 s, got 1 \(b\): start them"
     ):
-        meeting_at(door, monkeypatch)._all()
+        meeting_at(door, monkeypatch)._wait_for_silos()
 
 
 def test_silos_that_are_back_but_in_no_round_hear_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door([("a", True), ("b", True)])
     meeting = meeting_at(door, monkeypatch)
-    meeting._all()
+    meeting._wait_for_silos()
     door.coming = [door.attached("b", alive=True)]
     meeting.close("")
     assert door.said == ["a", "b"]

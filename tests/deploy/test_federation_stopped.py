@@ -15,7 +15,7 @@ import silograph as sg
 from runs import rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError
-from silograph.deploy.server import serve, serve_again
+from silograph.deploy.server import resume_server, serve
 from silograph.deploy.venue import Venue
 from silograph.experiment.run.result import Result
 from silograph.federation.session.attach import until
@@ -95,7 +95,7 @@ def test_the_run_continues_bit_for_bit(
 
     def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
         assert len(list(tmp_path.glob("silos/*/state/*/agreed.json"))) == 2
-        return serve_again(out, venue, **named)
+        return resume_server(out, venue, **named)
 
     said: list[str] = []
     server = Stopped(monkeypatch, IN_A_ROUND, again, count=2)
@@ -177,7 +177,7 @@ def test_a_stop_after_the_end_is_an_end(
     federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
     assert said.count("the run is over") == 2
     with pytest.raises(ConfigError, match="got a complete one"):
-        serve_again(tmp_path / "out", PLAIN)
+        resume_server(tmp_path / "out", PLAIN)
 
 
 @pytest.mark.parametrize("latest", [True, False])
@@ -205,7 +205,7 @@ def test_a_silo_whose_state_is_damaged_goes_back_one_round(
             data = bytearray(file.read_bytes())
             data[-1] ^= 1
             file.write_bytes(data)
-        return serve_again(out, venue, **named)
+        return resume_server(out, venue, **named)
 
     server = Stopped(monkeypatch, IN_A_ROUND, again, count=4)
 

@@ -425,7 +425,7 @@ def test_a_server_and_its_silos_give_the_same_bits(
     pytest.importorskip("cryptography")
     import silos
     from silograph.deploy.server import serve
-    from silograph.deploy.silo import attend
+    from silograph.deploy.silo import take_part_in_run
     from silograph.deploy.venue import Venue
     from silograph.experiment.run.recommender import load_recommender
 
@@ -434,7 +434,7 @@ def test_a_server_and_its_silos_give_the_same_bits(
 
     def attend_with(*given: Any) -> object:
         with all_of(OF_THREAD):
-            return attend(*given)
+            return take_part_in_run(*given)
 
     def federated() -> object:
         venue = Venue("127.0.0.1:0", insecure=True, patience=60)

@@ -18,7 +18,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, below, take
-from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, AskedRun, policy_of, refusal
+from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of, why_refused
 from silograph.deploy.server import check_deployable
 from silograph.deploy.silo import read_allowed
 from silograph.deploy.venue import Venue, check_update_norm
@@ -370,15 +370,15 @@ def test_silos_must_agree_to_rows_of_items(method: str) -> None:
     needs = beyond_weights(setup.config, setup.method, cfg)
     assert needs == ("items",)
     program = program_of(setup.config, setup.schema, setup.method, cfg)
-    asked = AskedRun(setup.config, program, needs)
-    said = refusal(NO_POLICY, asked)
+    asked = ProposedRun(setup.config, program, needs)
+    said = why_refused(NO_POLICY, asked)
     assert said is not None
     assert "this silo has not agreed to items" in said
-    said = refusal(policy_of(tomllib.loads(STRICT_POLICY)), asked)
+    said = why_refused(policy_of(tomllib.loads(STRICT_POLICY)), asked)
     assert said is not None
     assert "items" in said
     agreed = dataclasses.replace(asked, allow=read_allowed("items"))
-    assert refusal(NO_POLICY, agreed) is None
+    assert why_refused(NO_POLICY, agreed) is None
 
 
 def test_rows_of_items_are_by_public_key_so_the_same_at_all_clients() -> None:

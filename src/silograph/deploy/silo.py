@@ -21,16 +21,16 @@ from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
     NO_POLICY,
     PRIVATE,
-    AskedRun,
+    ProposedRun,
     SiloPolicy,
     check_code,
+    check_complete_config,
     check_size,
-    check_whole,
-    described,
-    refusal,
+    describe_policy,
+    why_refused,
 )
 from silograph.deploy.server import check_deployable, check_device_name, check_start
-from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
+from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
 from silograph.deploy.venue import read_roots, read_secrets
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.cutting import client_block, scale_line
@@ -168,17 +168,17 @@ def lines_of(
         rows: what sends rows of single nodes, by the names that `--allow` takes.
     """
     yield f"this run sends to {to}"
-    single = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
-    yield f"({single}; {counted(silos, 'silo')}, as the server says)"
+    rows_text = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
+    yield f"({rows_text}; {counted(silos, 'silo')}, as the server says)"
     yield _cells("kind", "rounds", "in a round", "in all")
-    shown = SizeBound(hello, hello)
-    yield _cells("hello", "sent already", "", _size(shown))
+    hello_size = SizeBound(hello, hello)
+    yield _cells("hello", "sent already", "", _size(hello_size))
     for row in plan.sent:
         yield _cells(row.name, _rounds(row), _size(row.each), _size(row.whole))
-    yield _cells("all of it", "", "", _size(plan.whole + shown))
+    yield _cells("all of it", "", "", _size(plan.whole + hello_size))
     yield "(without its name, key and versions, and figures of work)"
-    got = plan.received
-    yield _cells(RECEIVED, _rounds(got), _size(got.each), _size(got.whole))
+    received = plan.received
+    yield _cells(RECEIVED, _rounds(received), _size(received.each), _size(received.whole))
     if plan.rounds < rounds:
         yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
 
@@ -254,10 +254,12 @@ class OwnData:
         Raises:
             SilographError: the config is none, or cannot be used here or with these data.
         """
-        told = facts.get("config")
-        if not isinstance(told, dict):
+        server_config = facts.get("config")
+        if not isinstance(server_config, dict):
             raise ConfigError("expected the server's config, got none")
-        config = make_config({k: v for k, v in told.items() if k not in PRIVATE}, source="server")
+        config = make_config(
+            {k: v for k, v in server_config.items() if k not in PRIVATE}, source="server"
+        )
         self.code.check(facts.get("code"))
         method = self.code.method(config.method, facts.get("code"))
         ratings = self.silo.graph.task == "rating"
@@ -270,32 +272,42 @@ class OwnData:
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         # Whether other silos have weights is in the config: the server has resolved the rule.
         resolved = resolve(config, schema, choose(config, method), make, weighted=True)
-        written, method_config = resolved.config, resolved.method_config
+        resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
-        silo = silo_with_edges(silo, written.edge_weights)
-        weighed = check_edge_weights(config, written, method, method_config.model, self.silo)
-        check_whole(told, written)
+        silo = silo_with_edges(silo, resolved_config.edge_weights)
+        edge_weights_line = check_edge_weights(
+            config, resolved_config, method, method_config.model, self.silo
+        )
+        check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
-        gives: bool = facts["hand_over"]
+        hands_over_model: bool = facts["hand_over"]
         rules = dataclasses.replace(method_config.count_rules, level=self.policy.evaluation)
         method_config = dataclasses.replace(method_config, count_rules=rules)
-        program = program_of(written, schema, method, method_config, hand_over=gives)
+        program = program_of(
+            resolved_config, schema, method, method_config, hand_over=hands_over_model
+        )
         self.code.check_ops(program)
-        block = client_block(silo, written, dtype)
+        block = client_block(silo, resolved_config, dtype)
         plan = plan_of(program, extent_of(block))
-        needs = beyond_weights(written, method, method_config)
-        self.check_policy(AskedRun(written, program, needs, self.allow), plan, audit)
+        needs = beyond_weights(resolved_config, method, method_config)
+        self.check_policy(ProposedRun(resolved_config, program, needs, self.allow), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
-        note = agreed_note(method, program, gives=gives)
+        note = agreed_note(method, program, hands_over_model=hands_over_model)
         block = block.to(resolved.device, dtype)
-        run = SiloRun(silo, written, method, method_config, block)
-        specs = sum_specs(written, schema.num_features, method)
-        to, silos = self.server, written.clients
-        lines = lines_of(plan, written.rounds, audit.hello, to, silos, needs)
-        remarks = _remarks(silo, block, written, summed=FEATURES in specs)
-        shown = tuple(line for line in (*lines, weighed, *remarks) if line is not None)
-        agreed = {"method": method.name, "rounds": written.rounds, "silos": written.clients}
+        run = SiloRun(silo, resolved_config, method, method_config, block)
+        specs = sum_specs(resolved_config, schema.num_features, method)
+        receiver, silos = self.server, resolved_config.clients
+        lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
+        remarks = _data_warnings(silo, block, resolved_config, summed=FEATURES in specs)
+        all_lines = tuple(
+            line for line in (*lines, edge_weights_line, *remarks) if line is not None
+        )
+        agreed = {
+            "method": method.name,
+            "rounds": resolved_config.rounds,
+            "silos": resolved_config.clients,
+        }
         agreed |= {"most_bytes": facts_of(plan)}
         course, nodes = Course(program), nodes_of(block)
         return Prepared(
@@ -306,9 +318,9 @@ class OwnData:
             nodes,
             note,
             partial(self.keep, run),
-            shown,
+            all_lines,
             {**agreed, "nodes": nodes},
-            written.method in needs,
+            resolved_config.method in needs,
             method.own_weights is not None,
             BlockInState(block, silo, self.note) if specs else None,
         )
@@ -328,23 +340,23 @@ class OwnData:
         check_device_name(config.device)
         return config
 
-    def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:
+    def check_policy(self, run: ProposedRun, plan: RunPlan, audit: RunAudit) -> None:
         """Raise `ConfigError` for a run that the silo's policy does not allow.
 
         Args:
-            asked: the run.
+            run: the run.
             plan: what it would send.
             audit: what has been sent, and how many runs there were.
         """
         runs, of_server = audit.others
-        asked = dataclasses.replace(
-            asked,
+        run = dataclasses.replace(
+            run,
             sent=audit.sent,
             least=plan.first.least,
             runs=runs,
             runs_of_server=of_server,
         )
-        if (line := refusal(self.policy, asked)) is not None:
+        if (line := why_refused(self.policy, run)) is not None:
             raise ConfigError(line)
 
     def keep(self, run: SiloRun, outcome: Outcome) -> None:
@@ -364,7 +376,7 @@ class OwnData:
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
 
 
-def _remarks(
+def _data_warnings(
     silo: Silo, block: ClientBlock, config: ResolvedConfig, *, summed: bool
 ) -> Iterator[str | None]:
     """Yield what a silo's people should know of their data in this run.
@@ -380,17 +392,18 @@ def _remarks(
     yield None if summed else narrowing_line(silo, block, config.normalize)
 
 
-def agreed_note(method: Method, program: Program, *, gives: bool) -> str:
+def agreed_note(method: Method, program: Program, *, hands_over_model: bool) -> str:
     """Return what a silo's people read of a run that it has agreed to.
 
     Args:
         method: of the run.
         program: what the run calls.
-        gives: whether silos get the server's model.
+        hands_over_model: whether silos get the server's model.
     """
     return (
         f"agreed to {method.name}, {counted(program.rounds, 'round')}: answers have "
-        f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
+        f"{', '.join(kinds_sent(program))}"
+        + ("" if hands_over_model else "; the server keeps its model")
     )
 
 
@@ -400,11 +413,11 @@ def nodes_of(block: ClientBlock) -> dict[str, int]:
     Rows and edges with the halo's bound its work; with them a server learns what the work that
     replies report tells it anyway.
     """
-    val = judges_of(block).truth.val
+    is_validation = judges_of(block).truth.val
     return {
         TRAIN: int(block.num_train[0]),
-        VAL: int(val.sum()),
-        TEST: int((~val).sum()),
+        VAL: int(is_validation.sum()),
+        TEST: int((~is_validation).sum()),
         ROWS: int(block.off[-1]) + int(block.halo.off[-1]),
         EDGES: block.adj.nnz + block.halo.adj.nnz,
     }
@@ -421,10 +434,10 @@ def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str
         ConfigError: one of them is none of a method, nor `collect` or `items`.
     """
     names = () if text is None else split_names([text])
-    own = () if code is None else code.methods
-    known = dict.fromkeys((*BESIDES, *METHODS, *own))
+    own_methods = () if code is None else code.methods
+    allowed_names = dict.fromkeys((*BESIDES, *METHODS, *own_methods))
     for name in names:
-        lookup(known, name, "method to allow")
+        lookup(allowed_names, name, "method to allow")
     return names
 
 
@@ -469,12 +482,14 @@ class Attendance:
 
 
 @standard_numerics()
-def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
+def take_part_in_run(
+    data: Silo, attendance: Attendance, report: EventCallback = log_event
+) -> str | None:
     """Take part in one run; return None, or why the run failed.
 
     Args:
         data: what the silo holds.
-        how: where the server is.
+        attendance: where the server is.
         report: told of what happens.
 
     Raises:
@@ -484,32 +499,43 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     need_packages()
     from silograph.federation.session.attach import take_part
 
-    secrets = read_secrets(data, how.secret)
-    if how.out is not None:
-        left = () if how.state is None else runs_left(how.state)
-        check_new(how.out, [run_name(token) for token in left])
-    policy = NO_POLICY if how.policy is None else how.policy
-    check_code(policy, {source.name: source.digest for source in how.code.sources.values()})
-    roots = read_roots(how.ca, insecure=how.insecure)
+    secrets = read_secrets(data, attendance.secret)
+    if attendance.out is not None:
+        unfinished_runs = () if attendance.state is None else runs_left(attendance.state)
+        check_result_folder(attendance.out, [run_name(token) for token in unfinished_runs])
+    policy = NO_POLICY if attendance.policy is None else attendance.policy
+    check_code(policy, {source.name: source.digest for source in attendance.code.sources.values()})
+    roots = read_roots(attendance.ca, insecure=attendance.insecure)
     authority = "none: without TLS" if roots is None else digest_of(roots)
-    server = f"{how.server} (authority {authority if roots is None else authority[:16]})"
-    own = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
-    own = dataclasses.replace(own, policy=policy, server=server)
-    about = {"server": how.server, "authority": authority, "policy": policy.digest}
-    about["silograph"] = versions()["silograph"]
+    server = f"{attendance.server} (authority {authority if roots is None else authority[:16]})"
+    own_data = OwnData(
+        data,
+        secrets,
+        attendance.device,
+        report,
+        attendance.allow,
+        attendance.code,
+        attendance.out,
+        attendance.results,
+    )
+    own_data = dataclasses.replace(own_data, policy=policy, server=server)
+    session_facts = {"server": attendance.server, "authority": authority, "policy": policy.digest}
+    session_facts["silograph"] = versions()["silograph"]
     try:
         with (
-            nullcontext() if how.state is None else held(how.state),
-            open_audit(how.audit, about) as (audit, found),
+            nullcontext() if attendance.state is None else held(attendance.state),
+            open_audit(attendance.audit, session_facts) as (audit, audit_note),
         ):
-            for line in (*_rules(data, how), *([found] if found else [])):
+            for line in (*_policy_lines(data, attendance), *([audit_note] if audit_note else [])):
                 report(Event(What.NOTE, data.name, note=line))
-            silo = _attaching(own, how, roots, audit)
-            for line in _exposures(how):
+            silo = _make_attaching(own_data, attendance, roots, audit)
+            for line in _exposure_lines(attendance):
                 report(Event(What.EXPOSED, data.name, note=line))
             reason = audit.to_end(lambda: take_part(silo) or None)
-            if how.audit is not None:
-                report(Event(What.NOTE, data.name, note=f"{how.audit} ends with {audit.head}"))
+            if attendance.audit is not None:
+                report(
+                    Event(What.NOTE, data.name, note=f"{attendance.audit} ends with {audit.head}")
+                )
     except SilographError as error:
         report(Event(What.ENDED, data.name, reason=str(error)))
         raise
@@ -517,37 +543,39 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     return reason
 
 
-def _rules(data: Silo, how: Attendance) -> Iterator[str]:
+def _policy_lines(data: Silo, how: Attendance) -> Iterator[str]:
     """Yield lines on what a silo allows, for its people to read before it connects."""
-    shown = data if data.graph.num_features else featured(data, "constant")
-    yield from how.code.lines(schema_of(shown.graph))
+    silo = data if data.graph.num_features else featured(data, "constant")
+    yield from how.code.lines(schema_of(silo.graph))
     has_file = how.policy is not None
-    yield from described(how.policy or NO_POLICY, has_file=has_file, allow=how.allow)
+    yield from describe_policy(how.policy or NO_POLICY, has_file=has_file, allow=how.allow)
 
 
-def _exposures(how: Attendance) -> Iterator[str]:
+def _exposure_lines(how: Attendance) -> Iterator[str]:
     """Yield lines on secret files and folders of a silo that other users can read."""
     secrets = [] if how.secret is None else [how.secret]
     if how.secret is not None and how.secret.is_dir():
         # Whether others can list the names does not matter, only what the files hold.
         secrets = sorted(path for path in how.secret.iterdir() if path.is_file())
     for path in (how.key, *secrets, *([] if how.state is None else [how.state])):
-        if (line := describe_exposure(path)) is not None:
-            yield line
+        if (warning := describe_exposure(path)) is not None:
+            yield warning
 
 
-def _attaching(own: OwnData, how: Attendance, roots: bytes | None, audit: Audit) -> "Attaching":
+def _make_attaching(
+    own_data: OwnData, how: Attendance, roots: bytes | None, audit: Audit
+) -> "Attaching":
     """Return who attaches, and where."""
     from silograph.federation.session.attach import Attaching
     from silograph.federation.session.identity import SiloKey, check_name
 
-    name = own.silo.name
+    name = own_data.silo.name
 
     def make_worker(token: bytes) -> Responder:
         folder = None if how.state is None else how.state / token.hex()
-        store = StateStore(folder, silo_fingerprint(own.silo))
-        bounds = own.policy.bounds
-        return Responder(token, how.code.ops, own, store, own.report, name, audit, bounds)
+        store = StateStore(folder, silo_fingerprint(own_data.silo))
+        bounds = own_data.policy.bounds
+        return Responder(token, how.code.ops, own_data, store, own_data.report, name, audit, bounds)
 
     return Attaching(
         name=check_name(name),
@@ -557,6 +585,6 @@ def _attaching(own: OwnData, how: Attendance, roots: bytes | None, audit: Audit)
         roots=roots,
         make_worker=make_worker,
         patience=how.patience,
-        report=own.report,
+        report=own_data.report,
         waits=how.waits,
     )

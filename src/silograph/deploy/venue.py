@@ -194,8 +194,10 @@ def check_update_norm(venue: Venue, program: Program, method: str) -> None:
         raise ConfigError(
             f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
         )
-    apart = any(n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives)
-    if apart:
+    sends_new_weights = any(
+        n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives
+    )
+    if sends_new_weights:
         raise ConfigError(
             "expected a method whose silos answer weights with what these have become, for "
             f"--max-update-norm, got {method}: leave --max-update-norm out, or use fedavg"

@@ -195,7 +195,8 @@ class StudyProgress:
         """
         now = self._clock()
         times_by_cell = [
-            (now - r.began, r.left(c.config.rounds, now)) for c, r in [*self.running.items()]
+            (now - r.began, r.estimate_seconds_left(c.config.rounds, now))
+            for c, r in [*self.running.items()]
         ]
         spans = self._spans or [
             elapsed + remaining for elapsed, remaining in times_by_cell if remaining is not None

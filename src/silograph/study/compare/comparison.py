@@ -232,8 +232,8 @@ class Comparison:
         """Return the view whose scores are tested at values of what is varied.
 
         Scores of two views are never compared: they are of different models, or of nodes that see
-        different neighbors. Unless the request names a view, it is one that all methods have, and of
-        several the one that most methods are about. If there is none, it is the view that most
+        different neighbors. Unless the request names a view, it is one that all methods have, and
+        of several the one that most methods are about. If there is none, it is the view that most
         methods have, the baseline among them; methods without it are not tested.
         """
         request = self.request

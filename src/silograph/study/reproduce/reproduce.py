@@ -423,7 +423,7 @@ def write_page(recipe: Recipe, path: Path, lines: Sequence[Line], name: str) -> 
 def replace_section(text: str, name: str, section: str) -> str:
     r"""Return a page with the text between the two marks of a name replaced; added if it has none.
 
-    >>> filled("a <!-- t -->old<!-- t --> b", "t", "new")
+    >>> replace_section("a <!-- t -->old<!-- t --> b", "t", "new")
     'a <!-- t -->\nnew\n<!-- t --> b'
 
     Raises:

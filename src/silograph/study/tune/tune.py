@@ -426,7 +426,7 @@ def _run_winner(
     if best is None:
         return []
     cells = [replace(c, labels={"seed": c.labels["seed"]}) for c in space.cells(0, best.params)]
-    with StudyFile(None if out is None else out / WINNER, held=True) as file:
+    with StudyFile(None if out is None else out / WINNER, is_locked=True) as file:
         run_missing_cells(cells, file, replace(how, test=True, deadline=None), len(cells))
         lines = [file.find_line(cell.digest) for cell in cells]
     return [line for line in lines if line is not None]
