@@ -444,7 +444,7 @@ def test_a_server_and_its_silos_give_the_same_bits(
         return bits_of(result), recommender.recommend("100"), found.read_bytes()
 
     expected = federated()
-    monkeypatch.setattr(silos, "attend", attend_with)
+    monkeypatch.setattr(silos, "take_part_in_run", attend_with)
     with all_of(MODES):
         before = settings()
         found = federated()

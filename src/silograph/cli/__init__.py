@@ -108,7 +108,7 @@ def resume_command(
 def _report_if_complete(
     what: str, folder: Path, files: Sequence[str], quiet: bool
 ) -> Iterator[None]:
-    """Say so where nothing was left to do: the files that training writes stay as they were."""
+    """Report a complete run: the files that training writes have not changed."""
 
     def contents() -> list[bytes | None]:
         paths = [folder / name for name in files]
@@ -412,7 +412,7 @@ def run_app(arguments: list[str]) -> int:
     except click.ClickException as error:
         typer.echo(f"error: {' '.join(usage_error(error).split())}", err=True)
         return 2
-    except SilographError as error:  # which may quote what another machine said
+    except SilographError as error:  # which may quote another machine
         text = prefix_with_flag(" ".join(str(error).splitlines()), arguments)
         typer.echo(f"error: {printable(text)}", err=True)
         return 2

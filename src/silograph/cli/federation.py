@@ -93,7 +93,7 @@ def _print_to_stderr(line: str) -> None:
 
 
 LOG = logging.getLogger("silograph")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in our own words
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages say what went wrong
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
@@ -251,7 +251,7 @@ def _venue(flags: ServerFlags) -> "Venue":
 
 
 def _warn_of_unused(config: RunConfig, words: Mapping[str, list[str]]) -> None:
-    """Log what was given and changes nothing of the training."""
+    """Warn of flags that do not change the training."""
     if "dataset" in words:
         LOG.warning("%s is a name in tables only: the data are the silos' own", config.dataset)
     if "block_size" in words and config.block_size != 1:
@@ -274,7 +274,7 @@ def _check_num_silos(
 
 
 def _check_resume_alone(words: Mapping[str, list[str]]) -> None:
-    """Raise `ConfigError` where `--resume` stands beside what the run's folder says."""
+    """Raise `ConfigError` for `--resume` together with flags that the run's folder sets."""
     for name, typed in words.items():
         if name in WRITTEN_DOWN:
             raise ConfigError(
@@ -284,7 +284,7 @@ def _check_resume_alone(words: Mapping[str, list[str]]) -> None:
 
 
 def _resume_command_line(folder: str, words: Mapping[str, list[str]]) -> str:
-    """Return the command with which a server that was stopped goes on."""
+    """Return the command that resumes a stopped server."""
     kept_words = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
     return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*kept_words)])
 
@@ -599,7 +599,7 @@ def _plain(entry: "AuditEntry") -> dict[str, Any]:
 
 
 def _lines(file: Path, reading: "AuditReading", head: str | None) -> Iterator[str]:
-    """Yield what people read."""
+    """Yield the printed lines of an audit."""
     for run in reading.runs:
         yield from _lines_of_run(run, is_broken=reading.broken is not None)
         yield ""

@@ -85,7 +85,7 @@ app = typer.Typer(
 
 
 def plain_type(annotation: Any) -> type:
-    """Return the type that a flag is read as: Optional, Annotated and Literal taken off.
+    """Return the type that a flag is read as, without Optional, Annotated and Literal.
 
     Text where the config has its own way to read a value.
     """
@@ -125,7 +125,7 @@ def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class CommandInputs:
-    """What a command was given of a run.
+    """The config of a command, from its run file and flags.
 
     Attributes:
         config: the run file, flags over it.
@@ -225,7 +225,7 @@ def command(
 
 
 def _parse_inputs(values: Mapping[str, Any], fields: Collection[str]) -> CommandInputs:
-    """Return what a command was given, of the values of DATASET, `--config` and flags."""
+    """Merge the values of DATASET, `--config` and flags into the inputs of a command."""
     flags = {key: value for key, value in values.items() if value is not None}
     file, trust = flags.pop("config", None), flags.pop("trust")
     # Runs that differ from the file's, as all of a study do, choose their own defaults.
@@ -292,7 +292,7 @@ SETTING = re.compile(
 KEPT = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
 # Settings that begin a message without being a run's: those of servers, silos and studies.
 HEAD = re.compile(rf"(?P<name>{'|'.join(OTHERS)})(?=: )|option (?P<option>\w[\w.]*)(?=: )")
-# What is said of a part's own option: settings in it are other parts'.
+# A message about a part's own option: settings in it belong to other parts.
 OF_PART = re.compile(r"(?P<name>[a-z]\w*): (?P<said>.* \(options of (?P<part>[^()]+)\))")
 LOG = logging.getLogger("silograph")
 
@@ -321,7 +321,7 @@ def spell_as_flags(text: str) -> str:
 
 
 def _option_flag(name: str, part: str) -> str:
-    """Return how an option of a part is given: by the flag of its own, where it has one."""
+    """Return the flag of a part's option: its own flag, or --option NAME."""
     from silograph.experiment.resolve.parts import FLAT, TABLES
 
     has_flag = name in FLAT and part in TABLES[FLAT[name]]
@@ -367,7 +367,7 @@ def logging_with_flags() -> Iterator[None]:
         LOG.removeFilter(spelling)
 
 
-# --- What a command says when it is stopped, or was given an option of a method as a flag --------
+# --- Messages of a command that is stopped, or that gets an option of a method as a flag ---------
 
 
 EXTRA = "Got unexpected extra argument"  # click's words
@@ -403,7 +403,7 @@ def hint_to_continue(
         how: the command.
         folder: what must be there for it; None for nothing.
         also: other errors after which it goes on.
-        before: the command after Ctrl-C while the folder is not there yet; None: none is said.
+        before: the command after Ctrl-C while the folder is not there yet; None: no hint.
 
     Raises:
         StoppedError: it was stopped.
@@ -463,7 +463,7 @@ def usage_error(error: click.ClickException) -> str:
 
 
 def _too_many_arguments_message(context: click.Context, extra: str) -> str:
-    """Return what a command takes that was given more arguments."""
+    """Return the message for a command with too many arguments."""
     argument_names = [
         p.human_readable_name for p in context.command.params if isinstance(p, click.Argument)
     ]
@@ -473,7 +473,7 @@ def _too_many_arguments_message(context: click.Context, extra: str) -> str:
 
 
 def flag_error(error: click.NoSuchOption) -> str:
-    """Return what is wrong with a flag that does not exist: it may be an option of a part."""
+    """Return the message for an unknown flag, which may be an option of a part."""
     from silograph.experiment.resolve.parts import listed, owners_of
     from silograph.methods import METHODS
 
@@ -495,7 +495,7 @@ def flag_error(error: click.NoSuchOption) -> str:
 
 
 def _unknown_flag(error: click.NoSuchOption) -> str:
-    """Return that there is no such flag, and similar ones; click's own text varies by version."""
+    """Return the message for an unknown flag, with similar ones; click's text varies by version."""
     similar = sorted(error.possibilities or ())
     line = f"No such option: {error.option_name}"
     if len(similar) == 1:
@@ -504,7 +504,7 @@ def _unknown_flag(error: click.NoSuchOption) -> str:
 
 
 def _other_commands_message(error: click.NoSuchOption) -> str:
-    """Return that there is no such flag, and which other commands have it."""
+    """Return the message for an unknown flag that other commands have."""
     context, message = error.ctx, _unknown_flag(error)
     if context is None or context.parent is None:
         return message
@@ -570,7 +570,7 @@ def prefix_with_flag(text: str, words: Sequence[str]) -> str:
 
 
 def _flag_with(what: str, got: str, words: Sequence[str]) -> str | None:
-    """Return the flag that a value was given to, that of its kind first; None: it was not typed."""
+    """Return the flag that has a value, that of its kind first; None: the value was not typed."""
     standalone = re.compile(rf"(?<![\w./:-]){re.escape(got)}(?![\w/:-])")
     flags = [flag for flag, value in _pairs(words) if standalone.search(value)]
     flags_of_kind = [flag for flag in flags if flag.lstrip("-").startswith(what)]
@@ -579,7 +579,7 @@ def _flag_with(what: str, got: str, words: Sequence[str]) -> str | None:
 
 
 def _option(name: str, words: Sequence[str]) -> str:
-    """Return how an option was given: with the part or method whose it is, if that was said."""
+    """Return an option as it was typed, with its part or method if that was typed."""
     for flag, value in _pairs(words):
         typed = value.partition("=")[0].strip()
         if (

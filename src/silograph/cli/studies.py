@@ -469,7 +469,7 @@ def _resume_command_line(
     chosen: Mapping[str, Sequence[str]],
     extra_flags: Mapping[str, str | int | None],
 ) -> str:
-    """Return the command with which a recipe that was interrupted goes on."""
+    """Return the command that continues an interrupted recipe."""
     arguments = ["reproduce", recipe, "--out", str(out)]
     arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
     arguments += [f"--only={key}={_format_csv_line(values)}" for key, values in chosen.items()]

@@ -101,7 +101,7 @@ class Demonstration:
         return self.weights and self.ledger
 
     def lines(self) -> Iterator[str]:
-        """Yield what a person wants to know."""
+        """Yield the lines that are printed."""
         answer = {True: "the same, bit for bit", False: "NOT THE SAME"}
         silos = counted(self.silos, "silo")
         yield f"{silos} and a server, each a process of its own, over TLS on 127.0.0.1"
@@ -122,7 +122,7 @@ def demonstrate(config: RunConfig, report: Callable[[str], None] = lambda _: Non
 
     Args:
         config: of the run; 3 clients unless it says otherwise.
-        report: told of what happens, a line each.
+        report: called with a line for each step.
 
     Raises:
         SilographError: the config cannot be used by silos, or a process failed.
@@ -153,7 +153,7 @@ def demonstrate(config: RunConfig, report: Callable[[str], None] = lambda _: Non
 def _federate(
     folder: Path, silos: Sequence[Path], config: RunConfig, report: Callable[[str], None]
 ) -> None:
-    """Start server and silos, wait until all have ended, and stop whatever is left."""
+    """Start server and silos, wait until all have ended, and stop the remaining ones."""
     certs = folder / "certs"
     with _processes() as start_process:
         server = start_process(
@@ -203,7 +203,7 @@ def _wait_for_end(
 
 
 def _read_address(server: "subprocess.Popen[str]", report: Callable[[str], None]) -> str:
-    """Return where the server listens, which it says first."""
+    """Return the address of the server, from its first line on standard error."""
     assert server.stderr is not None
     last_line = ""
     for line in server.stderr:
@@ -221,9 +221,9 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Give a way to start commands of silograph; none of them is left, even if this one dies."""
+    """Yield a function that starts commands of silograph; all end with this process."""
     started: list[subprocess.Popen[str]] = []
-    tether, write_end = os.pipe()  # `held` closes with this process; they end when it does
+    tether, write_end = os.pipe()  # `write_end` closes with this process; then the others end
 
     def start(errors: int | IO[str], *words: object) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "silograph.cli.tethered", *map(str, words)]
@@ -258,7 +258,7 @@ def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 
 def _equal_files(one: Path, other: Path) -> bool:
-    """Whether two files of models are there and the same."""
+    """Whether two files of models exist and are equal."""
     return one.exists() and other.exists() and one.read_bytes() == other.read_bytes()
 
 
@@ -277,7 +277,7 @@ def _equal_own_models(simulated: Path, silos: Sequence[Path]) -> bool:
 def _compare_models(
     federated: Path, simulated: Path, silos: Sequence[Path]
 ) -> tuple[SameThing, bool]:
-    """Return what of two runs is compared, and whether it is the same."""
+    """Return which results of two runs are compared, and whether they are equal."""
     if (simulated / MODEL).exists():
         return "model", _equal_files(federated / MODEL, simulated / MODEL)
     if (simulated / MODELS).exists():

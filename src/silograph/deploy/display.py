@@ -52,14 +52,14 @@ STYLES = {
 
 
 class SilosProgress(Progress, Protocol):
-    """Told of every round, and before them where the run goes on."""
+    """Called once before the first round, and after every round."""
 
     def start(self, done: int) -> None:
         """Show that silos are there, and `done` rounds were over before."""
 
 
 class RoundsOnly:
-    """Passes rounds on to who has no use for silos."""
+    """Forwards rounds to a `Progress` that does not show silos."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -68,7 +68,7 @@ class RoundsOnly:
         """Do nothing."""
 
     def update(self, rounds_done: int, metric: str) -> None:
-        """Pass a round on."""
+        """Forward a round."""
         self._progress.update(rounds_done, metric)
 
 
@@ -91,7 +91,7 @@ class PlainSilos:
 
 
 class LiveSilos:
-    """What a terminal shows; rich draws it as it is at the moment."""
+    """The live display of a terminal; rich draws its current state."""
 
     def __init__(self, total: int, board: Board) -> None:
         self._board = board
@@ -153,7 +153,7 @@ def silos_with_a_line(standings: Mapping[str, Standing], now: float) -> list[str
 
 
 def row_of(standing: Standing, now: float) -> tuple[str, str]:
-    """Return for how long a silo has stood where it does, and what there is to say."""
+    """Return for how long a silo has been in its state, and details of the state."""
     elapsed = now - standing.since
     seconds = f"{elapsed:.0f} s" if elapsed >= SHOWN_SECONDS else ""
     match standing.state:
@@ -191,7 +191,7 @@ def _lines(standings: Mapping[str, Standing], now: float) -> "Iterator[Text]":
 
 @contextmanager
 def show_silos(mode: str | Progress, total: int, board: Board) -> Iterator[SilosProgress]:
-    """Yield a display on standard error: `live`, `plain` or `none`, or who is told of rounds."""
+    """Yield a display on standard error: `live`, `plain` or `none`, or wrap a `Progress`."""
     if not isinstance(mode, str):
         yield RoundsOnly(mode)
     elif mode == "live":
@@ -221,7 +221,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class SiloActivity:
-    """What a silo has seen of a run.
+    """What a silo has done in a run.
 
     Attributes:
         state: what it does.
@@ -241,7 +241,7 @@ class SiloActivity:
 
 
 def activity_after(before: SiloActivity, event: Event) -> SiloActivity:
-    """Return what a silo has seen after an event."""
+    """Return a silo's activity after an event."""
     after = replace(before, state=WORDS.get(event.what, before.state))
     size = event.bytes or 0
     match event.what:
@@ -255,7 +255,7 @@ def activity_after(before: SiloActivity, event: Event) -> SiloActivity:
 
 
 class SiloLine:
-    """Draws what a silo has seen; takes events from any thread."""
+    """Draws the activity of a silo; accepts events from any thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name

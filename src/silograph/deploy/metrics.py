@@ -33,7 +33,7 @@ from silograph.federation.session.wire import join_address, split_address
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PATH = "/metrics"
 HOST = "127.0.0.1"
-SECONDS = 10.0  # for a request to be said
+SECONDS = 10.0  # for a client to send its request
 FamilyType = Literal["counter", "gauge", "info", "stateset", "summary"]
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Family:
-    """What is told of one name.
+    """A metric family: name, type, help text and samples.
 
     Attributes:
         name: with the unit at its end, if there is one, and without a sample's suffix.
@@ -187,10 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Figures:
-    """Counts what happens; a `Tracker`, too, for what rounds were judged by."""
+    """Counts events for monitoring; also a `Tracker`, for the validation scores."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Begin to count; `clock` tells seconds since 1970."""
+        """Begin to count; `clock` returns seconds since 1970."""
         self._began = clock()
         self._lock = threading.Lock()
         self._board: Board | None = None
@@ -206,11 +206,11 @@ class Figures:
         self._row: Row = {}
 
     def follow(self, board: Board, rounds: int) -> None:
-        """Tell where the silos of a board stand, too, and of how many rounds."""
+        """Also export the states of a board's silos, and the number of rounds."""
         self._board, self._planned = board, rounds
 
     def add_up(self, ledger: Callable[[], Ledger]) -> None:
-        """Tell the bytes of a ledger, too."""
+        """Also export the bytes of a ledger."""
         self._ledger = ledger
 
     def take(self, event: Event) -> None:
@@ -315,15 +315,15 @@ class Figures:
 
 
 # --- monitoring ----------------------------------------------------------------------------------
-# Who sees what happens at a server of silos: log and figures by way of the board, and the view.
+# What a server shows of its run: log and metrics, which the board feeds, and the display.
 
 
 class RunMonitor:
-    """Passes on what happens, and tells of every round; a `Progress`.
+    """Forwards events to log and metrics, and reports every round; a `Progress`.
 
     Args:
         rounds: of the run.
-        board: of its silos; told of every event first.
+        board: of its silos; receives every event first.
         display: what a person sees.
         figures: what a monitoring system sees.
     """
@@ -337,13 +337,13 @@ class RunMonitor:
         self._began = time.monotonic()
 
     def report(self, event: Event) -> None:
-        """Pass an event on; what all frames so far have cost is added where it belongs."""
+        """Forward an event, with the bytes of all frames so far where it is about a round."""
         if event.what in (What.ROUND, What.ENDED, What.STOPPED) and self._ledger is not None:
             event = replace(event, bytes=self._ledger().bytes)
         self._board.take(event)
 
     def follow(self, ledger: Callable[[], Ledger]) -> None:
-        """Silos are there: their run has this ledger."""
+        """Use the ledger of the run, once all silos are there."""
         self._ledger = ledger
         self._figures.add_up(ledger)
 
@@ -378,8 +378,8 @@ def monitor_run(
     Args:
         rounds: of the run.
         board: of its silos.
-        progress: how to show it, or who is told of rounds.
-        figures: told of every event by the board.
+        progress: how to show it, or an object whose `update` is called after every round.
+        figures: counts the events of the board.
         metrics: PORT or HOST:PORT where figures are read; None: nowhere.
 
     Raises:

@@ -46,7 +46,7 @@ Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class RowRules:
-    """The table [rows]: what must be behind each row that is exchanged.
+    """The table [rows]: how many nodes and silos contribute to each exchanged row, at least.
 
     Attributes:
         min_nodes: least number of nodes.
@@ -75,7 +75,7 @@ class SiloPolicy:
         code: digests of users' code that may run here, by name.
         evaluate_clients: `participants`: the silo scores no model of a round that it does not train
             from, but for the last and the best one; `all` sets no limit.
-        rows: what must be behind each row.
+        rows: how many nodes and silos contribute to each exchanged row, at least.
     """
 
     methods: tuple[str, ...] | None = None
@@ -108,7 +108,7 @@ NO_POLICY = SiloPolicy()
 
 @dataclass(frozen=True, eq=False)
 class ProposedRun:
-    """What a server asks of a silo, and what the silo has done before.
+    """A run that a server proposes, and what the silo has done before.
 
     Attributes:
         config: every default written out.
@@ -132,7 +132,7 @@ class ProposedRun:
 
 
 def why_refused(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    """Return the first rule that a run breaks, as one line; None where it keeps all."""
+    """Return the first rule that a run breaks, as one line; None if it breaks none."""
     return next(filter(None, (rule(policy, run) for rule in RULES)), None)
 
 
@@ -156,7 +156,7 @@ def _check_methods(policy: SiloPolicy, run: ProposedRun) -> str | None:
 
 
 def _allow_flag(policy: SiloPolicy, required_names: Sequence[str]) -> str:
-    """Return the flag that allows all of a run; what else was allowed, its server is not told."""
+    """Return the flag that allows a run; its server does not learn what else is allowed."""
     return (
         f"--allow {','.join(name for name in required_names if name not in (policy.methods or ()))}"
     )
@@ -335,7 +335,7 @@ def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
 
 
 def describe_policy(policy: SiloPolicy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:
-    """Yield lines that say which rules hold, for the silo's people."""
+    """Yield lines that describe the rules, for the silo's people."""
     allow_text = f"; --allow {','.join(allow)}" if allow else ""
     if not has_file:
         yield f"no {POLICY}: methods that send weights and counts only{allow_text}; no other limit"
@@ -425,10 +425,10 @@ def write_policy(folder: Path) -> Path:
     return path
 
 
-# --- What a silo holds a server's config to before it agrees to a run ----------------------------
+# --- Checks of a server's config before a silo agrees to a run -----------------------------------
 
 
-# What a server may ask a silo for, so that no config can hold it up or fill its memory.
+# Limits of a server's config, so that none can block a silo or fill its memory.
 MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000, "rounds": 1_000_000}
 MOST_OF_PARTS = {
     "model.hops": 1000,
@@ -486,7 +486,7 @@ def _check_equal_values(server_values: Mapping[str, Any], own_values: Mapping[st
 
 
 def _missing_names(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> list[str]:
-    """Return what is not told, or told as null where a silo has a value for that."""
+    """Return the names that the server omits, or sends as null where the silo has a value."""
     missing_names = [name for name in own_values if name not in server_values]
     return missing_names + [
         n

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
 
 
-# --- What a server that goes on must know of its silos; it stands in the result folder -----------
+# --- What a resumed server must know of its silos, a file of the result folder -------------------
 
 
 SESSION = "session.json"
@@ -102,7 +102,7 @@ SESSION = "session.json"
 
 @dataclass(frozen=True)
 class SessionState:
-    """What a server that goes on must know of its silos.
+    """What a resumed server must know of its silos.
 
     Attributes:
         token: of the run, by which silos find their states.
@@ -116,7 +116,7 @@ class SessionState:
 
 
 def write_session(folder: Path, session: SessionState) -> bytes:
-    """Write what a server that goes on must know, and return what the file holds."""
+    """Write the session state for a resumed server, and return the bytes of the file."""
     silos = {name: key.hex() for name, key in session.keys.items()}
     content = {"token": session.token.hex(), "silos": silos, "nodes": session.nodes}
     data = (json.dumps(content, indent=2) + "\n").encode()
@@ -152,7 +152,7 @@ def read_session(folder: Path) -> SessionState:
 
 
 # --- start messages ------------------------------------------------------------------------------
-# What a server and its silos tell each other before the first call, and what silos cannot run.
+# What a server and its silos exchange before the first call, and what silos cannot run.
 
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -162,13 +162,13 @@ UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 
 @checked_dataclass(frozen=True, config=STRICT)
 class Versions:
-    """What a silo tells when it attaches: versions of Python and packages, by name."""
+    """Sent by a silo when it attaches: versions of Python and packages, by name."""
 
     versions: dict[str, str]
 
 
 def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return a silo's versions; raise `ConfigError` where it tells something else."""
+    """Return a silo's versions; raise `ConfigError` where they are invalid."""
     version_facts = {key: value for key, value in facts.items() if key not in AROUND}
     silo_versions = checked(Versions, version_facts, f"facts of {name}").versions
     return {one_line(package): one_line(version) for package, version in silo_versions.items()}
@@ -230,7 +230,7 @@ def start_facts(
 
 
 def check_start(facts: Mapping[str, Any], schema: Schema) -> None:
-    """Raise `ConfigError` where a server says something else than `start_facts` of these data."""
+    """Raise `ConfigError` where a server's message differs from `start_facts` of these data."""
     unknown_keys = facts.keys() - {"config", "schema", "hand_over", "code"}
     if unknown_keys:
         raise ConfigError(
@@ -282,15 +282,15 @@ def check_versions(silo: "Joined") -> None:
 def read_nodes(
     body: bytes | memoryview, earlier_counts: Mapping[str, int] | None, what: str = "nodes"
 ) -> dict[str, int]:
-    """Return how many nodes a silo says that it has, by TRAIN, VAL, TEST, ROWS and EDGES.
+    """Return how many nodes a silo reports, by TRAIN, VAL, TEST, ROWS and EDGES.
 
     Args:
         body: of its answer to START.
-        earlier_counts: what it has said before, if it has.
+        earlier_counts: those that it reported before, if any.
         what: what is judged: nodes or ratings.
 
     Raises:
-        ConfigError: it says none, or others than before.
+        ConfigError: they are missing, invalid or other than before.
     """
     try:
         answer = json.loads(bytes(body))["nodes"]
@@ -352,7 +352,7 @@ def serve(
     trackers: Sequence[Tracker] = (),
     report: EventCallback = log_event,
 ) -> Result:
-    """Train a federation of silos and return what came of it.
+    """Train a federation of silos and return its result.
 
     Args:
         config: of the run; what it says of cuts is not used, and `evaluation_min_count` is 5
@@ -360,7 +360,7 @@ def serve(
         venue: where silos attach.
         progress: as in `run`.
         trackers: as in `run`.
-        report: told of what happens; the first event names the address.
+        report: called with events; the first one names the address.
 
     Raises:
         SilographError: the config cannot be used, silos do not come or do not fit, or too few
@@ -400,7 +400,7 @@ def resume_server(
     trackers: Sequence[Tracker] = (),
     report: EventCallback = log_event,
 ) -> Result:
-    """Go on with a run of silos whose server was interrupted, as if it had not been.
+    """Resume a run of silos whose server was interrupted, with identical results.
 
     Args:
         path: the run's result folder.
@@ -408,7 +408,7 @@ def resume_server(
         trust: as in `resume`.
         progress: as in `run`.
         trackers: as in `run`.
-        report: told of what happens; the first event names the address.
+        report: called with events; the first one names the address.
 
     Raises:
         SilographError: there is no such run, silos do not come, or have other data or no state.
@@ -430,7 +430,7 @@ def resume_server(
         session = read_session(target)
         figures = Figures()
         watched = make_trackers(config, (figures, *trackers))
-        # Who takes part is known, whatever number was asked for.
+        # The silos are known, whatever number the config has.
         venue, config_without_clients = (
             replace(venue, silos=tuple(session.keys)),
             replace(config, clients=None),
@@ -456,7 +456,7 @@ def _open_meeting(
     figures: Figures,
     report: EventCallback,
 ) -> Iterator[tuple["ServerSession", RunMonitor]]:
-    """Open the place where silos attach; when it closes, silos hear how the run ended."""
+    """Open the server for silos; when it closes, silos receive how the run ended."""
     names, room = expected_silos(config, venue)
     limit = StrangerLimit(report)  # figures count all of them
     board = Board(names or tuple(session.keys), room, both(figures.take, limit))
@@ -490,7 +490,7 @@ def with_absolute_code(config: RunConfig) -> RunConfig:
 
 
 def with_evaluate_clients(config: RunConfig) -> RunConfig:
-    """Return the config that says who scores models: who trains from them, where that can be."""
+    """Return the config with `evaluate_clients`: `participants` where the method allows it."""
     if config.evaluate_clients is not None:
         return config
     by_participants = can_score_participants(choose(config))
@@ -498,7 +498,7 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
 
 
 def check_run(config: RunConfig, venue: Venue | None = None) -> None:
-    """Raise `ConfigError` for a run that silos, or this venue, cannot have; none is waited for."""
+    """Raise `ConfigError` for a run that silos or this server cannot do, before waiting for any."""
     method = choose(config).method.part
     check_device_name(config.device)
     check_deployable(config, method)
@@ -512,21 +512,21 @@ def check_run(config: RunConfig, venue: Venue | None = None) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what silos are told of a run that failed: nothing that only the server knows."""
+    """Return the reason that silos receive for a failed run, without the server's internals."""
     if isinstance(error, KeyboardInterrupt):
         return "the server was interrupted"
     return str(error) if isinstance(error, SilographError) else type(error).__name__
 
 
 class ServerSession:
-    """The server among its silos, from the first that attaches to the end of the run.
+    """The server's side of a run, from the first silo that attaches to the end.
 
     Args:
         config: of the run; it has the number of silos.
         venue: where they attach.
         session: what is known of them from before.
         names: of them; None: whoever comes first.
-        watch: told of what happens.
+        watch: receives events and rounds.
     """
 
     def __init__(
@@ -553,8 +553,10 @@ class ServerSession:
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
         self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
-        self._judged = "nodes"  # or ratings, once the silos have said
-        self._start: Mapping[str, object] = {}  # what silos were told of the run, once they were
+        self._judged = "nodes"  # or ratings, once the schema is known
+        self._start: Mapping[
+            str, object
+        ] = {}  # the facts that silos received with START, once they did
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, room, keys)
         self._hub: Hub = Hub(
@@ -639,7 +641,7 @@ class ServerSession:
 
     @property
     def session_state(self) -> SessionState:
-        """What a server that goes on must know, once all silos are there."""
+        """The session state for a resumed server, once all silos are there."""
         assert self._session is not None  # set up
         keys = self._register.keys
         ids = self._session.ids
@@ -680,7 +682,7 @@ class ServerSession:
         return peers
 
     def _wait_for_silos(self) -> dict[str, "Joined"]:
-        """Return all silos once they are there."""
+        """Wait for all silos and return them."""
         joined_by_name: dict[str, Joined] = {}
         deadline = time.monotonic() + self._venue.patience
         while True:
@@ -700,7 +702,7 @@ class ServerSession:
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
 
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
-        """Remember how many nodes a silo has; raise `ConfigError` where it has said otherwise."""
+        """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
         earlier_counts = self._nodes.get(name)
         self._nodes[name] = read_nodes(body, earlier_counts, self._judged)
         if earlier_counts is None:

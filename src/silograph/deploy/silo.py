@@ -205,17 +205,17 @@ def facts_of(plan: RunPlan) -> Mapping[str, int | None]:
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """What a silo holds and does with it when the server asks.
+    """The data of a silo, and what it does with them when the server calls.
 
     Attributes:
         silo: its data.
-        secrets: what it shares with each silo that its edges lead to.
+        secrets: shared with each silo that its edges lead to.
         device: where it computes; None is what the server's config says.
-        report: told of what concerns the silo's own people only.
+        report: called with events for the silo's own people only.
         allow: what the silo agrees to besides weights and counts: methods by name, `collect`, and
             `items`, shared rows of items.
         code: code of users that the silo allowed.
-        out: folder for what a run has come to.
+        out: folder for the result of a run.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.
         policy: what the silo agrees to.
         server: what its own people call the server.
@@ -249,10 +249,10 @@ class OwnData:
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
-        """Return what a silo makes of the server's config; see `Holder`.
+        """Check the server's config and prepare the silo's block and program; see `Holder`.
 
         Raises:
-            SilographError: the config is none, or cannot be used here or with these data.
+            SilographError: the config is missing, or cannot be used here or with these data.
         """
         server_config = facts.get("config")
         if not isinstance(server_config, dict):
@@ -326,7 +326,7 @@ class OwnData:
         )
 
     def note(self, line: str) -> None:
-        """Tell the silo's own people a line."""
+        """Report a line to the silo's own people."""
         self.report(Event(What.NOTE, self.silo.name, note=line))
 
     def on_device(self, config: RunConfig) -> RunConfig:
@@ -360,7 +360,7 @@ class OwnData:
             raise ConfigError(line)
 
     def keep(self, run: SiloRun, outcome: Outcome) -> None:
-        """Write down what a run has come to; see `Prepared`."""
+        """Write the result of a run; see `Prepared`."""
         folder = self.out
         if folder is None and self.results is not None:
             folder = folder_of(self.results, run, outcome)
@@ -379,7 +379,7 @@ class OwnData:
 def _data_warnings(
     silo: Silo, block: ClientBlock, config: ResolvedConfig, *, summed: bool
 ) -> Iterator[str | None]:
-    """Yield what a silo's people should know of their data in this run.
+    """Yield warnings about a silo's data in this run.
 
     Args:
         silo: its data as the run uses them.
@@ -393,7 +393,7 @@ def _data_warnings(
 
 
 def agreed_note(method: Method, program: Program, *, hands_over_model: bool) -> str:
-    """Return what a silo's people read of a run that it has agreed to.
+    """Return the note for a silo's people on a run that it has agreed to.
 
     Args:
         method: of the run.
@@ -410,8 +410,8 @@ def agreed_note(method: Method, program: Program, *, hands_over_model: bool) -> 
 def nodes_of(block: ClientBlock) -> dict[str, int]:
     """Return how many nodes, or ratings, of a silo train, validate and test, and its size.
 
-    Rows and edges with the halo's bound its work; with them a server learns what the work that
-    replies report tells it anyway.
+    Rows and edges, those of the halo included, bound the silo's work. A server could also infer
+    them from the work that replies report.
     """
     is_validation = judges_of(block).truth.val
     return {
@@ -431,7 +431,7 @@ def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str
         code: that the silo allowed.
 
     Raises:
-        ConfigError: one of them is none of a method, nor `collect` or `items`.
+        ConfigError: a name that is neither a method, `collect` nor `items`.
     """
     names = () if text is None else split_names([text])
     own_methods = () if code is None else code.methods
@@ -443,7 +443,7 @@ def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str
 
 @dataclass(frozen=True)
 class Attendance:
-    """How a silo meets its server; nothing of it decides a number.
+    """How a silo connects to its server; no setting here changes a number.
 
     Attributes:
         server: HOST:PORT.
@@ -490,7 +490,7 @@ def take_part_in_run(
     Args:
         data: what the silo holds.
         attendance: where the server is.
-        report: told of what happens.
+        report: called with events.
 
     Raises:
         ConfigError: the server refused the silo or cannot be reached, a file cannot be used, or
@@ -565,7 +565,7 @@ def _exposure_lines(how: Attendance) -> Iterator[str]:
 def _make_attaching(
     own_data: OwnData, how: Attendance, roots: bytes | None, audit: Audit
 ) -> "Attaching":
-    """Return who attaches, and where."""
+    """Return the settings with which the silo attaches to the server."""
     from silograph.federation.session.attach import Attaching
     from silograph.federation.session.identity import SiloKey, check_name
 

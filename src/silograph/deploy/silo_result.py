@@ -78,15 +78,15 @@ class SiloRun:
 
 
 def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
-    """Return the folder of a run among the silo's results: the same one if it is told again."""
+    """Return the folder of a run among the silo's results; it depends on the run only."""
     return results / f"{in_path(run.method.name)}-{outcome.run[:16]}"
 
 
 def check_result_folder(folder: Path, runs: Collection[str] = ()) -> None:
     """Raise `ConfigError` for a folder that has something already; nothing is overwritten.
 
-    What a silo has left that was killed while it wrote is begun anew. The result of one of `runs`,
-    which are not over, may be there: the server tells it once more.
+    Files of a silo that was killed while it wrote are overwritten. The result of one of `runs`,
+    which are not over, may exist: the server sends it again.
     """
     if not os.path.lexists(folder) or _read_result(folder).get("run") in runs:
         return
@@ -103,7 +103,7 @@ def check_result_folder(folder: Path, runs: Collection[str] = ()) -> None:
 
 
 def has_result(folder: Path, outcome: Outcome) -> bool:
-    """Whether a folder has this result already, as after a server that told it twice.
+    """Whether a folder has this result already, as after a server that sent it twice.
 
     Raises:
         ConfigError: it has another one.
@@ -130,7 +130,7 @@ def _check_holds_own(folder: Path, run: SiloRun, outcome: Outcome) -> None:
 
 
 def _read_result(folder: Path) -> dict[str, Any]:
-    """Return what the result in a folder says; nothing where there is none that can be read."""
+    """Return the content of result.json in a folder; {} if it is missing or damaged."""
     check_regular(folder / RESULT)
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -140,7 +140,7 @@ def _read_result(folder: Path) -> dict[str, Any]:
 
 
 def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
-    """Write what a silo keeps of a run that is over; see `is_written`."""
+    """Write a silo's result of a finished run; see `is_written`."""
     if has_result(folder, outcome):
         _check_holds_own(folder, run, outcome)
         return
@@ -219,7 +219,7 @@ def server_has_model(run: SiloRun) -> bool:
 
 
 def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, Any]:
-    """Return what result.json says."""
+    """Return the content of result.json."""
     split, model = run.block.split, run.method_config.model
     state, views = scored_state(run, outcome)
     sizes = rating_sizes(kinds(run.block.x)) if model.task == "rating" else None
@@ -288,9 +288,9 @@ def scores_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str
 
 
 def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, Any]:
-    """Return test scores of each class, for which one test nodes were taken, and the largest class.
+    """Return test scores of each class, the confusion matrix, and scores of the largest class.
 
-    In the view that picks the round. The matrix is worked out from labels and predictions of single
+    In the view that picks the round. The matrix is computed from labels and predictions of single
     nodes, and stays here.
     """
     cfg, names = run.method_config, list(run.silo.class_names)

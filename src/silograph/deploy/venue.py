@@ -10,7 +10,7 @@ from silograph.federation.program import Program, calls_of
 from silograph.federation.session.engine import WEIGHTS
 from silograph.graph.silos.data import Silo
 
-# --- Files that a silo is given: its secrets, and whom it trusts ---------------------------------
+# --- Files of a silo: its secrets, and the certificates that it trusts ---------------------------
 
 
 def read_roots(ca: Path | None, *, insecure: bool) -> bytes | None:

@@ -217,7 +217,7 @@ def with_options(config: Mapping[str, Any]) -> Line:
     return new_config | {"options": options}
 
 
-def fill_option_defaults(names: tuple[str | None, ...], given: Mapping[str, Any]) -> Line:
+def fill_option_defaults(names: tuple[str | None, ...], option_values: Mapping[str, Any]) -> Line:
     """Return the options of parts (names in the order of `TABLES`), defaults written out.
 
     Options of users' parts stay as they are: lines have all of them, and to know what they are
@@ -227,14 +227,16 @@ def fill_option_defaults(names: tuple[str | None, ...], given: Mapping[str, Any]
         ConfigError: there is no part of such a name, or an option out of range.
     """
     user_kinds = {kind for kind, name in zip(TABLES, names, strict=True) if name and is_spec(name)}
-    filled: Line = {n: value for n, value in given.items() if n.partition(".")[0] in user_kinds}
+    filled: Line = {
+        n: value for n, value in option_values.items() if n.partition(".")[0] in user_kinds
+    }
     library_names = (
         None if kind in user_kinds else name for kind, name in zip(TABLES, names, strict=True)
     )
     for kind, part in parts_named(tuple(library_names)).items():
         if kind in user_kinds:
             continue
-        all_values = {name: given.get(f"{kind}.{name}") for name in options_of(part)}
+        all_values = {name: option_values.get(f"{kind}.{name}") for name in options_of(part)}
         values = {name: value for name, value in all_values.items() if value is not None}
         options: object = checked(part.options, values, f"options of {part.name}")
         filled |= {f"{kind}.{name}": value for name, value in vars(options).items()}

@@ -349,7 +349,7 @@ def _check_fingerprints(graph: Graph, finished: FinishedCells, path: Path | None
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
     hashes: dict[tuple[bool, str, str, str | None], set[str]] = {}
     for config, line in finished:
-        if "data" not in line:  # written before lines said it
+        if "data" not in line:  # an older line
             continue
         graph_options = (
             config.largest_component,

@@ -15,7 +15,7 @@ import time  # noqa: E402
 from queue import SimpleQueue  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
-PAUSE = 0.1  # seconds between two rounds that are told
+PAUSE = 0.1  # seconds between two rounds that are reported
 
 
 class RoundWriter:

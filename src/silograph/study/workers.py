@@ -1,4 +1,4 @@
-"""Cells in processes of their own: started fresh, told by lines of JSON, ended with this process.
+"""Cells in processes of their own, which receive jobs as JSON lines and end with this process.
 
 A worker gets configs and paths, never code or pickled objects. A graph in memory goes through a
 file of plain arrays.

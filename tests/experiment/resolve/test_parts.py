@@ -325,7 +325,7 @@ def test_ops_cannot_read_what_the_server_holds(make_graph: MakeGraph, setups: li
     sg.run(make_graph(40), **FAST | {"method": "llcg"})
     federation = setups[0].federation
     assert isinstance(federation, InProcess)
-    assert setups[0].held is not None
+    assert setups[0].server_block is not None
     assert "held" not in {f.name for f in dataclasses.fields(setups[0].method_config)}
 
 

@@ -91,10 +91,10 @@ class RecordingFederation:
 
         @wraps(op)
         def record_and_call(
-            cfg: Any, block: ClientBlock, state: State, given: Payload, key: Key
+            cfg: Any, block: ClientBlock, state: State, op_inbox: Payload, key: Key
         ) -> tuple[State, Payload]:
-            state, reply = op(cfg, block, state, given, key)
-            self.calls.append(SeenCall(name, _copy_inbox(given), reply))
+            state, reply = op(cfg, block, state, op_inbox, key)
+            self.calls.append(SeenCall(name, _copy_inbox(op_inbox), reply))
             self.blocks[:] = [block]
             return state, reply
 

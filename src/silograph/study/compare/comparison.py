@@ -68,7 +68,7 @@ def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
 
 
 def describe_judging_views(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return which view picks the rounds of each method, given pairs of both."""
+    """Return which view picks the rounds of each method, from pairs of view and name."""
     methods: dict[str, dict[str, None]] = {}
     for view, name in pairs:
         methods.setdefault(view, {})[name] = None
@@ -311,7 +311,7 @@ class Comparison:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What tables call the methods: their own names where a file was given for them."""
+        """What tables call the methods: their own names where the config has a file."""
         methods = {str(c.labels["method"]): find_method(c.config, c.method) for c in self.cells}
         names = [method.name for method in methods.values()]
         return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}

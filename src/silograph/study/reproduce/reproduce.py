@@ -1,4 +1,4 @@
-"""`reproduce`: run what a recipe lacks, then write its page; what ran before is kept."""
+"""`reproduce`: run what a recipe lacks, then write its page; finished cells do not run again."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ from silograph.study.study import (
 # Curves as SVG by matplotlib, on white, so that they are legible on light and dark pages.
 
 
-# Okabe and Ito's colors, told apart without color vision; yellow left out, too faint on white.
+# Okabe and Ito's colors, which color-blind readers can tell apart; yellow is too faint on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 INK = "#222222"
 LEGEND_COLUMNS, LEGEND_INCHES = 2, 0.23  # of the legend; a line of it is so high
@@ -167,9 +167,9 @@ class Recipe:
     Attributes:
         name: FOLDER/NAME, the place of its files.
         title: one line for listings.
-        cells: returns the cells that are to be run, given what has been found. It is asked again
+        cells: returns the cells to run, from the lines so far. It is called again
             when they have run, so that later cells may depend on earlier ones.
-        page: returns tables and curves of what has been found.
+        page: returns tables and curves of the lines.
         text: the page before its sections are filled in: Markdown with pairs of marks
             `<!-- NAME -->`. A page that exists keeps its own text.
     """
@@ -398,7 +398,7 @@ def value_of(cell: Cell, key: str) -> str:
 
 
 def write_page(recipe: Recipe, path: Path, lines: Sequence[Line], name: str) -> None:
-    """Write page and plots; text outside the marks of an existing page is kept.
+    """Write page and plots; text outside the marks of an existing page stays.
 
     Raises:
         ConfigError: a mark in the page stands there once, or more than twice.

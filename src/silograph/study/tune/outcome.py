@@ -447,7 +447,7 @@ def chosen_ranges(
 
 
 def checked_range(key: str, value: object) -> Range:
-    """Return a range that may be given as text; raise `ConfigError` for anything else."""
+    """Parse a range, which may be text; raise `ConfigError` for anything else."""
     if not isinstance(value, str | Range):
         raise ConfigError(
             f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "

@@ -184,7 +184,7 @@ def tune(
         max_minutes: no trial starts later.
         seeds: how many (from 0 on), or which; a trial is judged by their mean.
         keys: fields of `RunConfig` and options of the method to tune; None for all that declare a
-            range and that are not given among `run_options`.
+            range and have no value in `run_options`.
         ranges: ranges in place of those declared, or of further keys: `Range` or text such as
             `0.001:0.3:log`, `1:5` and `gcn,sage`.
         view: server, uncut, personalized, or own: the view that the method is about.
