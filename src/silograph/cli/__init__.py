@@ -376,7 +376,7 @@ ORDER = (
     *("export-silos", "server", "silo", "certs", "audit", "demo-federation"),
     *("attack", "train-agent", "reproduce", "compile"),
 )
-app.registered_commands.sort(key=lambda each: ORDER.index(each.name or ""))
+app.registered_commands.sort(key=lambda registered: ORDER.index(registered.name or ""))
 
 
 def first_line(error: BaseException) -> str:

@@ -429,9 +429,9 @@ def silo_command(flags: SiloFlags) -> int:
     _check_server(flags.server)  # before data are read, which takes long and logs lines
     silo = read_silo(flags.data)
     _check_name(flags, silo.name)
-    how = _attendance(flags)
+    attendance = _attendance(flags)
     with logging_to(flags.log_file, flags.log_level), show_silo(best_mode(), silo.name) as report:
-        reason = take_part_in_run(silo, how, report)
+        reason = take_part_in_run(silo, attendance, report)
     if reason is not None:
         typer.echo(f"error: the run failed: {reason}", err=True)
         return FAILED

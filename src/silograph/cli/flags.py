@@ -64,10 +64,10 @@ class CommandGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         """Create the group and set the help of each argument from its declaration."""
         super().__init__(**settings)
-        for each in self.commands.values():
-            assert each.callback is not None  # typer gives each command one
-            declarations = get_params_from_function(each.callback)
-            for parameter in each.params:
+        for registered in self.commands.values():
+            assert registered.callback is not None  # typer gives each command one
+            declarations = get_params_from_function(registered.callback)
+            for parameter in registered.params:
                 if isinstance(parameter, TyperArgument):
                     assert parameter.name is not None  # typer names all
                     parameter.help = declarations[parameter.name].default.help
@@ -382,16 +382,16 @@ class StoppedError(Exception):
         code: exit code.
     """
 
-    def __init__(self, why: str, how: str, code: int) -> None:
+    def __init__(self, reason: str, continue_command: str, code: int) -> None:
         """Say why, and how to go on."""
-        super().__init__(why)
-        self.lines = (why, f"to go on: {how}")
+        super().__init__(reason)
+        self.lines = (reason, f"to go on: {continue_command}")
         self.code = code
 
 
 @contextmanager
 def hint_to_continue(
-    how: str,
+    continue_command: str,
     folder: str | None = None,
     *,
     also: tuple[type[Exception], ...] = (),
@@ -400,7 +400,7 @@ def hint_to_continue(
     """On Ctrl-C or a full disk, say with which command it goes on.
 
     Args:
-        how: the command.
+        continue_command: the command.
         folder: what must be there for it; None for nothing.
         also: other errors after which it goes on.
         before: the command after Ctrl-C while the folder is not there yet; None: no hint.
@@ -417,10 +417,12 @@ def hint_to_continue(
         if folder is not None and not Path(folder).is_dir():
             if before is None or not isinstance(error, KeyboardInterrupt):
                 raise
-            how = before
+            continue_command = before
         if isinstance(error, KeyboardInterrupt):
-            raise StoppedError("interrupted", how, INTERRUPTED) from None
-        raise StoppedError(f"error: {spell_as_flags(str(error))}", how, MISTAKE) from error
+            raise StoppedError("interrupted", continue_command, INTERRUPTED) from None
+        raise StoppedError(
+            f"error: {spell_as_flags(str(error))}", continue_command, MISTAKE
+        ) from error
 
 
 @contextmanager
@@ -432,13 +434,15 @@ def resume_hint(folder: str, *, trust: bool, run: bool = False) -> Iterator[None
         trust: whether it has code of the user's.
         run: whether it is of a run, which goes on from a checkpoint.
     """
-    how = f"silograph resume {shlex.quote(folder)}{' --trust' * trust}"
+    continue_command = f"silograph resume {shlex.quote(folder)}{' --trust' * trust}"
     try:
-        with hint_to_continue(how, folder):
+        with hint_to_continue(continue_command, folder):
             yield
     except StoppedError as stopped:
         if run and not any(Path(folder, CHECKPOINTS).glob("round-*.checkpoint")):
-            first = f"to go on from the first round, for no checkpoint was written: {how}"
+            first = (
+                f"to go on from the first round, for no checkpoint was written: {continue_command}"
+            )
             stopped.lines = (stopped.lines[0], first)
         raise
 
@@ -512,8 +516,8 @@ def _other_commands_message(error: click.NoSuchOption) -> str:
     assert isinstance(group, click.Group)  # silograph itself
     commands_with_flag = [
         f"silograph {name}"
-        for name, each in group.commands.items()
-        if any(error.option_name in (*p.opts, *p.secondary_opts) for p in each.params)
+        for name, other_command in group.commands.items()
+        if any(error.option_name in (*p.opts, *p.secondary_opts) for p in other_command.params)
     ]
     if not commands_with_flag:
         return message

@@ -91,8 +91,8 @@ def print_findings(findings: Sequence[Finding], out: Path, *, as_json: bool) -> 
 
 def _short(finding: Finding) -> list[str]:
     """Return the figures of a finding, and what is recovered up to the first comma."""
-    _, what, share, right, _ = finding_row(finding)
-    return [share, right, what.partition(",")[0]]
+    _, what, share, precision, _ = finding_row(finding)
+    return [share, precision, what.partition(",")[0]]
 
 
 def print_methods(names: Sequence[str] = ()) -> None:
@@ -168,10 +168,10 @@ def _training(needs: Needs) -> str:
     """Return how clients train by default."""
     passes = "1 local epoch" if needs.local_epochs == 1 else f"{needs.local_epochs} local epochs"
     optimizer_note = ", optimizer state kept between rounds" if needs.keep_optimizer else ""
-    chosen = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
+    selector_note = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
     rate = needs.learning_rate(needs.optimizer)
     decay = "" if needs.weight_decay else ", no weight decay"
-    return f"{needs.optimizer} {rate:g}{decay}, {passes} in a round{optimizer_note}{chosen}"
+    return f"{needs.optimizer} {rate:g}{decay}, {passes} in a round{optimizer_note}{selector_note}"
 
 
 def _print_hanging(console: Console, text: str, style: str | None = None) -> None:

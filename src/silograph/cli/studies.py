@@ -175,17 +175,17 @@ def compare_command(
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.compare.compare import compare
 
-    chosen = split_list(methods, "--methods")
+    method_names = split_list(methods, "--methods")
     given_seeds, varied, options = (
         parse_seeds(seeds),
         parse_varied_values(over),
         parse_method_options(method_options),
     )
     out = inputs.config.out or default_folder(inputs.config, "compare")
-    with resume_hint(out, trust=bool(own_code(inputs.config)) or any(map(is_spec, chosen))):
+    with resume_hint(out, trust=bool(own_code(inputs.config)) or any(map(is_spec, method_names))):
         comparison = compare(
             config=inputs.file,
-            methods=chosen,
+            methods=method_names,
             seeds=given_seeds,
             over=varied,
             options=options,
@@ -259,7 +259,7 @@ def tune_command(
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune
 
-    chosen = None if keys is None else [k.replace("-", "_") for k in split_list(keys, "--keys")]
+    tuned_keys = None if keys is None else [k.replace("-", "_") for k in split_list(keys, "--keys")]
     given_seeds, given_ranges = parse_seeds(seeds), parse_ranges(ranges)
     config = inputs.config
     out = config.out or default_folder(config, f"tune-{find_method(config).name}")
@@ -267,7 +267,7 @@ def tune_command(
         outcome = tune(
             config=inputs.file,
             seeds=given_seeds,
-            keys=chosen,
+            keys=tuned_keys,
             ranges=given_ranges,
             progress="none" if quiet else best_mode(),
             **{**study_options, **inputs.flags, "out": out},
@@ -435,17 +435,17 @@ def reproduce_command(
     if recipe is None:
         list_recipes(recipes, out, trust=trust)
         return 0
-    chosen = parse_only(only or [], datasets)
+    only_values = parse_only(only or [], datasets)
     extra_flags = {"--data-dir": data_dir, "--processes": processes}
     with hint_to_continue(
-        _resume_command_line(recipe, recipes, out, chosen, extra_flags) + " --trust" * trust
+        _resume_command_line(recipe, recipes, out, only_values, extra_flags) + " --trust" * trust
     ):
         outcome = reproduce(
             find_recipe(recipe, recipes, trust=trust),
             name=recipe,
             out=out,
             data_dir=data_dir,
-            only=chosen,
+            only=only_values,
             processes=processes,
             max_minutes=max_minutes,
             progress="none" if quiet else best_mode(),
@@ -466,13 +466,13 @@ def _resume_command_line(
     recipe: str,
     recipes: Path,
     out: Path,
-    chosen: Mapping[str, Sequence[str]],
+    only_values: Mapping[str, Sequence[str]],
     extra_flags: Mapping[str, str | int | None],
 ) -> str:
     """Return the command that continues an interrupted recipe."""
     arguments = ["reproduce", recipe, "--out", str(out)]
     arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
-    arguments += [f"--only={key}={_format_csv_line(values)}" for key, values in chosen.items()]
+    arguments += [f"--only={key}={_format_csv_line(values)}" for key, values in only_values.items()]
     for flag, value in extra_flags.items():
         arguments += [] if value is None else [flag, str(value)]
     return f"silograph {shlex.join(arguments)}"

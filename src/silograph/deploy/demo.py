@@ -257,9 +257,9 @@ def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         os.close(write_end)
 
 
-def _equal_files(one: Path, other: Path) -> bool:
+def _equal_files(first: Path, second: Path) -> bool:
     """Whether two files of models exist and are equal."""
-    return one.exists() and other.exists() and one.read_bytes() == other.read_bytes()
+    return first.exists() and second.exists() and first.read_bytes() == second.read_bytes()
 
 
 def _equal_own_models(simulated: Path, silos: Sequence[Path]) -> bool:
@@ -269,8 +269,8 @@ def _equal_own_models(simulated: Path, silos: Sequence[Path]) -> bool:
     )
     silo_models = [next((silo / RESULTS).glob(f"*/{MODEL}"), None) for silo in silos]
     return len(simulated_models) == len(silo_models) and all(
-        one is not None and _equal_files(one, other)
-        for one, other in zip(silo_models, simulated_models, strict=True)
+        silo_model is not None and _equal_files(silo_model, simulated_model)
+        for silo_model, simulated_model in zip(silo_models, simulated_models, strict=True)
     )
 
 

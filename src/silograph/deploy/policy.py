@@ -148,9 +148,9 @@ def _check_methods(policy: SiloPolicy, run: ProposedRun) -> str | None:
     missing = [name for name in run.needs if name not in allowed]
     if not missing:
         return None
-    named = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
+    descriptions = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
     return (
-        f"this silo has not agreed to {named} (docs/exchange.md): start it with "
+        f"this silo has not agreed to {descriptions} (docs/exchange.md): start it with "
         f"{_allow_flag(policy, run.needs)}, or leave the run"
     )
 
@@ -478,7 +478,7 @@ def check_complete_config(server_config: Mapping[str, Any], config: ResolvedConf
 def _check_equal_values(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a value that the silo reads as another one, as 2.0 for rounds."""
     for name, value in server_values.items():
-        server_text, own_text = (json.dumps(each) for each in (value, own_values.get(name)))
+        server_text, own_text = (json.dumps(item) for item in (value, own_values.get(name)))
         if server_text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
             raise ConfigError(
                 f"expected {name} as it is used, {own_text}, got {shown(value)} (server)"

@@ -668,10 +668,10 @@ class ServerSession:
             self.close(reason_of(error))
 
     def _stop(self) -> None:
-        there = self._attached_peers()
-        say_stopping(there, self._report)
+        peers = self._attached_peers()
+        say_stopping(peers, self._report)
         self._hub.close()
-        waits = bool(there) or self.folder is not None  # else none has ever attached
+        waits = bool(peers) or self.folder is not None  # else none has ever attached
         self._report(Event(What.STOPPED, silos=None if waits else 0))
 
     def _attached_peers(self) -> dict[str, Peer]:

@@ -138,8 +138,8 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
     while calls < MOST_CALLS and len(steps) <= program.rounds:
         steps.append(program.steps(len(steps)))
         calls += sum(1 for _ in calls_of(steps[-1]))
-    up = [sent_sizes(each, extent, program.state) for each in steps]
-    down = [received_sizes(each, extent, program.state) for each in steps]
+    up = [sent_sizes(step, extent, program.state) for step in steps]
+    down = [received_sizes(step, extent, program.state) for step in steps]
     kinds = sorted({kind for sizes in up for kind in sizes})
     rows = [_row(str(kind), [sizes.get(kind, ZERO) for sizes in up]) for kind in kinds]
     received = _row(RECEIVED, [total(iter(sizes.values())) for sizes in down])
@@ -149,8 +149,8 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
 
 def _row(name: str, sizes: Sequence[SizeBound]) -> PlanRow:
     at = [number for number, size in enumerate(sizes) if size != ZERO]
-    each = max(sizes, key=lambda size: float("inf") if size.most is None else size.most)
-    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, each, total(iter(sizes)))
+    largest = max(sizes, key=lambda size: float("inf") if size.most is None else size.most)
+    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, largest, total(iter(sizes)))
 
 
 def lines_of(
@@ -183,8 +183,10 @@ def lines_of(
         yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
 
 
-def _cells(name: str, rounds: str, each: str, whole: str) -> str:
-    return f"{name:<13} {rounds:<13} {each:>16} {whole:>15}".rstrip()  # a blank between any two
+def _cells(name: str, rounds: str, per_round: str, total: str) -> str:
+    return (
+        f"{name:<13} {rounds:<13} {per_round:>16} {total:>15}".rstrip()
+    )  # a blank between any two
 
 
 def _rounds(row: PlanRow) -> str:
@@ -543,27 +545,33 @@ def take_part_in_run(
     return reason
 
 
-def _policy_lines(data: Silo, how: Attendance) -> Iterator[str]:
+def _policy_lines(data: Silo, attendance: Attendance) -> Iterator[str]:
     """Yield lines on what a silo allows, for its people to read before it connects."""
     silo = data if data.graph.num_features else featured(data, "constant")
-    yield from how.code.lines(schema_of(silo.graph))
-    has_file = how.policy is not None
-    yield from describe_policy(how.policy or NO_POLICY, has_file=has_file, allow=how.allow)
+    yield from attendance.code.lines(schema_of(silo.graph))
+    has_file = attendance.policy is not None
+    yield from describe_policy(
+        attendance.policy or NO_POLICY, has_file=has_file, allow=attendance.allow
+    )
 
 
-def _exposure_lines(how: Attendance) -> Iterator[str]:
+def _exposure_lines(attendance: Attendance) -> Iterator[str]:
     """Yield lines on secret files and folders of a silo that other users can read."""
-    secrets = [] if how.secret is None else [how.secret]
-    if how.secret is not None and how.secret.is_dir():
+    secrets = [] if attendance.secret is None else [attendance.secret]
+    if attendance.secret is not None and attendance.secret.is_dir():
         # Whether others can list the names does not matter, only what the files hold.
-        secrets = sorted(path for path in how.secret.iterdir() if path.is_file())
-    for path in (how.key, *secrets, *([] if how.state is None else [how.state])):
+        secrets = sorted(path for path in attendance.secret.iterdir() if path.is_file())
+    for path in (
+        attendance.key,
+        *secrets,
+        *([] if attendance.state is None else [attendance.state]),
+    ):
         if (warning := describe_exposure(path)) is not None:
             yield warning
 
 
 def _make_attaching(
-    own_data: OwnData, how: Attendance, roots: bytes | None, audit: Audit
+    own_data: OwnData, attendance: Attendance, roots: bytes | None, audit: Audit
 ) -> "Attaching":
     """Return the settings with which the silo attaches to the server."""
     from silograph.federation.session.attach import Attaching
@@ -572,19 +580,21 @@ def _make_attaching(
     name = own_data.silo.name
 
     def make_worker(token: bytes) -> Responder:
-        folder = None if how.state is None else how.state / token.hex()
+        folder = None if attendance.state is None else attendance.state / token.hex()
         store = StateStore(folder, silo_fingerprint(own_data.silo))
         bounds = own_data.policy.bounds
-        return Responder(token, how.code.ops, own_data, store, own_data.report, name, audit, bounds)
+        return Responder(
+            token, attendance.code.ops, own_data, store, own_data.report, name, audit, bounds
+        )
 
     return Attaching(
         name=check_name(name),
-        key=SiloKey.load(how.key),
+        key=SiloKey.load(attendance.key),
         facts={"versions": versions()},
-        server=how.server,
+        server=attendance.server,
         roots=roots,
         make_worker=make_worker,
-        patience=how.patience,
+        patience=attendance.patience,
         report=own_data.report,
-        waits=how.waits,
+        waits=attendance.waits,
     )

@@ -226,13 +226,13 @@ def check_model_file(path: Path) -> None:
     Nothing is known of a file outside a result folder. A line is logged where an older version
     has written no digest of it.
     """
-    whole = path.absolute()
-    for folder in whole.parents[:2]:  # that of all is in the folder, clients' own are in models
+    absolute = path.absolute()
+    for folder in absolute.parents[:2]:  # that of all is in the folder, clients' own are in models
         if any((folder / name).is_file() for name in (SUMS, ABOUT, RESULT)):
-            name = whole.relative_to(folder).as_posix()
+            name = absolute.relative_to(folder).as_posix()
             check_written(folder, [name])
             has_sums = (folder / SUMS).is_file()
-            if whole.is_file() and not (has_sums and name in read_sums(folder)):
+            if absolute.is_file() and not (has_sums and name in read_sums(folder)):
                 LOG.warning("%s", UNCHECKED.format(path))
 
 

@@ -160,9 +160,9 @@ def _best_so_far(rows: Sequence[Row], prefix: str, metric: Metric) -> list[tuple
         if value is None or loss is None:
             continue
         rank, t = (metric.goodness(value), METRICS[LOSS].goodness(loss)), int(row["round"] or 0)
-        chosen = t if best is None or rank > best else best_by_round[-1][1]
+        best_round = t if best is None or rank > best else best_by_round[-1][1]
         best = rank if best is None else max(best, rank)
-        best_by_round.append((t, chosen))
+        best_by_round.append((t, best_round))
     return best_by_round
 
 

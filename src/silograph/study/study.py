@@ -242,19 +242,19 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
     return processes
 
 
-def job_of(cell: Cell, how: ExecutionOptions) -> Job:
+def job_of(cell: Cell, execution: ExecutionOptions) -> Job:
     """Return the job of a cell: its result folder and what is returned."""
     folder = None
-    if how.runs is not None:
+    if execution.runs is not None:
         words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(v)) for v in cell.labels.values())
-        folder = str(how.runs / f"{words[:60]}-{cell.digest[:8]}")
-    return Job(cell, folder, how.test)
+        folder = str(execution.runs / f"{words[:60]}-{cell.digest[:8]}")
+    return Job(cell, folder, execution.test)
 
 
 def run_missing_cells(
     cells: Iterable[Cell],
     file: StudyFile,
-    how: ExecutionOptions,
+    execution: ExecutionOptions,
     total: int,
     on_cell: Callable[[Cell, Line], None] | None = None,
 ) -> CellCounts:
@@ -263,7 +263,7 @@ def run_missing_cells(
     Args:
         cells: read one at a time, as processes come free; may depend on lines of earlier cells.
         file: where lines are, and are added.
-        how: processes, progress and folders.
+        execution: processes, progress and folders.
         total: number of cells, as far as it is known.
         on_cell: called with every cell and its line, also for cells that had a line before.
 
@@ -281,12 +281,12 @@ def run_missing_cells(
                 failed += "error" in line
                 display.skipped()
                 report_cell(cell, line)
-            elif how.deadline is None or time.monotonic() < how.deadline:
-                yield job_of(cell, how)
+            elif execution.deadline is None or time.monotonic() < execution.deadline:
+                yield job_of(cell, execution)
 
-    runner = run_here if how.processes == 0 else run_in_processes
-    with show_study(how.progress, total) as display:
-        outcomes = runner(missing(), how.processes, display)
+    runner = run_here if execution.processes == 0 else run_in_processes
+    with show_study(execution.progress, total) as display:
+        outcomes = runner(missing(), execution.processes, display)
         try:
             for job, outcome in outcomes:
                 line = job.cell.start | outcome

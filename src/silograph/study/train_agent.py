@@ -140,9 +140,9 @@ def check_same(line: dict[str, Any], training: AgentTraining, out: Path) -> None
         )
 
 
-def describe_differences(there: str, ours: str) -> str:
+def describe_differences(old_training: str, new_training: str) -> str:
     """Return the keys by which two trainings differ, with the value of each."""
-    old_values, new_values = _flatten(there), _flatten(ours)
+    old_values, new_values = _flatten(old_training), _flatten(new_training)
     keys = [
         key for key in {**old_values, **new_values} if old_values.get(key) != new_values.get(key)
     ]

@@ -140,9 +140,9 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
     except Exception as error:
         checks = [check_folder(Path(f), is_over=(Path(f) / RESULT).exists()) for f in folders]
         altered = [f"{check.folder}/{name}" for check in checks for name in check.altered]
-        named = ", ".join(altered or [str(folder) for folder in folders])
+        place = ", ".join(altered or [str(folder) for folder in folders])
         raise DataError(
-            f"expected files as runs write them in {named}, got others "
+            f"expected files as runs write them in {place}, got others "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
             "from a copy"
         ) from error
@@ -271,8 +271,8 @@ def check_out(path: Path) -> None:
         )
 
 
-def _is_older(one: Path, other: Path) -> bool:
-    return one.stat().st_mtime_ns < other.stat().st_mtime_ns
+def _is_older(first: Path, second: Path) -> bool:
+    return first.stat().st_mtime_ns < second.stat().st_mtime_ns
 
 
 def add_report(folder: Path) -> None:

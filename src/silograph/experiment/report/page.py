@@ -83,8 +83,8 @@ def text_of(value: Any) -> str:
 
 def used_values(run: RunRecord) -> dict[str, Any]:
     """Return every key of a run with the value that was used; options of parts as PART.NAME."""
-    used, options = run.about["config"], run.about["config"]["options"]
-    return {**{k: v for k, v in used.items() if k in FIELDS and k != "options"}, **options}
+    config, options = run.about["config"], run.about["config"]["options"]
+    return {**{k: v for k, v in config.items() if k in FIELDS and k != "options"}, **options}
 
 
 def given_of(run: RunRecord) -> dict[str, Any]:
@@ -278,15 +278,15 @@ def label_mix(run: RunRecord, labels: CountTable, names: list[Any]) -> dict[str,
 
 def between(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
     """Return the heat map of cross-client edges; None for one client or without such edges."""
-    most = max((n for row in counts or () for n in row), default=0)
-    if counts is None or not most:
+    largest = max((n for row in counts or () for n in row), default=0)
+    if counts is None or not largest:
         return None
     names = [row["client"] for row in run.clients]
     return {
         "columns": names,
         "rows": names,
-        "most": most,
-        "paths": heat([[n / most for n in row] for row in counts]),
+        "most": largest,
+        "paths": heat([[n / largest for n in row] for row in counts]),
         "counts": counts,
     }
 
@@ -357,7 +357,7 @@ def client_figure(run: RunRecord) -> dict[str, Any] | None:
         "least": known_values[low],
         "least_name": names[low],
         "judged": len(known_values),
-        "ticks": scale.marks(most=4),
+        "ticks": scale.marks(max_ticks=4),
     }
     if len(run.clients) > MOST_SHOWN:
         return figure | {"rows": [], "curve": by_rank(values, view, metric)}
@@ -463,7 +463,7 @@ def run_page(run: RunRecord) -> str:
             cut=cut_figures(run),
             settings=settings(run),
             commands=commands(run),
-            table=[run.rows[i] for i in thinned(len(run.rows), most=MOST_ROWS)],
+            table=[run.rows[i] for i in thinned(len(run.rows), max_points=MOST_ROWS)],
         )
     )
 
@@ -545,9 +545,9 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
             scores | {"title": headed(metric.title), "label": label, "says": says_of(run)}
         )
     if loss is not None:
-        one = "rating" if run.about["model"]["task"] == "rating" else "node"
+        item = "rating" if run.about["model"]["task"] == "rating" else "node"
         caption = (
-            f"Mean loss of a {one}; training: of the round's participants before their last step."
+            f"Mean loss of a {item}; training: of the round's participants before their last step."
         )
         figures.append(loss | {"title": "Loss", "label": "top", "says": caption})
     constant = {name for name, values in told_of(run.rows).items() if len(values) == 1}

@@ -99,14 +99,14 @@ def in_order_of(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[RunR
     """Return the runs of a comparison in the order of its tables; others are the last.
 
     Args:
-        plan: what compare.json says: `over`, `methods` and `seeds`.
+        plan: what compare.json says: `varied`, `methods` and `seeds`.
         runs: the runs.
     """
-    over = plan.get("over", {})
+    varied = plan.get("over", {})
 
     def place(run: RunRecord) -> list[int]:
         values = used_values(run)
-        pairs = [(values.get(key, _option_value(values, key)), over[key]) for key in over]
+        pairs = [(values.get(key, _option_value(values, key)), varied[key]) for key in varied]
         pairs += [(values.get(key), plan.get(f"{key}s", ())) for key in ("method", "seed")]
         return [
             list(key_values).index(v) if v in key_values else len(key_values)
@@ -245,8 +245,8 @@ def look_of(number: int) -> str:
 
 def rows_for_curves(runs: Sequence[RunRecord]) -> list[list[Any]]:
     """Return the rows of each run that its curves go through."""
-    most = min(MOST_POINTS, max(50, MOST_OF_ALL // len(runs)))
-    return [[run.rows[i] for i in thinned(len(run.rows), most=most)] for run in runs]
+    max_points = min(MOST_POINTS, max(50, MOST_OF_ALL // len(runs)))
+    return [[run.rows[i] for i in thinned(len(run.rows), max_points=max_points)] for run in runs]
 
 
 def learning(

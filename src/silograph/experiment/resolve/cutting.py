@@ -484,13 +484,13 @@ def join_silo_data(
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, deviation=False)
     if specs:
-        fitted = fit_from_sums(block.sums, specs)
+        statistics_by_name = fit_from_sums(block.sums, specs)
         pairs = zip(silos.members, blocks, strict=True)
-        blocks = [complete_block(own, silo, fitted) for silo, own in pairs]
+        blocks = [complete_block(own, silo, statistics_by_name) for silo, own in pairs]
         block = join_blocks(blocks)
-        statistics = fitted.get(FEATURES)
-        if EDGE_WEIGHTS in fitted:
-            mean_edge_weight = float(fitted[EDGE_WEIGHTS].mean)
+        statistics = statistics_by_name.get(FEATURES)
+        if EDGE_WEIGHTS in statistics_by_name:
+            mean_edge_weight = float(statistics_by_name[EDGE_WEIGHTS].mean)
     if config.normalize == "standard_client":
         statistics = block.sums[FEATURES].own_statistics()
     hasher = hashlib.blake2b(digest_size=8)

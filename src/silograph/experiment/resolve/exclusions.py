@@ -305,13 +305,13 @@ def parse_target(
     if not equals and default is None:
         return Target("", number)
     try:
-        chosen = metric_among(metric or str(default), metric_names, "metric")
+        target_metric = metric_among(metric or str(default), metric_names, "metric")
     except ConfigError as error:
         raise ConfigError(f"target: {error}") from None
-    if number < 0 or (chosen.share and number > 1):
-        ends = "from 0 to 1" if chosen.share else "of 0 or more"
-        raise ConfigError(f"target: expected a value of {chosen.name} {ends}, got {text!r}")
-    return Target(chosen.name, number)
+    if number < 0 or (target_metric.share and number > 1):
+        ends = "from 0 to 1" if target_metric.share else "of 0 or more"
+        raise ConfigError(f"target: expected a value of {target_metric.name} {ends}, got {text!r}")
+    return Target(target_metric.name, number)
 
 
 def _number(text: str) -> float | None:
@@ -429,7 +429,9 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"{method.name}, in which all clients train in every round: leave selector out"
         )
     if parts.aggregator.part is not MEAN and not method.aggregates:
-        supported_methods = [name for name, each in METHODS.items() if each.aggregates]
+        supported_methods = [
+            name for name, other_method in METHODS.items() if other_method.aggregates
+        ]
         raise ConfigError(
             f"expected a method that averages weights and nothing else for aggregator "
             f"{parts.aggregator.part.name}, got {method.name}: use one of "
@@ -451,7 +453,9 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
 def check_ratings(method: Method, task: LabelForm) -> None:
     """Raise `ConfigError` for ratings and a method that does not train on them."""
     if task == "rating" and not method.trains_ratings:
-        supported_methods = [name for name, each in METHODS.items() if each.trains_ratings]
+        supported_methods = [
+            name for name, other_method in METHODS.items() if other_method.trains_ratings
+        ]
         raise ConfigError(
             f"expected a method that trains on ratings of users and items, got {method.name}: use "
             f"one of {', '.join(supported_methods)}"
@@ -498,7 +502,9 @@ def check_sent(config: RunConfig, parts: Parts) -> None:
         return
     settings_text = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
     if not method.small_weights:
-        supported_methods = [name for name, each in METHODS.items() if each.small_weights]
+        supported_methods = [
+            name for name, other_method in METHODS.items() if other_method.small_weights
+        ]
         raise ConfigError(
             f"expected weights_as=exact and weight_rows=all for method {method.name}, got "
             f"{settings_text}: {', '.join(supported_methods)} can send them otherwise"

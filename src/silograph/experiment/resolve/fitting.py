@@ -100,31 +100,33 @@ def check_edge_weights(
         return "edge weights are not used (edge_weights=ignore); every edge counts 1"
     ignore = "add edge_weights=ignore, and every edge counts 1"
     if not method.weighs_edges:
-        why = "exchanges rows" if method.rows != "none" else "makes or draws edges of its own"
+        reason_text = (
+            "exchanges rows" if method.rows != "none" else "makes or draws edges of its own"
+        )
         raise ConfigError(
-            f"expected edges without weights for method {method.name}, which {why}, got weights: "
-            f"{ignore}"
+            f"expected edges without weights for method {method.name}, which {reason_text}, got "
+            f"weights: {ignore}"
         )
     if config.neighbors not in WEIGHED_SAMPLERS:
         raise ConfigError(
             f"expected neighbors=full or fanout with weights of edges, got {config.neighbors}, "
             f"whose draws know none: {ignore}"
         )
-    how = {
+    description = {
         "log": ", as log2(1 + weight)",
         "scale": ", divided by their mean over all clients",
     }.get(config.edge_weights, "")
-    return f"edge weights are used by {config.model}{how}"
+    return f"edge weights are used by {config.model}{description}"
 
 
-def describe_weight_scale(use: Use, weight: Tensor | None) -> str | None:
+def describe_weight_scale(rule: Use, weight: Tensor | None) -> str | None:
     """Return what is wrong with the scale of weights that are used as they are, or None.
 
     Args:
-        use: what becomes of weights of edges.
+        rule: what becomes of weights of edges.
         weight: (E,) of all edges, or None.
     """
-    if use != "use" or weight is None or not len(weight):
+    if rule != "use" or weight is None or not len(weight):
         return None
     low, high = USUAL_MEDIAN
     median = float(weight.median())
@@ -136,49 +138,49 @@ def describe_weight_scale(use: Use, weight: Tensor | None) -> str | None:
     )
 
 
-def with_edges(graph: Graph, use: Use, mean: float | None = None) -> Graph:
+def with_edges(graph: Graph, rule: Use, mean: float | None = None) -> Graph:
     """Return a graph with its weights of edges as they are used, or without.
 
     Args:
         graph: with its original weights, if it has any.
-        use: what becomes of them.
+        rule: what becomes of them.
         mean: of the weights over all clients, by which `scale` divides them; None: they are not
             divided yet.
 
     Raises:
-        DataError: a weight is negative, and `use` is "log".
+        DataError: a weight is negative, and `rule` is "log".
     """
-    weight = _transform(graph.edge_weight, use, mean, graph.adj.nnz, graph.name)
+    weight = _transform(graph.edge_weight, rule, mean, graph.adj.nnz, graph.name)
     return replace(graph, edge_weight=weight)
 
 
-def silo_as_used(silo: Silo, features: FeatureSource, use: Use, mean: float | None = None) -> Silo:
+def silo_as_used(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
     """Return a silo with the features and the weights of edges that a config asks for.
 
     Raises:
         DataError: `features` is "given", and the silo has none; or see `with_edges`.
     """
-    return silo_with_edges(featured(silo, features), use, mean)
+    return silo_with_edges(featured(silo, features), rule, mean)
 
 
-def silo_with_edges(silo: Silo, use: Use, mean: float | None = None) -> Silo:
+def silo_with_edges(silo: Silo, rule: Use, mean: float | None = None) -> Silo:
     """Return a silo with its weights of edges as they are used, or without; see `with_edges`."""
     cross = silo.cross
-    weight = _transform(silo.edge_weight, use, mean, silo.adj.nnz, silo.name)
-    between = _transform(cross.weight, use, mean, len(cross.row), silo.name)
+    weight = _transform(silo.edge_weight, rule, mean, silo.adj.nnz, silo.name)
+    between = _transform(cross.weight, rule, mean, len(cross.row), silo.name)
     return replace(silo, edge_weight=weight, cross=replace(cross, weight=between))
 
 
 def _transform(
-    weight: Tensor | None, use: Use, mean: float | None, edges: int, name: str
+    weight: Tensor | None, rule: Use, mean: float | None, edges: int, name: str
 ) -> Tensor | None:
     """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
-    if use == "ignore":
+    if rule == "ignore":
         return None
-    if use == "use":
+    if rule == "use":
         return weight
     edge_weight = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
-    if use == "scale":
+    if rule == "scale":
         return weight if mean is None or mean in (0.0, 1.0) else edge_weight / mean
     if bool((edge_weight < 0).any()):
         raise DataError(
@@ -273,10 +275,10 @@ class BlockInState:
 
 
 def _equal_statistics(
-    ours: Mapping[str, ColumnStatistics], theirs: Mapping[str, ColumnStatistics]
+    first: Mapping[str, ColumnStatistics], second: Mapping[str, ColumnStatistics]
 ) -> bool:
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name].mean, theirs[name].mean)
-        and torch.equal(ours[name].deviation, theirs[name].deviation)
-        for name in ours
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].mean, second[name].mean)
+        and torch.equal(first[name].deviation, second[name].deviation)
+        for name in first
     )

@@ -109,8 +109,8 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
-    for kind, chosen in chosen_parts.items():
-        check_read(chosen.options, kind, chosen.part.name)
+    for kind, choice in chosen_parts.items():
+        check_read(choice.options, kind, choice.part.name)
     part, options = chosen_parts["method"].part, chosen_parts["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))

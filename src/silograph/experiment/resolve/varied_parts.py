@@ -95,9 +95,11 @@ def check_some_have(
             continue
         kind = FLAT[name]
         table, names = TABLES[kind], varied_values.get(kind, ())
-        chosen = [table[str(each)] for each in names if each in table] or [parts[kind]]
-        if not any(name in options_of(part) for part in chosen):
-            raise unknown_option_error(name, {kind: chosen[0]}, name)
+        varied_parts = [table[str(part_name)] for part_name in names if part_name in table] or [
+            parts[kind]
+        ]
+        if not any(name in options_of(part) for part in varied_parts):
+            raise unknown_option_error(name, {kind: varied_parts[0]}, name)
 
 
 def without_part(config: RunConfig, kind: str) -> RunConfig:

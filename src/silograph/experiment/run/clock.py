@@ -49,7 +49,7 @@ class NoFirstUse:
 
 
 def watch_first_use(
-    kernels: str, tell: Callable[[str], None] = lambda _: None
+    kernels: str, report: Callable[[str], None] = lambda _: None
 ) -> AbstractContextManager[FirstUse]:
     """Return what measures the first use of kernels while it is entered.
 
@@ -57,7 +57,7 @@ def watch_first_use(
 
     Args:
         kernels: what the run trains with: `compiled` or `torch`.
-        tell: called with one line when something is compiled.
+        report: called with one line when something is compiled.
     """
     if kernels != "compiled":
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - by autograd.grad: 500 modules
@@ -65,7 +65,7 @@ def watch_first_use(
         return nullcontext(NoFirstUse())
     from silograph.nn.kernels.arrays import told_of_compiling  # numba imports slowly
 
-    return told_of_compiling(tell)
+    return told_of_compiling(report)
 
 
 @dataclass(frozen=True)

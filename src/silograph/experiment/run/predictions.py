@@ -169,16 +169,16 @@ def _check_same_cut(run: Path, silo: Path) -> None:
     Nothing is known of folders that no cut was written to. Where the silos came with the data,
     their names are those of the data, and nodes are numbered in the silos' order.
     """
-    ours = read_spec(silo / SPEC).partition_hash
+    silo_hash = read_spec(silo / SPEC).partition_hash
     about = read_json(run / ABOUT) if (run / ABOUT).is_file() else {}
-    theirs, config = about.get("partition_hash"), about.get("config")
+    run_hash, config = about.get("partition_hash"), about.get("config")
     if not isinstance(config, dict) or config.get("partition") == "silo":
         return
-    if ours is not None and ours != theirs:
+    if silo_hash is not None and silo_hash != run_hash:
         raise DataError(
-            f"expected a client's folder of the cut of {run} (hash {theirs}), got {silo}, of "
-            f"another one ({ours}): write it by silograph export-silos with the dataset, partition,"
-            " clients and seed of the run"
+            f"expected a client's folder of the cut of {run} (hash {run_hash}), got {silo}, of "
+            f"another one ({silo_hash}): write it by silograph export-silos with the dataset, "
+            "partition, clients and seed of the run"
         )
 
 
@@ -245,11 +245,13 @@ def table(model: TrainedModel, data: Graph | Silo) -> Iterator[list[object]]:
     """Yield the header and a row for each node: its key, what is predicted, probabilities."""
     decided, likely = model.predict(data), model.probabilities(data)
     names = model.class_names or [str(k) for k in range(model.shape.outputs)]
-    several = decided.ndim == 2
-    prediction_columns = [f"predicted_{name}" for name in names] if several else ["predicted"]
+    has_several_columns = decided.ndim == 2
+    prediction_columns = (
+        [f"predicted_{name}" for name in names] if has_several_columns else ["predicted"]
+    )
     yield ["id", *prediction_columns, *([] if likely is None else [f"p_{name}" for name in names])]
     one_of = model.shape.task == "multiclass"
     for row, key in enumerate(data.node_id.tolist()):
         values = decided[row].tolist()
-        cells = values if several else [names[values] if one_of else values]
+        cells = values if has_several_columns else [names[values] if one_of else values]
         yield [key, *cells, *([] if likely is None else [f"{p:.6g}" for p in likely[row]])]

@@ -82,13 +82,13 @@ class Preprocessing:
                 "one client, got none: choose it by `silograph predict RUN --client NAME`, or "
                 "result.model_of(NAME)"
             )
-        use, mean = self.edge_weights, self.mean_edge_weight
+        rule, mean = self.edge_weights, self.mean_edge_weight
         if isinstance(data, Silo):
-            data = silo_as_used(data, self.features, use, mean)
+            data = silo_as_used(data, self.features, rule, mean)
             check_names("features", self.feature_names, data.feature_names, data.name)
             graph = data.graph
         else:
-            graph = with_edges(with_features(data, self.features), use, mean)
+            graph = with_edges(with_features(data, self.features), rule, mean)
             check_names("features", self.feature_names, graph.feature_names, graph.name)
         if self.normalize == "row":
             return row_normalize(graph)
@@ -206,8 +206,8 @@ def _numbers(values: Any) -> Tensor:
 def checked_statistics(mean: Tensor, deviation: Tensor, shape: tuple[int, ...]) -> ColumnStatistics:
     """Return statistics of a file; raise `ValueError` for other shapes or impossible numbers."""
     for values in (mean, deviation):
-        right = values.dtype is torch.float64 and values.shape == shape
-        if not right or not bool(values.isfinite().all()):
+        has_right_form = values.dtype is torch.float64 and values.shape == shape
+        if not has_right_form or not bool(values.isfinite().all()):
             raise ValueError(f"statistics of shape {tuple(values.shape)}")
     if bool((deviation < 0).any()):
         raise ValueError("negative deviation")

@@ -763,9 +763,9 @@ def _model(
 
 def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
     """Return the (F,) statistics of features that all clients have in common, None without."""
-    fitted = part_of(snapshot.state, STATISTICS)
-    if f"{FEATURES}/mean" in fitted:
-        return ColumnStatistics(fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"])
+    statistics = part_of(snapshot.state, STATISTICS)
+    if f"{FEATURES}/mean" in statistics:
+        return ColumnStatistics(statistics[f"{FEATURES}/mean"], statistics[f"{FEATURES}/deviation"])
     cut = setup.simulated
     if cut is None or cut.statistics is None or cut.statistics.mean.dim() > 1:
         return None
@@ -774,9 +774,9 @@ def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | No
 
 def mean_edge_weight(setup: Setup, snapshot: Snapshot) -> float | None:
     """Return what divided the weights of edges of all clients, None where nothing did."""
-    fitted = part_of(snapshot.state, STATISTICS).get(f"{EDGE_WEIGHTS}/mean")
-    if fitted is not None:
-        return float(fitted)
+    mean = part_of(snapshot.state, STATISTICS).get(f"{EDGE_WEIGHTS}/mean")
+    if mean is not None:
+        return float(mean)
     return None if setup.simulated is None else setup.simulated.mean_edge_weight
 
 

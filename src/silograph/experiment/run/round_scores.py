@@ -97,10 +97,10 @@ def metrics_of(setup: Setup) -> tuple[str, ...]:
 
 def columns_of(setup: Setup) -> tuple[str, ...]:
     """Return the metrics of the table of rounds: those of the task, and the one of the run."""
-    columns, chosen = task_in(setup).columns, run_metric(setup).name
+    columns, metric_name = task_in(setup).columns, run_metric(setup).name
     if setup.config.relevant is not None:
-        return (*columns, *RANKINGS, *({chosen} - {*columns, *RANKINGS}))
-    return columns if chosen in columns else (*columns, chosen)
+        return (*columns, *RANKINGS, *({metric_name} - {*columns, *RANKINGS}))
+    return columns if metric_name in columns else (*columns, metric_name)
 
 
 def judged_from_counts(
@@ -175,8 +175,8 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
             return old_scores is None
     elif old is not None and new.away != old.away:
         new_scores, old_scores = (
-            _validation_scores_of_common_clients(setup, one, other)
-            for one, other in ((new, old), (old, new))
+            _validation_scores_of_common_clients(setup, judged_round, other)
+            for judged_round, other in ((new, old), (old, new))
         )
     if new_scores is None or old_scores is None:
         return True
@@ -428,11 +428,11 @@ def _choose_by_client(is_better_round: np.ndarray, new: Tensor, old: Tensor) -> 
 def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     """Return how good each client's validation score and loss are, two (C,); NaN: no nodes."""
     by_metric = task_in(setup).client_scores(counts, "val")
-    chosen = run_metric(setup).name
+    metric_name = run_metric(setup).name
     losses, nodes = (counts[f"val.{name}"].cpu().numpy() for name in ("loss", "nodes"))
     with np.errstate(invalid="ignore", divide="ignore"):
         loss = -losses / nodes
-    name = next((n for n in (chosen, *by_metric) if n in by_metric), None)
+    name = next((n for n in (metric_name, *by_metric) if n in by_metric), None)
     if name is None:
         return loss, loss
     sign = 1.0 if METRICS[name].higher else -1.0

@@ -211,7 +211,7 @@ def resume(
             return _train_and_report_divergence(
                 folder,
                 lambda: continue_training(
-                    setup, folder, progress, snapshot, rows, watched, again=True
+                    setup, folder, progress, snapshot, rows, watched, is_resumed=True
                 ),
                 new=False,
             )
@@ -345,12 +345,12 @@ def continue_training(
     trackers: TrackerGroup,
     report: Callable[[str], None] | None = None,
     *,
-    again: bool = False,
+    is_resumed: bool = False,
 ) -> Result:
     """Continue a run from a snapshot to its end, and show its progress.
 
     `report` is called with the lines at the beginning; None prints them on standard error, unless
-    `progress` is `none`. `again`: the run is resumed, so the round is reported from which it
+    `progress` is `none`. `is_resumed`: the run is resumed, so the round is reported from which it
     continues.
     """
 
@@ -363,7 +363,7 @@ def continue_training(
         report(plan_text(setup.config))
         if setup.why_torch is not None:
             report(setup.why_torch)
-        if again:
+        if is_resumed:
             report(_resume_message(snapshot.round + 1, setup.config.rounds))
         if setup.edge_weights is not None and setup.config.edge_weights != "ignore":
             report(setup.edge_weights)

@@ -169,26 +169,32 @@ def source_of_module(model: AnyModel) -> dict[str, str]:
     return {"source of the model": digest}
 
 
-def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:
+def check_identity(
+    run_identity: Mapping[str, str], current_identity: Mapping[str, str], config: RunConfig
+) -> None:
     """Raise `CheckpointError` unless two identities are the same.
 
     A field or option that the run did not have came later, and its default says how things were
     then.
 
     Args:
-        theirs: of the run.
-        ours: of the run as it would go on.
+        run_identity: of the run.
+        current_identity: of the run as it would go on.
         config: of the run's folder.
 
     Raises:
         CheckpointError: names what differs, and both values.
     """
-    later = {f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default}
-    options = {name for name in ours if name.startswith("option ")}
-    later |= {name for name in options if name.removeprefix("option ") not in config.options}
-    for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
-        if theirs.get(name) != ours.get(name):
-            raise differs(name, ours.get(name), theirs.get(name))
+    added_fields = {
+        f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default
+    }
+    options = {name for name in current_identity if name.startswith("option ")}
+    added_fields |= {name for name in options if name.removeprefix("option ") not in config.options}
+    for name in sorted(
+        (current_identity.keys() | run_identity.keys()) - (added_fields - run_identity.keys())
+    ):
+        if run_identity.get(name) != current_identity.get(name):
+            raise differs(name, current_identity.get(name), run_identity.get(name))
 
 
 def to_checkpoint(
@@ -325,9 +331,11 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
         if any(not t.is_floating_point() and bool((t < 0).any()) for t in counts.values()):
             raise ValueError(prefix)
         _check_counts(setup, counts)
-    each, best = (below(name, parts) for name in ("each", "best/personalized"))
-    if each and each.keys() != {name for name in best if not name.endswith(HISTOGRAM)}:
-        raise ValueError(each.keys())
+    best_by_client, best = (below(name, parts) for name in ("each", "best/personalized"))
+    if best_by_client and best_by_client.keys() != {
+        name for name in best if not name.endswith(HISTOGRAM)
+    }:
+        raise ValueError(best_by_client.keys())
     weights, calls = below("server/weights", parts), setup.method.calls
     has_model = calls is not None and calls.scores_server(setup.method_config)
     if "server/weights" not in groups and (weights or has_model):

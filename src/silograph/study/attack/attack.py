@@ -144,7 +144,7 @@ def label_shares(replies: Sequence[Mapping[str, Tensor]]) -> Tensor:
 
 
 def chances_of(
-    reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior: Tensor, least: int
+    reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior: Tensor, min_count: int
 ) -> Tensor:
     """Return how likely each class is for each node by one reply, (j, K) float64.
 
@@ -153,7 +153,7 @@ def chances_of(
         bins: (j, K) of the nodes.
         client: (j,) their silos.
         prior: (C, K) float64, for classes of which no histogram came.
-        least: the least count of the run.
+        min_count: the least count of the run.
     """
     table = reply["test.histogram"]
     merges = "test.merged.tp" in reply
@@ -166,7 +166,7 @@ def chances_of(
             own, true = bins[rows, k], table[silo, k, 1].double()
             nodes = torch.bincount(own, minlength=BINS).double()
             if merges:  # near a bin, and not quite sure
-                true = spread_bins(table[silo : silo + 1, k : k + 1], least)[0, 1]
+                true = spread_bins(table[silo : silo + 1, k : k + 1], min_count)[0, 1]
                 true, nodes = smooth(true) + prior[silo, k], smooth(nodes) + 1
             guess[rows, k] = (true / nodes.clamp(min=1e-9))[own].clamp(max=1)
     return guess
@@ -293,25 +293,29 @@ def write_findings(findings: Sequence[Finding], config: RunConfig, folder: Path)
     if folder.exists():
         raise ConfigError(f"expected a folder to make, got {folder}, which exists: use another")
     folder.mkdir(parents=True)
-    rows = [dataclasses.asdict(one) for one in findings]
+    rows = [dataclasses.asdict(finding) for finding in findings]
     text = json.dumps({"method": config.method, "findings": rows}, indent=1)
     (folder / "attack.json").write_text(text + "\n", encoding="utf-8")
     page = f"# What a server recovers from {config.method} on {config.dataset}\n\n"
-    table = markdown_table(COLUMNS, [finding_row(one) for one in findings]) if findings else NOTHING
+    table = (
+        markdown_table(COLUMNS, [finding_row(finding) for finding in findings])
+        if findings
+        else NOTHING
+    )
     notes = "".join(f"\n{line}\n" for line in unmeasured_notes(findings))
     (folder / "attack.md").write_text(page + table + "\n" + notes, encoding="utf-8")
 
 
 def unmeasured_notes(findings: Sequence[Finding]) -> list[str]:
     """Return a note on an attack that could not be tried, or nothing."""
-    return [] if any(one.attack == CRAFTED for one in findings) else [UNMEASURED]
+    return [] if any(finding.attack == CRAFTED for finding in findings) else [UNMEASURED]
 
 
 def finding_row(finding: Finding) -> list[str]:
     """Return a finding as the texts of `COLUMNS`."""
-    right = "-" if finding.right is None else f"{100 * finding.right:.1f} %"
+    precision = "-" if finding.right is None else f"{100 * finding.right:.1f} %"
     count = f"{100 * finding.share:.1f} % of {finding.of:,}"
-    return [finding.attack, finding.recovered, count, right, finding.server]
+    return [finding.attack, finding.recovered, count, precision, finding.server]
 
 
 def rounds_of(setup: Setup) -> int:

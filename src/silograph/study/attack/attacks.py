@@ -85,7 +85,7 @@ class RecordingFederation:
         """See `Federation`."""
         self.fed.start_round(number)
 
-    def call(self, op: Op, inbox: Payload, **how: Any) -> Payload:
+    def call(self, op: Op, inbox: Payload, **call_options: Any) -> Payload:
         """Call an op, and record the inbox and reply of every silo."""
         name = f"{op.__module__.rpartition('.')[2]}.{op.__name__}"
 
@@ -98,7 +98,7 @@ class RecordingFederation:
             self.blocks[:] = [block]
             return state, reply
 
-        return self.fed.call(record_and_call, inbox, **how)
+        return self.fed.call(record_and_call, inbox, **call_options)
 
 
 def _copy_inbox(inbox: Payload) -> Payload:
@@ -165,8 +165,8 @@ def solve_features(
     """
     needed = -(-maps[0].shape[0] // maps[0].shape[1]) + 1
     seen: dict[int, list[int]] = defaultdict(list)
-    for step, here in enumerate(places):
-        for place in here.tolist():
+    for step, step_places in enumerate(places):
+        for place in step_places.tolist():
             seen[place].append(step)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, steps in seen.items():
@@ -216,8 +216,8 @@ def infer_labels(cotangents: Tensor) -> Tensor:
     only. A sum over nodes of one class is negative at that class only, too.
     """
     negative = cotangents < 0
-    one = negative.sum(1) == 1
-    return negative.long().argmax(1).where(one, -1)
+    is_single = negative.sum(1) == 1
+    return negative.long().argmax(1).where(is_single, -1)
 
 
 def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> Tensor:
@@ -233,8 +233,8 @@ def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> 
         return hit
     unit = truth.double() / lengths[0].double().clamp(min=1e-12)[:, None]
     for part in real.split(4096):
-        near = (part @ unit.T).argmax(1)
-        hit[near[(part - unit[near]).abs().amax(1) <= tolerance]] = True
+        nearest = (part @ unit.T).argmax(1)
+        hit[nearest[(part - unit[nearest]).abs().amax(1) <= tolerance]] = True
     return hit & (own > 0)
 
 
@@ -380,8 +380,8 @@ def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock)
     for call in seen.calls:
         if call.name == "stages.begin" and f"weights/{first_map(setup)}" in call.inbox:
             weights = call.inbox[f"weights/{first_map(setup)}"].t
-        here = call.name in FORWARD and "stage" in call.inbox
-        if weights is None or not here or int(call.inbox["stage"].t) != 0:
+        is_first_stage = call.name in FORWARD and "stage" in call.inbox
+        if weights is None or not is_first_stage or int(call.inbox["stage"].t) != 0:
             continue
         if name not in ("", call.name):  # evaluation's sums, after rows of training
             continue
@@ -406,10 +406,10 @@ def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock)
     ]
     hit = torch.cat(hits)
     what = "sums" if name == "stages.contribute" else "rows"
-    made = f"solve the first layer's {what} of {len(maps)} steps"
+    attack_name = f"solve the first layer's {what} of {len(maps)} steps"
     return [
         Finding(
-            made,
+            attack_name,
             "features of nodes, to 1e-4 up to a factor",
             share(hit),
             len(hit),
@@ -431,17 +431,17 @@ def attack_separable_rows(
     calls = [call for call in seen.calls if call.name == "stages.contribute"]
     if not calls or _draws_neighbors(setup) or setup.method.rows != "sums":
         return []
-    _, sent = rows_seen(calls[0], seen)
+    _, places = rows_seen(calls[0], seen)
     halo = block.halo.adj
     is_kept = torch.zeros(halo.num_cols, dtype=torch.bool)
-    is_kept[sent] = True
+    is_kept[places] = True
     hits = [
         find_separable_nodes(halo.tensor.to_dense()[rows][:, slots][:, is_kept[slots]].T)
         for rows, slots in zip(_runs(block.off), _runs(block.halo.off), strict=True)
     ]
-    made = "combine the sums, knowing each silo's edges from elsewhere"
+    attack_name = "combine the sums, knowing each silo's edges from elsewhere"
     what, hit = "messages of single nodes, which give their features", torch.cat(hits)
-    return [Finding(made, what, share(hit), len(hit), None, "honest but curious")]
+    return [Finding(attack_name, what, share(hit), len(hit), None, "honest but curious")]
 
 
 def _runs(off: Tensor) -> list[slice]:
@@ -461,23 +461,23 @@ def attack_labels(seen: RecordingFederation, setup: Setup, block: ClientBlock) -
     place, node = contributing_nodes(calls[0].name, block)
     guess = first_guesses(parts, int(max(seen.route.slot_off[-1], block.off[-1])))
     claimed = guess[place]
-    right = claimed == block.y[node]
+    is_right = claimed == block.y[node]
     single = torch.bincount(place, minlength=len(guess))[place] == 1
-    count, good = int(block.split.train.sum()), int(right.sum())
+    count, num_right = int(block.split.train.sum()), int(is_right.sum())
     claims = int((claimed >= 0).sum())
-    made = "read the signs of the last layer's cotangents"
+    attack_name = "read the signs of the last layer's cotangents"
     return [
         Finding(
-            made,
+            attack_name,
             what,
-            len(node[right & mask].unique()) / max(count, 1),
+            len(node[is_right & mask].unique()) / max(count, 1),
             count,
-            good / claims if claims else None,
+            num_right / claims if claims else None,
             "honest but curious",
         )
         for what, mask in (
             ("labels of training nodes alone behind a row", single),
-            ("labels of training nodes, those among others of their class included", right),
+            ("labels of training nodes, those among others of their class included", is_right),
         )
     ]
 
@@ -523,11 +523,11 @@ def attack_first_weights(
     is_plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
     if not calls or not is_plain or cfg.keep_optimizer:
         return []
-    sent = {k.removeprefix("weights/"): f.t for k, f in calls[0].inbox.items()}
-    idle = rests(cfg, sent).get(name)
+    sent_weights = {k.removeprefix("weights/"): f.t for k, f in calls[0].inbox.items()}
+    idle = rests(cfg, sent_weights).get(name)
     if idle is None:
         return []
-    idle = idle.reshape(sent[first_map(setup)].shape)
+    idle = idle.reshape(sent_weights[first_map(setup)].shape)
     occurs = occurring_features(dense(calls[0].reply[name]), idle)
     support = (features(block) != 0).split(block.off.diff().tolist())
     is_present = torch.stack([part.any(0) for part in support])
@@ -559,10 +559,12 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
     cfg, model = setup.method_config.in_round(1), setup.method_config.model
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
     fits = isinstance(model, Model) and set(model.weight_shapes) == names
-    one = cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)
+    is_single_step = (
+        cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)
+    )
     plain = not cfg.corrections and not cfg.losses and not cfg.keep_optimizer
     averages = setup.method.name in {"fedavg", "fedopt"}
-    if not (fits and one and plain and averages) or setup.schema.task != "multiclass":
+    if not (fits and is_single_step and plain and averages) or setup.schema.task != "multiclass":
         return []
     inputs = first_inputs(setup, block)
     sums = inputs.sum(1)

@@ -281,7 +281,7 @@ def compare(
         base_config = replace(base_config, metric=metric)
     request = replace(request, metric=metric or base_config.metric)
     check_some_have({*options_with_names, *request.over}, base_config, request.over)
-    how = ExecutionOptions(
+    execution = ExecutionOptions(
         check_processes(processes, base_config.threads, [*own.names, *added([request.metric])]),
         progress,
     )
@@ -291,7 +291,7 @@ def compare(
     plan = ComparisonPlan(request, base_config, own, graph_in_memory)
     cells = plan.cells()
     check_cells(cell for cell in cells if cell.config.seed == request.seeds[0])
-    return _run_comparison(plan, cells, how, None if out is None else Path(out))
+    return _run_comparison(plan, cells, execution, None if out is None else Path(out))
 
 
 def _replace_values_by_names(
@@ -438,13 +438,13 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _run_comparison(
-    plan: ComparisonPlan, cells: Sequence[Cell], how: ExecutionOptions, out: Path | None
+    plan: ComparisonPlan, cells: Sequence[Cell], execution: ExecutionOptions, out: Path | None
 ) -> Comparison:
     """Run the missing cells, write lines and tables, and return the comparison."""
     if out is None:
         load_study_data(cells, [], None)
         with StudyFile(None) as file:
-            run_missing_cells(cells, file, how, len(cells))
+            run_missing_cells(cells, file, execution, len(cells))
         return _collect_comparison(plan, cells, file, None)
     check_identifiable(plan.own)
     for name in (PAGE, PAIRED):
@@ -455,7 +455,7 @@ def _run_comparison(
         for unfinished in (out / "runs").glob(".*"):  # from a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
         write_atomic(out / PLAN, json.dumps(with_digest(plan.to_dict()), indent=2) + "\n")
-        run_missing_cells(cells, file, replace(how, runs=out / "runs"), len(cells))
+        run_missing_cells(cells, file, replace(execution, runs=out / "runs"), len(cells))
         comparison = _collect_comparison(plan, cells, file, str(out))
         paired = json.dumps(with_digest(paired_tables(comparison)), indent=2) + "\n"
         write_with_sums(out, {PAGE: comparison.to_markdown(), PAIRED: paired})

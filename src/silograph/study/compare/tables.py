@@ -163,9 +163,9 @@ def power_of(n: int, test: Test, overlap: float = 0.0) -> str:
         return f"{n} seed: no spread and no test; give at least 2, better 5 to 10"
     if test == "wilcoxon":
         return f"{n} seeds: the smallest p-value that signed ranks can give is {2 / 2**n:.3g}"
-    least = f"{half_width(n, overlap):.2f}"
+    smallest = f"{half_width(n, overlap):.2f}"
     return (
-        f"{n} seeds: a difference shows at the 5 % level only above {least} standard "
+        f"{n} seeds: a difference shows at the 5 % level only above {smallest} standard "
         "deviations of the differences, and a p-value rests on their being about normal"
     )
 
@@ -332,8 +332,8 @@ BIAS: Column = (
 def tables_of(comparison: Compared, width: float) -> list[Titled]:
     """Return the tables that fit a width."""
     has_local_bias = any(row["local_bias"] is not None for row in comparison.rows)
-    sent = any(row["row_bytes"] for row in comparison.rows)
-    costs = [COSTS[0], *[ROWS] * sent, *COSTS[1:], *[BIAS] * has_local_bias]
+    has_row_bytes = any(row["row_bytes"] for row in comparison.rows)
+    costs = [COSTS[0], *[ROWS] * has_row_bytes, *COSTS[1:], *[BIAS] * has_local_bias]
     tested = [("paired test", TESTED)] * comparison.request.tests
     if width >= WIDE:
         sections = [
@@ -354,7 +354,7 @@ def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
     """
     method: Column = ("method", lambda row: comparison.names[row["method"]])
 
-    def made(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    def make_rows(columns: Sequence[Column]) -> list[dict[str, Any]]:
         return [
             {
                 "title": point,
@@ -365,18 +365,18 @@ def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
         ]
 
     return {
-        "scores": made([method, *SCORES]),
-        "tables": made([method, *TESTED]) if comparison.request.tests else [],
+        "scores": make_rows([method, *SCORES]),
+        "tables": make_rows([method, *TESTED]) if comparison.request.tests else [],
         "notes": list(comparison.notes),
     }
 
 
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:
     """Return the rows by the values of what is varied, those values in words, and the constant."""
-    over = comparison.request.over
-    grouped_rows = groupby(comparison.rows, key=lambda row: [row[key] for key in over])
+    keys = comparison.request.over
+    grouped_rows = groupby(comparison.rows, key=lambda row: [row[key] for key in keys])
     return [
-        (", ".join(f"{k} {value}" for k, value in zip(over, point, strict=True)), list(rows), last)
+        (", ".join(f"{k} {value}" for k, value in zip(keys, point, strict=True)), list(rows), last)
         for (point, rows), last in zip(grouped_rows, comparison.constants, strict=True)
     ]
 

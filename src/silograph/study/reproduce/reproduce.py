@@ -294,11 +294,11 @@ def reproduce(
     check_plots()
     lines, page = paths_of(recipe, Path(out))
     deadline = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
-    how = ExecutionOptions(0, progress, deadline=deadline)
+    execution = ExecutionOptions(0, progress, deadline=deadline)
     _select_cells(recipe, read_lines(lines), only or {})  # before there is a file
     with StudyFile(lines) as file:
         num_copied = _copy_lines(recipe, file)
-        ran = _run(recipe, file, only or {}, data_dir, processes, how)
+        ran = _run(recipe, file, only or {}, data_dir, processes, execution)
         write_page(recipe, page, file.lines, recipe.name if name is None else name)
         finished = Found(file.lines)
     all_cells = recipe.cells(finished)
@@ -344,22 +344,22 @@ def _run(
     only: Only,
     data_dir: str | None,
     processes: int | None,
-    how: ExecutionOptions,
+    execution: ExecutionOptions,
 ) -> int:
     """Run missing cells, and then cells that depend on them; return how many cells ran."""
     ran = 0
     while True:
-        chosen = _select_cells(recipe, file.lines, only)
-        if how.deadline is not None and time.monotonic() >= how.deadline:
+        runnable = _select_cells(recipe, file.lines, only)
+        if execution.deadline is not None and time.monotonic() >= execution.deadline:
             return ran
-        cells = [replace(c, config=replace(c.config, data_dir=data_dir)) for c in chosen]
+        cells = [replace(c, config=replace(c.config, data_dir=data_dir)) for c in runnable]
         load_study_data(cells, file.lines, file.path)
         missing = [cell for cell in cells if not _is_done(file, cell)]
         if not missing:
             return ran
         at_once = check_processes(processes, missing[0].config.threads)
         num_ran = run_missing_cells(
-            missing, file, replace(how, processes=at_once), len(missing)
+            missing, file, replace(execution, processes=at_once), len(missing)
         ).ran
         ran += num_ran
         if num_ran < len(missing) or not all(_is_done(file, cell) for cell in missing):

@@ -225,8 +225,8 @@ def tune(
     num_processes = check_processes(
         processes, base_config.threads, [*own.names, *added([base_config.metric])]
     )
-    how = ExecutionOptions(num_processes, progress, test=False, deadline=deadline)
-    return _search(space, trials, how, None if out is None else Path(out))
+    execution = ExecutionOptions(num_processes, progress, test=False, deadline=deadline)
+    return _search(space, trials, execution, None if out is None else Path(out))
 
 
 def _with_ranges(
@@ -295,7 +295,7 @@ def _report_fixed_keys(space: Space, fixed: Collection[str]) -> None:
         say(f"given, and so not searched: {', '.join(keys)}")
 
 
-def _search(space: Space, trials: int, how: ExecutionOptions, out: Path | None) -> Tuned:
+def _search(space: Space, trials: int, execution: ExecutionOptions, out: Path | None) -> Tuned:
     """Run the missing trials, test the winner, and write the results."""
     check_folder(out)
     if out is not None:
@@ -305,7 +305,7 @@ def _search(space: Space, trials: int, how: ExecutionOptions, out: Path | None) 
     _fetch_graphs(space, proposed[:trials], trials, path)
     with StudyFile(path) as file:
         file.warn_of_unchecked()
-        finished_trials = _run_trials(space, proposed, trials, how, file, out)
+        finished_trials = _run_trials(space, proposed, trials, execution, file, out)
         best = best_of(finished_trials)
         outcome = Tuned(
             ranges=dict(space.ranges),
@@ -315,7 +315,7 @@ def _search(space: Space, trials: int, how: ExecutionOptions, out: Path | None) 
             best=best,
             config=space.base if best is None else space.config(best.params),
             method=space.method.name,
-            winner=tuple(_run_winner(space, best, how, out)),
+            winner=tuple(_run_winner(space, best, execution, out)),
             folder=None if out is None else str(out),
         )
         if out is not None:
@@ -343,7 +343,7 @@ def _run_trials(
     space: Space,
     proposed: list[TrialParams],
     trials: int,
-    how: ExecutionOptions,
+    execution: ExecutionOptions,
     file: StudyFile,
     out: Path | None,
 ) -> list[Trial]:
@@ -366,7 +366,7 @@ def _run_trials(
 
     def iter_cells() -> Iterator[Cell]:
         for number in range(trials):
-            if how.deadline is not None and time.monotonic() >= how.deadline:
+            if execution.deadline is not None and time.monotonic() >= execution.deadline:
                 return
             if number == len(proposed):
                 proposed.append(propose(number, space.ranges, finished_trials(), space.seed))
@@ -378,7 +378,7 @@ def _run_trials(
         number = int(cell.labels["trial"])
         trial_by_number[number] = trial_of(space, file, number, proposed[number])
 
-    run_missing_cells(iter_cells(), file, how, trials * len(space.seeds), on_cell)
+    run_missing_cells(iter_cells(), file, execution, trials * len(space.seeds), on_cell)
     return finished_trials()
 
 
@@ -415,19 +415,19 @@ def value_of(line: Line, view: str) -> float | None:
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Return the trial with the best mean validation score, the earliest of equals."""
-    good = [trial for trial in trials if trial.mean is not None and trial.error is None]
-    return max(good, key=lambda t: (t.metric.goodness(t.mean), -t.number), default=None)
+    valid_trials = [trial for trial in trials if trial.mean is not None and trial.error is None]
+    return max(valid_trials, key=lambda t: (t.metric.goodness(t.mean), -t.number), default=None)
 
 
 def _run_winner(
-    space: Space, best: Trial | None, how: ExecutionOptions, out: Path | None
+    space: Space, best: Trial | None, execution: ExecutionOptions, out: Path | None
 ) -> list[Line]:
     """Run the winner once more, this time with its test scores."""
     if best is None:
         return []
     cells = [replace(c, labels={"seed": c.labels["seed"]}) for c in space.cells(0, best.params)]
     with StudyFile(None if out is None else out / WINNER, is_locked=True) as file:
-        run_missing_cells(cells, file, replace(how, test=True, deadline=None), len(cells))
+        run_missing_cells(cells, file, replace(execution, test=True, deadline=None), len(cells))
         lines = [file.find_line(cell.digest) for cell in cells]
     return [line for line in lines if line is not None]
 
