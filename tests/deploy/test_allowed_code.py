@@ -22,8 +22,8 @@ from silograph.deploy.allowed_code import (
     split_names,
 )
 from silograph.deploy.server import serve, start_facts
-from silograph.deploy.silo import OwnData, read_allowed
-from silograph.deploy.venue import Venue
+from silograph.deploy.silo import OwnData, parse_allowed_methods
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.resolve.resolve import choose, fill_defaults, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program
@@ -44,7 +44,7 @@ from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 MakeGraph = Callable[..., Graph]
 
@@ -151,7 +151,7 @@ def test_own_methods_that_send_rows_are_allowed_by_name(
     silos = folders(graph, config, tmp_path / "silos")
     with pytest.raises(ConfigError, match=r"has not agreed to near\.py:ROWS, .* --allow near\.py"):
         federate(silos, config, PLAIN, code=code)
-    allow = read_allowed("near.py:ROWS,collect", code)
+    allow = parse_allowed_methods("near.py:ROWS,collect", code)
     ours = federate(silos, config, PLAIN, code=code, allow=allow)
     assert_as_simulated(ours, graph, **options)
 

@@ -20,7 +20,7 @@ from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
 from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import ServerSession, SessionState, serve
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions
 from silograph.federation.session.events import Cause, Event, What
@@ -32,7 +32,7 @@ from silos import config_of, federate, folders
 
 MOST = 5
 OPTIONS = {"label_guided": {"sample": 30}}
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 
 
@@ -330,19 +330,22 @@ def test_runs_that_silos_cannot_do(options: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("venue", "says"),
     [
-        (Venue("127.0.0.1:0"), "expected the server's certificate and key, got none"),
-        (Venue("0.0.0.0:0", insecure=True), "expected TLS to 0.0.0.0, got --insecure"),
-        (Venue("nowhere", insecure=True), "listen: expected HOST:PORT, got 'nowhere'"),
-        (Venue("127.0.0.1:0", silos=("a", "a")), "silos: expected every silo once, got a, a"),
-        (Venue("127.0.0.1:0", silos=("a/b",)), "expected a silo's name of up to 64"),
-        (Venue("127.0.0.1:0", least=3), "least: expected 1 to 2 silos, got 3"),
+        (ServerSettings("127.0.0.1:0"), "expected the server's certificate and key, got none"),
+        (ServerSettings("0.0.0.0:0", insecure=True), "expected TLS to 0.0.0.0, got --insecure"),
+        (ServerSettings("nowhere", insecure=True), "listen: expected HOST:PORT, got 'nowhere'"),
         (
-            Venue("127.0.0.1:0", insecure=True, patience=0.1),
+            ServerSettings("127.0.0.1:0", silos=("a", "a")),
+            "silos: expected every silo once, got a, a",
+        ),
+        (ServerSettings("127.0.0.1:0", silos=("a/b",)), "expected a silo's name of up to 64"),
+        (ServerSettings("127.0.0.1:0", least=3), "least: expected 1 to 2 silos, got 3"),
+        (
+            ServerSettings("127.0.0.1:0", insecure=True, patience=0.1),
             r"expected 2 silos within 0.1 s, got 0 \(none\): start them with silograph silo",
         ),
     ],
 )
-def test_places_where_no_silo_can_come(venue: Venue, says: str) -> None:
+def test_places_where_no_silo_can_come(venue: ServerSettings, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         serve(config_of(2, **BASE), venue)
 
@@ -397,7 +400,7 @@ def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> ServerSession:
     watch: Any = SimpleNamespace(report=lambda event: None)
     return ServerSession(
         config_of(2),
-        Venue("x:1", accept_first_keys=True),
+        ServerSettings("x:1", accept_first_keys=True),
         SessionState(bytes(16), {}),
         ("a", "b"),
         watch,

@@ -16,7 +16,7 @@ import silograph as sg
 from runs import DiedError, rows_of, same_bits, weights_of
 from silograph.core.errors import CheckpointError, ConfigError, ProtocolError
 from silograph.deploy.server import resume_server, serve
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.loop import checked_facts
 from silograph.experiment.run.progress import RunFacts
@@ -28,7 +28,7 @@ from silograph.methods import RoundReport
 from silos import config_of, federate, folders
 from victims import Victim
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8, "method": "scaffold"}
 MakeGraph = Callable[..., Graph]
 

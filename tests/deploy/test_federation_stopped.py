@@ -16,14 +16,14 @@ from runs import rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.deploy.server import resume_server, serve
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.federation.session.attach import until
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 3, "hidden": 8, "method": "scaffold"}
 WAITS = "was stopped: client_00 waits for it for up to 30 s (until 2"
 MakeGraph = Callable[..., Graph]
@@ -55,7 +55,7 @@ class Stopped:
     def listens(self, address: str) -> None:
         self.address = address
 
-    def run(self, config: RunConfig, venue: Venue, **named: Any) -> Result:
+    def run(self, config: RunConfig, venue: ServerSettings, **named: Any) -> Result:
         with self.patch.context() as patch:
             patch.setattr(self.place, self._interrupted(self._there()))
             with pytest.raises(KeyboardInterrupt):
@@ -93,7 +93,7 @@ def test_the_run_continues_bit_for_bit(
     config = config_of(2, **BASE | {"method": method}, out=str(out))
     silos = folders(graph, config, tmp_path / "silos")
 
-    def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
+    def again(_: RunConfig, venue: ServerSettings, **named: Any) -> Result:
         assert len(list(tmp_path.glob("silos/*/state/*/agreed.json"))) == 2
         return resume_server(out, venue, **named)
 
@@ -195,7 +195,7 @@ def test_a_silo_whose_state_is_damaged_goes_back_one_round(
         store._kept.clear()
         return real(store, number)
 
-    def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
+    def again(_: RunConfig, venue: ServerSettings, **named: Any) -> Result:
         monkeypatch.setattr(StateStore, "load", from_disk)
         damaged = sorted(tmp_path.glob("silos/*/state/*/round-000000003.checkpoint"))[:1]
         assert len(damaged) == 1

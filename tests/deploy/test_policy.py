@@ -28,7 +28,7 @@ from silograph.deploy.policy import (
     write_policy,
 )
 from silograph.deploy.silo import MOST_CALLS, OwnData, PlanRow, RunPlan, lines_of, plan_of
-from silograph.deploy.venue import Venue, check_update_norm
+from silograph.deploy.venue import ServerSettings, check_update_norm
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
@@ -566,7 +566,7 @@ def test_a_long_run_is_added_up_as_far_as_it_goes_quickly() -> None:
 
 def test_updates_that_nobody_can_measure_have_no_bound() -> None:
     """Else changes would be held against weights, or nothing against anything."""
-    bound, refused = Venue("", update_norm=1.0), set()
+    bound, refused = ServerSettings("", update_norm=1.0), set()
     for name in ABLE:
         try:
             check_update_norm(bound, asked_run(method=name).program, name)

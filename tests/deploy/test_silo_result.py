@@ -22,7 +22,7 @@ from silograph.core.errors import ConfigError
 from silograph.deploy import silo_result
 from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.deploy.silo_result import check_result_folder
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.report.page import FIELDS
 from silograph.experiment.report.silo_page import UNUSED
 from silograph.experiment.resolve.cutting import client_block
@@ -34,7 +34,7 @@ from silograph.graph.silos.read import read_silo
 from silograph.methods import METHODS
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {
     "partition": "random",
     "rounds": 5,
@@ -47,7 +47,9 @@ MakeGraph = Callable[..., Graph]
 class Federated:
     """A federation of two silos that has trained, and the same in one process."""
 
-    def __init__(self, graph: Graph, path: Path, venue: Venue = PLAIN, **options: Any) -> None:
+    def __init__(
+        self, graph: Graph, path: Path, venue: ServerSettings = PLAIN, **options: Any
+    ) -> None:
         self.config = config_of(2, **BASE | options)
         self.silos = folders(graph, self.config, path / "silos")
         self.said: list[str] = []

@@ -426,7 +426,7 @@ def test_a_server_and_its_silos_give_the_same_bits(
     import silos
     from silograph.deploy.server import serve
     from silograph.deploy.silo import take_part_in_run
-    from silograph.deploy.venue import Venue
+    from silograph.deploy.venue import ServerSettings
     from silograph.experiment.run.recommender import load_recommender
 
     config = silos.config_of(**RATINGS, partition="category")
@@ -437,7 +437,7 @@ def test_a_server_and_its_silos_give_the_same_bits(
             return take_part_in_run(*given)
 
     def federated() -> object:
-        venue = Venue("127.0.0.1:0", insecure=True, patience=60)
+        venue = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
         result = silos.federate(kept, config, venue, run=serve, keep=True)
         found = sorted(kept[0].glob("results/*/recommender.safetensors"))[-1]
         recommender = load_recommender(found)

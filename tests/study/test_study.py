@@ -370,12 +370,12 @@ def test_the_number_of_processes() -> None:
 def test_what_progress_says(capsys: pytest.CaptureFixture[str]) -> None:
     line = {"val": {"server": {"accuracy": 0.5}}, "judge": "server", "best_round": 3, "seconds": 2}
     with show_study("plain", 3) as display:
-        display.skipped()
-        display.started(running := cell())
+        display.count_skipped()
+        display.start_cell(running := cell())
         assert display.waiting == 1
         assert display.seconds_left() is None
         display.round(running, 1, "val accuracy 0.4")
-        display.finished(running, line)
+        display.finish_cell(running, line)
     head, _, what = capsys.readouterr().err.partition(": ")
     assert head.startswith("cells 2/3 done, ")
     assert what == "fedopt, seed 0: val accuracy 0.5000, best round 3, 2.0 s\n"
@@ -388,7 +388,7 @@ def test_the_time_left_is_that_of_cells_like_those_that_ran() -> None:
     now = [0.0]
     display = StudyProgress(4, clock=lambda: now[0])
     first, second, third, _ = cells = [cell(seed=seed, rounds=100) for seed in range(4)]
-    display.started(first)
+    display.start_cell(first)
     now[0] = 20.0
     display.round(first, 1, "")
     assert display.seconds_left() is None  # one round says nothing of the pace
@@ -398,10 +398,10 @@ def test_the_time_left_is_that_of_cells_like_those_that_ran() -> None:
     now[0] = 32.0
     assert display.seconds_left() == 87 + 3 * (32 + 87)  # the pace is that of told rounds
     now[0] = 119.0
-    display.finished(first, {})
+    display.finish_cell(first, {})
     assert display.seconds_left() == 3 * 119
-    display.started(second)
-    display.started(third)
+    display.start_cell(second)
+    display.start_cell(third)
     now[0] = 129.0
     assert display.seconds_left() == (2 * 109 + 119) / 2  # two at once
     display.round(second, 1, "")
@@ -409,8 +409,8 @@ def test_the_time_left_is_that_of_cells_like_those_that_ran() -> None:
     now[0] = 139.0
     display.round(second, 2, "")
     assert display.seconds_left() == 98 * 10  # the slow one ends last
-    display.finished(third, {})
-    display.finished(second, {})
+    display.finish_cell(third, {})
+    display.finish_cell(second, {})
     assert display.waiting == len(cells) - 3
 
 
@@ -420,11 +420,11 @@ def test_the_live_view_fits_its_lines() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     display = StudyProgress(3)
     running = cell()
-    display.started(running)
+    display.start_cell(running)
     console.print(display)
     display.round(running, 1, "val accuracy 0.4  " + "x" * 80)
-    display.started(other := cell(seed=1))
-    display.finished(other, {"error": "why"})
+    display.start_cell(other := cell(seed=1))
+    display.finish_cell(other, {"error": "why"})
     console.print(display)
     text = console.export_text()
     assert "fedopt, seed 0  first round" in text

@@ -35,7 +35,7 @@ from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
     from silograph.deploy.silo import Attendance
-    from silograph.deploy.venue import Venue
+    from silograph.deploy.venue import ServerSettings
     from silograph.federation.session.audit import AuditedRun, AuditEntry, AuditReading
 
 
@@ -228,12 +228,12 @@ def _with_name_and_folder(config: RunConfig) -> RunConfig:
     return config
 
 
-def _venue(flags: ServerFlags) -> "Venue":
+def _venue(flags: ServerFlags) -> "ServerSettings":
     """Return how the server meets its silos."""
-    from silograph.deploy.venue import Venue
+    from silograph.deploy.venue import ServerSettings
 
     certs, silos = flags.certs, flags.silos
-    return Venue(
+    return ServerSettings(
         listen=flags.listen,
         silos=None if silos is None else tuple(name.strip() for name in silos.split(",")),
         certificate=None if certs is None else (certs / "server.pem", certs / "server.key"),
@@ -487,7 +487,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
     """Return how the silo takes part; what its folder holds are the defaults."""
     from silograph.deploy.allowed_code import allow_code, split_names
     from silograph.deploy.policy import read_policy
-    from silograph.deploy.silo import Attendance, read_allowed
+    from silograph.deploy.silo import Attendance, parse_allowed_methods
     from silograph.deploy.silo_result import RESULTS
     from silograph.federation.session.audit import AUDIT
     from silograph.graph.silos.read import SECRET
@@ -509,7 +509,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
         device=flags.device,
         patience=flags.wait,
         waits=not flags.no_wait,
-        allow=read_allowed(flags.allow, code),
+        allow=parse_allowed_methods(flags.allow, code),
         code=code,
         out=flags.result,
         results=data / RESULTS,

@@ -478,7 +478,7 @@ def _too_many_arguments_message(context: click.Context, extra: str) -> str:
 
 def flag_error(error: click.NoSuchOption) -> str:
     """Return the message for an unknown flag, which may be an option of a part."""
-    from silograph.experiment.resolve.parts import listed, owners_of
+    from silograph.experiment.resolve.parts import join_words, owners_of
     from silograph.methods import METHODS
 
     name = error.option_name.lstrip("-").replace("-", "_")
@@ -495,7 +495,7 @@ def flag_error(error: click.NoSuchOption) -> str:
     if error.ctx is not None and error.ctx.info_name == "compare":
         is_method = kind == "method" and method in METHODS
         flag = f"--options {method if is_method else kind}.{option_name}"
-    return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
+    return f"expected an option of {join_words(owners)} as {flag}=VALUE, got {error.option_name}"
 
 
 def _unknown_flag(error: click.NoSuchOption) -> str:

@@ -17,7 +17,7 @@ from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
-from silograph.experiment.terminal_table import console_to, print_fitted, table_of
+from silograph.experiment.terminal_table import console_to, print_number_table, table_of
 from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.heterogeneity import describe
 from silograph.methods import METHODS
@@ -58,7 +58,9 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     title = f"{cut.graph.name} cut by {config.partition} into {counted(len(rows), 'client')}"
     names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
     columns = [name.replace("_", " ") for name in names]
-    print_fitted(console, columns, [[row[name] for name in names] for row in shown_rows], title)
+    print_number_table(
+        console, columns, [[row[name] for name in names] for row in shown_rows], title
+    )
     console.print()
     if len(rows) > len(shown_rows):
         console.print(

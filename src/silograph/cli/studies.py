@@ -77,9 +77,8 @@ def parse_method_options(texts: Sequence[str] | None) -> dict[str, dict[str, Sca
     options_by_method: dict[str, dict[str, Scalar]] = {}
     for text in texts or []:
         name_text = text.partition("=")[0]
-        dot = name_text.find(
-            ".", name_text.rfind(":") + 1
-        )  # a file has dots of its own, before the colon
+        # The path of a file may have dots before the colon.
+        dot = name_text.find(".", name_text.rfind(":") + 1)
         method, option_text = text[:dot], text[dot + 1 :]
         if dot < 0 or "=" not in option_text:
             raise ConfigError(

@@ -86,7 +86,7 @@ class PlainSilos:
 
     def update(self, rounds_done: int, metric: str) -> None:
         """Print a line now and then."""
-        words = (metric, missing(self._board.standings(), self._board.room))
+        words = (metric, describe_missing_silos(self._board.standings(), self._board.room))
         self._plain.update(rounds_done, "  ".join(w for w in words if w))
 
 
@@ -128,7 +128,7 @@ def summary(standings: Mapping[str, Standing], room: int) -> list[tuple[str, Sil
     return [(f"{number} {state}", state) for state, number in count_by_state.items() if number]
 
 
-def missing(standings: Mapping[str, Standing], room: int) -> str:
+def describe_missing_silos(standings: Mapping[str, Standing], room: int) -> str:
     """Return which silos do not take part, in a few words; nothing where all do."""
     names = [name for name, s in standings.items() if s.state in (SiloState.WAITING, *AWAY)]
     if not names:

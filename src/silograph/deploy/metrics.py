@@ -123,7 +123,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def serving(text: Callable[[], str], address: str) -> Iterator[str]:
+def serve_metrics(text: Callable[[], str], address: str) -> Iterator[str]:
     """Answer GET /metrics inside the block; yield where, as HOST:PORT.
 
     Args:
@@ -386,7 +386,7 @@ def monitor_run(
         ConfigError: that is no address, or not free.
     """
     figures.follow(board, rounds)
-    port = nullcontext() if metrics is None else serving(figures.text, metrics)
+    port = nullcontext() if metrics is None else serve_metrics(figures.text, metrics)
     with port as address, show_silos(progress, rounds, board) as display:
         if address is not None:
             board.take(Event(What.METRICS, address=address))

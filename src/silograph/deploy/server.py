@@ -34,7 +34,7 @@ from silograph.deploy.allowed_code import (
 from silograph.deploy.metrics import Figures, RunMonitor, monitor_run
 from silograph.deploy.policy import PRIVATE
 from silograph.deploy.venue import (
-    Venue,
+    ServerSettings,
     check_update_norm,
     credentials,
     expected_silos,
@@ -346,7 +346,7 @@ UNKNOWN_KEYS = (
 @standard_numerics()
 def serve(
     config: RunConfig,
-    venue: Venue,
+    venue: ServerSettings,
     *,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
@@ -393,7 +393,7 @@ def serve(
 @standard_numerics()
 def resume_server(
     path: str | os.PathLike[str],
-    venue: Venue,
+    venue: ServerSettings,
     *,
     trust: Trust = False,
     progress: str | Progress = "none",
@@ -450,7 +450,7 @@ def resume_server(
 @contextmanager
 def _open_meeting(
     config: RunConfig,
-    venue: Venue,
+    venue: ServerSettings,
     session: SessionState,
     progress: str | Progress,
     figures: Figures,
@@ -497,7 +497,7 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
     return replace(config, evaluate_clients="participants" if by_participants else "all")
 
 
-def check_run(config: RunConfig, venue: Venue | None = None) -> None:
+def check_run(config: RunConfig, venue: ServerSettings | None = None) -> None:
     """Raise `ConfigError` for a run that silos or this server cannot do, before waiting for any."""
     method = choose(config).method.part
     check_device_name(config.device)
@@ -532,7 +532,7 @@ class ServerSession:
     def __init__(
         self,
         config: RunConfig,
-        venue: Venue,
+        venue: ServerSettings,
         session: SessionState,
         names: tuple[str, ...] | None,
         watch: RunMonitor,

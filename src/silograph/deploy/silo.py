@@ -184,9 +184,8 @@ def lines_of(
 
 
 def _cells(name: str, rounds: str, per_round: str, total: str) -> str:
-    return (
-        f"{name:<13} {rounds:<13} {per_round:>16} {total:>15}".rstrip()
-    )  # a blank between any two
+    # The blanks separate cells that are wider than their column.
+    return f"{name:<13} {rounds:<13} {per_round:>16} {total:>15}".rstrip()
 
 
 def _rounds(row: PlanRow) -> str:
@@ -425,7 +424,7 @@ def nodes_of(block: ClientBlock) -> dict[str, int]:
     }
 
 
-def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
+def parse_allowed_methods(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
     """Return the names of a list such as `label_guided,collect,own.py:METHOD`.
 
     Args:

@@ -265,9 +265,8 @@ def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, ScoredVi
     if state is not None and run.method_config.received == "all":
         if not outcome.weights:
             return state, views
-        exact_config = replace(
-            run.method_config, sent=PLAIN_WEIGHTS
-        )  # the final model travels exactly
+        # The final model is sent without rounding.
+        exact_config = replace(run.method_config, sent=PLAIN_WEIGHTS)
         state, _ = judge_server(exact_config, run.block, state, outcome.weights, Key.of(0))
     return state, {"server": "server", **views}
 

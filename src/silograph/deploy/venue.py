@@ -70,7 +70,7 @@ def read_file(path: Path, setting: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Venue:
+class ServerSettings:
     """How a server meets its silos; nothing of it decides a number.
 
     Attributes:
@@ -109,7 +109,7 @@ class Venue:
     update_norm: float | None = None
 
 
-def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
+def expected_silos(config: RunConfig, venue: ServerSettings) -> tuple[tuple[str, ...] | None, int]:
     """Return the silos' names, if they are known, and their number.
 
     Raises:
@@ -136,7 +136,9 @@ def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | N
     return names, room
 
 
-def known_keys(venue: Venue, names: tuple[str, ...] | None, count: int) -> dict[str, bytes] | None:
+def known_keys(
+    venue: ServerSettings, names: tuple[str, ...] | None, count: int
+) -> dict[str, bytes] | None:
     """Return the public keys (32 bytes) of the silos that may attach, by name; None: first keys.
 
     Args:
@@ -173,7 +175,7 @@ def known_keys(venue: Venue, names: tuple[str, ...] | None, count: int) -> dict[
     return keys
 
 
-def _check_seconds(venue: Venue) -> None:
+def _check_seconds(venue: ServerSettings) -> None:
     """Raise `ConfigError` for times that nobody can wait for."""
     if not venue.patience >= 0:
         raise ConfigError(f"wait: expected 0 seconds or more, got {venue.patience:g}")
@@ -185,7 +187,7 @@ def _check_seconds(venue: Venue) -> None:
         raise ConfigError(f"max_update_norm: expected more than 0, got {venue.update_norm:g}")
 
 
-def check_update_norm(venue: Venue, program: Program, method: str) -> None:
+def check_update_norm(venue: ServerSettings, program: Program, method: str) -> None:
     """Raise `ConfigError` for a bound of updates in a run whose updates nobody can measure."""
     if venue.update_norm is None:
         return
@@ -204,7 +206,7 @@ def check_update_norm(venue: Venue, program: Program, method: str) -> None:
         )
 
 
-def credentials(venue: Venue) -> tuple[bytes, bytes] | None:
+def credentials(venue: ServerSettings) -> tuple[bytes, bytes] | None:
     """Return the server's certificate chain and key; None without TLS.
 
     Raises:

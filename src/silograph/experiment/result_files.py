@@ -58,13 +58,13 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from None
+        raise damaged_file_error(path, str(error)) from None
     if not isinstance(content, dict):
-        raise damaged(path, type(content).__name__)
+        raise damaged_file_error(path, type(content).__name__)
     return content
 
 
-def damaged(path: Path, got: str) -> DataError:
+def damaged_file_error(path: Path, got: str) -> DataError:
     """Return the error for a file that can be read and is not as runs write it."""
     return DataError(
         f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
@@ -197,7 +197,9 @@ def digest_of(file: Path) -> str:
 MEND = "restore the file from a copy, or begin a new run"
 
 
-def differing(file: Path, digest: str, expected: Sequence[str], mend: str = MEND) -> str | None:
+def describe_difference(
+    file: Path, digest: str, expected: Sequence[str], mend: str = MEND
+) -> str | None:
     """Return how a file differs from what the run has written, None where it does not."""
     if digest in expected:
         return None
@@ -216,7 +218,7 @@ def check_written(folder: Path, names: Sequence[str], mend: str = MEND) -> None:
     digests = {name: digest_of(folder / name) for name in names if (folder / name).exists()}
     sums = read_sums(folder) if (folder / SUMS).is_file() else {}
     for name in digests.keys() & sums.keys():
-        if line := differing(folder / name, digests[name], sums[name], mend):
+        if line := describe_difference(folder / name, digests[name], sums[name], mend):
             raise DataError(line)
 
 

@@ -40,7 +40,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
     return table
 
 
-def print_fitted(
+def print_number_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = ""
 ) -> None:
     """Print a table of numbers without truncation, if the first column and one more fit.

@@ -233,7 +233,7 @@ def fill_option_defaults(names: tuple[str | None, ...], option_values: Mapping[s
     library_names = (
         None if kind in user_kinds else name for kind, name in zip(TABLES, names, strict=True)
     )
-    for kind, part in parts_named(tuple(library_names)).items():
+    for kind, part in cached_named_parts(tuple(library_names)).items():
         if kind in user_kinds:
             continue
         all_values = {name: option_values.get(f"{kind}.{name}") for name in options_of(part)}
@@ -244,7 +244,7 @@ def fill_option_defaults(names: tuple[str | None, ...], option_values: Mapping[s
 
 
 @lru_cache
-def parts_named(names: tuple[str | None, ...]) -> Mapping[str, NamedPart]:
+def cached_named_parts(names: tuple[str | None, ...]) -> Mapping[str, NamedPart]:
     """Return parts by kind."""
     name_by_kind = zip(TABLES, names, strict=True)
     return named_parts(make_config({kind: name for kind, name in name_by_kind if name is not None}))

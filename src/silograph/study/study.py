@@ -279,7 +279,7 @@ def run_missing_cells(
             line = file.find_line(cell.digest)
             if line is not None and is_final(line):
                 failed += "error" in line
-                display.skipped()
+                display.count_skipped()
                 report_cell(cell, line)
             elif execution.deadline is None or time.monotonic() < execution.deadline:
                 yield job_of(cell, execution)
@@ -292,7 +292,7 @@ def run_missing_cells(
                 line = job.cell.start | outcome
                 file.add(line)
                 ran, failed = ran + 1, failed + ("error" in line)
-                display.finished(job.cell, line)
+                display.finish_cell(job.cell, line)
                 report_cell(job.cell, line)
         finally:
             outcomes.close()  # ends its processes now, not when memory is tidied up

@@ -34,11 +34,8 @@ EPISODES = "episodes.jsonl"
 EPISODE = ".episode"  # folder of the run that is going on; removed before and after
 AGENT = "agent.safetensors"
 AGENTS = "agents"
-FIRST_EPISODE_FILES = {
-    EPISODE,
-    AGENTS,
-    f"{EPISODES}.partial",
-}  # files of a first episode that was killed
+# Files of a first episode that was killed.
+FIRST_EPISODE_FILES = {EPISODE, AGENTS, f"{EPISODES}.partial"}
 EpisodeCallback = Callable[[dict[str, Any]], None]
 
 
@@ -222,7 +219,7 @@ def episode(training: AgentTraining, out: Path, graph: Graph | None, number: int
         "training": describe_training(training),
         "episode": number + 1,
         "rounds": int(agent["rounds"]),
-        "return": discounted(agent, len(rows)),
+        "return": discounted_return(agent, len(rows)),
         "best_validation": result.metric.best(validation),
         "virtual_seconds": rows[-1].get("virtual_seconds"),
         "seconds": result.seconds,
@@ -230,7 +227,7 @@ def episode(training: AgentTraining, out: Path, graph: Graph | None, number: int
     }
 
 
-def discounted(agent: dict[str, Tensor], rounds: int) -> float | None:
+def discounted_return(agent: dict[str, Tensor], rounds: int) -> float | None:
     """Return the discounted return of the last so many rounds; None before the profile is over."""
     seen, rewards = int(agent["rounds"]), agent["replay/reward"]
     if seen < PROFILE or rounds > min(seen, len(rewards)):

@@ -160,11 +160,11 @@ class StudyProgress:
         self._spans: list[float] = []  # seconds of the cells that have run
         self._at_once = 1
 
-    def skipped(self) -> None:
+    def count_skipped(self) -> None:
         """Count a cell that had run before."""
         self.before += 1
 
-    def started(self, cell: Cell) -> None:
+    def start_cell(self, cell: Cell) -> None:
         """Count a cell among those that run."""
         self.running[cell] = Running(self._clock())
         self._at_once = max(self._at_once, len(self.running))
@@ -175,7 +175,7 @@ class StudyProgress:
         first = previous.first or now
         self.running[cell] = replace(previous, first=first, last=now, metric=metric)
 
-    def finished(self, cell: Cell, line: Line) -> None:
+    def finish_cell(self, cell: Cell, line: Line) -> None:
         """Count a cell that has run."""
         self._spans.append(self._clock() - self.running.pop(cell).began)
         self.ran += 1
@@ -304,7 +304,7 @@ def run_here(jobs: Iterator[Job], processes: int, display: StudyProgress) -> Out
     """Run jobs one after the other in this process; yield each with its outcome."""
     del processes
     for job in jobs:
-        display.started(job.cell)
+        display.start_cell(job.cell)
         cell, rounds = job.cell, RoundsOf(job.cell, display)
         yield job, run_cell(cell, folder=job.folder, progress=rounds, test=job.test)
 
@@ -380,7 +380,7 @@ def run_in_processes(jobs: Iterator[Job], processes: int, display: StudyProgress
                 while len(busy) < processes and (job := next(jobs, None)) is not None:
                     worker = free.pop() if free else Worker(events)
                     busy.add(worker)
-                    display.started(job.cell)
+                    display.start_cell(job.cell)
                     worker.give(job, graphs.path(job.cell.graph))
                 if not busy:
                     return

@@ -35,7 +35,7 @@ from silograph.experiment.report.reading import (
     quantile,
     read_ledger,
     read_run,
-    thinned,
+    thin_indices,
     ticks,
 )
 from silograph.experiment.report.several_runs import cuts_follow_seeds
@@ -702,7 +702,7 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[float])
 @pytest.mark.parametrize("count", [0, 1, 2, 399, 400, 401, 12345])
 def test_thinning_keeps_ends_and_what_it_is_told(count: int) -> None:
     keep = [count // 3] if count else []
-    kept = thinned(count, keep)
+    kept = thin_indices(count, keep)
     assert kept == sorted(set(kept))
     assert len(kept) <= 402
     if count:

@@ -29,7 +29,7 @@ from silograph.study.attack.attack import (
 from silograph.study.attack.attacks import (
     CRAFTED,
     Finding,
-    crafted,
+    craft_weights,
     find_separable_nodes,
     infer_labels,
     occurring_features,
@@ -38,7 +38,7 @@ from silograph.study.attack.attacks import (
     single_labels,
     single_rows,
     solve_features,
-    untouched,
+    weights_without_gradient,
 )
 from silograph.task.counts import CountRules, JudgedRows
 
@@ -170,7 +170,7 @@ def test_separable_nodes_are_those_in_the_span(seed: int) -> None:
 @pytest.mark.parametrize("optimizer", [SGD(0.1, 5e-4), Adam(0.01, 5e-4)])
 def test_features_that_move(optimizer: SGD | Adam) -> None:
     start = {"0.weight": torch.rand(5, 3)}
-    idle = untouched(start, optimizer, 2)["0.weight"]
+    idle = weights_without_gradient(start, optimizer, 2)["0.weight"]
     assert (idle != start["0.weight"]).all()
     after = idle.clone()
     after[[1, 4]] += 0.01
@@ -182,7 +182,7 @@ def test_rows_of_a_crafted_step() -> None:
     x = torch.tensor([[1.0, 0, 2], [0, 1, 0], [3, 1, 4]], dtype=torch.float64)
     y, zero = torch.tensor([0, 1, 1]), torch.zeros(3, 16, dtype=torch.float64)
     like = {"0.weight": zero, "0.bias": zero[0], "1.weight": zero.T[:, :2], "1.bias": zero[0, :2]}
-    sent = crafted(like, 4.0, 3.0)
+    sent = craft_weights(like, 4.0, 3.0)
     leaves = {name: w.clone().requires_grad_() for name, w in sent.items()}
     hidden = (x @ leaves["0.weight"] + leaves["0.bias"]).relu()
     logits = hidden @ leaves["1.weight"] + leaves["1.bias"]

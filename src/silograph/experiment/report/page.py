@@ -27,7 +27,7 @@ from silograph.experiment.report.reading import (
     quantile,
     size_text,
     spread,
-    thinned,
+    thin_indices,
     units_of,
 )
 from silograph.experiment.result_files import CONFIG, FACT, VIRTUAL, Row
@@ -233,7 +233,7 @@ def cut_figures(run: RunRecord) -> dict[str, Any] | None:
     return figures | {
         "sizes": sizes(run),
         "labels": labels,
-        "between": between(run, cut["between"]),
+        "between": edge_heat_map(run, cut["between"]),
     }
 
 
@@ -276,7 +276,7 @@ def label_mix(run: RunRecord, labels: CountTable, names: list[Any]) -> dict[str,
     }
 
 
-def between(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
+def edge_heat_map(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
     """Return the heat map of cross-client edges; None for one client or without such edges."""
     largest = max((n for row in counts or () for n in row), default=0)
     if counts is None or not largest:
@@ -387,7 +387,7 @@ def by_rank(
     y = Scale(*spread([x for view_values in ordered.values() for x in view_values], 0.04))
     lines = []
     for v, view_values in ordered.items():
-        points = thinned(len(view_values))
+        points = thin_indices(len(view_values))
         x = Scale(0, max(len(view_values) - 1, 1))
         look = f"{v} val{' judge' if v == view else ''}"
         path = path_of(points, [view_values[i] for i in points], x, y)
@@ -439,7 +439,7 @@ def short_text(cell: str) -> str:
 def run_page(run: RunRecord) -> str:
     """Return the HTML page of a run."""
     best = run.best_row
-    figures = learning(run)
+    figures = learning_curves(run)
     return (
         environment()
         .get_template("run.html")
@@ -463,7 +463,7 @@ def run_page(run: RunRecord) -> str:
             cut=cut_figures(run),
             settings=settings(run),
             commands=commands(run),
-            table=[run.rows[i] for i in thinned(len(run.rows), max_points=MOST_ROWS)],
+            table=[run.rows[i] for i in thin_indices(len(run.rows), max_points=MOST_ROWS)],
         )
     )
 
@@ -499,7 +499,7 @@ def kept_rows(run: RunRecord) -> list[Row]:
     """Return the rows that curves go through."""
     best = run.best_row
     place = [i for i, row in enumerate(run.rows) if row is best]
-    return [run.rows[i] for i in thinned(len(run.rows), place)]
+    return [run.rows[i] for i in thin_indices(len(run.rows), place)]
 
 
 def named_units(axes: Sequence[Axis]) -> dict[str, str]:
@@ -513,7 +513,7 @@ def axis_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     return {unit: [row[unit] for row in rows] for unit in AXES if unit in columns}
 
 
-def learning(run: RunRecord) -> list[dict[str, Any]]:
+def learning_curves(run: RunRecord) -> list[dict[str, Any]]:
     """Return the curves of the metric and the loss; the view that chooses is drawn thicker."""
     rows = kept_rows(run)
     if not rows:
@@ -542,7 +542,7 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
     if scores is not None:
         label = "bottom" if metric.higher else "top"
         figures.append(
-            scores | {"title": headed(metric.title), "label": label, "says": says_of(run)}
+            scores | {"title": capitalize_title(metric.title), "label": label, "says": says_of(run)}
         )
     if loss is not None:
         item = "rating" if run.about["model"]["task"] == "rating" else "node"
@@ -589,7 +589,7 @@ def constant_facts(rows: Sequence[Row]) -> list[str]:
     return texts
 
 
-def headed(title: str) -> str:
+def capitalize_title(title: str) -> str:
     """Return a title as it stands at the head of a figure."""
     return title[0].upper() + title[1:]
 

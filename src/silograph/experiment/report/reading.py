@@ -29,7 +29,7 @@ from silograph.experiment.result_files import (
     check_folder,
     check_format,
     check_written,
-    damaged,
+    damaged_file_error,
     read_csv,
     read_json,
     read_rounds,
@@ -304,7 +304,7 @@ def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
                     if size := packed_sum(record["bytes"]):  # work apart has none
                         total[record["what"], record["direction"]] += size
                 except (ValueError, KeyError, TypeError):
-                    raise damaged(path, f"the line {shown(line)}") from None
+                    raise damaged_file_error(path, f"the line {shown(line)}") from None
     return dict(total), last
 
 
@@ -420,7 +420,9 @@ class Curve:
     axis: int = 0
 
 
-def thinned(count: int, required: Sequence[int] = (), max_points: int = MOST_POINTS) -> list[int]:
+def thin_indices(
+    count: int, required: Sequence[int] = (), max_points: int = MOST_POINTS
+) -> list[int]:
     """Return about `max_points` of 0..count - 1, evenly, with the last and the `required` ones."""
     step = max(1, math.ceil(count / max_points))
     return sorted({*range(0, count, step), count - 1, *required}) if count else []
@@ -539,7 +541,7 @@ def heat(rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
 def bars(values: Sequence[float], max_bars: int = 500) -> dict[str, Any]:
     """Return the outline of bars sorted from large to small, of at most `max_bars` of them."""
     ordered = sorted(values, reverse=True)
-    shown_values = [ordered[i] for i in thinned(len(ordered), max_points=max_bars)]
+    shown_values = [ordered[i] for i in thin_indices(len(ordered), max_points=max_bars)]
     y = Scale(0.0, max(shown_values[0], 1e-9))
     width = BOX / len(shown_values)
     steps = [

@@ -10,10 +10,10 @@ from silograph.evaluation.scoring import means_of
 from silograph.experiment.report.page import (
     SEEDS,
     axis_of,
+    capitalize_title,
     differences,
     environment,
     given_of,
-    headed,
     help_of,
     named_units,
     text_of,
@@ -25,7 +25,7 @@ from silograph.experiment.report.reading import (
     Curve,
     RunRecord,
     curves,
-    thinned,
+    thin_indices,
 )
 from silograph.task.scores import Metric
 
@@ -56,7 +56,7 @@ def comparison_page(
     groups = list(dict.fromkeys(kinds))
     looks = [look_of(groups.index(kind)) for kind in kinds]
     names = unique([label_of(run, given_names) for run in runs], runs)
-    figures = learning(runs, names, looks)
+    figures = learning_curves(runs, names, looks)
     scored = (paired or {}).get("scores", [])  # comparisons of old have none
     means = group_rows(runs, kinds) if len(groups) < len(runs) else []
     return (
@@ -246,10 +246,12 @@ def look_of(number: int) -> str:
 def rows_for_curves(runs: Sequence[RunRecord]) -> list[list[Any]]:
     """Return the rows of each run that its curves go through."""
     max_points = min(MOST_POINTS, max(50, MOST_OF_ALL // len(runs)))
-    return [[run.rows[i] for i in thinned(len(run.rows), max_points=max_points)] for run in runs]
+    return [
+        [run.rows[i] for i in thin_indices(len(run.rows), max_points=max_points)] for run in runs
+    ]
 
 
-def learning(
+def learning_curves(
     runs: Sequence[RunRecord], names: Sequence[str], looks: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return the curves: the metric by which rounds are chosen, training loss, the test metric."""
@@ -270,7 +272,7 @@ def learning(
             "val",
             [f"val_{run.judge}_{run.metric.name}" for run in runs],
             f"Validation {title}",
-            f"{headed(title)} on validation nodes, {view}.",
+            f"{capitalize_title(title)} on validation nodes, {view}.",
         ),
         figure(
             "train",
@@ -282,7 +284,7 @@ def learning(
             "test",
             [f"test_{run.judge}_{run.metric.name}" for run in runs],
             f"Test {title}",
-            f"{headed(title)} on test nodes, {view}; nothing is chosen by it.",
+            f"{capitalize_title(title)} on test nodes, {view}; nothing is chosen by it.",
         ),
     ]
     return [drawn_figure for drawn_figure in figures if drawn_figure is not None]

@@ -193,7 +193,7 @@ class RunRequest:
     data: Graph | Silos | None = None
     partition: Any = None
 
-    def simulated(self, report: ProgressCallback | None = None) -> SimulatedRun:
+    def read_and_resolve(self, report: ProgressCallback | None = None) -> SimulatedRun:
         """Read the data and cut them, with all that the run does worked out.
 
         Args:

@@ -17,7 +17,7 @@ from silograph.exchange.collect import SumSpec, fit_from_sums
 from silograph.experiment.resolve.fitting import (
     complete_block,
     narrowing_line,
-    silo_as_used,
+    prepare_silo,
     with_edges,
 )
 from silograph.experiment.resolve.own_partition import (
@@ -27,7 +27,7 @@ from silograph.experiment.resolve.own_partition import (
     names_clients,
     with_own_partition,
 )
-from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
+from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.column_statistics import (
@@ -190,7 +190,7 @@ def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> C
 
 
 def cut_graph(
-    config: RunConfig | ResolvedConfig, data: Graph | CutGraph, partition: Chosen[Partitioner]
+    config: RunConfig | ResolvedConfig, data: Graph | CutGraph, partition: ChosenPart[Partitioner]
 ) -> Cut:
     """Prepare, cut and split a graph; one with a partition of the user's has it already.
 
@@ -474,7 +474,7 @@ def join_silo_data(
     """
     route = agree(silos)
     edge_weight_rule = config.edge_weights
-    members = [silo_as_used(silo, config.features, edge_weight_rule) for silo in silos.members]
+    members = [prepare_silo(silo, config.features, edge_weight_rule) for silo in silos.members]
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
     block, statistics, mean_edge_weight = join_blocks(blocks), None, None

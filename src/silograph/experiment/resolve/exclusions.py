@@ -422,7 +422,7 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
-    selector_has_budget = is_limited(parts.selector.options)
+    selector_has_budget = has_selection_limits(parts.selector.options)
     if not method.selects and (selector is not UNIFORM or selector_has_budget):
         raise ConfigError(
             f"expected a method that trains locally for selector {selector.name}, got "
@@ -469,7 +469,7 @@ def check_selected(parts: Parts) -> None:
     """
     method, selector = parts.method.part, parts.selector
     learns = selector.part.observe is not None and selector.part is not ROUND_ROBIN
-    if method.round is train_alone and (learns or is_limited(selector.options)):
+    if method.round is train_alone and (learns or has_selection_limits(selector.options)):
         selector_text = f"selector {selector.part.name}{'' if learns else ' with limits'}"
         raise ConfigError(
             f"expected a method whose clients train with a server for {selector_text}, got "
@@ -546,7 +546,7 @@ def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: Any
         )
 
 
-def is_limited(options: Any) -> bool:
+def has_selection_limits(options: Any) -> bool:
     """Whether options of a selector limit the clients of rounds; a user's may not have them."""
     values = {f.name: getattr(options, f.name) for f in fields(options)}
     return any(values.get(name) is not None for name in LIMITS)

@@ -154,7 +154,7 @@ def with_edges(graph: Graph, rule: Use, mean: float | None = None) -> Graph:
     return replace(graph, edge_weight=weight)
 
 
-def silo_as_used(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
+def prepare_silo(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
     """Return a silo with the features and the weights of edges that a config asks for.
 
     Raises:

@@ -64,7 +64,7 @@ SETTINGS = {f.name for f in dataclasses.fields(RunConfig)} - FLAT.keys()  # of t
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(Generic[P]):
+class ChosenPart(Generic[P]):
     """A part and its checked options."""
 
     part: P
@@ -75,12 +75,12 @@ class Chosen(Generic[P]):
 class Parts:
     """The parts of a run."""
 
-    method: Chosen[Method]
-    partition: Chosen[Partitioner]
-    model: Chosen[ModelKind]
-    neighbors: Chosen[NeighborSampler]
-    selector: Chosen[Selector]
-    aggregator: Chosen[Aggregator]
+    method: ChosenPart[Method]
+    partition: ChosenPart[Partitioner]
+    model: ChosenPart[ModelKind]
+    neighbors: ChosenPart[NeighborSampler]
+    selector: ChosenPart[Selector]
+    aggregator: ChosenPart[Aggregator]
 
     @property
     def options(self) -> dict[str, Scalar | None]:
@@ -106,7 +106,7 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
     parts = named_parts(config, method)
     values = group_options(config, parts)
     chosen_parts = {
-        kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
+        kind: ChosenPart(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
     for kind, choice in chosen_parts.items():
@@ -119,7 +119,7 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
         part = dataclasses.replace(
             part, evaluate=dataclasses.replace(part.evaluate, behind=row_minimum)
         )
-    return Parts(**chosen_parts | {"method": Chosen(part, options)})
+    return Parts(**chosen_parts | {"method": ChosenPart(part, options)})
 
 
 def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def unknown_option_error(
         remedy = f"set {owners[0].replace(' ', '=')}" if has_one_owner else "choose one of them"
         searched_parts = {kind: part for kind, part in parts.items() if kind in kinds}
         return ConfigError(
-            f"{subject}: {_describe_missing_option(searched_parts)}, but {listed(owners)} "
+            f"{subject}: {_describe_missing_option(searched_parts)}, but {join_words(owners)} "
             f"{'has' if has_one_owner else 'have'} it: leave it out, or {remedy}"
         )
     message = f"{subject}: {_describe_missing_option(parts)}"
@@ -351,9 +351,8 @@ def unknown_option_error(
         return ConfigError(f"{message}, nor any other: leave it out")
     short = {name.partition(".")[2]: name for name in reversed(full_names)}
     names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
-    nearest = [
-        tail for tail in [option_name.rpartition(".")[2]] if tail in short
-    ]  # of fedpub.scale
+    tail = option_name.rpartition(".")[2]  # `scale` of `fedpub.scale`
+    nearest = [tail] if tail in short else []
     # A part that was not chosen is worth a word only if it has very nearly that name.
     all_names = sorted(names | {*short})
     nearest = nearest or difflib.get_close_matches(option_name.lower(), all_names, n=1, cutoff=0.8)
@@ -363,7 +362,7 @@ def unknown_option_error(
     if not nearest:
         return ConfigError(f"{message}; choices: {', '.join(full_names)}")
     if nearest[0] not in short:
-        of = listed(owners_of(nearest[0], parts))
+        of = join_words(owners_of(nearest[0], parts))
         return ConfigError(f"{message}: did you mean {nearest[0]!r} of {of}?")
     is_unambiguous = sum(name.partition(".")[2] == nearest[0] for name in full_names) == 1
     names_part = user_name.partition(".")[0] in TABLES
@@ -375,7 +374,7 @@ def _describe_missing_option(parts: Mapping[str, NamedPart]) -> str:
     """Say which parts lack an option; parts without any options are not mentioned."""
     parts_with_options = {kind: part for kind, part in parts.items() if options_of(part)} or parts
     names = [f"{kind} {part.name}" for kind, part in parts_with_options.items()]
-    return f"{listed(names)} {'has' if len(names) == 1 else 'have'} no such option"
+    return f"{join_words(names)} {'has' if len(names) == 1 else 'have'} no such option"
 
 
 def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
@@ -388,7 +387,7 @@ def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
     ]
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return words as a list for people.
 
     >>> listed(["model gcn", "model sage", "model gin"])

@@ -42,7 +42,7 @@ from silograph.experiment.resolve.exclusions import (
     check_silos_behind,
     check_together,
     depth_of,
-    is_limited,
+    has_selection_limits,
     make_model,
     metric_of_run,
     own_module,
@@ -58,7 +58,7 @@ from silograph.experiment.resolve.fitting import (
     sum_specs,
 )
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients, with_own_partition
-from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts, with_default_model
+from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts, with_default_model
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.base import in_function
 from silograph.graph.block.block import ClientBlock, Route, SparseRows
@@ -293,7 +293,7 @@ def resolve(
         keep_optimizer=config.keep_optimizer,
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
-        limited=is_limited(selector.options),
+        limited=has_selection_limits(selector.options),
         received=received_in(parts),
         scored_every=0 if selector.part.on_receipt else user_config.eval_every,
         count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
@@ -457,7 +457,7 @@ def with_partition_defaults(parts: Parts, schema: Schema) -> Parts:
     """Return the parts with the options of the cut that depend on the classes written out."""
     part, options = parts.partition.part, parts.partition.options
     options = part.complete(options, schema.num_classes)
-    return replace(parts, partition=Chosen(part, options))
+    return replace(parts, partition=ChosenPart(part, options))
 
 
 def schema_in(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:

@@ -229,9 +229,8 @@ def _describe_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     location = f" ({frames[-1].filename}, line {frames[-1].lineno})"
-    has_location = isinstance(
-        error, OSError | ImportError | SyntaxError
-    )  # they say where themselves
+    # The text of these errors names the place.
+    has_location = isinstance(error, OSError | ImportError | SyntaxError)
     description = type(error).__name__ + (f": {text}" if text else "")
     missing_module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     extra = EXTRAS.get(missing_module.partition(".")[0])

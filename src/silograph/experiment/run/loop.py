@@ -29,12 +29,12 @@ from silograph.experiment.run.result import Result, make_result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import (
     Counts,
-    Judged,
-    Pending,
+    JudgedRound,
+    PendingRound,
     add_server_scores,
     check_loss,
     counts_on_receipt,
-    diverged,
+    divergence_error,
     is_better,
     judge,
     judged_from_counts,
@@ -46,10 +46,10 @@ from silograph.experiment.run.round_scores import (
     server_counts_of,
 )
 from silograph.experiment.run.selecting import (
-    Controlling,
+    RunControl,
     Selection,
     check_report,
-    make_controlling,
+    make_run_control,
     with_knobs,
 )
 from silograph.experiment.run.setup import Setup, first_weights, versions
@@ -90,13 +90,13 @@ class TrainedRound:
     clock: TrainingClock
     virtual: float | None
 
-    def row(self, setup: Setup, judged_round: Judged) -> Row:
+    def row(self, setup: Setup, judged_round: JudgedRound) -> Row:
         """Return its row, once it is scored."""
         return row_of(setup, judged_round, self.report, self.clock.seconds(), self.virtual)
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class RoundScores:
     """The scores that became known in a round.
 
     Attributes:
@@ -107,23 +107,25 @@ class Scored:
         pending: this round, where the next one completes its scores.
     """
 
-    best: Judged | None
-    latest: Judged | None
+    best: JudgedRound | None
+    latest: JudgedRound | None
     rows: list[Row]
-    judged: tuple[Judged, ...] = ()
-    pending: Pending | None = None
+    judged: tuple[JudgedRound, ...] = ()
+    pending: PendingRound | None = None
 
 
-def score_now(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> Scored:
+def score_now(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> RoundScores:
     """Score a round at once, if it is to be scored."""
     if not _is_judged(setup, trained_round.t):
-        return Scored(before.best, None, [])
+        return RoundScores(before.best, None, [])
     judged_round, best = judge_finite(setup, trained_round.state, trained_round.t), before.best
     best = _with_own_models(setup, judged_round) if is_better(setup, judged_round, best) else best
-    return Scored(best, judged_round, [trained_round.row(setup, judged_round)], (judged_round,))
+    return RoundScores(
+        best, judged_round, [trained_round.row(setup, judged_round)], (judged_round,)
+    )
 
 
-def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> Scored:
+def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> RoundScores:
     """Complete the scores of the round before, and begin those of this one."""
     best, latest, rows = before.best, None, []
     if before.pending is not None:
@@ -139,10 +141,10 @@ def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound
         pending = score_own_models(
             setup, trained_round.t, trained_round.report, seconds, trained_round.virtual
         )
-    return Scored(best, latest, rows, () if latest is None else (latest,), pending)
+    return RoundScores(best, latest, rows, () if latest is None else (latest,), pending)
 
 
-def score_last_round(setup: Setup, trained_round: TrainedRound, scored: Scored) -> Scored:
+def score_last_round(setup: Setup, trained_round: TrainedRound, scored: RoundScores) -> RoundScores:
     """Score the last round, if it is not scored yet.
 
     Where rounds were scored by their participants, all clients score the best one, too: then the
@@ -158,14 +160,16 @@ def score_last_round(setup: Setup, trained_round: TrainedRound, scored: Scored) 
         )
         judged_round, row = add_server_scores(setup, scored.pending, counts, weights)
         best = judged_round if is_better(setup, judged_round, best) else best
-        return Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, judged_round))
+        return RoundScores(best, scored.latest, [*scored.rows, row], (*scored.judged, judged_round))
     if best is None:  # a limit before the first evaluation
         best = _with_own_models(setup, judge_finite(setup, trained_round.state, trained_round.t))
-        return Scored(best, scored.latest, [trained_round.row(setup, best)], (best,))
+        return RoundScores(best, scored.latest, [trained_round.row(setup, best)], (best,))
     return replace(scored, best=best)
 
 
-def _score_by_all_clients(setup: Setup, trained_round: TrainedRound, best: Judged) -> Judged:
+def _score_by_all_clients(
+    setup: Setup, trained_round: TrainedRound, best: JudgedRound
+) -> JudgedRound:
     """Return the best round with all clients' counts of the server's model, sent to them again."""
     key = training_key(setup.config).fold("best", "judge server", trained_round.t)
     state = replace(trained_round.state, weights=best.weights)
@@ -181,13 +185,13 @@ def _is_judged(setup: Setup, t: int) -> bool:
     return t % setup.config.eval_every == 0 or t == setup.config.rounds
 
 
-def _with_own_models(setup: Setup, judged_round: Judged) -> Judged:
+def _with_own_models(setup: Setup, judged_round: JudgedRound) -> JudgedRound:
     """Return a round that was just judged, with the clients' own models."""
     method, cfg, states = setup.method, setup.method_config, setup.federation.states()
     return replace(judged_round, own=own_weights(method, cfg, judged_round.weights or {}, states))
 
 
-def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
+def judge_finite(setup: Setup, state: ServerState, t: int) -> JudgedRound:
     """Judge a round; raise `TrainingError` where training diverged."""
     judged_round = judge(setup, state, t, training_key(setup.config))
     check_loss(judged_round.val.values(), "val", t)
@@ -234,7 +238,7 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     scores = None
     if setup.method.needs.score_first:
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    controlling_part, virtual = make_controlling(setup), virtual_seconds(setup, None, 0)
+    controlling_part, virtual = make_run_control(setup), virtual_seconds(setup, None, 0)
     if controlling_part is not None:
         state = controlling_part.begin(state, scores, virtual)
     return Snapshot(
@@ -402,7 +406,7 @@ def _run_round(
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    control = make_controlling(setup)
+    control = make_run_control(setup)
     cfg = _round_config(setup, selection, control, before)
     start_seconds = clock.seconds()
     with at_server(setup.method.round, f"method {setup.method.name}", t):
@@ -415,7 +419,7 @@ def _run_round(
         state = with_part(state, STATISTICS, fitted_statistics)
     method_report, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
-        raise diverged("training", report.train_loss, t)
+        raise divergence_error("training", report.train_loss, t)
     round_seconds, virtual = clock.seconds() - start_seconds, virtual_seconds(setup, before, t)
     trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.received
     scored = (score_on_receipt if received == "all" else score_now)(setup, before, trained_round)
@@ -465,7 +469,7 @@ def _reason_to_stop(
     setup: Setup,
     selection: Selection | None,
     trained_round: TrainedRound,
-    scored: Scored,
+    scored: RoundScores,
     state: ServerState,
     seconds: float,
 ) -> Stop | None:
@@ -496,7 +500,7 @@ def _reason_to_stop(
 
 
 def _round_config(
-    setup: Setup, selection: Selection | None, control: Controlling | None, before: Snapshot
+    setup: Setup, selection: Selection | None, control: RunControl | None, before: Snapshot
 ) -> MethodConfig[Any]:
     """Return the method's config in the next round: who takes part, with which knobs."""
     cfg, t, key = setup.method_config, before.round + 1, training_key(setup.config)
@@ -510,7 +514,7 @@ def _round_config(
     return cfg.in_round(t)
 
 
-def _deciding_counts(setup: Setup, judged_round: Judged) -> Counts | None:
+def _deciding_counts(setup: Setup, judged_round: JudgedRound) -> Counts | None:
     """Return the counts of the view that picks the round."""
     is_server_view = setup.method.evaluate.view == "server"
     return judged_round.server if is_server_view else judged_round.personalized

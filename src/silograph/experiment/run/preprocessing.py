@@ -21,7 +21,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError, lookup
 from silograph.core.files import write_atomic
-from silograph.experiment.resolve.fitting import Use, silo_as_used, with_edges
+from silograph.experiment.resolve.fitting import Use, prepare_silo, with_edges
 from silograph.graph.column_statistics import ColumnStatistics, standardize
 from silograph.graph.graph import FeatureSource, Graph, row_normalize, with_features
 from silograph.graph.silos.data import Silo
@@ -84,7 +84,7 @@ class Preprocessing:
             )
         rule, mean = self.edge_weights, self.mean_edge_weight
         if isinstance(data, Silo):
-            data = silo_as_used(data, self.features, rule, mean)
+            data = prepare_silo(data, self.features, rule, mean)
             check_names("features", self.feature_names, data.feature_names, data.name)
             graph = data.graph
         else:

@@ -34,10 +34,10 @@ from silograph.experiment.run import round_scores as each_best
 from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.round_scores import (
     Counts,
-    Judged,
+    JudgedRound,
     baseline_scores,
     check_loss,
-    clients_scored,
+    count_scored_clients,
     metrics_of,
     run_metric,
     scores_by_class,
@@ -47,11 +47,11 @@ from silograph.experiment.run.round_scores import (
     uncut_rows,
     views_of,
 )
-from silograph.experiment.run.selecting import make_controlling
+from silograph.experiment.run.selecting import make_run_control
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
 from silograph.experiment.run.trained_model import TrainedModel
-from silograph.experiment.terminal_table import advice_of, console_to, print_fitted
+from silograph.experiment.terminal_table import advice_of, console_to, print_number_table
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -346,7 +346,7 @@ class Result:
     def print_to(self, console: Console) -> None:
         """Print the scores by view, what the run cost, and what picked the round."""
         title, columns, rows = self._table()
-        print_fitted(console, columns, rows, title)
+        print_number_table(console, columns, rows, title)
         console.print()
         for line in self._views():
             console.print(line, style="dim")
@@ -676,7 +676,7 @@ def make_result(
         confusion=None if rows_of_all is None else confusion(rows_of_all),
         client_facts=snapshot.client_facts,
         judged_without=best.away,
-        scored_clients=clients_scored(best),
+        scored_clients=count_scored_clients(best),
         left_out=setup.federation.left_out,
         best_round=best.round,
         rounds=tuple(rows),
@@ -698,7 +698,7 @@ def make_result(
     )
 
 
-def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
+def _uncut_rows(setup: Setup, best: JudgedRound) -> JudgedRows | None:
     """Return the predictions of the server's model on the uncut graph, None without one."""
     if best.weights is None or setup.simulated is None:
         return None
@@ -707,7 +707,7 @@ def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
     return uncut_rows(setup, best.weights)
 
 
-def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+def _finite_views(setup: Setup, best: JudgedRound, uncut: Counts | None) -> tuple[Views, Views]:
     """Return validation and test scores; raise `TrainingError` where the uncut loss diverged."""
     val, test = views_of(setup, best, uncut)
     check_loss([val.uncut], "val", best.round)
@@ -715,7 +715,7 @@ def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Vie
     return val, test
 
 
-def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
+def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
     """Return whether the number of rounds was too small or too large, None if neither."""
     by_scores = advice_of(
         rows,
@@ -725,7 +725,7 @@ def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot)
         rounds=setup.config.rounds,
         patience=setup.config.patience,
     )
-    controlling_part, controller_note = make_controlling(setup), None
+    controlling_part, controller_note = make_run_control(setup), None
     if controlling_part is not None:
         controller, memory = controlling_part.controller, part_of(snapshot.state, CONTROLLER)
         controller_note = controller.note(controller.options, memory, snapshot.round)
@@ -781,7 +781,7 @@ def mean_edge_weight(setup: Setup, snapshot: Snapshot) -> float | None:
 
 
 def _own_models(
-    setup: Setup, best: Judged, common: ColumnStatistics | None, mean: float | None
+    setup: Setup, best: JudgedRound, common: ColumnStatistics | None, mean: float | None
 ) -> dict[str, TrainedModel]:
     """Return the clients' own models of the best round, if they have any.
 

@@ -72,7 +72,7 @@ from silograph.experiment.result_files import (
     add_sums,
     check_format,
     check_written,
-    differing,
+    describe_difference,
     digest_of,
     digest_of_bytes,
     is_of_model,
@@ -386,7 +386,7 @@ class ResultFolder:
             file = self.path / Path(name).name
             if is_of_model(name) or name in LATER:
                 continue
-            if line := differing(file, digest_of(file), digests):
+            if line := describe_difference(file, digest_of(file), digests):
                 raise CheckpointError(line)
 
     def record_digest(self, name: str, data: bytes) -> None:

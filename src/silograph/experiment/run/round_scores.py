@@ -52,7 +52,7 @@ ViewScores = Mapping[str, Scores | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedRound:
     """A round as validation sees it.
 
     Attributes:
@@ -110,7 +110,7 @@ def judged_from_counts(
     own: Counts,
     weights: Params | None,
     away: tuple[str, ...],
-) -> Judged:
+) -> JudgedRound:
     """Return a round with the scores of its counts."""
     task = task_in(setup)
     val, test = (
@@ -120,10 +120,10 @@ def judged_from_counts(
         }
         for part in PARTS
     )
-    return Judged(t, server, own, weights, val, test, away)
+    return JudgedRound(t, server, own, weights, val, test, away)
 
 
-def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
+def judge(setup: Setup, state: ServerState, t: int, key: Key) -> JudgedRound:
     """Have all clients score the server's model and their own."""
     server = None
     if state.weights is not None:
@@ -161,7 +161,7 @@ def weights_message(setup: Setup, state: ServerState, to: Sequence[str]) -> Payl
     return outgoing(cfg, state.weights, remembered_form(state.memory), positions)
 
 
-def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
+def is_better(setup: Setup, new: JudgedRound, old: JudgedRound | None) -> bool:
     """Whether `new` is chosen over `old`: by the run's metric, then loss; the later if none.
 
     Rounds that were judged without some clients compare on the nodes that both have counted. Rounds
@@ -189,7 +189,7 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
 
 
 def _validation_scores_of_common_clients(
-    setup: Setup, judged_round: Judged, other_round: Judged
+    setup: Setup, judged_round: JudgedRound, other_round: JudgedRound
 ) -> Scores | None:
     """Return validation scores of `one`, on the clients that `other` has counted, too."""
     counts, other_counts = (
@@ -213,7 +213,7 @@ def scored_by_participants(setup: Setup) -> bool:
 
 def row_of(
     setup: Setup,
-    judged: Judged,
+    judged: JudgedRound,
     report: RoundReport,
     seconds: float,
     virtual_seconds: float | None = None,
@@ -240,12 +240,12 @@ def row_of(
     }
 
 
-def server_columns(setup: Setup, judged: Judged) -> Row:
+def server_columns(setup: Setup, judged: JudgedRound) -> Row:
     """Return the scores of the server's model in a row of the table."""
     return _score_columns(setup, judged, ("server",)) | _scored_clients(setup, judged)
 
 
-def _scored_clients(setup: Setup, judged: Judged) -> Row:
+def _scored_clients(setup: Setup, judged: JudgedRound) -> Row:
     """Return how many clients have nodes in the scores of the server's model, if not all."""
     if not scored_by_participants(setup):
         return {}
@@ -255,7 +255,7 @@ def _scored_clients(setup: Setup, judged: Judged) -> Row:
     return {SCORED_CLIENTS: float(((counts["val.nodes"] + counts["test.nodes"]) > 0).sum())}
 
 
-def _score_columns(setup: Setup, judged: Judged, view_names: tuple[str, ...]) -> Row:
+def _score_columns(setup: Setup, judged: JudgedRound, view_names: tuple[str, ...]) -> Row:
     row: Row = {}
     for part, views in (("val", judged.val), ("test", judged.test)):
         for view in view_names:
@@ -298,7 +298,7 @@ def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
     return counts | (unranked(rows.groups) if ranked else {})
 
 
-def baseline_scores(setup: Setup, best: Judged) -> Scores | None:
+def baseline_scores(setup: Setup, best: JudgedRound) -> Scores | None:
     """Return the test scores of the best constant prediction by all training labels.
 
     The experiment knows the labels, as it has cut the graph. Silos would not tell them: what they
@@ -331,7 +331,7 @@ def baseline_scores(setup: Setup, best: Judged) -> Scores | None:
     return task.scores(counts, "test")
 
 
-def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+def views_of(setup: Setup, best: JudgedRound, uncut: Counts | None) -> tuple[Views, Views]:
     """Return the validation and test scores of a round in all three views."""
     task = task_in(setup)
     val, test = (
@@ -344,7 +344,7 @@ def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, V
     return val, test
 
 
-def scores_by_class(setup: Setup, best: Judged) -> dict[str, ClassScores]:
+def scores_by_class(setup: Setup, best: JudgedRound) -> dict[str, ClassScores]:
     """Return the test scores of each class in a round, in the view that picks the round."""
     view = setup.method.evaluate.view
     counts = best.server if view == "server" else best.personalized
@@ -356,7 +356,7 @@ def scores_by_class(setup: Setup, best: Judged) -> dict[str, ClassScores]:
 
 
 def scores_by_client(
-    setup: Setup, best: Judged, uncut: Counts | None
+    setup: Setup, best: JudgedRound, uncut: Counts | None
 ) -> dict[str, dict[str, ClientValues]]:
     """Return each client's test scores in a round, by metric and by the views that exist."""
     views = {"server": best.server, "uncut": uncut, "personalized": best.personalized}
@@ -372,7 +372,7 @@ def scores_by_client(
     }
 
 
-def clients_scored(best: Judged) -> dict[str, dict[str, int]]:
+def count_scored_clients(best: JudgedRound) -> dict[str, dict[str, int]]:
     """Return how many clients are behind the test scores of a round; see `Result`."""
     views = {"server": best.server, "personalized": best.personalized}
     names = {"nodes": "test.nodes", "auc": "test.has_histogram"}
@@ -462,7 +462,7 @@ def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None
 # --- Losses that are NaN or infinite end a run: training diverged --------------------------------
 
 
-def diverged(what: str, loss: float, t: int) -> TrainingError:
+def divergence_error(what: str, loss: float, t: int) -> TrainingError:
     """Return the error for a loss that is NaN or infinite."""
     return TrainingError(
         f"expected a finite {what} loss, got {loss} in round {t}: training diverged; lower --lr, "
@@ -474,7 +474,7 @@ def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
     """Raise `TrainingError` where a judged model's loss is NaN or infinite."""
     for judged in scores:
         if judged is not None and judged.loss is not None and not math.isfinite(judged.loss):
-            raise diverged({"val": "validation", "test": "test"}[part], judged.loss, t)
+            raise divergence_error({"val": "validation", "test": "test"}[part], judged.loss, t)
 
 
 # --- Scores on receipt: what a round was worth is known when the next one has trained ------------
@@ -485,7 +485,7 @@ def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Pending:
+class PendingRound:
     """A round whose server's model is not scored yet.
 
     Attributes:
@@ -493,18 +493,18 @@ class Pending:
         row: of the table of rounds, without scores of the server's model.
     """
 
-    judged: Judged
+    judged: JudgedRound
     row: Row
 
 
 def score_own_models(
     setup: Setup, t: int, report: RoundReport, seconds: float, virtual: float | None
-) -> Pending:
+) -> PendingRound:
     """Score the clients' own models of a round."""
     own = own_counts_of(setup, t, training_key(setup.config))
     judged_round = judged_from_counts(setup, t, None, own, None, setup.federation.away)
     _check_losses(judged_round)
-    return Pending(judged_round, row_of(setup, judged_round, report, seconds, virtual))
+    return PendingRound(judged_round, row_of(setup, judged_round, report, seconds, virtual))
 
 
 def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundReport) -> Counts:
@@ -542,8 +542,8 @@ def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundRep
 
 
 def add_server_scores(
-    setup: Setup, pending: Pending, server: Counts, weights: Params
-) -> tuple[Judged, Row]:
+    setup: Setup, pending: PendingRound, server: Counts, weights: Params
+) -> tuple[JudgedRound, Row]:
     """Return a round with the scores of the server's model, and its row."""
     partial_scores, away = pending.judged, setup.federation.away
     absent_clients = tuple(
@@ -556,6 +556,6 @@ def add_server_scores(
     return judged_round, pending.row | server_columns(setup, judged_round)
 
 
-def _check_losses(judged_round: Judged) -> None:
+def _check_losses(judged_round: JudgedRound) -> None:
     check_loss(judged_round.val.values(), "val", judged_round.round)
     check_loss(judged_round.test.values(), "test", judged_round.round)

@@ -103,7 +103,7 @@ def run(
     watched = make_trackers(request.config, trackers)
     if request.config.out is not None:
         check_free(request.config.out)
-    simulation = request.simulated(generation_callback(progress))
+    simulation = request.read_and_resolve(generation_callback(progress))
     with torch_threads(simulation.user_config.threads):
         return _start_run(
             set_up(simulation), simulation.user_config, request.source, progress, watched

@@ -24,7 +24,7 @@ from silograph.evaluation.scoring import RECEIVED, VALIDATION
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.clock import Limit, Stop, clock_of
-from silograph.experiment.run.round_scores import Counts, Judged, run_metric, task_in
+from silograph.experiment.run.round_scores import Counts, JudgedRound, run_metric, task_in
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import CONTROLLER, SELECTED, SELECTOR, part_of, with_part
 from silograph.federation.base import at_server, positions_of
@@ -390,7 +390,7 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
 
 
 @dataclass(frozen=True, eq=False)
-class Controlling:
+class RunControl:
     """What sets the knobs of a run.
 
     Attributes:
@@ -404,7 +404,7 @@ class Controlling:
     setup: Setup
 
     def begin(
-        self, state: ServerState, scores: Judged | None, virtual: float | None
+        self, state: ServerState, scores: JudgedRound | None, virtual: float | None
     ) -> ServerState:
         """Return the server's first state with that of the controller; `virtual`: see `propose`."""
         controller, run_standing = self.controller, self._make_standing(0, scores, state, virtual)
@@ -418,7 +418,12 @@ class Controlling:
         )
 
     def propose(
-        self, state: ServerState, scores: Judged | None, virtual: float | None, t: int, key: Key
+        self,
+        state: ServerState,
+        scores: JudgedRound | None,
+        virtual: float | None,
+        t: int,
+        key: Key,
     ) -> Mapping[str, Tensor]:
         """Return the knobs of a round.
 
@@ -448,7 +453,7 @@ class Controlling:
         after: ServerState,
         t: int,
         report: RoundReport,
-        scores: Judged | None,
+        scores: JudgedRound | None,
         values: Mapping[str, Tensor],
         virtual: float | None,
         seconds: float,
@@ -477,7 +482,7 @@ class Controlling:
         return with_part(after, CONTROLLER, memory)
 
     def _make_standing(
-        self, t: int, scores: Judged | None, state: ServerState, virtual: float | None
+        self, t: int, scores: JudgedRound | None, state: ServerState, virtual: float | None
     ) -> RunStanding:
         setup, ledger = self.setup, self.setup.federation.ledger
         max_bytes, loss, score = setup.config.max_bytes, None, None
@@ -505,11 +510,11 @@ class Controlling:
         )
 
 
-def make_controlling(setup: Setup) -> Controlling | None:
+def make_run_control(setup: Setup) -> RunControl | None:
     """Return what sets the knobs of a run, None where its method has none."""
     options, needs = setup.method_config.options, setup.method.needs
     knobs = needs.knobs(options)
-    return Controlling(needs.controller(options), knobs, setup) if knobs else None
+    return RunControl(needs.controller(options), knobs, setup) if knobs else None
 
 
 def with_knobs(report: RoundReport, values: Mapping[str, Tensor]) -> RoundReport:

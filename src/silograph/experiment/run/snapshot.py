@@ -24,8 +24,8 @@ from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.preprocessing import checked_statistics
 from silograph.experiment.run.round_scores import (
     Counts,
-    Judged,
-    Pending,
+    JudgedRound,
+    PendingRound,
     judged_from_counts,
     task_in,
 )
@@ -126,13 +126,13 @@ class Snapshot:
 
     round: int
     state: ServerState
-    best: Judged | None
+    best: JudgedRound | None
     seconds: float
     stopped: str | None
-    scores: Judged | None = None
+    scores: JudgedRound | None = None
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
     virtual_seconds: float | None = None
-    pending: Pending | None = None
+    pending: PendingRound | None = None
     executed: float | None = None
     each: Counts | None = None
 
@@ -292,9 +292,8 @@ def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
         t = counts.get(name)
         if t is None:
             continue
-        client_dims = (
-            () if name.endswith(HISTOGRAM) else (clients,)
-        )  # those are summed over clients
+        # Histograms are summed over clients.
+        client_dims = () if name.endswith(HISTOGRAM) else (clients,)
         if t.shape != (*client_dims, *spec.shape):
             raise ValueError(name)
         floating = spec.dtype.is_floating_point or (name.endswith(HISTOGRAM) and rules.merges)
@@ -390,7 +389,7 @@ def from_checkpoint(
     def group(prefix: str) -> dict[str, Tensor] | None:
         return below(prefix, parts) if prefix in facts["groups"] else None
 
-    def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> Judged:
+    def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> JudgedRound:
         own = below(f"{prefix}/personalized", parts)
         return judged_from_counts(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
 
@@ -414,7 +413,7 @@ def from_checkpoint(
         if "pending_row" in facts:
             own, away = below("pending", parts), tuple(facts["pending_away"])
             partial_scores = judged_from_counts(setup, checkpoint.round, None, own, None, away)
-            pending = Pending(partial_scores, dict(facts["pending_row"]))
+            pending = PendingRound(partial_scores, dict(facts["pending_row"]))
         best_by_client = group("each")
         seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_finite_number(facts.get(k)) for k in ("virtual_seconds", "executed"))

@@ -190,11 +190,11 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
     for trial in range(TRIALS):
         u = key.fold("trial", trial).matrix(inputs.shape[1], 1)[:, 0] - 0.5
         u = u / max(float((inputs @ u).std()), 1e-9) * SPREAD
-        top, second = highest(silos.reply(adding(setup, u)), silo)
+        top, second = highest(silos.reply(linear_score_weights(setup, u)), silo)
         trials.append((score_at(top) - score_at(second), u, top))
     gap, u, top = max(trials, key=lambda trial: trial[0])
     rows = block.split.test & (block.client == silo)
-    scores = cfg.backend.predict(cfg.model, adding(setup, u), block)[:, 0]
+    scores = cfg.backend.predict(cfg.model, linear_score_weights(setup, u), block)[:, 0]
     order = scores.masked_fill(~rows, -torch.inf).argsort(descending=True)
     target = int(order[cfg.count_rules.min_count // 2])  # in the middle of the highest group
     tested_features = (inputs != 0).sum(0).argsort(descending=True)[:FEATURE_CALLS]
@@ -202,7 +202,9 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
     for feature in tested_features.tolist():
         raised_weights = u.clone()
         raised_weights[feature] += gap / 2 / entry  # not so far that others come by
-        score_rose.append(highest(silos.reply(adding(setup, raised_weights)), silo)[0] > top)
+        score_rose.append(
+            highest(silos.reply(linear_score_weights(setup, raised_weights)), silo)[0] > top
+        )
     predicted, is_present = torch.tensor(score_rose), inputs[target][tested_features] != 0
     what = f"features of one test node, {len(tested_features)} evaluations"
     accuracy = float((predicted == is_present).double().mean())
@@ -210,7 +212,7 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
     return [Finding(MADE, what, share_right, int(is_present.sum()), accuracy, "active")]
 
 
-def adding(setup: Setup, u: Tensor) -> dict[str, Tensor]:
+def linear_score_weights(setup: Setup, u: Tensor) -> dict[str, Tensor]:
     """Return weights under which the score of class 0 of a row x (F,) without neighbors is x u.
 
     The logits of all other classes are 0, so the log-odds of class 0 is that and a bias.

@@ -246,7 +246,9 @@ def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> 
 # C: silos. F: features. H: width of the first hidden layer. K: classes.
 
 
-def untouched(weights: Mapping[str, Tensor], optimizer: Optimizer, steps: int) -> Params:
+def weights_without_gradient(
+    weights: Mapping[str, Tensor], optimizer: Optimizer, steps: int
+) -> Params:
     """Return what weights become in some steps of a silo whose data give no gradient at all."""
     own = {name: w[None].clone() for name, w in weights.items()}
     state = optimizer.init(own)
@@ -267,7 +269,7 @@ def occurring_features(after: Tensor, without_data: Tensor) -> Tensor:
     return (after - without_data).abs().amax(2) > 1e-9
 
 
-def crafted(weights: Mapping[str, Tensor], center: float, spread: float) -> Params:
+def craft_weights(weights: Mapping[str, Tensor], center: float, spread: float) -> Params:
     """Return weights of two layers under which an SGD step holds single rows.
 
     Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the fed", ICLR 2022: all hidden units
@@ -568,14 +570,14 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
         return []
     inputs = first_inputs(setup, block)
     sums = inputs.sum(1)
-    weights = crafted(first_weights(setup), float(sums.mean()), float(sums.std()))
+    weights = craft_weights(first_weights(setup), float(sums.mean()), float(sums.std()))
     fed, key = RecordingFederation(setup.federation), Key.of(setup.config.seed).fold("attack")
     setup.method.init(fed, cfg, weights, key)
     fed.call(
         train, shared("weights", weights), what=Kind.WEIGHTS, key=key, reduce=WeightedMean("nodes")
     )
     after = {name: dense(fed.calls[-1].reply[f"weights/{name}"]) for name in names}
-    rows = single_rows(untouched(weights, cfg.optimizer, 1), after)
+    rows = single_rows(weights_without_gradient(weights, cfg.optimizer, 1), after)
     hits = [
         same_up_to_scale(rows[c], inputs[block.off[c] : block.off[c + 1]], 1e-3)
         for c in range(block.num_clients)

@@ -25,7 +25,7 @@ from silograph.study.compare.tables import (
     Test,
     holm,
     overlap_of,
-    paired,
+    paired_test,
     power_of,
     without_options,
 )
@@ -220,7 +220,7 @@ class Comparison:
                 method_scores, reference_scores = (
                     [scores[m][s] for s in shared_seeds] for m in (method, reference)
                 )
-                tests[method] = paired(method_scores, reference_scores, test, overlap)
+                tests[method] = paired_test(method_scores, reference_scores, test, overlap)
         adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
         for row in rows:
             method = row["method"]

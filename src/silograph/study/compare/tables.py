@@ -15,7 +15,7 @@ from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError
 from silograph.core.text import counted, decimals, html_lines, html_table
 from silograph.experiment.run.result import VIEWS
-from silograph.experiment.terminal_table import console_to, markdown_table, print_fitted
+from silograph.experiment.terminal_table import console_to, markdown_table, print_number_table
 from silograph.graph.datasets import is_path
 from silograph.graph.partition.split import parse_ratios
 from silograph.study.cells import Cell
@@ -52,7 +52,7 @@ class Paired:
     p: float | None
 
 
-def paired(
+def paired_test(
     ours: Sequence[float], theirs: Sequence[float], test: Test = "t", overlap: float = 0.0
 ) -> Paired:
     """Compare two methods on the same seeds.
@@ -262,7 +262,7 @@ def small(p: float | None) -> str:
     return "-" if p is None else "< .001" if p < 0.001 else f"{p:.3f}".lstrip("0")
 
 
-def scaled(value: float | None, unit: float, digits: int) -> str:
+def format_cost(value: float | None, unit: float, digits: int) -> str:
     """Return a cost in its unit."""
     return "-" if value is None else decimals(value / unit, digits)
 
@@ -316,13 +316,13 @@ def _tested() -> list[Column]:
 SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
 TESTED = _tested()
 COSTS: list[Column] = [
-    ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
-    ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
-    ("seconds", lambda row: scaled(row["seconds"], 1, 1)),
-    ("peak MB", lambda row: scaled(row["peak_memory_bytes"], 1e6, 0)),
-    ("best round", lambda row: scaled(row["best_round"], 1, 0)),
+    ("MB", lambda row: format_cost(row["bytes"], 1e6, 1)),
+    ("GFLOP", lambda row: format_cost(row["flops"], 1e9, 1)),
+    ("seconds", lambda row: format_cost(row["seconds"], 1, 1)),
+    ("peak MB", lambda row: format_cost(row["peak_memory_bytes"], 1e6, 0)),
+    ("best round", lambda row: format_cost(row["best_round"], 1, 0)),
 ]
-ROWS: Column = ("rows MB", lambda row: scaled(row["row_bytes"], 1e6, 1))
+ROWS: Column = ("rows MB", lambda row: format_cost(row["row_bytes"], 1e6, 1))
 BIAS: Column = (
     "local bias",
     lambda row: "-" if row["local_bias"] is None else f"{row['local_bias']:.4g}",
@@ -418,7 +418,7 @@ def text_of(comparison: Compared, width: int) -> str:
         for title, columns in tables_of(comparison, width):
             words = [w for w in (title_of(comparison), point, title) if w]
             names = [name for name, _ in columns]
-            print_fitted(console, names, _texts(columns, rows, last), ": ".join(words))
+            print_number_table(console, names, _texts(columns, rows, last), ": ".join(words))
             console.print()
     for note in comparison.notes:
         console.print(note)

@@ -249,11 +249,11 @@ class Tuned:
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
-        from silograph.experiment.terminal_table import console_to, print_fitted
+        from silograph.experiment.terminal_table import console_to, print_number_table
 
         file = io.StringIO()
         console = console_to(file, width)
-        print_fitted(console, *self._texts())
+        print_number_table(console, *self._texts())
         console.print()
         for note in self.notes:
             console.print(note)
