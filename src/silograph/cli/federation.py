@@ -194,7 +194,7 @@ def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
     if flags.resume is not None:
         _check_resume_alone(words)
     _check_num_silos(inputs, flags, words)
-    config, venue = _with_name_and_folder(inputs.config), _venue(flags)
+    config, server_settings = _with_name_and_folder(inputs.config), _make_server_settings(flags)
     _warn_of_unused(config, words)
     mode = "none" if flags.quiet else best_mode()
     folder = str(config.out if flags.resume is None else flags.resume)
@@ -208,9 +208,9 @@ def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
     )
     with stop_hint, logging_to(flags.log_file, flags.log_level):
         if flags.resume is not None:
-            result = resume_server(flags.resume, venue, trust=inputs.trust, progress=mode)
+            result = resume_server(flags.resume, server_settings, trust=inputs.trust, progress=mode)
         else:
-            result = serve(config, venue, progress=mode)
+            result = serve(config, server_settings, progress=mode)
     if flags.json:
         typer.echo(result.to_json())
     else:
@@ -228,7 +228,7 @@ def _with_name_and_folder(config: RunConfig) -> RunConfig:
     return config
 
 
-def _venue(flags: ServerFlags) -> "ServerSettings":
+def _make_server_settings(flags: ServerFlags) -> "ServerSettings":
     """Return how the server meets its silos."""
     from silograph.deploy.venue import ServerSettings
 

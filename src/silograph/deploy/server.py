@@ -346,7 +346,7 @@ UNKNOWN_KEYS = (
 @standard_numerics()
 def serve(
     config: RunConfig,
-    venue: ServerSettings,
+    server_settings: ServerSettings,
     *,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
@@ -357,7 +357,7 @@ def serve(
     Args:
         config: of the run; what it says of cuts is not used, and `evaluation_min_count` is 5
             unless it says another.
-        venue: where silos attach.
+        server_settings: where silos attach.
         progress: as in `run`.
         trackers: as in `run`.
         report: called with events; the first one names the address.
@@ -369,31 +369,34 @@ def serve(
     check_mode(progress)
     need_packages()
     config = with_evaluate_clients(with_min_count(with_absolute_code(config)))
-    check_run(replace(config, clients=expected_silos(config, venue)[1]), venue)
+    check_run(replace(config, clients=expected_silos(config, server_settings)[1]), server_settings)
     check_selected(choose(config))
     config = without_part(config, "partition")  # how a simulation of it cuts its graph
     if config.out is not None:
         check_free(config.out)
     figures = Figures()
-    watched = make_trackers(config, (figures, *trackers))
+    tracker_group = make_trackers(config, (figures, *trackers))
     session = SessionState(secrets.token_bytes(16), {})
-    with _open_meeting(config, venue, session, progress, figures, report) as (meeting, watch):
-        setup = meeting.set_up()
+    with _open_server(config, server_settings, session, progress, figures, report) as (
+        server_session,
+        monitor,
+    ):
+        setup = server_session.set_up()
         first = first_snapshot(setup)
         folder = None
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
-            folder.record_digest(SESSION, write_session(folder.path, meeting.session_state))
-            meeting.folder = folder
+            folder.record_digest(SESSION, write_session(folder.path, server_session.session_state))
+            server_session.folder = folder
         with closing(folder) if folder is not None else nullcontext():
-            watch.start(first.round)
-            return continue_training(setup, folder, watch, first, [], watched, watch.say)
+            monitor.start(first.round)
+            return continue_training(setup, folder, monitor, first, [], tracker_group, monitor.say)
 
 
 @standard_numerics()
 def resume_server(
     path: str | os.PathLike[str],
-    venue: ServerSettings,
+    server_settings: ServerSettings,
     *,
     trust: Trust = False,
     progress: str | Progress = "none",
@@ -404,7 +407,7 @@ def resume_server(
 
     Args:
         path: the run's result folder.
-        venue: where silos attach: the same ones, with their keys and their states.
+        server_settings: where silos attach: the same ones, with their keys and their states.
         trust: as in `resume`.
         progress: as in `run`.
         trackers: as in `run`.
@@ -429,47 +432,51 @@ def resume_server(
         check_run(config)
         session = read_session(target)
         figures = Figures()
-        watched = make_trackers(config, (figures, *trackers))
+        tracker_group = make_trackers(config, (figures, *trackers))
         # The silos are known, whatever number the config has.
-        venue, config_without_clients = (
-            replace(venue, silos=tuple(session.keys)),
+        server_settings, config_without_clients = (
+            replace(server_settings, silos=tuple(session.keys)),
             replace(config, clients=None),
         )
-        with _open_meeting(config_without_clients, venue, session, progress, figures, report) as (
-            meeting,
-            watch,
+        with _open_server(
+            config_without_clients, server_settings, session, progress, figures, report
+        ) as (
+            server_session,
+            monitor,
         ):
-            meeting.folder = folder
-            setup = meeting.set_up()
+            server_session.folder = folder
+            setup = server_session.set_up()
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restore_run(setup, folder, about["same"])
-            watch.start(snapshot.round)
-            return continue_training(setup, folder, watch, snapshot, rows, watched, watch.say)
+            monitor.start(snapshot.round)
+            return continue_training(
+                setup, folder, monitor, snapshot, rows, tracker_group, monitor.say
+            )
 
 
 @contextmanager
-def _open_meeting(
+def _open_server(
     config: RunConfig,
-    venue: ServerSettings,
+    server_settings: ServerSettings,
     session: SessionState,
     progress: str | Progress,
     figures: Figures,
     report: EventCallback,
 ) -> Iterator[tuple["ServerSession", RunMonitor]]:
     """Open the server for silos; when it closes, silos receive how the run ended."""
-    names, room = expected_silos(config, venue)
+    names, num_silos = expected_silos(config, server_settings)
     limit = StrangerLimit(report)  # figures count all of them
-    board = Board(names or tuple(session.keys), room, both(figures.take, limit))
-    monitor = monitor_run(config.rounds, board, progress, figures, venue.metrics)
-    with torch_threads(config.threads), closing(limit), monitor as watch:
-        config = replace(config, clients=room, partition=CUT)
-        meeting = ServerSession(config, venue, session, names, watch)
+    board = Board(names or tuple(session.keys), num_silos, both(figures.take, limit))
+    monitor = monitor_run(config.rounds, board, progress, figures, server_settings.metrics)
+    with torch_threads(config.threads), closing(limit), monitor as run_monitor:
+        config = replace(config, clients=num_silos, partition=CUT)
+        server_session = ServerSession(config, server_settings, session, names, run_monitor)
         try:
-            yield meeting, watch
+            yield server_session, run_monitor
         except BaseException as error:
-            meeting.leave(error)
+            server_session.leave(error)
             raise
-        meeting.close("")
+        server_session.close("")
 
 
 def with_min_count(config: RunConfig) -> RunConfig:
@@ -497,7 +504,7 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
     return replace(config, evaluate_clients="participants" if by_participants else "all")
 
 
-def check_run(config: RunConfig, venue: ServerSettings | None = None) -> None:
+def check_run(config: RunConfig, server_settings: ServerSettings | None = None) -> None:
     """Raise `ConfigError` for a run that silos or this server cannot do, before waiting for any."""
     method = choose(config).method.part
     check_device_name(config.device)
@@ -506,9 +513,9 @@ def check_run(config: RunConfig, venue: ServerSettings | None = None) -> None:
     check_model(config)
     at_silos = replace(without_part(config, "partition"), partition=CUT)
     resolved = resolve_without_data(at_silos, device="cpu")
-    if venue is not None and resolved is not None:
+    if server_settings is not None and resolved is not None:
         program = program_of(resolved.config, resolved.schema, method, resolved.method_config)
-        check_update_norm(venue, program, config.method)
+        check_update_norm(server_settings, program, config.method)
 
 
 def reason_of(error: BaseException) -> str:
@@ -523,33 +530,33 @@ class ServerSession:
 
     Args:
         config: of the run; it has the number of silos.
-        venue: where they attach.
+        server_settings: where they attach.
         session: what is known of them from before.
         names: of them; None: whoever comes first.
-        watch: receives events and rounds.
+        monitor: receives events and rounds.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        venue: ServerSettings,
+        server_settings: ServerSettings,
         session: SessionState,
         names: tuple[str, ...] | None,
-        watch: RunMonitor,
+        monitor: RunMonitor,
     ) -> None:
         from silograph.federation.session.hub import Hub
         from silograph.federation.session.identity import Register
 
-        room = config.clients
-        assert room is not None  # see `expected_silos`
-        certificate_and_key = credentials(venue)
-        keys = session.keys or known_keys(venue, names, room)
+        num_silos = config.clients
+        assert num_silos is not None  # see `expected_silos`
+        certificate_and_key = credentials(server_settings)
+        keys = session.keys or known_keys(server_settings, names, num_silos)
         self._config = config
-        self._venue = venue
+        self._server_settings = server_settings
         self._token = session.token
-        self._watch = watch
-        self._report = watch.report
-        self._room = room
+        self._monitor = monitor
+        self._report = monitor.report
+        self._num_silos = num_silos
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
         self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
@@ -558,13 +565,20 @@ class ServerSession:
             str, object
         ] = {}  # the facts that silos received with START, once they did
         self.folder: ResultFolder | None = None  # of the run, once there is one
-        self._register = Register(names, room, keys)
+        self._register = Register(names, num_silos, keys)
         self._hub: Hub = Hub(
-            venue.listen, self._register, self._token, certificate_and_key, room, self._report
+            server_settings.listen,
+            self._register,
+            self._token,
+            certificate_and_key,
+            num_silos,
+            self._report,
         )
-        if venue.certificate is not None and (line := describe_exposure(venue.certificate[1])):
+        if server_settings.certificate is not None and (
+            line := describe_exposure(server_settings.certificate[1])
+        ):
             self._report(Event(What.EXPOSED, note=line))
-        if keys is None and not venue.insecure:
+        if keys is None and not server_settings.insecure:
             self._report(Event(What.UNKNOWN_KEYS, note=UNKNOWN_KEYS))
         self._report(Event(What.LISTENING, address=self._hub.address))
 
@@ -574,13 +588,13 @@ class ServerSession:
         Raises:
             ConfigError: silos are missing or do not fit.
         """
-        venue = self._venue
+        server_settings = self._server_settings
         joined_silos = self._wait_for_silos()
-        ids = venue.silos or tuple(sorted(joined_silos, key=natural_sort_key))
+        ids = server_settings.silos or tuple(sorted(joined_silos, key=natural_sort_key))
         for name in ids:
             check_versions(joined_silos[name])
         peers = {name: self._peers[name] for name in ids}
-        agreed, route = agree(peers, venue.seconds)
+        agreed, route = agree(peers, server_settings.seconds)
         agreed_facts = agreed.facts
         schema = Schema(
             agreed_facts.features,
@@ -592,24 +606,26 @@ class ServerSession:
         resolved = resolve(self._config, schema, device="cpu", weighted=agreed_facts.weighted)
         config, method_config = replace(resolved.config, block_size=1), resolved.method_config
         method, schema = resolved.parts.method.part, resolved.schema
-        program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
-        check_update_norm(venue, program, config.method)
+        program = program_of(
+            config, schema, method, method_config, hand_over=server_settings.hand_over
+        )
+        check_update_norm(server_settings, program, config.method)
         ops = server_ops(program)
         code = code_digests_for_silos(config, program)
-        self._start = start_facts(config, schema, code, hand_over=venue.hand_over)
+        self._start = start_facts(config, schema, code, hand_over=server_settings.hand_over)
         for peer in peers.values():
             peer.send(Type.START, facts_body(self._start))
         for name, peer in peers.items():
             try:
-                self._record_node_counts(name, peer.answer(Type.DONE, venue.seconds))
+                self._record_node_counts(name, peer.answer(Type.DONE, server_settings.seconds))
             except (ConfigError, LostError) as error:
                 raise ConfigError(f"{name}: {error}") from None
         limits = Limits(
-            least=len(ids) if venue.least is None else venue.least,
-            seconds=venue.seconds,
-            patience=venue.rejoin,
+            least=len(ids) if server_settings.least is None else server_settings.least,
+            seconds=server_settings.seconds,
+            patience=server_settings.rejoin,
             failures=MOST_FAILURES,
-            update_norm=venue.update_norm,
+            update_norm=server_settings.update_norm,
             most_work=partial(most_work, config, method, method_config),
         )
         self._session = Session(
@@ -625,7 +641,7 @@ class ServerSession:
             nodes=self._nodes,
         )
         session = self._session
-        self._watch.follow(lambda: session.ledger)
+        self._monitor.follow(lambda: session.ledger)
         names = agreed_facts.feature_names if config.features == "given" else ()
         return Setup(
             config,
@@ -684,19 +700,20 @@ class ServerSession:
     def _wait_for_silos(self) -> dict[str, "Joined"]:
         """Wait for all silos and return them."""
         joined_by_name: dict[str, Joined] = {}
-        deadline = time.monotonic() + self._venue.patience
+        deadline = time.monotonic() + self._server_settings.patience
         while True:
             joined_by_name = {
                 name: joined for name, joined in joined_by_name.items() if joined.link.alive
             }
-            if len(joined_by_name) == self._room:
+            if len(joined_by_name) == self._num_silos:
                 return joined_by_name
             joined = self._hub.next(max(0.0, deadline - time.monotonic()))
             if joined is None:
                 joined_names = ", ".join(sorted(joined_by_name)) or "none"
                 raise ConfigError(
-                    f"expected {counted(self._room, 'silo')} within {self._venue.patience:g} s, "
-                    f"got {len(joined_by_name)} ({joined_names}): start them with silograph silo"
+                    f"expected {counted(self._num_silos, 'silo')} within "
+                    f"{self._server_settings.patience:g} s, got {len(joined_by_name)} "
+                    f"({joined_names}): start them with silograph silo"
                 )
             joined_by_name[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
@@ -717,7 +734,7 @@ class ServerSession:
             try:
                 check_versions(joined)
                 self._record_node_counts(
-                    joined.name, peer.ask(Type.START, self._start, self._venue.seconds)
+                    joined.name, peer.ask(Type.START, self._start, self._server_settings.seconds)
                 )
             except (ConfigError, LostError) as error:
                 self._report(Event(What.UNFIT, joined.name, reason=str(error)))

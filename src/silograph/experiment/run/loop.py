@@ -238,9 +238,9 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     scores = None
     if setup.method.needs.score_first:
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    controlling_part, virtual = make_run_control(setup), virtual_seconds(setup, None, 0)
-    if controlling_part is not None:
-        state = controlling_part.begin(state, scores, virtual)
+    run_control, virtual = make_run_control(setup), virtual_seconds(setup, None, 0)
+    if run_control is not None:
+        state = run_control.begin(state, scores, virtual)
     return Snapshot(
         round=0,
         state=state,
@@ -406,8 +406,8 @@ def _run_round(
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    control = make_run_control(setup)
-    cfg = _round_config(setup, selection, control, before)
+    run_control = make_run_control(setup)
+    cfg = _round_config(setup, selection, run_control, before)
     start_seconds = clock.seconds()
     with at_server(setup.method.round, f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
@@ -433,8 +433,8 @@ def _run_round(
         if judged_round is not None and received != "all":
             counts = _deciding_counts(setup, judged_round)
         state = selection.observe(before.state, state, t, report, counts)
-    if control is not None:
-        state = control.observe(
+    if run_control is not None:
+        state = run_control.observe(
             before.state, state, t, method_report, last_scores, cfg.knobs, virtual, round_seconds
         )
     seconds, bytes_before_evaluation = clock.seconds(), fed.ledger.bytes

@@ -725,9 +725,9 @@ def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snap
         rounds=setup.config.rounds,
         patience=setup.config.patience,
     )
-    controlling_part, controller_note = make_run_control(setup), None
-    if controlling_part is not None:
-        controller, memory = controlling_part.controller, part_of(snapshot.state, CONTROLLER)
+    run_control, controller_note = make_run_control(setup), None
+    if run_control is not None:
+        controller, memory = run_control.controller, part_of(snapshot.state, CONTROLLER)
         controller_note = controller.note(controller.options, memory, snapshot.round)
     lines = controller_note, _method_note(setup, rows), by_scores
     return "; ".join(line for line in lines if line is not None) or None

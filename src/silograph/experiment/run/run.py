@@ -100,13 +100,13 @@ def run(
     check_trackers(trackers)
     # Before any data is read: a wrong name should not cost a minute.
     request = parse_request(graph, config, method, options)
-    watched = make_trackers(request.config, trackers)
+    tracker_group = make_trackers(request.config, trackers)
     if request.config.out is not None:
         check_free(request.config.out)
     simulation = request.read_and_resolve(generation_callback(progress))
     with torch_threads(simulation.user_config.threads):
         return _start_run(
-            set_up(simulation), simulation.user_config, request.source, progress, watched
+            set_up(simulation), simulation.user_config, request.source, progress, tracker_group
         )
 
 
@@ -115,15 +115,17 @@ def _start_run(
     user_config: RunConfig,
     source: Source,
     progress: str | Progress,
-    watched: TrackerGroup,
+    tracker_group: TrackerGroup,
 ) -> Result:
     """Train from the first round on, with a result folder if the config has `out`."""
     first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
     if user_config.out is None:
-        return continue_training(setup, None, progress, first, [], watched)
+        return continue_training(setup, None, progress, first, [], tracker_group)
     with closing(ResultFolder.create(user_config.out, setup, user_config, source)) as folder:
         return _train_and_report_divergence(
-            folder, lambda: continue_training(setup, folder, progress, first, [], watched), new=True
+            folder,
+            lambda: continue_training(setup, folder, progress, first, [], tracker_group),
+            new=True,
         )
 
 
@@ -202,7 +204,7 @@ def resume(
         check_code(about["code"], config, given_values)
         parts = _choose_parts(config, method)
         model = _import_module_again(config) if model is None else model
-        watched = make_trackers(config, trackers)
+        tracker_group = make_trackers(config, trackers)
         data = _load_data_again(graph, partition, config, about["source"], target, progress)
         with torch_threads(config.threads):
             setup = prepare(config, data, parts, model)
@@ -211,7 +213,7 @@ def resume(
             return _train_and_report_divergence(
                 folder,
                 lambda: continue_training(
-                    setup, folder, progress, snapshot, rows, watched, is_resumed=True
+                    setup, folder, progress, snapshot, rows, tracker_group, is_resumed=True
                 ),
                 new=False,
             )
