@@ -589,11 +589,13 @@ class ServerSession:
             ConfigError: silos are missing or do not fit.
         """
         server_settings = self._server_settings
+        # Wait for all silos; their order decides the order of every sum.
         joined_silos = self._wait_for_silos()
         ids = server_settings.silos or tuple(sorted(joined_silos, key=natural_sort_key))
         for name in ids:
             check_versions(joined_silos[name])
         peers = {name: self._peers[name] for name in ids}
+        # Match the edges between silos, and agree on features and classes.
         agreed, route = agree(peers, server_settings.seconds)
         agreed_facts = agreed.facts
         schema = Schema(
@@ -603,6 +605,7 @@ class ServerSession:
             agreed_facts.class_names,
         )
         self._judged = "ratings" if schema.task == "rating" else "nodes"
+        # Resolve the run, and send every silo its config; each checks it against its policy.
         resolved = resolve(self._config, schema, device="cpu", weighted=agreed_facts.weighted)
         config, method_config = replace(resolved.config, block_size=1), resolved.method_config
         method, schema = resolved.parts.method.part, resolved.schema
@@ -620,6 +623,7 @@ class ServerSession:
                 self._record_node_counts(name, peer.answer(Type.DONE, server_settings.seconds))
             except (ConfigError, LostError) as error:
                 raise ConfigError(f"{name}: {error}") from None
+        # All silos have agreed: open the session.
         limits = Limits(
             least=len(ids) if server_settings.least is None else server_settings.least,
             seconds=server_settings.seconds,

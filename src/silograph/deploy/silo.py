@@ -258,14 +258,17 @@ class OwnData:
         server_config = facts.get("config")
         if not isinstance(server_config, dict):
             raise ConfigError("expected the server's config, got none")
+        # Read the server's config: method and model only from code that this silo allows.
         config = make_config(
             {k: v for k, v in server_config.items() if k not in PRIVATE}, source="server"
         )
         self.code.check(facts.get("code"))
         method = self.code.method(config.method, facts.get("code"))
         ratings = self.silo.graph.task == "rating"
-        config = with_default_model(config, ratings=ratings, method=method)  # see `check_whole`
+        # `check_complete_config` refuses a server's config that has no model.
+        config = with_default_model(config, ratings=ratings, method=method)
         make = self.code.model(config.model or "", facts.get("code"))
+        # Refuse what silos cannot run, or what is too large, before any work.
         check_deployable(config, method)
         silo = featured(self.silo, config.features)
         check_size(config, choose_parts(config, method), silo)
@@ -279,11 +282,13 @@ class OwnData:
         edge_weights_line = check_edge_weights(
             config, resolved_config, method, method_config.model, self.silo
         )
+        # The resolved config must be that of the server, with no default left to this silo.
         check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
         hands_over_model: bool = facts["hand_over"]
         rules = dataclasses.replace(method_config.count_rules, level=self.policy.evaluation)
         method_config = dataclasses.replace(method_config, count_rules=rules)
+        # Derive the program, and check what it would send against the silo's policy.
         program = program_of(
             resolved_config, schema, method, method_config, hand_over=hands_over_model
         )
@@ -294,6 +299,7 @@ class OwnData:
         self.check_policy(ProposedRun(resolved_config, program, needs, self.allow), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
+        # From here on the run is agreed to: prepare the data, and describe the run to people.
         note = agreed_note(method, program, hands_over_model=hands_over_model)
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block)

@@ -252,6 +252,7 @@ def resolve(
     Raises:
         ConfigError: something about the config cannot be used, or not with these data.
     """
+    # The task decides on the default model, and the model on what else is valid.
     ratings = schema_in(user_config, data).task == "rating"
     method = None if parts is None else parts.method.part
     user_config = with_default_model(user_config, ratings=ratings, method=method)
@@ -259,6 +260,7 @@ def resolve(
     schema = usable_schema(user_config, data, parts)
     torch_device = device_of(device or user_config.device)
     parts = with_partition_defaults(parts, schema)
+    # Fill in the defaults that need no data, and build what trains.
     settings = fill_defaults(user_config, parts)
     metric = metric_of_run(user_config, schema)
     optimizer = make_optimizer(user_config, settings)
@@ -275,6 +277,7 @@ def resolve(
     check_relevant(relevant, scale_in(data))
     training = training_of(user_config, settings, parts, model, optimizer)
     backend = choose_backend(user_config, training, torch_device)
+    # Settings that depend on the data.
     check_silos_behind(user_config, clients := clients_in(user_config, data))
     data_settings = {
         "clients": clients,
@@ -285,6 +288,7 @@ def resolve(
     weighted |= not isinstance(data, Schema) and has_weights(data)
     data_settings["edge_weights"] = edge_weights_in(user_config, model, weighted=weighted)
     config = ResolvedConfig(**settings | data_settings)
+    # What the method's ops and its server program read.
     selector = parts.selector
     method_config = MethodConfig(
         model=model,

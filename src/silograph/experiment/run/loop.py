@@ -406,15 +406,18 @@ def _run_round(
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
+    # Choose clients and knobs, which may read the server's state before the round.
     run_control = make_run_control(setup)
     cfg = _round_config(setup, selection, run_control, before)
     start_seconds = clock.seconds()
+    # Train. The method sees its own memory only, not that of selection and control.
     with at_server(setup.method.round, f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     check_report(setup, cfg, report, t, key)
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.server_block is not None:
         state = on_held(cfg, setup.server_block, state, t, key)
+    # Statistics were fitted once and stay in the state.
     if fitted_statistics := part_of(before.state, STATISTICS):
         state = with_part(state, STATISTICS, fitted_statistics)
     method_report, report = report, with_knobs(report, cfg.knobs)
@@ -422,11 +425,13 @@ def _run_round(
         raise divergence_error("training", report.train_loss, t)
     round_seconds, virtual = clock.seconds() - start_seconds, virtual_seconds(setup, before, t)
     trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.received
+    # Score this round, or the one before if clients score the model that they receive.
     scored = (score_on_receipt if received == "all" else score_now)(setup, before, trained_round)
     judged_round = scored.latest
     last_scores = before.scores
     if last_scores is not None and judged_round is not None:
         last_scores = replace(judged_round, weights=None)
+    # Let selection and control learn from the round.
     if selection is not None:
         # Scores on receipt are of the round before, and the selector does not read them.
         counts = None
@@ -437,6 +442,7 @@ def _run_round(
         state = run_control.observe(
             before.state, state, t, method_report, last_scores, cfg.knobs, virtual, round_seconds
         )
+    # The last round is always scored, so limits are checked before its evaluation costs anything.
     seconds, bytes_before_evaluation = clock.seconds(), fed.ledger.bytes
     stop = _reason_to_stop(setup, selection, trained_round, scored, state, seconds)
     if stop is not None or t == config.rounds:
