@@ -12,7 +12,7 @@ from silograph.experiment.resolve.cutting import clients_of
 from silograph.experiment.resolve.resolve import DTYPES, choose
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent, Watched
+from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import Op
@@ -47,7 +47,7 @@ def with_engine(setup: Setup, fed: Session) -> Setup:
 
 def finish(setup: Setup) -> Result:
     """Train from the first round to the last."""
-    return train(setup, None, Silent(), first_snapshot(setup), [], Watched(()))
+    return train(setup, None, Silent(), first_snapshot(setup), [], TrackerGroup(()))
 
 
 def lines(records: Sequence[Record]) -> list[str]:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from silograph.deploy.allowed_code import allow_code
-from silograph.deploy.silo import Attendance, attend
+from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.federation.frame import decode
 from silograph.federation.session.events import Event, What, log_event
 from silograph.federation.session.message import Type, read_call, unpack
@@ -40,7 +40,7 @@ def main() -> None:
             allow=(*METHODS, "collect"),
             code=allow_code(told.get("code", ())),
         )
-        say(attend(read_silo(folder), how, report) or "")
+        say(take_part_in_run(read_silo(folder), how, report) or "")
 
 
 def attached(event: Event) -> None:

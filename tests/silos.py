@@ -13,8 +13,8 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import serve
-from silograph.deploy.silo import Attendance, attend
-from silograph.deploy.venue import Venue
+from silograph.deploy.silo import Attendance, take_part_in_run
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.result import Result
@@ -60,7 +60,7 @@ def running(targets: Sequence[Callable[[], object]]) -> Iterator[None]:
 def federate(
     silos: Sequence[Path],
     config: RunConfig,
-    venue: Venue,
+    venue: ServerSettings,
     *,
     said: list[str] | None = None,
     run: Callable[..., Result] = serve,
@@ -115,7 +115,7 @@ def federate(
             policy=policies.get(folder),
         )
         try:
-            reason = attend(read_silo(folder), replace(plain, **how), hear)
+            reason = take_part_in_run(read_silo(folder), replace(plain, **how), hear)
         except SilographError as error:
             reason = str(error)
         if reason is not None:

@@ -19,7 +19,11 @@ from silograph.experiment.run.setup import prepare
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph, subgraph
 from silograph.study.attack.attack import ALL
-from silograph.study.attack.attacks import crafted_rows, overhear, words_of
+from silograph.study.attack.attacks import (
+    attack_first_weights,
+    attack_with_crafted_weights,
+    record_server_view,
+)
 
 HERE = Path(__file__).parent
 HEAD = (
@@ -49,9 +53,12 @@ def measured(whole: Graph, nodes: int, train: float, dropout: float, epochs: int
     asked: dict[str, Any] = {"method": "fedavg", "optimizer": "sgd", "lr": 0.1, "split": split}
     asked |= {"dropout": dropout, "local_epochs": epochs, "block_size": ALL, "clients": count}
     setup = prepare(make_config({**asked, "partition": "random"}), graph)
-    seen = overhear(setup, 1)
+    seen = record_server_view(setup, 1)
     block = seen.blocks[0]
-    rows, words = crafted_rows(setup, block), words_of(seen, setup, block)
+    rows, words = (
+        attack_with_crafted_weights(setup, block),
+        attack_first_weights(seen, setup, block),
+    )
     shares = [f"{100 * one.share:.1f} %" for one in (*rows, *words)]
     shares = shares if rows else ["-", *shares]
     trained = f"{float(block.num_train.double().mean()):.1f}"

@@ -19,8 +19,8 @@ from pathlib import Path
 import silograph as sg
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
-from silograph.study.compare.tables import Paired, overlap_of, paired
-from silograph.study.reproduce.reproduce import filled, spread
+from silograph.study.compare.tables import Paired, overlap_of, paired_test
+from silograph.study.reproduce.reproduce import replace_section, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -90,7 +90,7 @@ def behind(lines: Sequence[Line], at: At, other: str, part: str) -> Paired:
     of = together(lines, at, (other, DEFAULT))
     overlap = overlap_of(PROTOCOL["split"], None) or 0.0
     scores = [[100 * line[part] for line in of[setting]] for setting in (other, DEFAULT)]
-    return paired(scores[0], scores[1], "resampled", overlap)
+    return paired_test(scores[0], scores[1], "resampled", overlap)
 
 
 def points(gap: Paired) -> str:
@@ -228,7 +228,7 @@ def write_page(lines: Sequence[Line]) -> None:
     }
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Features\n"
     for name, section in sections.items():
-        text = filled(text, name, section)
+        text = replace_section(text, name, section)
     PAGE.write_text(text, encoding="utf-8")
 
 

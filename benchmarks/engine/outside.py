@@ -89,7 +89,7 @@ def measure(setups: dict[str, Setup], rounds: int) -> dict[str, list[tuple[float
         for _ in range(rounds + WARM_UP):
             for name, setup in setups.items():
                 inside, begin = clock.seconds, time.process_time()
-                at[name], _ = loop._round(setup, None, at[name], TrainingClock(0.0))
+                at[name], _ = loop._run_round(setup, None, at[name], TrainingClock(0.0))
                 took = time.process_time() - begin
                 found[name].append((took, clock.seconds - inside))
     return {name: values[WARM_UP:] for name, values in found.items()}

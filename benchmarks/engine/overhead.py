@@ -26,7 +26,7 @@ from silograph.experiment.run import loop
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.experiment.run.snapshot import best_apart, to_checkpoint
+from silograph.experiment.run.snapshot import separate_best_weights, to_checkpoint
 from silograph.graph.datasets import load
 
 VARIANTS = ("neither", "ledger", "ledger + checkpoint")
@@ -65,12 +65,12 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
     def one(variant: str) -> None:
         nonlocal snapshot
         begin = time.process_time()
-        snapshot, rows = loop._round(setup, None, snapshot, TrainingClock(0.0))
+        snapshot, rows = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
         if variant == "ledger + checkpoint":
             (row,) = rows
             folder.add_round(row)
             folder.add_records(setup.federation.ledger)
-            apart = best_apart(snapshot)
+            apart = separate_best_weights(snapshot)
             if apart is not None and snapshot.best is not None:
                 folder.checkpoints.keep_best(snapshot.best.round, apart)
             folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.prefixes()))

@@ -29,7 +29,7 @@ from silograph.control.ddpg import write_agent
 from silograph.core.files import write_atomic
 from silograph.core.key import Key
 from silograph.experiment.terminal_table import markdown_table
-from silograph.study.reproduce.reproduce import Curves, filled, svg_of
+from silograph.study.reproduce.reproduce import Curves, replace_section, svg_of
 
 HERE = Path(__file__).parent
 LINES, EPISODES = HERE / "agent.jsonl", HERE / "agent_episodes.jsonl"
@@ -288,7 +288,7 @@ def main() -> None:
         keep_episodes(folder)
         judge(folder, sys.argv[2])
     lines, episodes, page = read(LINES), read(EPISODES), HERE / "agent.md"
-    page.write_text(filled(page.read_text(), "table", table(lines, episodes)))
+    page.write_text(replace_section(page.read_text(), "table", table(lines, episodes)))
     plots = {"returns": returns(episodes, AGENT), "returns_scores": returns(episodes, SCORES)}
     plots |= {knob: over_rounds(lines, knob) for knob in ("kappa", "keep_2")}
     for name, plot in plots.items():

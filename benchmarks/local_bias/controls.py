@@ -22,7 +22,7 @@ from silograph.core.resolved_config import training_key
 from silograph.experiment.run.setup import first_weights, prepare, uncut_block
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
-from silograph.study.reproduce.reproduce import filled
+from silograph.study.reproduce.reproduce import replace_section
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -89,7 +89,7 @@ def main() -> None:
     lines = [json.loads(line) for line in LINES.open()] if LINES.exists() else []
     measure(lines, args.data_dir, time.monotonic() + 60 * args.max_minutes)
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(filled(text, "controls", table(lines)), encoding="utf-8")
+    PAGE.write_text(replace_section(text, "controls", table(lines)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.tables import paired
+from silograph.study.compare.tables import paired_test
 from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, beside, cell, spread
 
 SEEDS, RATES = (0, 1, 2, 3, 4), (0.01, 0.1, 0.001)
@@ -203,7 +203,7 @@ def _best_of(lines: list[Line]) -> list[float]:
 
 def _paired(ours: list[float], theirs: list[float]) -> str:
     """Return the mean difference in points with the p-value of Student's paired test."""
-    result = paired(ours, theirs)
+    result = paired_test(ours, theirs)
     p = "" if result.p is None else f" (p = {result.p:.3f})"
     return "-" if result.mean is None else f"{100 * result.mean:+.2f}{p}"
 

@@ -89,10 +89,10 @@ def shares(graph: Graph, name: str, options: Mapping[str, Any]) -> tuple[float, 
         for owner, each in names:
             timed = spent.timed(getattr(owner, each))
             stack.enter_context(patch.object(owner, each, timed))
-        snapshot, selection = loop.first_snapshot(setup), loop._selection(setup)
+        snapshot, selection = loop.first_snapshot(setup), loop._make_selection(setup)
         for _ in range(ROUNDS + WARM_UP):
             spent.seconds, began = 0.0, time.process_time()
-            snapshot, _ = loop._round(setup, selection, snapshot, TrainingClock(0.0))
+            snapshot, _ = loop._run_round(setup, selection, snapshot, TrainingClock(0.0))
             rounds.append(time.process_time() - began)
             parts.append(spent.seconds)
     rounds, parts = rounds[WARM_UP:], parts[WARM_UP:]

@@ -14,7 +14,7 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.tables import overlap_of, paired
+from silograph.study.compare.tables import overlap_of, paired_test
 from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell
 
 COAUTHOR: dict[str, Any] = {"dataset": "coauthor_cs"}
@@ -288,7 +288,9 @@ def verdict(found: Found, graph: str) -> str:
         return f"**{graph}**: not known yet."
     bandits, uniforms = [a for a, _, _ in seen], [b for _, b, _ in seen]
     ratios = [ratio for _, _, ratio in seen if ratio is not None]
-    found_pairs = paired(bandits, uniforms, "resampled", overlap_of(PROTOCOL["split"], None) or 0)
+    found_pairs = paired_test(
+        bandits, uniforms, "resampled", overlap_of(PROTOCOL["split"], None) or 0
+    )
     wins = sum(a > b for a, b in zip(bandits, uniforms, strict=True))
     says, interval = "is not yet told apart, by too few runs, from", ""
     if found_pairs.low is not None and found_pairs.high is not None and len(seen) > 2:

@@ -50,9 +50,9 @@ def measure(scale: float, clients: int, folder: str) -> Row:
     setup = prepare(make_config(values), graph)
     ready = time.perf_counter()
     snapshot = loop.first_snapshot(setup)
-    snapshot, _ = loop._round(setup, None, snapshot, TrainingClock(0.0))
+    snapshot, _ = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
     first = time.perf_counter()
-    snapshot, _ = loop._round(setup, None, snapshot, TrainingClock(0.0))
+    snapshot, _ = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
     return {
         "scale": scale,
         "clients": clients,

@@ -38,7 +38,9 @@ class Ours:
     def round(self) -> object:
         """Run one round and judge it, as `silograph run` does."""
         with torch_threads(self.setup.config.threads):
-            self.snapshot, rows = rounds._round(self.setup, None, self.snapshot, TrainingClock(0.0))
+            self.snapshot, rows = rounds._run_round(
+                self.setup, None, self.snapshot, TrainingClock(0.0)
+            )
         return rows  # of the round before, whose model the clients have just scored
 
     def train(self) -> object:

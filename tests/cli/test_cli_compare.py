@@ -16,7 +16,7 @@ from commands import Capture, everything, printed
 from forked import Forked
 from silograph.cli import run_app
 from silograph.cli.flags import resume_hint
-from silograph.cli.studies import options_of, over_of, seeds_of
+from silograph.cli.studies import parse_method_options, parse_seeds, parse_varied_values
 from silograph.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("work")
@@ -149,12 +149,12 @@ def test_a_mistake_is_one_line(work: Path, capsys: Capture, case: str) -> None:
 
 
 def test_texts_of_flags() -> None:
-    assert seeds_of("4") == 4
-    assert seeds_of("4, 5") == [4, 5]
-    assert over_of(["local-epochs=1,2"]) == {"local_epochs": [1, 2]}
-    assert options_of(["a.x=1", "a.y=b"]) == {"a": {"x": 1, "y": "b"}}
+    assert parse_seeds("4") == 4
+    assert parse_seeds("4, 5") == [4, 5]
+    assert parse_varied_values(["local-epochs=1,2"]) == {"local_epochs": [1, 2]}
+    assert parse_method_options(["a.x=1", "a.y=b"]) == {"a": {"x": 1, "y": "b"}}
     with pytest.raises(ConfigError, match="expected --options METHOD"):
-        options_of(["a=b.c"])
+        parse_method_options(["a=b.c"])
 
 
 def test_the_set_of_flags() -> None:

@@ -25,7 +25,12 @@ from forked import Forked
 from processes import children, children_of, is_running
 from silograph.cli import run_app
 from silograph.core.errors import SilographError
-from silograph.deploy.demo import SECONDS_TO_START, SECONDS_TO_STOP, _own_same, _wait_for_end
+from silograph.deploy.demo import (
+    SECONDS_TO_START,
+    SECONDS_TO_STOP,
+    _equal_own_models,
+    _wait_for_end,
+)
 from silograph.deploy.server import read_versions
 from silograph.federation.session.identity import SiloKey, read_keys
 from silograph.federation.session.state_store import held
@@ -95,10 +100,10 @@ def test_own_models_that_differ_or_are_absent_are_not_the_same(tmp_path: Path) -
         for path in (kept, tmp_path / f"models/{number}-x"):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(bytes([number]))
-    assert _own_same(tmp_path, silos)
-    assert not _own_same(tmp_path, silos[::-1])
+    assert _equal_own_models(tmp_path, silos)
+    assert not _equal_own_models(tmp_path, silos[::-1])
     (silos[0] / "results/run/model.safetensors").unlink()
-    assert not _own_same(tmp_path, silos)
+    assert not _equal_own_models(tmp_path, silos)
 
 
 def test_a_demonstration_that_fails_leaves_nothing(
@@ -109,7 +114,7 @@ def test_a_demonstration_that_fails_leaves_nothing(
         raise SilographError("expected a server, got none")
 
     before = children()
-    monkeypatch.setattr("silograph.deploy.demo._address", broken)
+    monkeypatch.setattr("silograph.deploy.demo._read_address", broken)
     assert run_app(["demo-federation", "g.npz", *SMALL, "--clients", "2"]) == 2
     assert capsys.readouterr().err.endswith("error: expected a server, got none\n")
     assert everything(alone) == {}
@@ -471,7 +476,7 @@ def test_a_server_that_is_interrupted_says_how_it_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("silograph.deploy.server.serve", interrupted)
-    monkeypatch.setattr("silograph.deploy.server.serve_again", interrupted)
+    monkeypatch.setattr("silograph.deploy.server.resume_server", interrupted)
     run = ["--resume", "my run"]
     if not resumed:
         run = [*TRAINED, "--silos", "a,b", "--out", "my run", "mine", "--strict"]
@@ -512,7 +517,7 @@ def test_a_server_of_the_demonstration_waits_no_longer_than_its_silos(
     def broken(*_: object) -> str:
         raise SilographError("expected a server, got none")
 
-    monkeypatch.setattr("silograph.deploy.demo._address", broken)
+    monkeypatch.setattr("silograph.deploy.demo._read_address", broken)
     monkeypatch.setattr("silograph.deploy.demo.subprocess.Popen", popen)
     assert run_app(["demo-federation", "g.npz", *SMALL, "--clients", "2", "--quiet"]) == 2
     (server,) = [command for command in begun if "server" in command]

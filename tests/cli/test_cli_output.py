@@ -23,7 +23,7 @@ from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.run import result as make_result
 from silograph.experiment.run.run import run
-from silograph.experiment.terminal_table import console_to, print_fitted
+from silograph.experiment.terminal_table import console_to, print_number_table
 from silograph.graph.datasets import DATASETS
 from silograph.methods import FEDAIS, METHODS
 
@@ -219,7 +219,7 @@ def test_nothing_of_a_table_is_cut_off(width: int) -> None:
     columns = ["name", "two words", "number", "a longer header", "last"]
     rows = [["first one", "1.25", "-4", "3", "123456789"], ["second", "22", "33", "44", "55"]]
     file = io.StringIO()
-    print_fitted(console_to(file, width), columns, rows, "title")
+    print_number_table(console_to(file, width), columns, rows, "title")
     assert max(len(line.rstrip()) for line in file.getvalue().splitlines()) <= width
     words = file.getvalue().split()
     tables = words.count("name")
@@ -233,7 +233,7 @@ def test_nothing_of_a_table_is_cut_off(width: int) -> None:
 @pytest.mark.parametrize("columns", [["name"], ["name", ""]])
 def test_tables_of_few_columns_and_words(columns: list[str]) -> None:
     file = io.StringIO()
-    print_fitted(console_to(file, 40), columns, [["first", "1.5"][: len(columns)]], "title")
+    print_number_table(console_to(file, 40), columns, [["first", "1.5"][: len(columns)]], "title")
     assert [line.split()[0] for line in file.getvalue().splitlines() if line.strip("─ ")] == [
         "title",
         "name",

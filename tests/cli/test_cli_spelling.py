@@ -9,7 +9,7 @@ import pytest
 import silograph as sg
 from commands import MakeGraph, save
 from silograph.cli import run_app
-from silograph.cli.flags import as_flags
+from silograph.cli.flags import spell_as_flags
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ from silograph.cli.flags import as_flags
     ],
 )
 def test_settings_are_spelled_as_flags(said: str, shown: str) -> None:
-    assert as_flags(said) == shown
-    assert as_flags(shown) == shown
+    assert spell_as_flags(said) == shown
+    assert spell_as_flags(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_settings_are_spelled_as_flags(said: str, shown: str) -> None:
     ],
 )
 def test_other_words_stay(said: str) -> None:
-    assert as_flags(said) == said
+    assert spell_as_flags(said) == said
 
 
 def test_a_warning_spells_flags_on_the_command_line_only(

@@ -17,7 +17,7 @@ from silograph.core.config import RunConfig, changed_values, checked, make_confi
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option, read_toml, write_toml
 from silograph.core.setting_values import hidden_widths, parse_rating_scale, parse_widths
-from silograph.experiment.resolve.resolve import choose, known_values
+from silograph.experiment.resolve.resolve import choose, fill_defaults
 
 SEEDS = st.integers(0, 2**63 - 1)
 COUNTS = st.integers(1, 10**6)
@@ -395,7 +395,7 @@ def test_seeds_that_are_not_given_are_the_seed(
     names = ("partition_seed", "split_seed", "init_seed")
     given_seeds: dict[str, Any] = dict(zip(names, own, strict=True))
     config = make_config({"seed": seed, **given_seeds})
-    found = known_values(config, choose(config))
+    found = fill_defaults(config, choose(config))
     expected = [seed if value is None else value for value in own]  # 0 is a seed of its own
     assert [found[name] for name in names] == expected
 

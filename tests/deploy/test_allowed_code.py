@@ -15,11 +15,16 @@ from runs import outcome, rows_of, same_bits, weights_of
 from sessions import TOKEN
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.deploy.allowed_code import AllowedCode, allow_code, split_names, told_of_code
+from silograph.deploy.allowed_code import (
+    AllowedCode,
+    allow_code,
+    code_digests_for_silos,
+    split_names,
+)
 from silograph.deploy.server import serve, start_facts
-from silograph.deploy.silo import OwnData, read_allowed
-from silograph.deploy.venue import Venue
-from silograph.experiment.resolve.resolve import choose, known_values, resolve
+from silograph.deploy.silo import OwnData, parse_allowed_methods
+from silograph.deploy.venue import ServerSettings
+from silograph.experiment.resolve.resolve import choose, fill_defaults, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program
 from silograph.federation.session.message import (
@@ -39,7 +44,7 @@ from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 MakeGraph = Callable[..., Graph]
 
@@ -146,7 +151,7 @@ def test_own_methods_that_send_rows_are_allowed_by_name(
     silos = folders(graph, config, tmp_path / "silos")
     with pytest.raises(ConfigError, match=r"has not agreed to near\.py:ROWS, .* --allow near\.py"):
         federate(silos, config, PLAIN, code=code)
-    allow = read_allowed("near.py:ROWS,collect", code)
+    allow = parse_allowed_methods("near.py:ROWS,collect", code)
     ours = federate(silos, config, PLAIN, code=code, allow=allow)
     assert_as_simulated(ours, graph, **options)
 
@@ -211,7 +216,7 @@ class Server:
         config = make_config(plain | options)
         told = {k: v for k, v in vars(config).items() if v is not None and k != "dataset"}
         parts = choose(make_config({**plain, **options, "method": "fedopt", "model": "gcn"}))
-        told |= {k: v for k, v in known_values(config, parts).items() if v is not None}
+        told |= {k: v for k, v in fill_defaults(config, parts).items() if v is not None}
         given = {k: v for k, v in parts.options.items() if v is not None}
         others = {k: v for k, v in given.items() if not k.startswith("method.")}
         told |= {
@@ -426,4 +431,4 @@ def test_two_files_of_one_name_cannot_be_told_apart(silo: Silo, here: Path) -> N
     with pytest.raises(
         ConfigError, match=r"files of different names, got two of the name near\.py"
     ):
-        told_of_code(config, empty)
+        code_digests_for_silos(config, empty)

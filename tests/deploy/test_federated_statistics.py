@@ -16,14 +16,14 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from silograph.core.errors import ConfigError, DataError
 from silograph.deploy.policy import SiloPolicy
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
 
 MakeGraph = Callable[..., Graph]
-PLAIN = Venue("127.0.0.1:0", seconds=60, insecure=True)
+PLAIN = ServerSettings("127.0.0.1:0", seconds=60, insecure=True)
 OPTIONS: dict[str, Any] = {
     "partition": "random",
     "split": "0.4/0.3/0.3",

@@ -19,8 +19,8 @@ from silo_folders import NORTH, SOUTH, folder
 from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
 from silograph.deploy.policy import SiloPolicy
-from silograph.deploy.server import Known, Meeting, serve
-from silograph.deploy.venue import Venue
+from silograph.deploy.server import ServerSession, SessionState, serve
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions
 from silograph.federation.session.events import Cause, Event, What
@@ -32,7 +32,7 @@ from silos import config_of, federate, folders
 
 MOST = 5
 OPTIONS = {"label_guided": {"sample": 30}}
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 
 
@@ -330,19 +330,22 @@ def test_runs_that_silos_cannot_do(options: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("venue", "says"),
     [
-        (Venue("127.0.0.1:0"), "expected the server's certificate and key, got none"),
-        (Venue("0.0.0.0:0", insecure=True), "expected TLS to 0.0.0.0, got --insecure"),
-        (Venue("nowhere", insecure=True), "listen: expected HOST:PORT, got 'nowhere'"),
-        (Venue("127.0.0.1:0", silos=("a", "a")), "silos: expected every silo once, got a, a"),
-        (Venue("127.0.0.1:0", silos=("a/b",)), "expected a silo's name of up to 64"),
-        (Venue("127.0.0.1:0", least=3), "least: expected 1 to 2 silos, got 3"),
+        (ServerSettings("127.0.0.1:0"), "expected the server's certificate and key, got none"),
+        (ServerSettings("0.0.0.0:0", insecure=True), "expected TLS to 0.0.0.0, got --insecure"),
+        (ServerSettings("nowhere", insecure=True), "listen: expected HOST:PORT, got 'nowhere'"),
         (
-            Venue("127.0.0.1:0", insecure=True, patience=0.1),
+            ServerSettings("127.0.0.1:0", silos=("a", "a")),
+            "silos: expected every silo once, got a, a",
+        ),
+        (ServerSettings("127.0.0.1:0", silos=("a/b",)), "expected a silo's name of up to 64"),
+        (ServerSettings("127.0.0.1:0", least=3), "least: expected 1 to 2 silos, got 3"),
+        (
+            ServerSettings("127.0.0.1:0", insecure=True, patience=0.1),
             r"expected 2 silos within 0.1 s, got 0 \(none\): start them with silograph silo",
         ),
     ],
 )
-def test_places_where_no_silo_can_come(venue: Venue, says: str) -> None:
+def test_places_where_no_silo_can_come(venue: ServerSettings, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         serve(config_of(2, **BASE), venue)
 
@@ -391,12 +394,16 @@ class Door:
         pass
 
 
-def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> Meeting:
+def meeting_at(door: Door, monkeypatch: pytest.MonkeyPatch) -> ServerSession:
     monkeypatch.setattr("silograph.federation.session.hub.Hub", door)
     monkeypatch.setattr("silograph.deploy.server.credentials", lambda venue: None)
     watch: Any = SimpleNamespace(report=lambda event: None)
-    return Meeting(
-        config_of(2), Venue("x:1", accept_first_keys=True), Known(bytes(16), {}), ("a", "b"), watch
+    return ServerSession(
+        config_of(2),
+        ServerSettings("x:1", accept_first_keys=True),
+        SessionState(bytes(16), {}),
+        ("a", "b"),
+        watch,
     )
 
 
@@ -404,19 +411,19 @@ def test_silos_that_are_gone_before_the_others_come_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     door = Door([("a", False), ("b", True), ("a", True)])
-    found = meeting_at(door, monkeypatch)._all()
+    found = meeting_at(door, monkeypatch)._wait_for_silos()
     assert {name: joined.link.alive for name, joined in found.items()} == {"a": True, "b": True}
     door = Door([("a", False), ("b", True)])
     with pytest.raises(
         ConfigError, match=r"expected 2 silos within 600 s, got 1 \(b\): start them"
     ):
-        meeting_at(door, monkeypatch)._all()
+        meeting_at(door, monkeypatch)._wait_for_silos()
 
 
 def test_silos_that_are_back_but_in_no_round_hear_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door([("a", True), ("b", True)])
     meeting = meeting_at(door, monkeypatch)
-    meeting._all()
+    meeting._wait_for_silos()
     door.coming = [door.attached("b", alive=True)]
     meeting.close("")
     assert door.said == ["a", "b"]

@@ -15,8 +15,8 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from runs import DiedError, rows_of, same_bits, weights_of
 from silograph.core.errors import CheckpointError, ConfigError, ProtocolError
-from silograph.deploy.server import serve, serve_again
-from silograph.deploy.venue import Venue
+from silograph.deploy.server import resume_server, serve
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.loop import checked_facts
 from silograph.experiment.run.progress import RunFacts
@@ -28,7 +28,7 @@ from silograph.methods import RoundReport
 from silos import config_of, federate, folders
 from victims import Victim
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8, "method": "scaffold"}
 MakeGraph = Callable[..., Graph]
 
@@ -254,7 +254,7 @@ def test_a_run_goes_on_after_its_server_died(
 
     def go_on(*_: Any, **named: Any) -> Result:
         at = address[0] if alive else PLAIN.listen
-        return serve_again(out, replace(PLAIN, listen=at), **named)
+        return resume_server(out, replace(PLAIN, listen=at), **named)
 
     result = federate(silos, config, PLAIN, run=die, on_address=address.append)
     if not alive:
@@ -267,7 +267,7 @@ def test_a_run_goes_on_after_its_server_died(
     assert rows_of(result) == rows_of(whole)
     assert not any(list(folder.glob("state/*")) for folder in silos)
     with pytest.raises(ConfigError, match="got a complete one: its result"):
-        serve_again(out, PLAIN)
+        resume_server(out, PLAIN)
 
 
 def test_a_server_that_resumes_knows_the_usual_updates(
@@ -296,7 +296,7 @@ def test_a_server_that_resumes_knows_the_usual_updates(
         patch.setattr("silograph.experiment.run.loop.checked_facts", dying)
         with pytest.raises(DiedError):
             federate(silos, replace(config, out=str(out)), PLAIN)
-    federate(silos, config, PLAIN, run=lambda *_, **named: serve_again(out, PLAIN, **named))
+    federate(silos, config, PLAIN, run=lambda *_, **named: resume_server(out, PLAIN, **named))
     assert told == whole
     norm, calls = told[-1][1]["usual_updates"]["train"]
     assert (norm > 0, calls) == (True, 3)
@@ -307,11 +307,11 @@ def test_what_a_server_cannot_go_on_with(
 ) -> None:
     graph = make_graph(60)
     with pytest.raises(ConfigError, match="expected a result folder with"):
-        serve_again(tmp_path, PLAIN)
+        resume_server(tmp_path, PLAIN)
     sg.run(graph, config=config_of(2, **BASE), out=str(tmp_path / "sim"))
     (tmp_path / "sim" / "result.json").unlink()
     with pytest.raises(CheckpointError, match=r"expected the silos of the run in .*session"):
-        serve_again(tmp_path / "sim", PLAIN)
+        resume_server(tmp_path / "sim", PLAIN)
 
     config = config_of(2, **BASE, out=str(tmp_path / "out"))
     silos = folders(graph, config, tmp_path / "silos")
@@ -324,7 +324,7 @@ def test_what_a_server_cannot_go_on_with(
     said: list[str] = []
 
     def again(*_: Any, **named: Any) -> Result:
-        return serve_again(tmp_path / "out", PLAIN, **named)
+        return resume_server(tmp_path / "out", PLAIN, **named)
 
     with pytest.raises(CheckpointError, match="expected client_00 to go on, got: "):
         federate(silos, config, PLAIN, run=again, said=said)
@@ -334,7 +334,7 @@ def test_what_a_server_cannot_go_on_with(
             silos,
             config,
             PLAIN,
-            run=lambda *_, **named: serve_again(
+            run=lambda *_, **named: resume_server(
                 tmp_path / "out", replace(PLAIN, patience=3.0), **named
             ),
             said=said,

@@ -12,7 +12,7 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from leaks import OPTIONS, Sent, blocks_of, documented, found_in
 from silograph.core.payload import Payload
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.run.setup import Setup
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.hub import Hub
@@ -21,7 +21,7 @@ from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silos import ALLOW, config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8}
 ABLE = [name for name, method in METHODS.items() if method.setting.at_server is None]
 QUICK = ("scaffold", "label_guided")

@@ -17,7 +17,7 @@ from runs import rows_of, same_bits, weights_of
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Payload
 from silograph.deploy.server import serve
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.progress import RunFacts
 from silograph.experiment.run.result import Result
@@ -27,7 +27,7 @@ from silograph.graph.graph import Graph
 from silos import config_of, federate, folders, running
 from streams import until
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 4, "hidden": 8}
 LONG = 20.0  # seconds; longer than keepalive takes to notice
 MakeGraph = Callable[..., Graph]
@@ -62,7 +62,7 @@ def through(
     *,
     method: str,
     todo: dict[int, Callable[[], None]],
-    venue: Venue = PLAIN,
+    venue: ServerSettings = PLAIN,
     all_silos: bool = True,
     said: list[str] | None = None,
     hidden: int = 8,

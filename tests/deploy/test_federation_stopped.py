@@ -15,15 +15,15 @@ import silograph as sg
 from runs import rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError
-from silograph.deploy.server import serve, serve_again
-from silograph.deploy.venue import Venue
+from silograph.deploy.server import resume_server, serve
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.federation.session.attach import format_deadline
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 3, "hidden": 8, "method": "scaffold"}
 WAITS = "was stopped: client_00 waits for it for up to 30 s (until 2"
 MakeGraph = Callable[..., Graph]
@@ -55,7 +55,7 @@ class Stopped:
     def listens(self, address: str) -> None:
         self.address = address
 
-    def run(self, config: RunConfig, venue: Venue, **named: Any) -> Result:
+    def run(self, config: RunConfig, venue: ServerSettings, **named: Any) -> Result:
         with self.patch.context() as patch:
             patch.setattr(self.place, self._interrupted(self._there()))
             with pytest.raises(KeyboardInterrupt):
@@ -93,9 +93,9 @@ def test_the_run_continues_bit_for_bit(
     config = config_of(2, **BASE | {"method": method}, out=str(out))
     silos = folders(graph, config, tmp_path / "silos")
 
-    def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
+    def again(_: RunConfig, venue: ServerSettings, **named: Any) -> Result:
         assert len(list(tmp_path.glob("silos/*/state/*/agreed.json"))) == 2
-        return serve_again(out, venue, **named)
+        return resume_server(out, venue, **named)
 
     said: list[str] = []
     server = Stopped(monkeypatch, IN_A_ROUND, again, count=2)
@@ -177,7 +177,7 @@ def test_a_stop_after_the_end_is_an_end(
     federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
     assert said.count("the run is over") == 2
     with pytest.raises(ConfigError, match="got a complete one"):
-        serve_again(tmp_path / "out", PLAIN)
+        resume_server(tmp_path / "out", PLAIN)
 
 
 @pytest.mark.parametrize("latest", [True, False])
@@ -195,7 +195,7 @@ def test_a_silo_whose_state_is_damaged_goes_back_one_round(
         store._states.clear()
         return real(store, number)
 
-    def again(_: RunConfig, venue: Venue, **named: Any) -> Result:
+    def again(_: RunConfig, venue: ServerSettings, **named: Any) -> Result:
         monkeypatch.setattr(StateStore, "load", from_disk)
         damaged = sorted(tmp_path.glob("silos/*/state/*/round-000000003.checkpoint"))[:1]
         assert len(damaged) == 1
@@ -205,7 +205,7 @@ def test_a_silo_whose_state_is_damaged_goes_back_one_round(
             data = bytearray(file.read_bytes())
             data[-1] ^= 1
             file.write_bytes(data)
-        return serve_again(out, venue, **named)
+        return resume_server(out, venue, **named)
 
     server = Stopped(monkeypatch, IN_A_ROUND, again, count=4)
 

@@ -26,8 +26,8 @@ from silo_folders import folder  # noqa: E402
 from silograph.core.errors import ConfigError, DataError  # noqa: E402
 from silograph.deploy.display import logging_to  # noqa: E402
 from silograph.deploy.server import serve  # noqa: E402
-from silograph.deploy.silo import Attendance, attend  # noqa: E402
-from silograph.deploy.venue import Venue  # noqa: E402
+from silograph.deploy.silo import Attendance, take_part_in_run  # noqa: E402
+from silograph.deploy.venue import ServerSettings  # noqa: E402
 from silograph.experiment.result_files import Row  # noqa: E402
 from silograph.experiment.run.progress import RunFacts  # noqa: E402
 from silograph.experiment.run.result import Result  # noqa: E402
@@ -39,7 +39,7 @@ from silograph.graph.graph import Graph  # noqa: E402
 from silograph.graph.silos.read import read_silo  # noqa: E402
 from silos import ALLOW, config_of, federate, folders  # noqa: E402
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 OWN = ("7f3c1a", "90bd42", "sarcoma-1d", "melanoma-2e", "tumor-width")  # of the silos' own data
 CLASSES = 'classes = ["sarcoma-1d", "melanoma-2e"]'
 NORTH = {
@@ -199,7 +199,7 @@ def intrude(address: str, silo: Path) -> None:
     """A silo with another key under a name that is taken, and a stream of nonsense."""
     other = Attendance(address, silo / "other.pem", silo.parent / "secret", insecure=True)
     with pytest.raises(ConfigError, match="expected the key that north is registered with"):
-        attend(read_silo(silo), other, lambda event: None)
+        take_part_in_run(read_silo(silo), other, lambda event: None)
     with grpc.insecure_channel(address) as channel:
         said = channel.stream_stream(PATH)(iter([b"SGM1 my password is opensesame"]))
         assert list(said) == []

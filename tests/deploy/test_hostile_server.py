@@ -19,7 +19,7 @@ from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
 from silograph.deploy.policy import check_size
 from silograph.deploy.server import start_facts
-from silograph.deploy.silo import OwnData, read_allowed
+from silograph.deploy.silo import OwnData, parse_allowed_methods
 from silograph.evaluation.evaluate import judge_own, judge_server
 from silograph.exchange.passes import absorb, begin, contribute, lose
 from silograph.experiment.resolve.parts import choose_parts
@@ -273,10 +273,10 @@ def test_rows_of_nodes_leave_by_name_only(silo: Silo, options: dict[str, Any], n
 
 
 def test_methods_to_allow() -> None:
-    assert read_allowed(None) == ()
-    assert read_allowed("bns, collect") == ("bns", "collect")
+    assert parse_allowed_methods(None) == ()
+    assert parse_allowed_methods("bns, collect") == ("bns", "collect")
     with pytest.raises(ConfigError, match="unknown method to allow 'bnss': did you mean 'bns'"):
-        read_allowed("bnss")
+        parse_allowed_methods("bnss")
 
 
 def test_states_of_another_model_are_not_loaded(silo: Silo, tmp_path: Path) -> None:

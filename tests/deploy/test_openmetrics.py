@@ -23,7 +23,7 @@ from silograph.deploy.metrics import (
     Sample,
     counter,
     exposition,
-    serving,
+    serve_metrics,
     single,
 )
 from silograph.experiment.resolve.resolve import resolve
@@ -151,7 +151,7 @@ def test_figures_before_anything() -> None:
 
 @contextmanager
 def answered(method: str, path: str, text: str = "# EOF\n") -> Iterator[Any]:
-    with serving(lambda: text, "0") as address:
+    with serve_metrics(lambda: text, "0") as address:
         connection = http.client.HTTPConnection(address, timeout=600)
         connection.request(method, path)
         yield connection.getresponse()
@@ -177,7 +177,7 @@ def test_nothing_else_is(method: str, path: str) -> None:
 
 
 def test_who_hangs_up_or_says_nonsense_is_no_concern(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(lambda: "# EOF\n", "0") as address:
+    with serve_metrics(lambda: "# EOF\n", "0") as address:
         host, _, port = address.rpartition(":")
         for said in (b"", b"\x00\xff\r\n\r\n", b"GET " + b"x" * 70_000):
             with socket.create_connection((host, int(port))) as stream:
@@ -190,26 +190,26 @@ def test_who_hangs_up_or_says_nonsense_is_no_concern(capsys: pytest.CaptureFixtu
 
 
 def test_the_port_is_of_this_machine_and_free_afterwards() -> None:
-    with serving(lambda: "", "0") as address:
+    with serve_metrics(lambda: "", "0") as address:
         host, _, port = address.rpartition(":")
         assert host == "127.0.0.1"
         taken = r"metrics: expected a free address, got \d+: Address already in use"
-        with pytest.raises(ConfigError, match=taken), serving(lambda: "", port):
+        with pytest.raises(ConfigError, match=taken), serve_metrics(lambda: "", port):
             pass
-    with serving(lambda: "", port) as again:
+    with serve_metrics(lambda: "", port) as again:
         assert again == address
-    with serving(lambda: "", "localhost:0") as other:
+    with serve_metrics(lambda: "", "localhost:0") as other:
         assert other.startswith("localhost:")
 
 
 @pytest.mark.parametrize("text", ["x", "", "65536", "host:", ":1", "-1"])
 def test_what_is_no_address(text: str) -> None:
     line = f"metrics: expected PORT or HOST:PORT, got {text!r}"
-    with pytest.raises(ConfigError, match=line), serving(lambda: "", text):
+    with pytest.raises(ConfigError, match=line), serve_metrics(lambda: "", text):
         pass
 
 
 def test_an_address_of_another_machine() -> None:
     line = r"metrics: expected a free address, got 192\.0\.2\.1:9: Cannot assign requested address"
-    with pytest.raises(ConfigError, match=line), serving(lambda: "", "192.0.2.1:9"):
+    with pytest.raises(ConfigError, match=line), serve_metrics(lambda: "", "192.0.2.1:9"):
         pass

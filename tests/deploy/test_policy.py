@@ -18,17 +18,17 @@ from silograph.core.kinds import Kind
 from silograph.deploy.policy import (
     NO_POLICY,
     STRICT_POLICY,
-    AskedRun,
+    ProposedRun,
     RowRules,
     SiloPolicy,
     check_code,
-    described,
+    describe_policy,
     read_policy,
-    refusal,
+    why_refused,
     write_policy,
 )
 from silograph.deploy.silo import MOST_CALLS, OwnData, PlanRow, RunPlan, lines_of, plan_of
-from silograph.deploy.venue import Venue, check_update_norm
+from silograph.deploy.venue import ServerSettings, check_update_norm
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
@@ -50,7 +50,7 @@ QUICK = ("fedavg", "label_guided", "fedais")
 WEIGHTS_ONLY = ("control", "evaluation", "weights")
 
 
-def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> AskedRun:
+def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> ProposedRun:
     """What a run asks; `nodes` and `silos` are what it has behind each row at least."""
     given = {"method": "fedavg", "clients": 4, "rounds": 20, **options}
     asked = make_config(given)
@@ -59,7 +59,7 @@ def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> AskedRun:
     program = program_of(found.config, SCHEMA, method, cfg)
     needs = beyond_weights(found.config, method, cfg)
     config = dataclasses.replace(found.config, min_nodes_per_row=nodes, min_silos_per_row=silos)
-    return AskedRun(config, program, needs)
+    return ProposedRun(config, program, needs)
 
 
 def test_the_page_names_every_method_that_sends_rows_and_every_key_of_a_policy() -> None:
@@ -76,14 +76,14 @@ def test_the_page_names_every_method_that_sends_rows_and_every_key_of_a_policy()
 
 
 def test_no_policy_is_what_held_before() -> None:
-    assert refusal(NO_POLICY, asked_run()) is None
+    assert why_refused(NO_POLICY, asked_run()) is None
     asked = asked_run(method="bns")
-    assert refusal(NO_POLICY, asked) == (
+    assert why_refused(NO_POLICY, asked) == (
         "this silo has not agreed to bns, which sends rows of single nodes through the server "
         "(docs/exchange.md): start it with --allow bns, or leave the run"
     )
-    assert refusal(NO_POLICY, dataclasses.replace(asked, allow=("bns",))) is None
-    assert refusal(SiloPolicy(methods=("bns",)), asked) is None
+    assert why_refused(NO_POLICY, dataclasses.replace(asked, allow=("bns",))) is None
+    assert why_refused(SiloPolicy(methods=("bns",)), asked) is None
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_first_rule_that_a_run_breaks(
     rules: dict[str, Any], options: dict[str, Any], facts: dict[str, Any], says: str
 ) -> None:
     asked = dataclasses.replace(asked_run(**options), **facts)
-    assert refusal(SiloPolicy(**rules), asked) == says
+    assert why_refused(SiloPolicy(**rules), asked) == says
 
 
 def test_what_a_policy_just_allows() -> None:
@@ -213,12 +213,12 @@ def test_what_a_policy_just_allows() -> None:
         rows=RowRules(min_nodes=9, min_silos=9),  # nothing is exchanged
     )
     asked = dataclasses.replace(asked_run(), least=400, sent=600, runs=2, runs_of_server=1)
-    assert refusal(policy, asked) is None
+    assert why_refused(policy, asked) is None
     sums = asked_run(method="label_guided", nodes=3, silos=2)
     rules = RowRules(min_nodes=3, min_silos=2)
-    assert refusal(SiloPolicy(methods=("label_guided",), rows=rules), sums) is None
+    assert why_refused(SiloPolicy(methods=("label_guided",), rows=rules), sums) is None
     allowed = dataclasses.replace(asked, allow=("fedavg",))
-    assert refusal(dataclasses.replace(policy, methods=()), allowed) is None
+    assert why_refused(dataclasses.replace(policy, methods=()), allowed) is None
 
 
 @pytest.mark.parametrize(
@@ -301,22 +301,22 @@ def test_which_features_occur_is_allowed_by_a_name_of_its_own() -> None:
     assert asked.needs == ("fedavg", "features")  # its replies have rows, too
     named = dataclasses.replace(asked, allow=("fedavg",))
     line = "this silo has not agreed to features, which says which features occur at a silo"
-    assert str(refusal(NO_POLICY, named)).startswith(line)
-    assert str(refusal(NO_POLICY, named)).endswith(
+    assert str(why_refused(NO_POLICY, named)).startswith(line)
+    assert str(why_refused(NO_POLICY, named)).endswith(
         " (docs/exchange.md): start it with --allow fedavg,features, or leave the run"
     )
-    assert refusal(NO_POLICY, asked) == (
+    assert why_refused(NO_POLICY, asked) == (
         "this silo has not agreed to fedavg, which sends rows of single nodes through the server, "
         "nor to features, which says which features occur at a silo (docs/exchange.md): start it "
         "with --allow fedavg,features, or leave the run"
     )
-    assert refusal(SiloPolicy(methods=("local",)), asked) == (
+    assert why_refused(SiloPolicy(methods=("local",)), asked) == (
         "expected one of local by this silo's policy.toml, got fedavg and features: add them to "
         "methods there, start the silo with --allow fedavg,features, or leave the run"
     )
-    assert "got features: add it " in str(refusal(SiloPolicy(methods=("fedavg",)), asked))
-    assert refusal(NO_POLICY, dataclasses.replace(asked, allow=("fedavg", "features"))) is None
-    assert refusal(SiloPolicy(methods=("fedavg", "features")), asked) is None
+    assert "got features: add it " in str(why_refused(SiloPolicy(methods=("fedavg",)), asked))
+    assert why_refused(NO_POLICY, dataclasses.replace(asked, allow=("fedavg", "features"))) is None
+    assert why_refused(SiloPolicy(methods=("fedavg", "features")), asked) is None
     asked = asked_run(method="fedais", model="sage", weight_rows="used")
     assert asked.needs == ("fedais", "features")  # leave for the rows is none for the features
 
@@ -339,14 +339,14 @@ def test_a_link_that_leads_nowhere_is_not_no_policy(tmp_path: Path) -> None:
 
 
 def test_which_rules_hold_is_said(tmp_path: Path) -> None:
-    none = list(described(NO_POLICY, has_file=False, allow=("bns",)))
+    none = list(describe_policy(NO_POLICY, has_file=False, allow=("bns",)))
     assert none == [
         "no policy.toml: methods that send weights and counts only; --allow bns; no other limit"
     ]
     write_policy(tmp_path)
     policy = read_policy(tmp_path)
     assert policy is not None
-    first, *rules = described(policy, has_file=True, allow=())
+    first, *rules = describe_policy(policy, has_file=True, allow=())
     assert first == f"policy.toml holds, digest {policy.digest[:16]}"
     assert rules[1:7] == [
         "  kinds: control, evaluation, weights",
@@ -357,7 +357,9 @@ def test_which_rules_hold_is_said(tmp_path: Path) -> None:
         "  most_runs_of_server: 10",
     ]
     assert rules[-2:] == ["  code: none", "  rows: min_nodes 5, min_silos 2"]
-    assert "  methods: no limit" in described(SiloPolicy(most_rounds=3), has_file=True, allow=())
+    assert "  methods: no limit" in describe_policy(
+        SiloPolicy(most_rounds=3), has_file=True, allow=()
+    )
 
 
 def test_code_is_allowed_by_its_digest() -> None:
@@ -564,7 +566,7 @@ def test_a_long_run_is_added_up_as_far_as_it_goes_quickly() -> None:
 
 def test_updates_that_nobody_can_measure_have_no_bound() -> None:
     """Else changes would be held against weights, or nothing against anything."""
-    bound, refused = Venue("", update_norm=1.0), set()
+    bound, refused = ServerSettings("", update_norm=1.0), set()
     for name in ABLE:
         try:
             check_update_norm(bound, asked_run(method=name).program, name)

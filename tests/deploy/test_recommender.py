@@ -18,14 +18,14 @@ from commands import Capture
 from rating_graphs import rating_graph
 from silograph.cli import run_app
 from silograph.core.errors import DataError
-from silograph.deploy.venue import Venue
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.resolve.cutting import client_block
 from silograph.experiment.run.recommender import FORMAT, Recommender, load_recommender
 from silograph.graph.block.block import pairs_of
 from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 OPTIONS: dict[str, Any] = {
     "partition": "category",
     "rounds": 2,

@@ -10,7 +10,7 @@ from silograph.deploy.display import (
     MOST_ROWS,
     LiveSilos,
     RoundsOnly,
-    missing,
+    describe_missing_silos,
     show_silos,
     summary,
 )
@@ -109,7 +109,9 @@ def test_lines_of_no_terminal_name_who_is_missing(capsys: pytest.CaptureFixture[
         f"round 2/2  0 s left  {METRIC}",
     ]
     many = Board([f"s{c}" for c in range(9)], 9, lambda event: None)
-    assert missing(many.standings(), 9) == "0 of 9 silos, without s0, s1, s2 and 6 more"
+    assert (
+        describe_missing_silos(many.standings(), 9) == "0 of 9 silos, without s0, s1, s2 and 6 more"
+    )
 
 
 def test_plain_lines_go_on_where_the_run_does(capsys: pytest.CaptureFixture[str]) -> None:

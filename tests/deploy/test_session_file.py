@@ -7,14 +7,14 @@ import pytest
 
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.core.files import write_atomic
-from silograph.deploy.server import SESSION, Known, read_known, read_nodes, write_known
+from silograph.deploy.server import SESSION, SessionState, read_nodes, read_session, write_session
 
 
 def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     nodes = {"a": {"train": 5, "val": 3, "test": 2, "rows": 12, "edges": 40}}
-    known = Known(bytes(range(16)), {"b": b"1" * 32, "a": b"2" * 32}, nodes)
-    write_known(tmp_path, known)
-    found = read_known(tmp_path)
+    known = SessionState(bytes(range(16)), {"b": b"1" * 32, "a": b"2" * 32}, nodes)
+    write_session(tmp_path, known)
+    found = read_session(tmp_path)
     assert (found.token, list(found.keys.items())) == (known.token, list(known.keys.items()))
     assert found.nodes == nodes
     assert (tmp_path / SESSION).stat().st_mode & 0o777 == 0o600
@@ -25,9 +25,9 @@ def test_it_comes_back_and_only_its_owner_reads_it(tmp_path: Path) -> None:
 
 def test_a_file_from_before_rows_and_edges_were_reported(tmp_path: Path) -> None:
     nodes = {"a": {"train": 5, "val": 3, "test": 2}}
-    write_known(tmp_path, Known(bytes(16), {"a": b"2" * 32}, nodes))
+    write_session(tmp_path, SessionState(bytes(16), {"a": b"2" * 32}, nodes))
     with pytest.raises(CheckpointError) as caught:
-        read_known(tmp_path)
+        read_session(tmp_path)
     assert str(caught.value) == (
         f"expected numbers of rows and edges of a in {tmp_path / SESSION}, got none: another "
         "version wrote it; resume with that one, or start the run anew"
@@ -61,4 +61,4 @@ def test_silos_report_their_nodes_once() -> None:
 def test_what_is_no_such_file(tmp_path: Path, text: str) -> None:
     (tmp_path / SESSION).write_text(text)
     with pytest.raises(CheckpointError, match="got none: it is no run of silos"):
-        read_known(tmp_path)
+        read_session(tmp_path)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from silograph.deploy.display import Seen, SiloLine, seen_after, show_silo
+from silograph.deploy.display import SiloActivity, SiloLine, activity_after, show_silo
 from silograph.federation.session.events import Event, What, log_event
 from terminals import ANSI, on_terminal
 
@@ -17,11 +17,11 @@ CALLS = [
 
 
 def test_a_line_counts_calls_and_bytes() -> None:
-    seen, line = Seen(), SiloLine("north")
+    seen, line = SiloActivity(), SiloLine("north")
     for event in CALLS:
-        seen = seen_after(seen, event)
+        seen = activity_after(seen, event)
         line.take(event)
-    assert seen == Seen("working", 4, "judge_server", calls=1, down=2_000_000, up=2000)
+    assert seen == SiloActivity("working", 4, "judge_server", calls=1, down=2_000_000, up=2000)
     shown = "north  working  round 4  1 call  2.00 MB in  2.0 kB out  judge_server"
     assert line.__rich__().plain == shown
 

@@ -20,9 +20,9 @@ from silograph.cli import run_app
 from silograph.core import files
 from silograph.core.errors import ConfigError
 from silograph.deploy import silo_result
-from silograph.deploy.silo import Attendance, attend
-from silograph.deploy.silo_result import check_new
-from silograph.deploy.venue import Venue
+from silograph.deploy.silo import Attendance, take_part_in_run
+from silograph.deploy.silo_result import check_result_folder
+from silograph.deploy.venue import ServerSettings
 from silograph.experiment.report.page import FIELDS
 from silograph.experiment.report.silo_page import UNUSED
 from silograph.experiment.resolve.cutting import client_block
@@ -34,7 +34,7 @@ from silograph.graph.silos.read import read_silo
 from silograph.methods import METHODS
 from silos import config_of, federate, folders
 
-PLAIN = Venue("127.0.0.1:0", insecure=True, patience=600)
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {
     "partition": "random",
     "rounds": 5,
@@ -47,7 +47,9 @@ MakeGraph = Callable[..., Graph]
 class Federated:
     """A federation of two silos that has trained, and the same in one process."""
 
-    def __init__(self, graph: Graph, path: Path, venue: Venue = PLAIN, **options: Any) -> None:
+    def __init__(
+        self, graph: Graph, path: Path, venue: ServerSettings = PLAIN, **options: Any
+    ) -> None:
         self.config = config_of(2, **BASE | options)
         self.silos = folders(graph, self.config, path / "silos")
         self.said: list[str] = []
@@ -239,15 +241,15 @@ def test_a_page_tells_nothing_of_other_silos(make_graph: MakeGraph, tmp_path: Pa
 
 
 def test_nothing_is_overwritten(make_graph: MakeGraph, tmp_path: Path) -> None:
-    check_new(tmp_path / "new")
+    check_result_folder(tmp_path / "new")
     (tmp_path / "begun").mkdir()
-    check_new(tmp_path / "begun")
+    check_result_folder(tmp_path / "begun")
     (tmp_path / "begun" / "model.safetensors").touch()  # by a silo that was killed then
-    check_new(tmp_path / "begun")
+    check_result_folder(tmp_path / "begun")
     for path in (tmp_path, tmp_path / "file"):
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match="expected a folder for the result that "):
-            check_new(path)
+            check_result_folder(path)
     graph = make_graph(60)
     config = config_of(2, **BASE)
     silos = folders(graph, config, tmp_path / "silos")
@@ -268,13 +270,13 @@ def test_a_result_of_a_run_that_is_not_over_may_be_there(
     (out / "result.json").write_text(json.dumps({"run": run_name(token), "best_round": 2}))
     how = Attendance("localhost:1", key, secret, None, True, state, patience=0, out=out)
     with pytest.raises(ConfigError, match="expected a folder for the result that does not exist"):
-        attend(data, how)
+        take_part_in_run(data, how)
     (state / bytes(16).hex()).mkdir(parents=True)  # of another run
     with pytest.raises(ConfigError, match="expected a folder for the result that does not exist"):
-        attend(data, how)
+        take_part_in_run(data, how)
     (state / token.hex()).mkdir()
     with pytest.raises(ConfigError, match="expected a server at localhost:1 within 0 s"):
-        attend(data, how)
+        take_part_in_run(data, how)
 
 
 def test_a_disk_that_is_full_costs_the_silo_its_result_only(

@@ -19,7 +19,7 @@ from silograph.core.work import Meter
 from silograph.experiment.resolve.cutting import clients_of
 from silograph.experiment.resolve.run_program import most_work, program_of
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent, Watched
+from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.frame import decode
 from silograph.federation.session.engine import Session, check_work
@@ -54,11 +54,11 @@ def over_session(setup: Setup) -> tuple[Session, dict[str, DirectLink], Setup]:
         program=agreed,
         most_work=partial(most_work, setup.config, setup.method, setup.method_config),
     )
-    return fed, links, replace(setup, federation=fed, simulated=None, held=None)
+    return fed, links, replace(setup, federation=fed, simulated=None, server_block=None)
 
 
 def run(setup: Setup) -> None:
-    train(setup, None, Silent(), first_snapshot(setup), [], Watched(()))
+    train(setup, None, Silent(), first_snapshot(setup), [], TrackerGroup(()))
 
 
 def shares(setup: Setup) -> list[float]:

@@ -21,7 +21,7 @@ from silograph.experiment.resolve import run_program
 from silograph.experiment.resolve.cutting import clients_of
 from silograph.experiment.resolve.run_program import beyond_weights, most_work, program_of
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent, Watched
+from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.field_specs import (
@@ -124,9 +124,9 @@ def record(setup: Setup) -> Recorded:
     remote, links = session(
         whole, fed.route, setup.method_config, own_ops(), program=agreed, most_work=work
     )
-    started = replace(setup, federation=remote, simulated=None, held=None)
+    started = replace(setup, federation=remote, simulated=None, server_block=None)
     with shares_of_work() as shares:
-        train(started, None, Silent(), first_snapshot(started), [], Watched(()))
+        train(started, None, Silent(), first_snapshot(started), [], TrackerGroup(()))
     assert 0 < max(shares) < 0.1  # honest work stays far below its bound
 
     def fresh(name: str, *, rows: bool = True) -> Responder:

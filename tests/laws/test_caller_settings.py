@@ -425,8 +425,8 @@ def test_a_server_and_its_silos_give_the_same_bits(
     pytest.importorskip("cryptography")
     import silos
     from silograph.deploy.server import serve
-    from silograph.deploy.silo import attend
-    from silograph.deploy.venue import Venue
+    from silograph.deploy.silo import take_part_in_run
+    from silograph.deploy.venue import ServerSettings
     from silograph.experiment.run.recommender import load_recommender
 
     config = silos.config_of(**RATINGS, partition="category")
@@ -434,17 +434,17 @@ def test_a_server_and_its_silos_give_the_same_bits(
 
     def attend_with(*given: Any) -> object:
         with all_of(OF_THREAD):
-            return attend(*given)
+            return take_part_in_run(*given)
 
     def federated() -> object:
-        venue = Venue("127.0.0.1:0", insecure=True, patience=60)
+        venue = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
         result = silos.federate(kept, config, venue, run=serve, keep=True)
         found = sorted(kept[0].glob("results/*/recommender.safetensors"))[-1]
         recommender = load_recommender(found)
         return bits_of(result), recommender.recommend("100"), found.read_bytes()
 
     expected = federated()
-    monkeypatch.setattr(silos, "attend", attend_with)
+    monkeypatch.setattr(silos, "take_part_in_run", attend_with)
     with all_of(MODES):
         before = settings()
         found = federated()

@@ -11,7 +11,7 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
-from silograph.experiment.resolve.asked_run import Own, asked_run
+from silograph.experiment.resolve.asked_run import Own, merge_config
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.graph.datasets import DATASETS
@@ -110,7 +110,7 @@ def test_commands_are_understood(
 
     def merged(file: RunConfig, flags: dict[str, Any]) -> RunConfig:
         known = {f.name for f in fields(RunConfig)}
-        return asked_run(None, file, {k: v for k, v in flags.items() if k in known})[0]
+        return merge_config(None, file, {k: v for k, v in flags.items() if k in known})[0]
 
     def look(config: RunConfig, **flags: Any) -> None:
         config = merged(config, flags)

@@ -11,7 +11,7 @@ from rating_graphs import rating_graph, write_ratings
 from silograph.cli import run_app
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.resolve import choose, device_of, resolve, resolved_without_data
+from silograph.experiment.resolve.resolve import choose, device_of, resolve, resolve_without_data
 from silograph.graph.graph import Graph, Schema
 from silograph.methods import METHODS
 from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS
@@ -32,7 +32,7 @@ def node_graph() -> Graph:
 
 def why_refused(asked: dict[str, Any]) -> str | None:
     try:
-        resolved_without_data(make_config(asked))
+        resolve_without_data(make_config(asked))
     except ConfigError as error:
         return str(error)
     return None

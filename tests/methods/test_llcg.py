@@ -14,7 +14,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.resolved_config import training_key
-from silograph.experiment.resolve.cutting import held_block
+from silograph.experiment.resolve.cutting import make_server_block
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
@@ -52,7 +52,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
     graph = make_graph(60, sparse=sparse)
     options = {"server_share": share, "correction_steps": steps, "server_lr": lr}
     setup = setup_of(graph, **{k: v for k, v in options.items() if v is not None})
-    cfg, key, held = setup.method_config, training_key(setup.config), setup.held
+    cfg, key, held = setup.method_config, training_key(setup.config), setup.server_block
     assert held is not None
     assert len(held.row_key) == round(60 * share)
     state = first_snapshot(setup).state
@@ -83,7 +83,7 @@ def test_a_fanout_is_not_the_servers(make_graph: MakeGraph) -> None:
     """Clients hear one neighbor; the server's step is that of clients that hear all."""
     setup = setup_of(make_graph(60))
     cfg, key = setup.method_config, training_key(setup.config)
-    state, held = first_snapshot(setup).state, setup.held
+    state, held = first_snapshot(setup).state, setup.server_block
     assert state.weights is not None
     assert held is not None
     few = replace(cfg, schedule=replace(cfg.schedule, neighbors=Fanout((1, 1))))
@@ -97,7 +97,7 @@ def test_clients_never_see_what_the_server_holds(
 ) -> None:
     sg.run(make_graph(40), **RUN)
     setup = setups[0]
-    assert setup.held is not None
+    assert setup.server_block is not None
     assert isinstance(setup.federation, InProcess)
     assert setup.federation._cfg is setup.method_config
     assert not any(isinstance(value, ClientBlock) for value in vars(setup.method_config).values())
@@ -106,15 +106,15 @@ def test_clients_never_see_what_the_server_holds(
 def test_the_held_nodes_are_those_drawn(make_graph: MakeGraph) -> None:
     setup = setup_of(make_graph(60))
     cut = setup.cut
-    held = held_block(cut, 0.4, Key.of(1))
+    held = make_server_block(cut, 0.4, Key.of(1))
     assert len(held.row_key) == 24
-    whole = held_block(cut, 1.0, Key.of(1))
+    whole = make_server_block(cut, 1.0, Key.of(1))
     assert whole.adj.nnz == cut.graph.adj.nnz
     assert torch.equal(whole.split.train, cut.split.train)
     kept = torch.isin(whole.row_key, held.row_key)
     edges = torch.from_numpy(whole.adj.scipy().toarray())[kept][:, kept]
     assert torch.equal(torch.from_numpy(held.adj.scipy().toarray()), edges)
-    assert not torch.equal(held_block(cut, 0.4, Key.of(2)).row_key, held.row_key)
+    assert not torch.equal(make_server_block(cut, 0.4, Key.of(2)).row_key, held.row_key)
 
 
 def test_a_server_without_training_nodes(make_graph: MakeGraph) -> None:
@@ -125,12 +125,12 @@ def test_a_server_without_training_nodes(make_graph: MakeGraph) -> None:
     seeds = [seed for seed in range(20) if _fails(few, Key.of(seed))]
     assert seeds
     with pytest.raises(DataError, match="node among those that the server holds, got none of 1: g"):
-        held_block(few, 0.01, Key.of(seeds[0]))
+        make_server_block(few, 0.01, Key.of(seeds[0]))
 
 
 def _fails(cut: Any, key: Key) -> bool:
     try:
-        held_block(cut, 0.01, key)
+        make_server_block(cut, 0.01, key)
     except DataError:
         return True
     return False

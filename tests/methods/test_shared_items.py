@@ -18,10 +18,10 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, below, take
-from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, AskedRun, policy_of, refusal
+from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of, why_refused
 from silograph.deploy.server import check_deployable
-from silograph.deploy.silo import read_allowed
-from silograph.deploy.venue import Venue, check_update_norm
+from silograph.deploy.silo import parse_allowed_methods
+from silograph.deploy.venue import ServerSettings, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import WeightedMean, fold_of
@@ -370,15 +370,15 @@ def test_silos_must_agree_to_rows_of_items(method: str) -> None:
     needs = beyond_weights(setup.config, setup.method, cfg)
     assert needs == ("items",)
     program = program_of(setup.config, setup.schema, setup.method, cfg)
-    asked = AskedRun(setup.config, program, needs)
-    said = refusal(NO_POLICY, asked)
+    asked = ProposedRun(setup.config, program, needs)
+    said = why_refused(NO_POLICY, asked)
     assert said is not None
     assert "this silo has not agreed to items" in said
-    said = refusal(policy_of(tomllib.loads(STRICT_POLICY)), asked)
+    said = why_refused(policy_of(tomllib.loads(STRICT_POLICY)), asked)
     assert said is not None
     assert "items" in said
-    agreed = dataclasses.replace(asked, allow=read_allowed("items"))
-    assert refusal(NO_POLICY, agreed) is None
+    agreed = dataclasses.replace(asked, allow=parse_allowed_methods("items"))
+    assert why_refused(NO_POLICY, agreed) is None
 
 
 def test_rows_of_items_are_by_public_key_so_the_same_at_all_clients() -> None:
@@ -397,7 +397,7 @@ def test_rows_of_items_are_by_public_key_so_the_same_at_all_clients() -> None:
 def test_weighted_changes_of_rows_may_have_a_bound(method: str) -> None:
     setup = prepare(make_config(options_of(method)), rating_graph())
     program = program_of(setup.config, setup.schema, setup.method, setup.method_config)
-    check_update_norm(Venue("", update_norm=1.0), program, method)
+    check_update_norm(ServerSettings("", update_norm=1.0), program, method)
 
 
 @pytest.mark.parametrize("most", [None, 50.0])

@@ -141,7 +141,7 @@ def test_a_kind_that_nobody_can_look_into_says_so(
     with pytest.raises(ConfigError, match="for sums over all silos, got a logistic regression, wh"):
         divisible(model)
     assert Bernoulli(0.5).why_not(model) == "a logistic regression sees all edges of a client"
-    assert choose_block_size(training, block, TORCH, torch.device("cpu"), keep=False) == 3
+    assert choose_block_size(training, block, TORCH, torch.device("cpu"), keep_optimizer=False) == 3
 
 
 def test_backends_have_the_names_of_the_config() -> None:

@@ -17,7 +17,7 @@ from runs import MakeGraph
 from silograph.experiment.run import compile_kernels
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.loop import first_snapshot, train
-from silograph.experiment.run.progress import Silent, Watched
+from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.result import Result
 from silograph.methods import METHODS
 from silograph.nn.kernels.arrays import LINE, PLAIN_NAMES, told_of_compiling
@@ -139,7 +139,7 @@ def test_the_run_that_comes_first_takes_no_longer(
     setup = setup_of(make_graph(40), method, rounds=3, kernels="torch")
     with told_of_compiling(lambda _: None) as watch:
         start = first_snapshot(setup)
-        result = train(setup, None, Silent(), start, [], Watched(()), watch)
+        result = train(setup, None, Silent(), start, [], TrackerGroup(()), watch)
     assert [row["seconds"] for row in result.rounds] == [1, 2, 3]
     assert result.seconds == 3
     assert result.compile_seconds == (80 if is_first else 0)

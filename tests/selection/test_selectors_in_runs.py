@@ -15,7 +15,7 @@ from runs import go, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.clock import TrainingClock
-from silograph.experiment.run.loop import _round, _selection, first_snapshot
+from silograph.experiment.run.loop import _make_selection, _run_round, first_snapshot
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.checkpoint import from_bytes, to_bytes
 from silograph.graph.graph import Graph
@@ -169,17 +169,17 @@ def test_a_silo_that_is_away_gets_no_count(make_graph: MakeGraph) -> None:
     """And the state that a checkpoint holds goes on with the same choices."""
     setup = setup_of(make_graph(), METHODS["fedavg"], **asked("ucb", rounds=8))
     run, links = remote(setup, least=1)
-    snapshot, _ = _round(run, _selection(run), first_snapshot(run), TrainingClock(0.0))
+    snapshot, _ = _run_round(run, _make_selection(run), first_snapshot(run), TrainingClock(0.0))
     gone = run.federation.ids[2]
     links[gone].change = lambda data: None
     for _ in range(5):
-        snapshot, _ = _round(run, _selection(run), snapshot, TrainingClock(0.0))
+        snapshot, _ = _run_round(run, _make_selection(run), snapshot, TrainingClock(0.0))
     counts = snapshot.state.memory["selector/count"]
     assert counts.tolist()[2] == 1  # of round 1
     assert int(counts.max()) > 1
     saved = from_bytes(b"".join(to_bytes(to_checkpoint(run, snapshot, "", {}))))
     again, _ = from_checkpoint(run, saved, None)
-    selection = _selection(run)
+    selection = _make_selection(run)
     assert selection is not None
     key = training_key(run.config)
     chosen = [selection.choose(s.state, t, key).selected for s in (snapshot, again) for t in (7, 8)]

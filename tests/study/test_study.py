@@ -18,8 +18,14 @@ from silograph.core.errors import ConfigError
 from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.graph.read.ratings import ratings
-from silograph.study.cells import Cell, Line, deciding, digest_of, run_cell
-from silograph.study.study import How, StudyFile, check_processes, read_lines, run_missing
+from silograph.study.cells import Cell, Line, digest_of, run_cell, settings_of_cell
+from silograph.study.study import (
+    ExecutionOptions,
+    StudyFile,
+    check_processes,
+    read_lines,
+    run_missing_cells,
+)
 from silograph.study.workers import (
     StudyProgress,
     Worker,
@@ -29,7 +35,7 @@ from silograph.study.workers import (
     write_graph,
 )
 
-HERE = How(processes=0)
+HERE = ExecutionOptions(processes=0)
 SHORT = FAST | {"rounds": 2}
 SMALL = RunConfig(clients=3, partition="random", rounds=2, hidden=4, split="0.4/0.3/0.3")
 
@@ -67,8 +73,8 @@ def test_what_decides_a_result_decides_the_digest() -> None:
 
 
 def test_the_number_of_clients_is_written_out() -> None:
-    assert deciding(RunConfig())["clients"] == 10
-    assert deciding(RunConfig(partition="silo"))["clients"] is None
+    assert settings_of_cell(RunConfig())["clients"] == 10
+    assert settings_of_cell(RunConfig(partition="silo"))["clients"] is None
 
 
 def test_a_key_that_came_later_has_its_default() -> None:
@@ -215,10 +221,10 @@ def test_the_latest_line_of_a_cell_counts(tmp_path: Path) -> None:
     with StudyFile(tmp_path / "s.jsonl") as file:
         file.add(some_line(0))
         file.add(some_line(0) | {"error": "later"})
-        found = file.found(digest_of(some_line(0)))
+        found = file.find_line(digest_of(some_line(0)))
         assert found is not None
         assert found["error"] == "later"
-        assert file.found(digest_of(some_line(1))) is None
+        assert file.find_line(digest_of(some_line(1))) is None
 
 
 @pytest.mark.parametrize(
@@ -272,9 +278,9 @@ def test_only_what_is_missing_runs(make_graph: MakeGraph, tmp_path: Path) -> Non
     graph, seen = make_graph(), []
     cells = [cell(graph, seed=seed) for seed in range(3)]
     with StudyFile(tmp_path / "s.jsonl") as file:
-        assert run_missing(cells[:2], file, HERE, 2).ran == 2
+        assert run_missing_cells(cells[:2], file, HERE, 2).ran == 2
     with StudyFile(tmp_path / "s.jsonl") as file:
-        tally = run_missing(cells, file, HERE, 3, lambda c, _: seen.append(c.config.seed))
+        tally = run_missing_cells(cells, file, HERE, 3, lambda c, _: seen.append(c.config.seed))
         assert (tally.ran, tally.failed) == (1, 0)
         assert [line["config"]["seed"] for line in file.lines] == [0, 1, 2]
     assert seen == [0, 1, 2]
@@ -286,17 +292,19 @@ def test_a_failed_cell_is_counted_and_tried_again_unless_it_diverges(
     graph = make_graph()
     cells = [cell(graph, clients=61), cell(graph), cell(graph, lr=1e30, method="fedavg")]
     with StudyFile(tmp_path / "s.jsonl") as file:
-        tally = run_missing(cells, file, HERE, 3)
+        tally = run_missing_cells(cells, file, HERE, 3)
         assert (tally.ran, tally.failed) == (3, 2)
         assert file.lines[2]["kind"] == "TrainingError"
-        tally = run_missing(cells, file, HERE, 3)
+        tally = run_missing_cells(cells, file, HERE, 3)
         assert (tally.ran, tally.failed) == (1, 2)
         assert len(file.lines) == 4
 
 
 def test_time_is_up(make_graph: MakeGraph) -> None:
     with StudyFile(None) as file:
-        assert run_missing([cell(make_graph())], file, replace(HERE, until=0.0), 1).ran == 0
+        assert (
+            run_missing_cells([cell(make_graph())], file, replace(HERE, deadline=0.0), 1).ran == 0
+        )
 
 
 def test_cells_are_read_when_there_is_room(make_graph: MakeGraph) -> None:
@@ -308,7 +316,7 @@ def test_cells_are_read_when_there_is_room(make_graph: MakeGraph) -> None:
         yield cell(make_graph(), seed=ended[0]["best_round"])
 
     with StudyFile(None) as file:
-        run_missing(source(), file, HERE, 2, lambda _, line: ended.append(line))
+        run_missing_cells(source(), file, HERE, 2, lambda _, line: ended.append(line))
     assert len(ended) == 2
 
 
@@ -319,7 +327,7 @@ def test_processes_give_the_same_and_one_may_die(
     killed: list[Any] = []
     cells = [cell(graph, seed=seed) for seed in range(3)]
     with StudyFile(None) as here:
-        run_missing(cells, here, HERE, 3)
+        run_missing_cells(cells, here, HERE, 3)
 
     def give(self: Worker, job: Any, path: str | None) -> None:
         if not killed:  # before it can have read the job
@@ -330,15 +338,15 @@ def test_processes_give_the_same_and_one_may_die(
 
     monkeypatch.setattr(Worker, "give", give)
     with StudyFile(tmp_path / "s.jsonl") as there:
-        how = How(processes=1, runs=tmp_path / "runs")
-        tally = run_missing(cells, there, how, 3)
+        how = ExecutionOptions(processes=1, runs=tmp_path / "runs")
+        tally = run_missing_cells(cells, there, how, 3)
         assert (tally.ran, tally.failed) == (3, 1)
         assert there.lines[0]["error"] == (
             "expected the process of the cell to live, got signal 9 (9: out of memory, or killed)"
         )
-        run_missing(cells, there, how, 3)
+        run_missing_cells(cells, there, how, 3)
         for each in cells:
-            ours, theirs = (f.found(each.digest) for f in (here, there))
+            ours, theirs = (f.find_line(each.digest) for f in (here, there))
             assert ours is not None
             assert theirs is not None
             assert without_time(ours) == without_time(theirs)
@@ -362,12 +370,12 @@ def test_the_number_of_processes() -> None:
 def test_what_progress_says(capsys: pytest.CaptureFixture[str]) -> None:
     line = {"val": {"server": {"accuracy": 0.5}}, "judge": "server", "best_round": 3, "seconds": 2}
     with show_study("plain", 3) as display:
-        display.skipped()
-        display.started(running := cell())
+        display.count_skipped()
+        display.start_cell(running := cell())
         assert display.waiting == 1
         assert display.seconds_left() is None
         display.round(running, 1, "val accuracy 0.4")
-        display.finished(running, line)
+        display.finish_cell(running, line)
     head, _, what = capsys.readouterr().err.partition(": ")
     assert head.startswith("cells 2/3 done, ")
     assert what == "fedopt, seed 0: val accuracy 0.5000, best round 3, 2.0 s\n"
@@ -380,7 +388,7 @@ def test_the_time_left_is_that_of_cells_like_those_that_ran() -> None:
     now = [0.0]
     display = StudyProgress(4, clock=lambda: now[0])
     first, second, third, _ = cells = [cell(seed=seed, rounds=100) for seed in range(4)]
-    display.started(first)
+    display.start_cell(first)
     now[0] = 20.0
     display.round(first, 1, "")
     assert display.seconds_left() is None  # one round says nothing of the pace
@@ -390,10 +398,10 @@ def test_the_time_left_is_that_of_cells_like_those_that_ran() -> None:
     now[0] = 32.0
     assert display.seconds_left() == 87 + 3 * (32 + 87)  # the pace is that of told rounds
     now[0] = 119.0
-    display.finished(first, {})
+    display.finish_cell(first, {})
     assert display.seconds_left() == 3 * 119
-    display.started(second)
-    display.started(third)
+    display.start_cell(second)
+    display.start_cell(third)
     now[0] = 129.0
     assert display.seconds_left() == (2 * 109 + 119) / 2  # two at once
     display.round(second, 1, "")
@@ -401,8 +409,8 @@ def test_the_time_left_is_that_of_cells_like_those_that_ran() -> None:
     now[0] = 139.0
     display.round(second, 2, "")
     assert display.seconds_left() == 98 * 10  # the slow one ends last
-    display.finished(third, {})
-    display.finished(second, {})
+    display.finish_cell(third, {})
+    display.finish_cell(second, {})
     assert display.waiting == len(cells) - 3
 
 
@@ -412,11 +420,11 @@ def test_the_live_view_fits_its_lines() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     display = StudyProgress(3)
     running = cell()
-    display.started(running)
+    display.start_cell(running)
     console.print(display)
     display.round(running, 1, "val accuracy 0.4  " + "x" * 80)
-    display.started(other := cell(seed=1))
-    display.finished(other, {"error": "why"})
+    display.start_cell(other := cell(seed=1))
+    display.finish_cell(other, {"error": "why"})
     console.print(display)
     text = console.export_text()
     assert "fedopt, seed 0  first round" in text

@@ -18,7 +18,7 @@ from silograph.deploy.server import start_facts
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph
 from silograph.study import train_agent as training
-from silograph.study.train_agent import AgentTraining, lacking, train_agent
+from silograph.study.train_agent import AgentTraining, missing_rounds, train_agent
 
 MakeGraph = Callable[..., Graph]
 RUN: dict[str, Any] = {
@@ -83,9 +83,11 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(
 
 def test_what_differs_between_trainings_is_named_key_by_key() -> None:
     there, ours = asked(1), asked(1, lr=0.5, options={**RUN["options"], "share": "all"})
-    said = training.differing(training.described(there), training.described(ours))
+    said = training.describe_differences(
+        training.describe_training(there), training.describe_training(ours)
+    )
     assert said == "lr=0.05 there, 0.5 now, option share=none there, all now"
-    assert training.differing("of another version", "null") == ""
+    assert training.describe_differences("of another version", "null") == ""
 
 
 def test_what_ends_within_the_profile_says_that_nothing_was_learned(
@@ -97,7 +99,7 @@ def test_what_ends_within_the_profile_says_that_nothing_was_learned(
     line = "all 12 rounds were the agent's profile (it takes 20): the agent set nothing"
     assert result.advice.startswith(line)
     path = train_agent(asked(1), Path("agents"), graph)
-    assert lacking(Path("agents")) == PROFILE + 1 - 12
+    assert missing_rounds(Path("agents")) == PROFILE + 1 - 12
     options = {**RUN["options"], "agent": str(path)}
     longer = go(graph, **{**RUN, "options": options})  # 24 rounds in all, 4 of them the agent's
     assert "profile" not in (longer.advice or "")

@@ -19,12 +19,12 @@ from silograph.cli import federation  # noqa: F401 - registers its commands
 from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
-    Given,
+    CommandInputs,
     StoppedError,
     app,
-    as_typed,
     command,
-    logged_as_flags,
+    logging_with_flags,
+    prefix_with_flag,
     resume_hint,
     usage_error,
 )
@@ -52,14 +52,14 @@ DAMAGED = 1  # exit code of a report on files that were altered or are missing
         "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
     },
 )
-def run_command(given: Given, json: bool, quiet: bool) -> None:
+def run_command(inputs: CommandInputs, json: bool, quiet: bool) -> None:
     """Train a federation and write a result folder."""
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
 
-    config = given.config
+    config = inputs.config
     out = default_folder(config) if config.out is None else config.out
     with resume_hint(out, trust=bool(own_code(config)), run=True):
         progress = "none" if quiet else best_mode()
@@ -91,30 +91,32 @@ def resume_command(
     run = not is_comparison(folder) and not is_search(folder)
     with resume_hint(str(folder), trust=trust, run=run):
         if is_comparison(folder):
-            with _told_if_complete("comparison", folder, [LINES], quiet):
-                found = resume_comparison(folder, trust=trust, progress=progress)
-            return print_comparison(found, json)
+            with _report_if_complete("comparison", folder, [LINES], quiet):
+                comparison = resume_comparison(folder, trust=trust, progress=progress)
+            return print_comparison(comparison, json)
         if is_search(folder):
-            with _told_if_complete("search", folder, [TRIALS, WINNER], quiet):
+            with _report_if_complete("search", folder, [TRIALS, WINNER], quiet):
                 tuned = resume_search(folder, trust=trust, progress=progress)
             return print_search(tuned, json)
-        with _told_if_complete("run", folder, [RESULT], quiet):
+        with _report_if_complete("run", folder, [RESULT], quiet):
             result = resume(folder, trust=trust, progress=progress)
     _print(result, json)
     return 0
 
 
 @contextmanager
-def _told_if_complete(what: str, folder: Path, files: Sequence[str], quiet: bool) -> Iterator[None]:
-    """Say so where nothing was left to do: the files that training writes stay as they were."""
+def _report_if_complete(
+    what: str, folder: Path, files: Sequence[str], quiet: bool
+) -> Iterator[None]:
+    """Report a complete run: the files that training writes have not changed."""
 
     def contents() -> list[bytes | None]:
         paths = [folder / name for name in files]
         return [path.read_bytes() if path.exists() else None for path in paths]
 
-    before = contents()
+    initial_contents = contents()
     yield
-    if before == contents() and not quiet:
+    if initial_contents == contents() and not quiet:
         typer.echo(f"the {what} in {folder} was complete: nothing was trained", err=True)
 
 
@@ -132,13 +134,13 @@ def report_command(
     ] = None,
 ) -> int:
     """Write a page about a run, about several side by side, or about the runs of a comparison."""
-    from silograph.experiment.report import make_comparison_report, make_report, runs_of
+    from silograph.experiment.report import comparison_runs, make_comparison_report, make_report
 
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
-    if len(folders) == 1 and (runs := runs_of(folders[0])):
+    if len(folders) == 1 and (runs := comparison_runs(folders[0])):
         page = make_comparison_report(
             runs, out or folders[0] / "report.html", comparison=folders[0]
         )
@@ -209,13 +211,15 @@ def recommend_command(
     from silograph.cli.printing import print_recommended
     from silograph.experiment.run.recommender import load_recommender, recommender_file
 
-    found = load_recommender(recommender_file(run))
+    recommender = load_recommender(recommender_file(run))
     if item is None:
-        print_recommended(found, user, found.recommend(user, top), as_json=json)
+        print_recommended(recommender, user, recommender.recommend(user, top), as_json=json)
     elif json:
-        print_recommended(found, user, [(item, found.predict(user, item))], as_json=True)
+        print_recommended(
+            recommender, user, [(item, recommender.predict(user, item))], as_json=True
+        )
     else:
-        typer.echo(f"{found.predict(user, item):.2f}")
+        typer.echo(f"{recommender.predict(user, item):.2f}")
 
 
 def _print(result: "Result", json: bool) -> None:
@@ -243,11 +247,11 @@ def _print(result: "Result", json: bool) -> None:
         ),
     },
 )
-def partition_command(given: Given, json: bool, quick: bool) -> None:
+def partition_command(inputs: CommandInputs, json: bool, quick: bool) -> None:
     """Cut a graph and print what the cut did."""
     from silograph.cli.printing import print_cut
 
-    print_cut(given.config, as_json=json, quick=quick)
+    print_cut(inputs.config, as_json=json, quick=quick)
 
 
 @command(
@@ -255,17 +259,17 @@ def partition_command(given: Given, json: bool, quick: bool) -> None:
     FIELDS,
     {"json": (bool, typer.Option(False, "--json", help="print the findings as one JSON object"))},
 )
-def attack_command(given: Given, json: bool) -> None:
+def attack_command(inputs: CommandInputs, json: bool) -> None:
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.attack.attack import attack, write_findings
 
-    config = given.config
+    config = inputs.config
     out = Path(config.out or f"{default_folder(config)}-attack")
-    found = attack(config)
-    write_findings(found, config, out)
-    print_findings(found, out, as_json=json)
+    findings = attack(config)
+    write_findings(findings, config, out)
+    print_findings(findings, out, as_json=json)
 
 
 @command(
@@ -282,16 +286,16 @@ def attack_command(given: Given, json: bool) -> None:
         ),
     },
 )
-def export_command(given: Given, out: Path, format: str) -> None:
+def export_command(inputs: CommandInputs, out: Path, format: str) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.demo import export_silos
 
-    folders = export_silos(given.config, out, format)
+    folders = export_silos(inputs.config, out, format)
     typer.echo(f"{counted(len(folders), 'silo')} written to {out}")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         import importlib.metadata  # a tenth of the time of --help
 
         typer.echo(f"silograph {importlib.metadata.version('silograph')}")
@@ -372,7 +376,7 @@ ORDER = (
     *("export-silos", "server", "silo", "certs", "audit", "demo-federation"),
     *("attack", "train-agent", "reproduce", "compile"),
 )
-app.registered_commands.sort(key=lambda each: ORDER.index(each.name or ""))
+app.registered_commands.sort(key=lambda registered: ORDER.index(registered.name or ""))
 
 
 def first_line(error: BaseException) -> str:
@@ -400,7 +404,7 @@ def main() -> None:
 def run_app(arguments: list[str]) -> int:
     """Run the command line with these arguments and return the exit code."""
     try:
-        with logged_as_flags():
+        with logging_with_flags():
             code = app(args=arguments, prog_name="silograph", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help())
@@ -408,8 +412,8 @@ def run_app(arguments: list[str]) -> int:
     except click.ClickException as error:
         typer.echo(f"error: {' '.join(usage_error(error).split())}", err=True)
         return 2
-    except SilographError as error:  # which may quote what another machine said
-        text = as_typed(" ".join(str(error).splitlines()), arguments)
+    except SilographError as error:  # which may quote another machine
+        text = prefix_with_flag(" ".join(str(error).splitlines()), arguments)
         typer.echo(f"error: {printable(text)}", err=True)
         return 2
     except StoppedError as stopped:

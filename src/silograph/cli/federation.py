@@ -21,12 +21,12 @@ from click.core import ParameterSource
 from silograph.cli.flags import (
     AT_SILOS,
     FIELDS,
-    Given,
+    CommandInputs,
     app,
     command,
     declared_flags,
     flags_command,
-    going_on,
+    hint_to_continue,
 )
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, ProtocolError
@@ -35,7 +35,7 @@ from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
     from silograph.deploy.silo import Attendance
-    from silograph.deploy.venue import Venue
+    from silograph.deploy.venue import ServerSettings
     from silograph.federation.session.audit import AuditedRun, AuditEntry, AuditReading
 
 
@@ -73,17 +73,19 @@ def certs_command(
     FIELDS,
     {"quiet": (bool, typer.Option(False, "--quiet", help="show no progress"))},
 )
-def demo_command(given: Given, quiet: bool) -> int:
+def demo_command(inputs: CommandInputs, quiet: bool) -> int:
     """Run server and silos as processes on this machine, and compare with a simulation."""
     from silograph.deploy.demo import demonstrate
 
-    found = demonstrate(given.config, tell=(lambda _: None) if quiet else _tell)
-    for line in found.lines():
+    demonstration = demonstrate(
+        inputs.config, report=(lambda _: None) if quiet else _print_to_stderr
+    )
+    for line in demonstration.lines():
         typer.echo(line)
-    return 0 if found.same else FAILED
+    return 0 if demonstration.same else FAILED
 
 
-def _tell(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     typer.echo(line, err=True)
 
 
@@ -91,7 +93,7 @@ def _tell(line: str) -> None:
 
 
 LOG = logging.getLogger("silograph")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is said in our own words
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages say what went wrong
 PANEL = "Federation"
 LOG_FILE = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
@@ -180,40 +182,42 @@ class ServerFlags:
     "what tables and the result folder call the silos' data, which the server does not have "
     "(default: silos)",
 )
-def server_command(given: Given, **said: Any) -> None:
+def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
     """Wait for silos, train with them, and write a result folder."""
     from silograph.cli.printing import print_result
     from silograph.deploy.display import logging_to
-    from silograph.deploy.server import serve, serve_again
+    from silograph.deploy.server import resume_server, serve
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
 
-    flags, words = ServerFlags(**said), _words()
+    flags, words = ServerFlags(**flag_values), _typed_words()
     if flags.resume is not None:
-        _check_alone(words)
-    _check_number(given, flags, words)
-    config, venue = _served(given.config), _venue(flags)
-    _tell_unused(config, words)
+        _check_resume_alone(words)
+    _check_num_silos(inputs, flags, words)
+    config, server_settings = _with_name_and_folder(inputs.config), _make_server_settings(flags)
+    _warn_of_unused(config, words)
     mode = "none" if flags.quiet else best_mode()
     folder = str(config.out if flags.resume is None else flags.resume)
     if own_code(config):
         words["trust"] = ["--trust"]
-    anew = None  # where there is no folder yet
+    start_command = None  # where there is no folder yet
     if flags.resume is None:
-        anew = shlex.join(["silograph", "server", *itertools.chain(*words.values())])
-    again = going_on(_again(folder, words), folder, also=(ProtocolError,), before=anew)
-    with again, logging_to(flags.log_file, flags.log_level):
+        start_command = shlex.join(["silograph", "server", *itertools.chain(*words.values())])
+    stop_hint = hint_to_continue(
+        _resume_command_line(folder, words), folder, also=(ProtocolError,), before=start_command
+    )
+    with stop_hint, logging_to(flags.log_file, flags.log_level):
         if flags.resume is not None:
-            result = serve_again(flags.resume, venue, trust=given.trust, progress=mode)
+            result = resume_server(flags.resume, server_settings, trust=inputs.trust, progress=mode)
         else:
-            result = serve(config, venue, progress=mode)
+            result = serve(config, server_settings, progress=mode)
     if flags.json:
         typer.echo(result.to_json())
     else:
         print_result(result)
 
 
-def _served(config: RunConfig) -> RunConfig:
+def _with_name_and_folder(config: RunConfig) -> RunConfig:
     """Return the config of a run at silos: with a name of its own, and a result folder."""
     from silograph.experiment.run.result_folder import default_folder
 
@@ -224,12 +228,12 @@ def _served(config: RunConfig) -> RunConfig:
     return config
 
 
-def _venue(flags: ServerFlags) -> "Venue":
+def _make_server_settings(flags: ServerFlags) -> "ServerSettings":
     """Return how the server meets its silos."""
-    from silograph.deploy.venue import Venue
+    from silograph.deploy.venue import ServerSettings
 
     certs, silos = flags.certs, flags.silos
-    return Venue(
+    return ServerSettings(
         listen=flags.listen,
         silos=None if silos is None else tuple(name.strip() for name in silos.split(",")),
         certificate=None if certs is None else (certs / "server.pem", certs / "server.key"),
@@ -246,18 +250,20 @@ def _venue(flags: ServerFlags) -> "Venue":
     )
 
 
-def _tell_unused(config: RunConfig, words: Mapping[str, list[str]]) -> None:
-    """Log what was given and changes nothing of the training."""
+def _warn_of_unused(config: RunConfig, words: Mapping[str, list[str]]) -> None:
+    """Warn of flags that do not change the training."""
     if "dataset" in words:
         LOG.warning("%s is a name in tables only: the data are the silos' own", config.dataset)
     if "block_size" in words and config.block_size != 1:
         LOG.warning("%s is not used: each silo trains by itself", " ".join(words["block_size"]))
 
 
-def _check_number(given: Given, flags: ServerFlags, words: Mapping[str, list[str]]) -> None:
+def _check_num_silos(
+    inputs: CommandInputs, flags: ServerFlags, words: Mapping[str, list[str]]
+) -> None:
     """Raise `ConfigError` where a run file has another number of silos than there are names."""
-    number = given.file.clients
-    if flags.silos is None or number is None or "clients" in given.flags:
+    number = inputs.file.clients
+    if flags.silos is None or number is None or "clients" in inputs.flags:
         return
     names = flags.silos.split(",")
     if len(names) != number:
@@ -267,37 +273,41 @@ def _check_number(given: Given, flags: ServerFlags, words: Mapping[str, list[str
         )
 
 
-def _check_alone(words: Mapping[str, list[str]]) -> None:
-    """Raise `ConfigError` where `--resume` stands beside what the run's folder says."""
-    for name, said in words.items():
+def _check_resume_alone(words: Mapping[str, list[str]]) -> None:
+    """Raise `ConfigError` for `--resume` together with flags that the run's folder sets."""
+    for name, typed in words.items():
         if name in WRITTEN_DOWN:
             raise ConfigError(
-                f"expected --resume alone, for the run's folder says the rest, got {said[0]} "
+                f"expected --resume alone, for the run's folder says the rest, got {typed[0]} "
                 "besides: leave it out"
             )
 
 
-def _again(folder: str, words: Mapping[str, list[str]]) -> str:
-    """Return the command with which a server that was stopped goes on."""
-    kept = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
-    return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*kept)])
+def _resume_command_line(folder: str, words: Mapping[str, list[str]]) -> str:
+    """Return the command that resumes a stopped server."""
+    kept_words = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
+    return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*kept_words)])
 
 
-def _words() -> dict[str, list[str]]:
+def _typed_words() -> dict[str, list[str]]:
     """Return the words of the command line, by the names of their parameters."""
-    context, found = click.get_current_context(), {}
-    for each in context.command.params:
-        assert each.name is not None  # typer names all
-        if context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE:
-            value = context.params[each.name]
-            if isinstance(each, click.Argument):
-                found[each.name] = [str(value)]
+    context, words_by_name = click.get_current_context(), {}
+    for parameter in context.command.params:
+        assert parameter.name is not None  # typer names all
+        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            value = context.params[parameter.name]
+            if isinstance(parameter, click.Argument):
+                words_by_name[parameter.name] = [str(value)]
             elif isinstance(value, bool):
-                found[each.name] = [(each.opts if value else each.secondary_opts)[0]]
+                words_by_name[parameter.name] = [
+                    (parameter.opts if value else parameter.secondary_opts)[0]
+                ]
             else:
-                several = value if isinstance(value, list | tuple) else [value]
-                found[each.name] = [w for v in several for w in (each.opts[0], str(v))]
-    return found
+                values = value if isinstance(value, list | tuple) else [value]
+                words_by_name[parameter.name] = [
+                    w for v in values for w in (parameter.opts[0], str(v))
+                ]
+    return words_by_name
 
 
 # --- `silograph silo`: one silo takes part in one run --------------------------------------------
@@ -412,16 +422,16 @@ def silo_command(flags: SiloFlags) -> int:
         _make_key(flags)
         return 0
     from silograph.deploy.display import logging_to, show_silo
-    from silograph.deploy.silo import attend
+    from silograph.deploy.silo import take_part_in_run
     from silograph.experiment.run.progress import best_mode
     from silograph.graph.silos.read import read_silo
 
     _check_server(flags.server)  # before data are read, which takes long and logs lines
     silo = read_silo(flags.data)
     _check_name(flags, silo.name)
-    how = _attendance(flags)
+    attendance = _attendance(flags)
     with logging_to(flags.log_file, flags.log_level), show_silo(best_mode(), silo.name) as report:
-        reason = attend(silo, how, report)
+        reason = take_part_in_run(silo, attendance, report)
     if reason is not None:
         typer.echo(f"error: the run failed: {reason}", err=True)
         return FAILED
@@ -477,7 +487,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
     """Return how the silo takes part; what its folder holds are the defaults."""
     from silograph.deploy.allowed_code import allow_code, split_names
     from silograph.deploy.policy import read_policy
-    from silograph.deploy.silo import Attendance, read_allowed
+    from silograph.deploy.silo import Attendance, parse_allowed_methods
     from silograph.deploy.silo_result import RESULTS
     from silograph.federation.session.audit import AUDIT
     from silograph.graph.silos.read import SECRET
@@ -499,7 +509,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
         device=flags.device,
         patience=flags.wait,
         waits=not flags.no_wait,
-        allow=read_allowed(flags.allow, code),
+        allow=parse_allowed_methods(flags.allow, code),
         code=code,
         out=flags.result,
         results=data / RESULTS,
@@ -531,24 +541,24 @@ def audit_command(
         check_regular(file)
     try:
         with file.open("rb") as reader:
-            found = read_audit(reader, head)
+            reading = read_audit(reader, head)
     except IsADirectoryError:
         raise ConfigError(
             f"expected an audit file, got the folder {file}: name its audit.jsonl"
         ) from None
     except OSError as error:
         raise ConfigError(f"expected an audit file at {file}, got: {error.strerror}") from None
-    missing = head is not None and found.noted is None
+    missing = head is not None and reading.noted is None
     if json:
-        typer.echo(jsonlib.dumps(_facts(file, found, head)))
+        typer.echo(jsonlib.dumps(_facts(file, reading, head)))
     else:
         width = shutil.get_terminal_size().columns
-        for line in _lines(file, found, head):
-            typer.echo(_folded(printable(line), width))
-    return FAILED if missing or found.broken is not None else 0
+        for line in _lines(file, reading, head):
+            typer.echo(_wrap_line(printable(line), width))
+    return FAILED if missing or reading.broken is not None else 0
 
 
-def _folded(line: str, width: int) -> str:
+def _wrap_line(line: str, width: int) -> str:
     """Return a line of a run as lines of a terminal, those after the first indented."""
     if len(line) <= width or not line.startswith("  "):  # the others have the file's path
         return line
@@ -556,15 +566,15 @@ def _folded(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _facts(file: Path, found: "AuditReading", head: str | None) -> dict[str, Any]:
-    broken = found.broken
+def _facts(file: Path, reading: "AuditReading", head: str | None) -> dict[str, Any]:
+    broken = reading.broken
     return {
         "file": str(file),
-        "lines": found.lines,
-        "head": found.head,
+        "lines": reading.lines,
+        "head": reading.head,
         "broken": None if broken is None else {"line": broken.line, "reason": str(broken)},
-        "noted": None if head is None else {"head": head, "line": found.noted},
-        "runs": [_facts_of_run(run) for run in found.runs],
+        "noted": None if head is None else {"head": head, "line": reading.noted},
+        "runs": [_facts_of_run(run) for run in reading.runs],
     }
 
 
@@ -588,30 +598,30 @@ def _plain(entry: "AuditEntry") -> dict[str, Any]:
     return {"line": entry.line, **own}
 
 
-def _lines(file: Path, found: "AuditReading", head: str | None) -> Iterator[str]:
-    """Yield what people read."""
-    for run in found.runs:
-        yield from _lines_of_run(run, is_broken=found.broken is not None)
+def _lines(file: Path, reading: "AuditReading", head: str | None) -> Iterator[str]:
+    """Yield the printed lines of an audit."""
+    for run in reading.runs:
+        yield from _lines_of_run(run, is_broken=reading.broken is not None)
         yield ""
-    if found.broken is not None:
-        yield f"BROKEN: {file}, {found.broken}"
-        before = "the line" if found.lines == 1 else f"the {found.lines:,} lines"
-        are = "is" if found.lines == 1 else "are"
-        yield f"{before} before it {are} whole; nothing is known of those after it"
+    if reading.broken is not None:
+        yield f"BROKEN: {file}, {reading.broken}"
+        before = "the line" if reading.lines == 1 else f"the {reading.lines:,} lines"
+        verb = "is" if reading.lines == 1 else "are"
+        yield f"{before} before it {verb} whole; nothing is known of those after it"
     else:
-        yield f"{file}: {counted(found.lines, 'line')}, each as it was written"
+        yield f"{file}: {counted(reading.lines, 'line')}, each as it was written"
     if head is not None:
-        at = f"line {found.noted} has" if found.noted else "MISSING: no line has"
-        yield f"{at} the noted hash {head}"
-    yield f"head {found.head}"
-    if not found.broken:
+        place = f"line {reading.noted} has" if reading.noted else "MISSING: no line has"
+        yield f"{place} the noted hash {head}"
+    yield f"head {reading.head}"
+    if not reading.broken:
         yield "note the head elsewhere: whoever holds the file can write all of it anew"
 
 
 def short_authority(facts: Mapping[str, Any]) -> str:
     """Return the beginning of a digest, and other words as they are."""
-    told = str(facts.get("authority"))
-    return told if " " in told else told[:16]
+    authority = str(facts.get("authority"))
+    return authority if " " in authority else authority[:16]
 
 
 def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
@@ -642,13 +652,13 @@ def _refusals(run: "AuditedRun") -> Iterator[str]:
     """Yield what was refused; lines alike that follow each other are shown as one."""
     if run.refused:
         yield f"  refused  {run.refused:,}"
-    alike = groupby(run.refusals, key=lambda entry: str(entry.facts.get("reason")))
-    groups = [(reason, list(entries)) for reason, entries in alike]
+    grouped = groupby(run.refusals, key=lambda entry: str(entry.facts.get("reason")))
+    groups = [(reason, list(entries)) for reason, entries in grouped]
     for reason, entries in groups[:MOST_SHOWN]:
         first, last = entries[0].line, entries[-1].line
-        where = f"line {first}" if first == last else f"lines {first} to {last}"
+        place = f"line {first}" if first == last else f"lines {first} to {last}"
         number = sum(entry.facts["times"] for entry in entries)
-        yield f"    {where}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
+        yield f"    {place}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
     if len(groups) > MOST_SHOWN:
         yield f"    and {counted(len(groups) - MOST_SHOWN, 'other')} (all of them: --json)"
 

@@ -64,10 +64,10 @@ class CommandGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         """Create the group and set the help of each argument from its declaration."""
         super().__init__(**settings)
-        for each in self.commands.values():
-            assert each.callback is not None  # typer gives each command one
-            declarations = get_params_from_function(each.callback)
-            for parameter in each.params:
+        for registered in self.commands.values():
+            assert registered.callback is not None  # typer gives each command one
+            declarations = get_params_from_function(registered.callback)
+            for parameter in registered.params:
                 if isinstance(parameter, TyperArgument):
                     assert parameter.name is not None  # typer names all
                     parameter.help = declarations[parameter.name].default.help
@@ -85,7 +85,7 @@ app = typer.Typer(
 
 
 def plain_type(annotation: Any) -> type:
-    """Return the type that a flag is read as: Optional, Annotated and Literal taken off.
+    """Return the type that a flag is read as, without Optional, Annotated and Literal.
 
     Text where the config has its own way to read a value.
     """
@@ -124,8 +124,8 @@ def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """What a command was given of a run.
+class CommandInputs:
+    """The config of a command, from its run file and flags.
 
     Attributes:
         config: the run file, flags over it.
@@ -156,15 +156,15 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 def _register(
     name: str,
-    called: Callable[..., Any],
+    run_body: Callable[..., Any],
     body: Callable[..., Any],
     parameters: Sequence[inspect.Parameter],
 ) -> None:
     """Register a function as a command, with the parameters and the help that it is to have."""
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    called.__doc__ = body.__doc__
-    app.command(name)(called)
+    run_body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_body.__annotations__ = {p.name: p.annotation for p in parameters}
+    run_body.__doc__ = body.__doc__
+    app.command(name)(run_body)
 
 
 def flags_command(
@@ -173,11 +173,14 @@ def flags_command(
     """Register a command that takes the flags of a dataclass, as one value."""
 
     def register(body: Callable[[Flags], Any]) -> Callable[[Flags], Any]:
-        def called(**given: Any) -> Any:
-            return body(flags(**given))
+        def run_body(**flag_values: Any) -> Any:
+            return body(flags(**flag_values))
 
-        parameters = [_parameter(key, *found) for key, found in declared_flags(flags).items()]
-        _register(name, called, body, parameters)
+        parameters = [
+            _parameter(key, *kind_and_default)
+            for key, kind_and_default in declared_flags(flags).items()
+        ]
+        _register(name, run_body, body, parameters)
         return body
 
     return register
@@ -191,7 +194,7 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a command that takes DATASET, `--config`, the flags of `fields`, and `extra`.
 
-    The wrapped function gets `Given` and the extras.
+    The wrapped function gets `CommandInputs` and the extras.
 
     Args:
         name: of the command.
@@ -207,35 +210,37 @@ def command(
         _parameter("config", Path | None, config),
         _parameter("trust", bool, trust),
         *(_flag(f) for f in dataclasses.fields(RunConfig) if f.name in fields),
-        *(_parameter(key, *found) for key, found in extra.items()),
+        *(_parameter(key, *kind_and_default) for key, kind_and_default in extra.items()),
     ]
 
     def register(body: Callable[..., Any]) -> Callable[..., Any]:
-        def called(**given: Any) -> Any:
-            own = {key: given.pop(key) for key in extra}
-            return body(_given(given, fields), **own)
+        def run_body(**flag_values: Any) -> Any:
+            extra_values = {key: flag_values.pop(key) for key in extra}
+            return body(_parse_inputs(flag_values, fields), **extra_values)
 
-        _register(name, called, body, parameters)
+        _register(name, run_body, body, parameters)
         return body
 
     return register
 
 
-def _given(values: Mapping[str, Any], fields: Collection[str]) -> Given:
-    """Return what a command was given, of the values of DATASET, `--config` and flags."""
+def _parse_inputs(values: Mapping[str, Any], fields: Collection[str]) -> CommandInputs:
+    """Merge the values of DATASET, `--config` and flags into the inputs of a command."""
     flags = {key: value for key, value in values.items() if value is not None}
     file, trust = flags.pop("config", None), flags.pop("trust")
     # Runs that differ from the file's, as all of a study do, choose their own defaults.
-    anew = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
-    base = make_config({} if file is None else read_toml(file, anew=anew), source=str(file))
+    choose_defaults = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
+    base_config = make_config(
+        {} if file is None else read_toml(file, anew=choose_defaults), source=str(file)
+    )
     if file is not None and not trust:
-        _check_file(file, base, flags)
+        _check_file(file, base_config, flags)
     texts = flags.pop("options", None)
-    merged = changed_values(base, flags)
+    merged = changed_values(base_config, flags)
     if texts is not None:
-        said = parse_options(texts)
-        flags["options"] = not_said_again(merged["options"], said) | said
-    return Given(make_config(merged | flags), base, flags, trust)
+        option_values = parse_options(texts)
+        flags["options"] = not_said_again(merged["options"], option_values) | option_values
+    return CommandInputs(make_config(merged | flags), base_config, flags, trust)
 
 
 def _check_file(file: Path, config: RunConfig, flags: Mapping[str, Any]) -> None:
@@ -243,8 +248,8 @@ def _check_file(file: Path, config: RunConfig, flags: Mapping[str, Any]) -> None
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.resolve.trusted_code import check_trusted
 
-    named = {kind: spec for kind, spec in own_code(config).items() if kind not in flags}
-    check_trusted(named, trust=False, where=file)
+    named_code = {kind: spec for kind, spec in own_code(config).items() if kind not in flags}
+    check_trusted(named_code, trust=False, origin=file)
 
 
 # --- Names of settings as the command line spells them -------------------------------------------
@@ -287,20 +292,20 @@ SETTING = re.compile(
 KEPT = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
 # Settings that begin a message without being a run's: those of servers, silos and studies.
 HEAD = re.compile(rf"(?P<name>{'|'.join(OTHERS)})(?=: )|option (?P<option>\w[\w.]*)(?=: )")
-# What is said of a part's own option: settings in it are other parts'.
+# A message about a part's own option: settings in it belong to other parts.
 OF_PART = re.compile(r"(?P<name>[a-z]\w*): (?P<said>.* \(options of (?P<part>[^()]+)\))")
 LOG = logging.getLogger("silograph")
 
 
-def as_flags(text: str) -> str:
+def spell_as_flags(text: str) -> str:
     """Return a message with settings spelled as flags.
 
     Words that are settings, too, stay where they may be only words ("2 clients"). So does a
     message about a run file.
 
-    >>> as_flags("expected local_epochs=1 and no batch_size: add edge_weights=ignore")
+    >>> spell_as_flags("expected local_epochs=1 and no batch_size: add edge_weights=ignore")
     'expected --local-epochs 1 and no --batch-size: add --edge-weights ignore'
-    >>> as_flags("alpha: input is 0 (options of dirichlet)")
+    >>> spell_as_flags("alpha: input is 0 (options of dirichlet)")
     '--alpha: input is 0 (options of dirichlet)'
     """
     if ".toml" in text:
@@ -308,34 +313,34 @@ def as_flags(text: str) -> str:
     if own := OF_PART.fullmatch(text):
         return f"{_option_flag(own['name'], own['part'])}: {own['said']}"
     if head := HEAD.match(text):
-        flag = f"--option {head['option']}" if head["option"] else _spelled(head["name"])
-        return flag + as_flags(text[head.end() :])
+        flag = f"--option {head['option']}" if head["option"] else _flag_name(head["name"])
+        return flag + spell_as_flags(text[head.end() :])
     pieces = KEPT.split(text)
     pieces[::2] = [SETTING.sub(_flag_spelling, piece) for piece in pieces[::2]]
     return "".join(pieces)
 
 
 def _option_flag(name: str, part: str) -> str:
-    """Return how an option of a part is given: by the flag of its own, where it has one."""
+    """Return the flag of a part's option: its own flag, or --option NAME."""
     from silograph.experiment.resolve.parts import FLAT, TABLES
 
     has_flag = name in FLAT and part in TABLES[FLAT[name]]
-    return _spelled(name) if has_flag else f"--option {name}"
+    return _flag_name(name) if has_flag else f"--option {name}"
 
 
-def _spelled(name: str) -> str:
+def _flag_name(name: str) -> str:
     """Return the flag of a setting."""
     return f"--{name.replace('_', '-')}"
 
 
-def _flag_spelling(found: "re.Match[str]") -> str:
-    name, value = found["set"] or found["name"] or "", found["value"]
-    if found["chosen"]:
-        name, value = found["chosen"].split(" ")
+def _flag_spelling(match: "re.Match[str]") -> str:
+    name, value = match["set"] or match["name"] or "", match["value"]
+    if match["chosen"]:
+        name, value = match["chosen"].split(" ")
     field = SETTINGS[name]
     if value is not None and value not in CHOICES.get(name, (value,)):
         return f"--option {name}={value}"  # a part has an option of the same name
-    flag = _spelled(name)
+    flag = _flag_name(name)
     if plain_type(field.type) is bool and value is not None:
         off = field.metadata["off"] or f"--no-{flag[2:]}"
         return {"true": flag, "false": off}.get(value.lower(), f"{flag} {value}")
@@ -347,12 +352,12 @@ class _AsFlags(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.args and isinstance(record.msg, str):
-            record.msg = as_flags(record.msg)
+            record.msg = spell_as_flags(record.msg)
         return True
 
 
 @contextmanager
-def logged_as_flags() -> Iterator[None]:
+def logging_with_flags() -> Iterator[None]:
     """Spell settings as flags in what is logged meanwhile."""
     spelling = _AsFlags()
     LOG.addFilter(spelling)
@@ -362,7 +367,7 @@ def logged_as_flags() -> Iterator[None]:
         LOG.removeFilter(spelling)
 
 
-# --- What a command says when it is stopped, or was given an option of a method as a flag --------
+# --- Messages of a command that is stopped, or that gets an option of a method as a flag ---------
 
 
 EXTRA = "Got unexpected extra argument"  # click's words
@@ -377,16 +382,16 @@ class StoppedError(Exception):
         code: exit code.
     """
 
-    def __init__(self, why: str, how: str, code: int) -> None:
+    def __init__(self, reason: str, continue_command: str, code: int) -> None:
         """Say why, and how to go on."""
-        super().__init__(why)
-        self.lines = (why, f"to go on: {how}")
+        super().__init__(reason)
+        self.lines = (reason, f"to go on: {continue_command}")
         self.code = code
 
 
 @contextmanager
-def going_on(
-    how: str,
+def hint_to_continue(
+    continue_command: str,
     folder: str | None = None,
     *,
     also: tuple[type[Exception], ...] = (),
@@ -395,10 +400,10 @@ def going_on(
     """On Ctrl-C or a full disk, say with which command it goes on.
 
     Args:
-        how: the command.
+        continue_command: the command.
         folder: what must be there for it; None for nothing.
         also: other errors after which it goes on.
-        before: the command after Ctrl-C while the folder is not there yet; None: none is said.
+        before: the command after Ctrl-C while the folder is not there yet; None: no hint.
 
     Raises:
         StoppedError: it was stopped.
@@ -412,10 +417,12 @@ def going_on(
         if folder is not None and not Path(folder).is_dir():
             if before is None or not isinstance(error, KeyboardInterrupt):
                 raise
-            how = before
+            continue_command = before
         if isinstance(error, KeyboardInterrupt):
-            raise StoppedError("interrupted", how, INTERRUPTED) from None
-        raise StoppedError(f"error: {as_flags(str(error))}", how, MISTAKE) from error
+            raise StoppedError("interrupted", continue_command, INTERRUPTED) from None
+        raise StoppedError(
+            f"error: {spell_as_flags(str(error))}", continue_command, MISTAKE
+        ) from error
 
 
 @contextmanager
@@ -427,13 +434,15 @@ def resume_hint(folder: str, *, trust: bool, run: bool = False) -> Iterator[None
         trust: whether it has code of the user's.
         run: whether it is of a run, which goes on from a checkpoint.
     """
-    how = f"silograph resume {shlex.quote(folder)}{' --trust' * trust}"
+    continue_command = f"silograph resume {shlex.quote(folder)}{' --trust' * trust}"
     try:
-        with going_on(how, folder):
+        with hint_to_continue(continue_command, folder):
             yield
     except StoppedError as stopped:
         if run and not any(Path(folder, CHECKPOINTS).glob("round-*.checkpoint")):
-            first = f"to go on from the first round, for no checkpoint was written: {how}"
+            first = (
+                f"to go on from the first round, for no checkpoint was written: {continue_command}"
+            )
             stopped.lines = (stopped.lines[0], first)
         raise
 
@@ -446,7 +455,7 @@ def usage_error(error: click.ClickException) -> str:
     has_suggestions = error.message.startswith("No such command")
     message = error.message if has_suggestions else error.format_message()
     if message.startswith(EXTRA) and isinstance(error, click.UsageError) and error.ctx is not None:
-        return _too_many(error.ctx, message.partition("(")[2].removesuffix(")"))
+        return _too_many_arguments_message(error.ctx, message.partition("(")[2].removesuffix(")"))
     if not isinstance(error, click.MissingParameter) or error.param is None:
         return message
     param = error.param
@@ -457,36 +466,40 @@ def usage_error(error: click.ClickException) -> str:
     return f"{message} Give {name}: {help}" if help else message
 
 
-def _too_many(context: click.Context, extra: str) -> str:
-    """Return what a command takes that was given more arguments."""
-    taken = [p.human_readable_name for p in context.command.params if isinstance(p, click.Argument)]
-    what = f"{' and '.join(taken)} alone" if taken else "no argument"
-    also = ", too" if taken else ""
+def _too_many_arguments_message(context: click.Context, extra: str) -> str:
+    """Return the message for a command with too many arguments."""
+    argument_names = [
+        p.human_readable_name for p in context.command.params if isinstance(p, click.Argument)
+    ]
+    what = f"{' and '.join(argument_names)} alone" if argument_names else "no argument"
+    also = ", too" if argument_names else ""
     return f"silograph {context.info_name}: expected {what}, got {extra}{also}"
 
 
 def flag_error(error: click.NoSuchOption) -> str:
-    """Return what is wrong with a flag that does not exist: it may be an option of a part."""
-    from silograph.experiment.resolve.parts import listed, owners_of
+    """Return the message for an unknown flag, which may be an option of a part."""
+    from silograph.experiment.resolve.parts import join_words, owners_of
     from silograph.methods import METHODS
 
     name = error.option_name.lstrip("-").replace("-", "_")
-    own = [] if error.ctx is None else [opt for p in error.ctx.command.params for opt in p.opts]
-    part, _, short = name.rpartition(".")  # such as selector.budget
-    owners = owners_of(short) if {"--option", "--options"} & {*own} else []
+    command_flags = (
+        [] if error.ctx is None else [opt for p in error.ctx.command.params for opt in p.opts]
+    )
+    part, _, option_name = name.rpartition(".")  # such as selector.budget
+    owners = owners_of(option_name) if {"--option", "--options"} & {*command_flags} else []
     owners = [owner for owner in owners if part in ("", owner.partition(" ")[0])]
     if not owners:
-        return _elsewhere(error)
+        return _other_commands_message(error)
     kind, _, method = owners[0].partition(" ")
     flag = f"--option {name}"
     if error.ctx is not None and error.ctx.info_name == "compare":
-        of_method = kind == "method" and method in METHODS
-        flag = f"--options {method if of_method else kind}.{short}"
-    return f"expected an option of {listed(owners)} as {flag}=VALUE, got {error.option_name}"
+        is_method = kind == "method" and method in METHODS
+        flag = f"--options {method if is_method else kind}.{option_name}"
+    return f"expected an option of {join_words(owners)} as {flag}=VALUE, got {error.option_name}"
 
 
 def _unknown_flag(error: click.NoSuchOption) -> str:
-    """Return that there is no such flag, and similar ones; click's own text varies by version."""
+    """Return the message for an unknown flag, with similar ones; click's text varies by version."""
     similar = sorted(error.possibilities or ())
     line = f"No such option: {error.option_name}"
     if len(similar) == 1:
@@ -494,21 +507,21 @@ def _unknown_flag(error: click.NoSuchOption) -> str:
     return f"{line} (Possible options: {', '.join(similar)})" if similar else line
 
 
-def _elsewhere(error: click.NoSuchOption) -> str:
-    """Return that there is no such flag, and which other commands have it."""
+def _other_commands_message(error: click.NoSuchOption) -> str:
+    """Return the message for an unknown flag that other commands have."""
     context, message = error.ctx, _unknown_flag(error)
     if context is None or context.parent is None:
         return message
     group = context.parent.command
     assert isinstance(group, click.Group)  # silograph itself
-    having = [
+    commands_with_flag = [
         f"silograph {name}"
-        for name, each in group.commands.items()
-        if any(error.option_name in (*p.opts, *p.secondary_opts) for p in each.params)
+        for name, other_command in group.commands.items()
+        if any(error.option_name in (*p.opts, *p.secondary_opts) for p in other_command.params)
     ]
-    if not having:
+    if not commands_with_flag:
         return message
-    if context.info_name == "resume" and "silograph run" in having:
+    if context.info_name == "resume" and "silograph run" in commands_with_flag:
         return (
             f"No such option: {error.option_name}. A run's settings are fixed: silograph run "
             f"--config DIR/config.toml {error.option_name} VALUE begins another one"
@@ -523,8 +536,9 @@ def _elsewhere(error: click.NoSuchOption) -> str:
             f"No such option: {error.option_name}. The data are at the silos, cut already: each "
             "says in its silo.toml what its tables mean"
         )
-    others = f" and {counted(len(having) - 1, 'other command')}" if len(having) > 1 else ""
-    return f"No such option: {error.option_name}. It is a flag of {having[0]}{others}"
+    first, *others = commands_with_flag
+    other_commands = f" and {counted(len(others), 'other command')}" if others else ""
+    return f"No such option: {error.option_name}. It is a flag of {first}{other_commands}"
 
 
 # --- typed ---------------------------------------------------------------------------------------
@@ -536,40 +550,40 @@ OPTION = re.compile(r"--option (?P<name>[\w.]+)(?=: )")
 DATASET = "dataset"  # what a command names without a flag
 
 
-def as_typed(text: str, words: Sequence[str]) -> str:
+def prefix_with_flag(text: str, words: Sequence[str]) -> str:
     """Return a message as the command line spells it, which begins with the flag it is about.
 
-    >>> as_typed("unknown model 'gnc'; choices: gcn", ["run", "--model", "gnc"])
+    >>> prefix_with_flag("unknown model 'gnc'; choices: gcn", ["run", "--model", "gnc"])
     "--model: unknown model 'gnc'; choices: gcn"
-    >>> as_typed("option budget: got 0", ["run", "--option", "selector.budget=0"])
+    >>> prefix_with_flag("option budget: got 0", ["run", "--option", "selector.budget=0"])
     '--option selector.budget: got 0'
-    >>> as_typed("option mu: got 0", ["compare", "--over", "mu=0,1"])
+    >>> prefix_with_flag("option mu: got 0", ["compare", "--over", "mu=0,1"])
     '--over mu: got 0'
 
     Args:
         text: the message.
         words: of the command line.
     """
-    spelled = as_flags(text)
-    if found := UNKNOWN.match(spelled):
-        flag = _flag_with(found["what"], found["got"], words)
+    spelled = spell_as_flags(text)
+    if match := UNKNOWN.match(spelled):
+        flag = _flag_with(match["what"], match["got"], words)
         return spelled if flag is None else f"{flag}: {spelled}"
-    if found := OPTION.match(spelled):
-        return _option(found["name"], words) + spelled[found.end() :]
+    if match := OPTION.match(spelled):
+        return _option(match["name"], words) + spelled[match.end() :]
     return spelled
 
 
 def _flag_with(what: str, got: str, words: Sequence[str]) -> str | None:
-    """Return the flag that a value was given to, that of its kind first; None: it was not typed."""
-    alone = re.compile(rf"(?<![\w./:-]){re.escape(got)}(?![\w/:-])")
-    flags = [flag for flag, value in _pairs(words) if alone.search(value)]
-    own = [flag for flag in flags if flag.lstrip("-").startswith(what)]
-    named = own or [flag for flag in flags if flag.startswith("--")]
-    return named[-1].replace(DATASET, DATASET.upper()) if named else None
+    """Return the flag that has a value, that of its kind first; None: the value was not typed."""
+    standalone = re.compile(rf"(?<![\w./:-]){re.escape(got)}(?![\w/:-])")
+    flags = [flag for flag, value in _pairs(words) if standalone.search(value)]
+    flags_of_kind = [flag for flag in flags if flag.lstrip("-").startswith(what)]
+    matching_flags = flags_of_kind or [flag for flag in flags if flag.startswith("--")]
+    return matching_flags[-1].replace(DATASET, DATASET.upper()) if matching_flags else None
 
 
 def _option(name: str, words: Sequence[str]) -> str:
-    """Return how an option was given: with the part or method whose it is, if that was said."""
+    """Return an option as it was typed, with its part or method if that was typed."""
     for flag, value in _pairs(words):
         typed = value.partition("=")[0].strip()
         if (
@@ -582,13 +596,13 @@ def _option(name: str, words: Sequence[str]) -> str:
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield flags with their values, and values without a flag as those of a dataset."""
-    before = ""
+    current_flag = ""
     for word in words[1:]:
         flag, equals, value = word.partition("=")
         if word.startswith("--"):
             if equals:
                 yield flag, value
-            before = "" if equals else word
+            current_flag = "" if equals else word
         else:
-            yield before or DATASET, word
-            before = ""
+            yield current_flag or DATASET, word
+            current_flag = ""

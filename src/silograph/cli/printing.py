@@ -14,15 +14,15 @@ from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.text import counted, printable
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
-from silograph.experiment.run.progress import best_mode, generating
+from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
-from silograph.experiment.terminal_table import console_to, print_fitted, table_of
+from silograph.experiment.terminal_table import console_to, print_number_table, table_of
 from silograph.graph.datasets import DATASETS
 from silograph.graph.measure.heterogeneity import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
-from silograph.study.attack.attack import NOTHING, shown_row, unmeasured
+from silograph.study.attack.attack import NOTHING, finding_row, unmeasured_notes
 from silograph.study.attack.attacks import Finding
 
 MOST_ROWS = 40  # clients shown one by one
@@ -40,7 +40,7 @@ def print_result(result: Result) -> None:
 
 def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     """Cut a graph as a run would, and print what the cut did; `quick` without clustering."""
-    cut = load_and_cut(config, generating(best_mode()))
+    cut = load_and_cut(config, generation_callback(best_mode()))
     statistics = describe(cut.graph, cut.partition, copies=cut.copies_split, clustering=not quick)
     rows = statistics.client_rows()
     totals = statistics.totals()
@@ -54,15 +54,17 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
         print(json.dumps({**about, **totals, "by_client": rows}))  # noqa: T201
         return
     console = _console()
-    shown = rows[:MOST_ROWS]
+    shown_rows = rows[:MOST_ROWS]
     title = f"{cut.graph.name} cut by {config.partition} into {counted(len(rows), 'client')}"
     names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
     columns = [name.replace("_", " ") for name in names]
-    print_fitted(console, columns, [[row[name] for name in names] for row in shown], title)
+    print_number_table(
+        console, columns, [[row[name] for name in names] for row in shown_rows], title
+    )
     console.print()
-    if len(rows) > len(shown):
+    if len(rows) > len(shown_rows):
         console.print(
-            f"... and {counted(len(rows) - len(shown), 'more client')} (all of them: --json)"
+            f"... and {counted(len(rows) - len(shown_rows), 'more client')} (all of them: --json)"
         )
     for name, value in totals.items():
         text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
@@ -70,27 +72,29 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     console.print(f"partition hash: {cut.partition.hash}")
 
 
-def print_findings(found: Sequence[Finding], out: Path, *, as_json: bool) -> None:
+def print_findings(findings: Sequence[Finding], out: Path, *, as_json: bool) -> None:
     """Print what attacks recover."""
     if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in found]))  # noqa: T201
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))  # noqa: T201
         return
     console = _console()
-    if found:
-        console.print(table_of(("share", "right", "recovered"), [_short(one) for one in found]))
-    for one in found:
-        console.print(f"{one.recovered}: {one.attack} (server: {one.server})")
-    if not found:
+    if findings:
+        console.print(
+            table_of(("share", "right", "recovered"), [_short(finding) for finding in findings])
+        )
+    for finding in findings:
+        console.print(f"{finding.recovered}: {finding.attack} (server: {finding.server})")
+    if not findings:
         console.print(NOTHING)
-    for line in unmeasured(found):
+    for line in unmeasured_notes(findings):
         console.print(line)
     console.print(f"written to {out / 'attack.json'} and attack.md")
 
 
-def _short(found: Finding) -> list[str]:
+def _short(finding: Finding) -> list[str]:
     """Return the figures of a finding, and what is recovered up to the first comma."""
-    _, what, share, right, _ = shown_row(found)
-    return [share, right, what.partition(",")[0]]
+    _, what, share, precision, _ = finding_row(finding)
+    return [share, precision, what.partition(",")[0]]
 
 
 def print_methods(names: Sequence[str] = ()) -> None:
@@ -118,16 +122,16 @@ def print_parts(names: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: there is no such kind or part.
     """
-    known = [*TABLES, *(name for table in TABLES.values() for name in table)]
+    all_names = [*TABLES, *(name for table in TABLES.values() for name in table)]
     for name in names:
-        if name not in known:
-            raise unknown("part", name, known)
+        if name not in all_names:
+            raise unknown("part", name, all_names)
     for kind, table in TABLES.items():
-        whole = not names or kind in names
-        shown = [part for name, part in table.items() if whole or name in names]
-        if shown:
+        is_whole_kind = not names or kind in names
+        shown_parts = [part for name, part in table.items() if is_whole_kind or name in names]
+        if shown_parts:
             _print_hanging(_console(), f"--{kind} NAME", style="bold underline")
-            _print_parts(shown)
+            _print_parts(shown_parts)
 
 
 def _print_parts(parts: Iterable[NamedPart]) -> None:
@@ -138,16 +142,24 @@ def _print_parts(parts: Iterable[NamedPart]) -> None:
             _print_hanging(console, f"  {reference}")
         if isinstance(part, Method):
             _print_hanging(console, f"  clients: {_training(part.needs)}")
-        own = dataclasses.fields(part.options)
+        option_fields = dataclasses.fields(part.options)
         # A preset has the options of another method, which stands above it.
-        base = first_with.setdefault(tuple(f"{f.name} {f.metadata['help']}" for f in own), part)
-        usual = {f.name: f.default for f in dataclasses.fields(base.options)}
-        if base is not part and own:
-            other = {f.name: f.default for f in own if f.default != usual[f.name]}
-            shown = ", ".join(f"{n}={str(value).lower()}" for n, value in other.items())
-            _print_hanging(console, f"  options of {base.name}, with {shown or 'its defaults'}")
-            own = ()
-        for f in own:
+        base = first_with.setdefault(
+            tuple(f"{f.name} {f.metadata['help']}" for f in option_fields), part
+        )
+        base_defaults = {f.name: f.default for f in dataclasses.fields(base.options)}
+        if base is not part and option_fields:
+            differing_defaults = {
+                f.name: f.default for f in option_fields if f.default != base_defaults[f.name]
+            }
+            differing_options = ", ".join(
+                f"{n}={str(value).lower()}" for n, value in differing_defaults.items()
+            )
+            _print_hanging(
+                console, f"  options of {base.name}, with {differing_options or 'its defaults'}"
+            )
+            option_fields = ()
+        for f in option_fields:
             default = str(f.default).lower()
             _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
         if isinstance(part, Method) and part.caution:
@@ -157,11 +169,11 @@ def _print_parts(parts: Iterable[NamedPart]) -> None:
 def _training(needs: Needs) -> str:
     """Return how clients train by default."""
     passes = "1 local epoch" if needs.local_epochs == 1 else f"{needs.local_epochs} local epochs"
-    kept = ", optimizer state kept between rounds" if needs.keep_optimizer else ""
-    chosen = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
+    optimizer_note = ", optimizer state kept between rounds" if needs.keep_optimizer else ""
+    selector_note = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
     rate = needs.learning_rate(needs.optimizer)
     decay = "" if needs.weight_decay else ", no weight decay"
-    return f"{needs.optimizer} {rate:g}{decay}, {passes} in a round{kept}{chosen}"
+    return f"{needs.optimizer} {rate:g}{decay}, {passes} in a round{optimizer_note}{selector_note}"
 
 
 def _print_hanging(console: Console, text: str, style: str | None = None) -> None:
@@ -179,14 +191,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def print_recommended(
-    found: Recommender, user: str, items: Sequence[tuple[str, float]], *, as_json: bool
+    recommender: Recommender, user: str, items: Sequence[tuple[str, float]], *, as_json: bool
 ) -> None:
     """Print items with their predicted ratings, and with what orders those that are clipped."""
-    rows = [(item, rating, found.score(user, item)) for item, rating in items]
+    rows = [(item, rating, recommender.score(user, item)) for item, rating in items]
     if as_json:
         keys = ("item", "rating", "score")
-        told = {"user": user, "items": [dict(zip(keys, row, strict=True)) for row in rows]}
-        print(json.dumps(told))  # noqa: T201
+        content = {"user": user, "items": [dict(zip(keys, row, strict=True)) for row in rows]}
+        print(json.dumps(content))  # noqa: T201
         return
     if not rows:
         print(f"user {user} has rated all items of this silo")  # noqa: T201

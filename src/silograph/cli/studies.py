@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silograph.cli.flags import FIELDS, Given, app, command, going_on, resume_hint
+from silograph.cli.flags import FIELDS, CommandInputs, app, command, hint_to_continue, resume_hint
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option
 from silograph.core.setting_values import Scalar
@@ -36,89 +36,92 @@ PROCESSES = (
 QUIET = (bool, typer.Option(False, "--quiet", help="show no progress"))
 
 
-def words(text: str, what: str) -> list[str]:
+def split_list(text: str, what: str) -> list[str]:
     """Return the entries of a comma-separated list.
 
     Raises:
         ConfigError: one of them is empty.
     """
-    found = [word.strip() for word in text.split(",")]
-    if not all(found):
+    entries = [word.strip() for word in text.split(",")]
+    if not all(entries):
         raise ConfigError(f"expected {what} as a list like a,b, got {text!r}")
-    return found
+    return entries
 
 
-def seeds_of(text: str) -> int | list[int]:
+def parse_seeds(text: str) -> int | list[int]:
     """Return a number of seeds, or the seeds of a list.
 
-    >>> seeds_of("3"), seeds_of("0,4")
+    >>> parse_seeds("3"), parse_seeds("0,4")
     (3, [0, 4])
 
     Raises:
         ConfigError: no numbers.
     """
-    found = words(text, "--seeds")
-    if not all(word.isdecimal() for word in found):
+    numbers = split_list(text, "--seeds")
+    if not all(word.isdecimal() for word in numbers):
         raise ConfigError(f"expected --seeds as a number or a list like 0,1,2, got {text!r}")
-    return int(text) if len(found) == 1 else [int(word) for word in found]
+    return int(text) if len(numbers) == 1 else [int(word) for word in numbers]
 
 
-def options_of(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
+def parse_method_options(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
     """Return options by method, or part, of `METHOD.NAME=VALUE`.
 
-    >>> options_of(["fedopt.server_lr=0.1"])
+    >>> parse_method_options(["fedopt.server_lr=0.1"])
     {'fedopt': {'server_lr': 0.1}}
-    >>> options_of(["own/mine.py:METHOD.trim=0.2"])
+    >>> parse_method_options(["own/mine.py:METHOD.trim=0.2"])
     {'own/mine.py:METHOD': {'trim': 0.2}}
 
     Raises:
         ConfigError: another form, or an option twice.
     """
-    found: dict[str, dict[str, Scalar]] = {}
+    options_by_method: dict[str, dict[str, Scalar]] = {}
     for text in texts or []:
-        named = text.partition("=")[0]
-        dot = named.find(".", named.rfind(":") + 1)  # a file has dots of its own, before the colon
-        method, rest = text[:dot], text[dot + 1 :]
-        if dot < 0 or "=" not in rest:
+        name_text = text.partition("=")[0]
+        # The path of a file may have dots before the colon.
+        dot = name_text.find(".", name_text.rfind(":") + 1)
+        method, option_text = text[:dot], text[dot + 1 :]
+        if dot < 0 or "=" not in option_text:
             raise ConfigError(
                 "expected --options METHOD.NAME=VALUE, or PART.NAME=VALUE for all methods, such as "
                 f"partition.column=shop, got {text!r}"
             )
-        name, value = parse_option(rest)
-        own = found.setdefault(method.strip(), {})
-        if name in own:
+        name, value = parse_option(option_text)
+        method_options = options_by_method.setdefault(method.strip(), {})
+        if name in method_options:
             raise ConfigError(
                 f"expected --options {method.strip()}.{name} once, got it twice: leave one of them "
                 "out"
             )
-        own[name] = value
-    return found
+        method_options[name] = value
+    return options_by_method
 
 
-def over_of(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
+def parse_varied_values(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
     """Return the values of `KEY=V1,V2`, by key.
 
-    >>> over_of(["clients=10,100", "model=gcn,sage"])
+    >>> parse_varied_values(["clients=10,100", "model=gcn,sage"])
     {'clients': [10, 100], 'model': ['gcn', 'sage']}
 
     Raises:
         ConfigError: another form, or a key twice.
     """
-    found: dict[str, list[Scalar]] = {}
+    values_by_key: dict[str, list[Scalar]] = {}
     for text in texts or []:
         key, equals, values = text.partition("=")
         if not equals:
             raise ConfigError(f"expected --over KEY=VALUE,VALUE, got {text!r}")
         key = key.strip().replace("-", "_")
-        if key in found:
+        if key in values_by_key:
             raise ConfigError(f"expected --over {key} once, got it twice: give all values at once")
-        found[key] = [parse_option(f"{key}={v}")[1] for v in words(values, f"--over {key}")]
-    return found
+        values_by_key[key] = [
+            parse_option(f"{key}={v}")[1] for v in split_list(values, f"--over {key}")
+        ]
+    return values_by_key
 
 
 def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, Any]:
-    shown = default is not None
-    return kind, typer.Option(default, name, help=help, show_default=shown)
+    show_default = default is not None
+    return kind, typer.Option(default, name, help=help, show_default=show_default)
 
 
 @command(
@@ -155,14 +158,14 @@ def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, 
     },
 )
 def compare_command(
-    given: Given,
+    inputs: CommandInputs,
     methods: str,
     seeds: str,
     over: list[str] | None,
     method_options: list[str] | None,
     json: bool,
     quiet: bool,
-    **asked: Any,
+    **study_options: Any,
 ) -> int:
     """Run methods on the same cuts, splits and initial weights, and compare them."""
     from silograph.experiment.resolve.parts import own_code
@@ -171,49 +174,53 @@ def compare_command(
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.compare.compare import compare
 
-    chosen = words(methods, "--methods")
-    given_seeds, varied, options = seeds_of(seeds), over_of(over), options_of(method_options)
-    out = given.config.out or default_folder(given.config, "compare")
-    with resume_hint(out, trust=bool(own_code(given.config)) or any(map(is_spec, chosen))):
-        found = compare(
-            config=given.file,
-            methods=chosen,
+    method_names = split_list(methods, "--methods")
+    given_seeds, varied, options = (
+        parse_seeds(seeds),
+        parse_varied_values(over),
+        parse_method_options(method_options),
+    )
+    out = inputs.config.out or default_folder(inputs.config, "compare")
+    with resume_hint(out, trust=bool(own_code(inputs.config)) or any(map(is_spec, method_names))):
+        comparison = compare(
+            config=inputs.file,
+            methods=method_names,
             seeds=given_seeds,
             over=varied,
             options=options,
             progress="none" if quiet else best_mode(),
-            **{**asked, **given.flags, "out": out},
+            **{**study_options, **inputs.flags, "out": out},
         )
-    return print_comparison(found, json)
+    return print_comparison(comparison, json)
 
 
-def print_comparison(found: "Comparison", json: bool) -> int:
+def print_comparison(comparison: "Comparison", json: bool) -> int:
     """Print a comparison; return the exit code."""
     if json:
-        typer.echo(found.to_json())
+        typer.echo(comparison.to_json())
     else:
-        typer.echo(found.summary(shutil.get_terminal_size().columns))
-        typer.echo(f"written to {found.folder}")
-    return FAILED if found.failed else 0
+        typer.echo(comparison.summary(shutil.get_terminal_size().columns))
+        typer.echo(f"written to {comparison.folder}")
+    return FAILED if comparison.failed else 0
 
 
-def ranges_of(texts: Sequence[str] | None) -> dict[str, str]:
+def parse_ranges(texts: Sequence[str] | None) -> dict[str, str]:
     """Return the ranges of `KEY=RANGE`, by key, as text.
 
-    >>> ranges_of(["lr=0.001:0.3:log"])
+    >>> parse_ranges(["lr=0.001:0.3:log"])
     {'lr': '0.001:0.3:log'}
 
     Raises:
         ConfigError: another form, or a key twice.
     """
-    found: dict[str, str] = {}
+    range_by_key: dict[str, str] = {}
     for text in texts or []:
         key, equals, values = text.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or key in found:
+        if not equals or key in range_by_key:
             raise ConfigError(f"expected --range KEY=LOW:HIGH, each key once, got {text!r}")
-        found[key] = values
-    return found
+        range_by_key[key] = values
+    return range_by_key
 
 
 @command(
@@ -237,13 +244,13 @@ def ranges_of(texts: Sequence[str] | None) -> dict[str, str]:
     },
 )
 def tune_command(
-    given: Given,
+    inputs: CommandInputs,
     seeds: str,
     keys: str | None,
     ranges: list[str] | None,
     json: bool,
     quiet: bool,
-    **asked: Any,
+    **study_options: Any,
 ) -> int:
     """Search settings of a method by validation scores alone; score the winner on test nodes."""
     from silograph.experiment.resolve.parts import find_method, own_code
@@ -251,33 +258,33 @@ def tune_command(
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune
 
-    chosen = None if keys is None else [k.replace("-", "_") for k in words(keys, "--keys")]
-    given_seeds, given_ranges = seeds_of(seeds), ranges_of(ranges)
-    config = given.config
+    tuned_keys = None if keys is None else [k.replace("-", "_") for k in split_list(keys, "--keys")]
+    given_seeds, given_ranges = parse_seeds(seeds), parse_ranges(ranges)
+    config = inputs.config
     out = config.out or default_folder(config, f"tune-{find_method(config).name}")
     with resume_hint(out, trust=bool(own_code(config))):
-        found = tune(
-            config=given.file,
+        outcome = tune(
+            config=inputs.file,
             seeds=given_seeds,
-            keys=chosen,
+            keys=tuned_keys,
             ranges=given_ranges,
             progress="none" if quiet else best_mode(),
-            **{**asked, **given.flags, "out": out},
+            **{**study_options, **inputs.flags, "out": out},
         )
-    return print_search(found, json)
+    return print_search(outcome, json)
 
 
-def print_search(found: "Tuned", json: bool) -> int:
+def print_search(outcome: "Tuned", json: bool) -> int:
     """Print a search; return the exit code."""
     if json:
-        typer.echo(found.to_json())
+        typer.echo(outcome.to_json())
     else:
-        typer.echo(found.summary(shutil.get_terminal_size().columns))
-        typer.echo(f"written to {found.folder}")
-        if found.best is not None:
-            best = shlex.quote(f"{found.folder}/best.toml")
+        typer.echo(outcome.summary(shutil.get_terminal_size().columns))
+        typer.echo(f"written to {outcome.folder}")
+        if outcome.best is not None:
+            best = shlex.quote(f"{outcome.folder}/best.toml")
             typer.echo(f"run the winner: silograph run --config {best}")
-    return FAILED if found.best is None else 0
+    return FAILED if outcome.best is None else 0
 
 
 # --- `silograph train-agent`: episodes of an agent, one run after the other ----------------------
@@ -302,22 +309,24 @@ def print_search(found: "Tuned", json: bool) -> int:
         "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
     },
 )
-def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) -> None:
+def train_agent_command(inputs: CommandInputs, episodes: int, seeds: int, quiet: bool) -> None:
     """Train an agent that sets a method's knobs, over runs with seeds of their own."""
     from silograph.control.ddpg import PROFILE
-    from silograph.study.train_agent import AgentTraining, lacking, train_agent
+    from silograph.study.train_agent import AgentTraining, missing_rounds, train_agent
 
-    config = given.config
+    config = inputs.config
     if config.out is None:
         raise ConfigError("expected a folder for the agent, got none: give --out FOLDER")
     if episodes < 1 or seeds < 1:
         raise ConfigError(f"expected 1 or more episodes and seeds, got {episodes} and {seeds}")
     out = Path(config.out)
-    with going_on(f"the same command, which goes on in {shlex.quote(config.out)}"):
+    with hint_to_continue(f"the same command, which goes on in {shlex.quote(config.out)}"):
         path = train_agent(
-            AgentTraining(config, episodes, seeds), out, told=(lambda _: None) if quiet else _show
+            AgentTraining(config, episodes, seeds),
+            out,
+            report=(lambda _: None) if quiet else _print_episode,
         )
-    missing = lacking(out)
+    missing = missing_rounds(out)
     if missing:
         typer.echo(
             f"written to {path}: nothing was learned yet, for the first {PROFILE} rounds of an "
@@ -327,12 +336,12 @@ def train_agent_command(given: Given, episodes: int, seeds: int, quiet: bool) ->
         typer.echo(f"written to {path}: use it with --option agent={path} --option explore=false")
 
 
-def _show(line: dict[str, Any]) -> None:
-    found = line["return"]
-    shown = "profile" if found is None else f"return {found:.3f}"
+def _print_episode(line: dict[str, Any]) -> None:
+    episode_return = line["return"]
+    return_text = "profile" if episode_return is None else f"return {episode_return:.3f}"
     score = line["best_validation"]
     validation = "-" if score is None else f"{score:.3f}"
-    typer.echo(f"episode {line['episode']}: {shown}, validation {validation}", err=True)
+    typer.echo(f"episode {line['episode']}: {return_text}, validation {validation}", err=True)
 
 
 # --- `silograph reproduce`: recipes, listed and made ---------------------------------------------
@@ -341,30 +350,30 @@ def _show(line: dict[str, Any]) -> None:
 RECIPES = Path("benchmarks")
 
 
-def only_of(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
+def parse_only(texts: Sequence[str], datasets: str | None) -> dict[str, list[str]]:
     """Return the values that cells may have, by key, of `KEY=V1,V2`.
 
     A value with a comma stands in double quotes, as in CSV.
 
-    >>> only_of(["clients=10,100"], "cora")
+    >>> parse_only(["clients=10,100"], "cora")
     {'clients': ['10', '100'], 'dataset': ['cora']}
-    >>> only_of(['row="FedGNN, noise 0.002",FeSoG'], None)
+    >>> parse_only(['row="FedGNN, noise 0.002",FeSoG'], None)
     {'row': ['FedGNN, noise 0.002', 'FeSoG']}
 
     Raises:
         ConfigError: another form, or a key twice.
     """
-    given = [*texts, *([f"dataset={datasets}"] if datasets is not None else [])]
-    found: dict[str, list[str]] = {}
-    for text in given:
+    all_texts = [*texts, *([f"dataset={datasets}"] if datasets is not None else [])]
+    values_by_key: dict[str, list[str]] = {}
+    for text in all_texts:
         key, equals, values = text.partition("=")
-        if not equals or key in found:
+        if not equals or key in values_by_key:
             raise ConfigError(f"expected --only KEY=VALUE,VALUE, each key once, got {text!r}")
-        found[key] = _listed(values, f"--only {key}")
-    return found
+        values_by_key[key] = _parse_csv_line(values, f"--only {key}")
+    return values_by_key
 
 
-def _listed(text: str, what: str) -> list[str]:
+def _parse_csv_line(text: str, what: str) -> list[str]:
     """Return the values of a line of CSV.
 
     Raises:
@@ -374,14 +383,14 @@ def _listed(text: str, what: str) -> list[str]:
         row = next(csv.reader([text], skipinitialspace=True, strict=True), [])
     except csv.Error:
         row = []
-    found = [value.strip() for value in row]
-    if not found or not all(found):
+    values = [value.strip() for value in row]
+    if not values or not all(values):
         raise ConfigError(f'expected {what} as a list like a,b or "a, b",c, got {text!r}')
-    return found
+    return values
 
 
-def _joined(values: Sequence[str]) -> str:
-    """Return the line of CSV that `_listed` reads so."""
+def _format_csv_line(values: Sequence[str]) -> str:
+    """Return the line of CSV that `_parse_csv_line` reads."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(values)
     return line.getvalue()
@@ -425,40 +434,45 @@ def reproduce_command(
     if recipe is None:
         list_recipes(recipes, out, trust=trust)
         return 0
-    chosen = only_of(only or [], datasets)
-    said = {"--data-dir": data_dir, "--processes": processes}
-    with going_on(_again(recipe, recipes, out, chosen, said) + " --trust" * trust):
-        made = reproduce(
+    only_values = parse_only(only or [], datasets)
+    extra_flags = {"--data-dir": data_dir, "--processes": processes}
+    with hint_to_continue(
+        _resume_command_line(recipe, recipes, out, only_values, extra_flags) + " --trust" * trust
+    ):
+        outcome = reproduce(
             find_recipe(recipe, recipes, trust=trust),
             name=recipe,
             out=out,
             data_dir=data_dir,
-            only=chosen,
+            only=only_values,
             processes=processes,
             max_minutes=max_minutes,
             progress="none" if quiet else best_mode(),
         )
-    if made.taken:
-        typer.echo(f"copied {counted(made.taken, 'cell')} that recipes beside this one have run")
+    if outcome.copied:
+        typer.echo(
+            f"copied {counted(outcome.copied, 'cell')} that recipes beside this one have run"
+        )
     typer.echo(
-        f"ran {counted(made.ran, 'cell')}, {made.failed} without result, {made.missing} not yet run"
+        f"ran {counted(outcome.ran, 'cell')}, {outcome.failed} without result, {outcome.missing} "
+        "not yet run"
     )
-    typer.echo(f"written to {made.page}")
-    return FAILED if made.failed else 0
+    typer.echo(f"written to {outcome.page}")
+    return FAILED if outcome.failed else 0
 
 
-def _again(
+def _resume_command_line(
     recipe: str,
     recipes: Path,
     out: Path,
-    chosen: Mapping[str, Sequence[str]],
-    said: Mapping[str, str | int | None],
+    only_values: Mapping[str, Sequence[str]],
+    extra_flags: Mapping[str, str | int | None],
 ) -> str:
-    """Return the command with which a recipe that was interrupted goes on."""
+    """Return the command that continues an interrupted recipe."""
     arguments = ["reproduce", recipe, "--out", str(out)]
     arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
-    arguments += [f"--only={key}={_joined(values)}" for key, values in chosen.items()]
-    for flag, value in said.items():
+    arguments += [f"--only={key}={_format_csv_line(values)}" for key, values in only_values.items()]
+    for flag, value in extra_flags.items():
         arguments += [] if value is None else [flag, str(value)]
     return f"silograph {shlex.join(arguments)}"
 

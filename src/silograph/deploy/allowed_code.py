@@ -22,7 +22,7 @@ from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent,
 from silograph.experiment.resolve.user_code import (
     absolute_source,
     digest_of_source,
-    imported,
+    import_spec,
     is_spec,
     module_of,
     source_name,
@@ -83,18 +83,18 @@ def read_source(source: str) -> AllowedSource:
             f"expected FILE.py or package.module to allow, got {source!r}: leave out "
             f":{source.rpartition(':')[2]}"
         )
-    module, found = module_of(source), digest_of_source(source)
-    if found == source:
+    module, digest = module_of(source), digest_of_source(source)
+    if digest == source:
         raise ConfigError(f"expected code in a file to allow, got {source}, which has none")
-    own = [module, *_parts_of(module.__name__)]
+    modules = [module, *_parts_of(module.__name__)]
     methods = {name: v for name, v in vars(module).items() if isinstance(v, Method)}
     library = list(METHODS.values())
     return AllowedSource(
         source_name(source),
-        found,
-        ops_in(own),
+        digest,
+        ops_in(modules),
         {name: method for name, method in methods.items() if method not in library},
-        {name: v for name, v in vars(module).items() if _is_model(v, own)},
+        {name: v for name, v in vars(module).items() if _is_model(v, modules)},
     )
 
 
@@ -106,8 +106,12 @@ def _parts_of(package: str) -> Iterator[ModuleType]:
 
 def _is_model(value: object, modules: Sequence[ModuleType]) -> bool:
     """Return whether a value is a class of torch.nn.Module that the modules define."""
-    where = {module.__name__ for module in modules}
-    return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ in where
+    module_names = {module.__name__ for module in modules}
+    return (
+        isinstance(value, type)
+        and issubclass(value, nn.Module)
+        and value.__module__ in module_names
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,43 +135,43 @@ class AllowedCode:
             for name, method in source.methods.items()
         }
 
-    def check(self, told: object) -> None:
+    def check(self, digests: object) -> None:
         """Raise `ConfigError` unless what a server tells of its code is what is here.
 
         Args:
-            told: digests of files and packages that the run needs, by name; None: of none.
+            digests: digests of files and packages that the run needs, by name; None: of none.
         """
-        if told is None:
+        if digests is None:
             return
-        if not isinstance(told, dict):
+        if not isinstance(digests, dict):
             raise ConfigError("expected digests of the run's own code by name, got something else")
-        for name, theirs in told.items():
-            ours = self._source(name).digest
-            if theirs != ours:
+        for name, server_digest in digests.items():
+            own_digest = self._source(name).digest
+            if server_digest != own_digest:
                 raise ConfigError(
-                    f"expected {name} with digest {ours}, got {one_line(theirs)}: the server and "
-                    "this silo have different versions"
+                    f"expected {name} with digest {own_digest}, got {one_line(server_digest)}: the "
+                    "server and this silo have different versions"
                 )
 
-    def method(self, spec: str, told: object) -> Method:
+    def method(self, spec: str, digests: object) -> Method:
         """Return the method that a server names; nothing is opened or imported.
 
         Args:
             spec: name of one of silograph's methods, or `own.py:METHOD`.
-            told: see `check`.
+            digests: see `check`.
 
         Raises:
             ConfigError: there is none of this name here, or it does not declare its calls.
         """
         if not is_spec(spec):
             return lookup(METHODS, spec, "method")
-        source, name = self._named(spec, told)
+        source, name = self._find_named_source(spec, digests)
         method = lookup(source.methods, name, f"method in {source.name}")
         if method.calls is None:
             raise ConfigError(f"{source.name}:{name} cannot run at silos: {NO_CALLS}")
         return method
 
-    def model(self, spec: str, told: object) -> Make | None:
+    def model(self, spec: str, digests: object) -> Make | None:
         """Return the model that a server names, None where it is one of silograph's.
 
         Raises:
@@ -175,7 +179,7 @@ class AllowedCode:
         """
         if not is_spec(spec):
             return None
-        source, name = self._named(spec, told)
+        source, name = self._find_named_source(spec, digests)
         return lookup(source.models, name, f"model in {source.name}")
 
     def check_ops(self, program: Program) -> None:
@@ -183,11 +187,11 @@ class AllowedCode:
         for op in ops_of(program):
             name_of(self.ops, op)
 
-    def _named(self, spec: str, told: object) -> tuple[AllowedSource, str]:
+    def _find_named_source(self, spec: str, digests: object) -> tuple[AllowedSource, str]:
         """Return the source of a spec and the name in it, once the digest is known to be right."""
         file, _, name = spec.rpartition(":")
         source = self._source(file)
-        if not isinstance(told, dict) or told.get(file) != source.digest:
+        if not isinstance(digests, dict) or digests.get(file) != source.digest:
             raise ConfigError(f"expected the digest of the server's {source.name}, got none")
         return source, name
 
@@ -206,9 +210,10 @@ class AllowedCode:
             schema: of the silo's data.
         """
         for source in self.sources.values():
-            yield f"allowed {source.name} with digest {source.digest}: {_contents(source)}"
+            yield f"allowed {source.name} with digest {source.digest}: {_describe_contents(source)}"
             for name, method in source.methods.items():
-                yield f"{source.name}:{name} {_ability(f'{source.name}:{name}', method, schema)}"
+                spec = f"{source.name}:{name}"
+                yield f"{spec} {_describe_requirements(spec, method, schema)}"
 
 
 def allow_code(sources: Iterable[str]) -> AllowedCode:
@@ -220,17 +225,17 @@ def allow_code(sources: Iterable[str]) -> AllowedCode:
     Raises:
         ConfigError: one cannot be imported, or two have one name, or an op has that of another.
     """
-    found: dict[str, AllowedSource] = {}
+    source_by_name: dict[str, AllowedSource] = {}
     ops = own_ops()
     for name in dict.fromkeys(map(absolute_source, sources)):
         source = read_source(name)
-        if source.name in found:
+        if source.name in source_by_name:
             raise ConfigError(
                 f"expected files of different names to allow, got {source.name} twice: rename one"
             )
-        found[source.name] = source
+        source_by_name[source.name] = source
         ops = with_ops(ops, source.ops.values())
-    return AllowedCode(found, ops)
+    return AllowedCode(source_by_name, ops)
 
 
 def split_names(texts: Iterable[str]) -> tuple[str, ...]:
@@ -242,7 +247,7 @@ def split_names(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.strip() for text in texts for name in text.split(","))
 
 
-def _contents(source: AllowedSource) -> str:
+def _describe_contents(source: AllowedSource) -> str:
     """Return what a source has, in words."""
     ops = sorted(op.__name__ for op in source.ops.values())
     parts = {"ops": ops, "methods": list(source.methods), "models": list(source.models)}
@@ -251,17 +256,17 @@ def _contents(source: AllowedSource) -> str:
     )
 
 
-def _ability(spec: str, method: Method, schema: Schema) -> str:
+def _describe_requirements(spec: str, method: Method, schema: Schema) -> str:
     """Return what a method would send from here, by its default options."""
     if method.calls is None:
         return f"cannot run at silos: {NO_CALLS}"
     try:
-        asked = make_config({"method": spec})
+        config = make_config({"method": spec})
         ratings = schema.task == "rating"
-        asked = with_default_model(asked, ratings=ratings, method=method)
-        found = resolve(asked, schema, choose(asked, method))
-        program = program_of(found.config, schema, method, found.method_config)
-        needs = beyond_weights(found.config, method, found.method_config)
+        config = with_default_model(config, ratings=ratings, method=method)
+        resolved = resolve(config, schema, choose(config, method))
+        program = program_of(resolved.config, schema, method, resolved.method_config)
+        needs = beyond_weights(resolved.config, method, resolved.method_config)
     except SilographError as error:
         return f"depends on the run's options: {error}"
     except Exception as error:
@@ -273,7 +278,7 @@ def _ability(spec: str, method: Method, schema: Schema) -> str:
 # The server's side: what it sends in place of code.
 
 
-def server_table(program: Program) -> dict[str, Op]:
+def server_ops(program: Program) -> dict[str, Op]:
     """Return the ops of a run by qualified name: silograph's own and those of its program.
 
     Raises:
@@ -282,13 +287,13 @@ def server_table(program: Program) -> dict[str, Op]:
     return with_ops(own_ops(), ops_of(program))
 
 
-def portable(spec: str) -> str:
+def portable_name(spec: str) -> str:
     """Return a name as other machines know it: that of a file without its folder."""
     source, colon, name = spec.rpartition(":")
     return f"{source_name(source)}{colon}{name}"
 
 
-def told_of_code(config: ResolvedConfig, program: Program) -> dict[str, str]:
+def code_digests_for_silos(config: ResolvedConfig, program: Program) -> dict[str, str]:
     """Return digests of all code of users that a run needs at silos, by name.
 
     Raises:
@@ -298,18 +303,18 @@ def told_of_code(config: ResolvedConfig, program: Program) -> dict[str, str]:
     sources = {spec.rpartition(":")[0] for spec in specs}
     for op in ops_of(program):
         module = op.__module__.removesuffix(":")
-        inside = any(module == s or module.startswith(f"{s}.") for s in sources)
-        if not is_library(op) and not inside:
+        is_included = any(module == s or module.startswith(f"{s}.") for s in sources)
+        if not is_library(op) and not is_included:
             sources.add(module)
-    found: dict[str, str] = {}
+    digest_by_name: dict[str, str] = {}
     for source in sorted({absolute_source(source) for source in sources}):
-        told = digest_of_source(source)
-        if found.setdefault(source_name(source), told) != told:
+        digest = digest_of_source(source)
+        if digest_by_name.setdefault(source_name(source), digest) != digest:
             raise ConfigError(
                 f"expected files of different names, got two of the name {source_name(source)}: "
                 "rename one"
             )
-    return found
+    return digest_by_name
 
 
 def check_declared(config: RunConfig, method: Method) -> None:
@@ -322,7 +327,7 @@ def check_model(config: RunConfig) -> None:
     """Raise `ConfigError` for a model of users that silos cannot find by its name."""
     if config.model is None or not is_spec(config.model):
         return
-    make = imported(config.model, object)
+    make = import_spec(config.model, object)
     if not (isinstance(make, type) and issubclass(make, nn.Module)):
         raise ConfigError(
             f"expected a class of torch.nn.Module for a federation of silos, got {config.model}, "

@@ -22,15 +22,15 @@ from silograph.core.errors import SilographError
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
 from silograph.core.text import counted
-from silograph.deploy.allowed_code import portable
-from silograph.deploy.server import check_run, natural, with_absolute_code, with_min_count
+from silograph.deploy.allowed_code import portable_name
+from silograph.deploy.server import check_run, natural_sort_key, with_absolute_code, with_min_count
 from silograph.deploy.silo_result import RESULTS
 from silograph.experiment.resolve.cutting import load_and_cut
 from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.run_program import BESIDES
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
-from silograph.experiment.run.progress import best_mode, generating
+from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
 from silograph.graph.silos.export import check_target, write_silos
@@ -55,7 +55,7 @@ def export_silos(
             is something at `out`.
     """
     check_target(Path(out), format)  # before a minute of loading
-    cut = load_and_cut(config, generating(best_mode()))
+    cut = load_and_cut(config, generation_callback(best_mode()))
     secret = secrets.token_bytes(32)
     return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)
 
@@ -101,28 +101,28 @@ class Demonstration:
         return self.weights and self.ledger
 
     def lines(self) -> Iterator[str]:
-        """Yield what a person wants to know."""
+        """Yield the lines that are printed."""
         answer = {True: "the same, bit for bit", False: "NOT THE SAME"}
         silos = counted(self.silos, "silo")
         yield f"{silos} and a server, each a process of its own, over TLS on 127.0.0.1"
         yield f"{self.compared:<14}{answer[self.weights]} as in the simulation"
         yield f"ledger        {answer[self.ledger]}: {self.size:,} bytes"
         if self.score is not None:
-            shown = METRICS[self.metric]
+            metric = METRICS[self.metric]
             whose = "silos' own models" if self.compared != "model" else "server's model"
-            yield f"{shown.title:<14}{shown.text(self.score)} ({whose}, test nodes)"
+            yield f"{metric.title:<14}{metric.text(self.score)} ({whose}, test nodes)"
         yield (
             f"training      {self.federated_seconds:.2f} s with processes, "
             f"{self.simulated_seconds:.2f} s in one"
         )
 
 
-def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None) -> Demonstration:
+def demonstrate(config: RunConfig, report: Callable[[str], None] = lambda _: None) -> Demonstration:
     """Run a federation of processes and the same simulation, and compare them.
 
     Args:
         config: of the run; 3 clients unless it says otherwise.
-        tell: told of what happens, a line each.
+        report: called with a line for each step.
 
     Raises:
         SilographError: the config cannot be used by silos, or a process failed.
@@ -138,25 +138,25 @@ def demonstrate(config: RunConfig, tell: Callable[[str], None] = lambda _: None)
     with tempfile.TemporaryDirectory(prefix="silograph-") as name:
         folder = Path(name)
         silos = export_silos(config, folder / "silos", "npz")
-        tell(f"{counted(len(silos), 'silo')} written")
+        report(f"{counted(len(silos), 'silo')} written")
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
         make_certificates(folder / "certs", ["127.0.0.1"], days=1)
         keys = [key_line(silo.name, SiloKey.load(silo / "key.pem").public) for silo in silos]
         (folder / KEYS).write_text("".join(f"{line}\n" for line in keys), encoding="utf-8")
         (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")
-        _federate(folder, silos, config, tell)
-        tell("the same once more, in one process")
-        here = run(config=dataclasses.replace(config, out=str(folder / "simulated")))
-        return _compared(folder, silos, here.seconds)
+        _federate(folder, silos, config, report)
+        report("the same once more, in one process")
+        simulation = run(config=dataclasses.replace(config, out=str(folder / "simulated")))
+        return _compare_runs(folder, silos, simulation.seconds)
 
 
 def _federate(
-    folder: Path, silos: Sequence[Path], config: RunConfig, tell: Callable[[str], None]
+    folder: Path, silos: Sequence[Path], config: RunConfig, report: Callable[[str], None]
 ) -> None:
-    """Start server and silos, wait until all have ended, and stop whatever is left."""
+    """Start server and silos, wait until all have ended, and stop the remaining ones."""
     certs = folder / "certs"
-    with _processes() as start:
-        server = start(
+    with _processes() as start_process:
+        server = start_process(
             subprocess.PIPE,
             *("server", "--config", folder / "run.toml", "--trust", "--json"),
             *("--listen", "127.0.0.1:0"),
@@ -164,8 +164,8 @@ def _federate(
             *("--out", folder / "federated", "--quiet"),
             *("--rejoin-seconds", 0, "--wait", SECONDS_TO_START),  # nobody starts a silo again
         )
-        address = _address(server, tell)
-        allow = ",".join((portable(config.method), *BESIDES))
+        address = _read_address(server, report)
+        allow = ",".join((portable_name(config.method), *BESIDES))
         common: list[object] = ["--server", address, "--ca", certs / "ca.pem", "--allow", allow]
         common += ["--wait", SECONDS_TO_START]
         for spec in dict.fromkeys((config.method, config.model or "")):
@@ -175,9 +175,9 @@ def _federate(
         for silo, log in zip(silos, logs, strict=True):
             with log.open("w") as file:
                 members.append(
-                    start(file, "silo", "--data", silo, *common, "--wait", SECONDS_TO_START)
+                    start_process(file, "silo", "--data", silo, *common, "--wait", SECONDS_TO_START)
                 )
-        tell(f"{counted(len(members), 'silo')} started; they wait for each other and train")
+        report(f"{counted(len(members), 'silo')} started; they wait for each other and train")
         server_errors = _wait_for_end(server, members)
         if server_errors is not None and server.returncode != 0:
             raise SilographError(f"the server failed: {_last_line(server_errors)}")
@@ -202,16 +202,16 @@ def _wait_for_end(
     return None
 
 
-def _address(server: "subprocess.Popen[str]", tell: Callable[[str], None]) -> str:
-    """Return where the server listens, which it says first."""
+def _read_address(server: "subprocess.Popen[str]", report: Callable[[str], None]) -> str:
+    """Return the address of the server, from its first line on standard error."""
     assert server.stderr is not None
-    said = ""
+    last_line = ""
     for line in server.stderr:
-        said = line.strip()
-        tell(said)
-        if LISTENING in said:
-            return said.rpartition(LISTENING)[2]
-    raise SilographError(f"the server failed: {said}")
+        last_line = line.strip()
+        report(last_line)
+        if LISTENING in last_line:
+            return last_line.rpartition(LISTENING)[2]
+    raise SilographError(f"the server failed: {last_line}")
 
 
 def _last_line(text: str) -> str:
@@ -221,9 +221,9 @@ def _last_line(text: str) -> str:
 
 @contextmanager
 def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Give a way to start commands of silograph; none of them is left, even if this one dies."""
+    """Yield a function that starts commands of silograph; all end with this process."""
     started: list[subprocess.Popen[str]] = []
-    tether, held = os.pipe()  # `held` closes with this process; they end when it does
+    tether, write_end = os.pipe()  # `write_end` closes with this process; then the others end
 
     def start(errors: int | IO[str], *words: object) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "silograph.cli.tethered", *map(str, words)]
@@ -244,57 +244,63 @@ def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         for process in started:
             if process.poll() is None:
                 process.terminate()
-        until = time.monotonic() + SECONDS_TO_STOP
+        deadline = time.monotonic() + SECONDS_TO_STOP
         for process in started:
             try:
-                process.wait(timeout=max(0.1, until - time.monotonic()))
+                process.wait(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
             if process.stderr is not None:
                 process.stderr.close()
         os.close(tether)
-        os.close(held)
+        os.close(write_end)
 
 
-def _same(one: Path, other: Path) -> bool:
-    """Whether two files of models are there and the same."""
-    return one.exists() and other.exists() and one.read_bytes() == other.read_bytes()
+def _equal_files(first: Path, second: Path) -> bool:
+    """Whether two files of models exist and are equal."""
+    return first.exists() and second.exists() and first.read_bytes() == second.read_bytes()
 
 
-def _own_same(simulated: Path, silos: Sequence[Path]) -> bool:
+def _equal_own_models(simulated: Path, silos: Sequence[Path]) -> bool:
     """Whether all silos' own models are those of the clients of a simulation."""
-    here = sorted((simulated / MODELS).iterdir(), key=lambda path: natural(path.name))
-    there = [next((silo / RESULTS).glob(f"*/{MODEL}"), None) for silo in silos]
-    return len(here) == len(there) and all(
-        one is not None and _same(one, other) for one, other in zip(there, here, strict=True)
+    simulated_models = sorted(
+        (simulated / MODELS).iterdir(), key=lambda path: natural_sort_key(path.name)
+    )
+    silo_models = [next((silo / RESULTS).glob(f"*/{MODEL}"), None) for silo in silos]
+    return len(simulated_models) == len(silo_models) and all(
+        silo_model is not None and _equal_files(silo_model, simulated_model)
+        for silo_model, simulated_model in zip(silo_models, simulated_models, strict=True)
     )
 
 
-def _models(ours: Path, theirs: Path, silos: Sequence[Path]) -> tuple[SameThing, bool]:
-    """Return what of two runs is compared, and whether it is the same."""
-    if (theirs / MODEL).exists():
-        return "model", _same(ours / MODEL, theirs / MODEL)
-    if (theirs / MODELS).exists():
-        return "silos' models", _own_same(theirs, silos)
-    one, other = (
-        json.loads((path / RESULT).read_text(encoding="utf-8")) for path in (ours, theirs)
+def _compare_models(
+    federated: Path, simulated: Path, silos: Sequence[Path]
+) -> tuple[SameThing, bool]:
+    """Return which results of two runs are compared, and whether they are equal."""
+    if (simulated / MODEL).exists():
+        return "model", _equal_files(federated / MODEL, simulated / MODEL)
+    if (simulated / MODELS).exists():
+        return "silos' models", _equal_own_models(simulated, silos)
+    federated_result, simulated_result = (
+        json.loads((path / RESULT).read_text(encoding="utf-8")) for path in (federated, simulated)
     )
     return "scores", all(
-        one[part]["personalized"] == other[part]["personalized"] for part in ("val", "test")
+        federated_result[part]["personalized"] == simulated_result[part]["personalized"]
+        for part in ("val", "test")
     )
 
 
-def _compared(folder: Path, silos: Sequence[Path], seconds: float) -> Demonstration:
-    ours, theirs = folder / "federated", folder / "simulated"
-    result = json.loads((ours / RESULT).read_text(encoding="utf-8"))
-    compared, same = _models(ours, theirs, silos)
-    scores = result["test"]["server" if compared == "model" else "personalized"]
+def _compare_runs(folder: Path, silos: Sequence[Path], seconds: float) -> Demonstration:
+    federated, simulated = folder / "federated", folder / "simulated"
+    result = json.loads((federated / RESULT).read_text(encoding="utf-8"))
+    compared_thing, is_same = _compare_models(federated, simulated, silos)
+    scores = result["test"]["server" if compared_thing == "model" else "personalized"]
     return Demonstration(
         silos=len(silos),
-        compared=compared,
-        weights=same,
-        ledger=(ours / LEDGER).read_bytes() == (theirs / LEDGER).read_bytes(),
+        compared=compared_thing,
+        weights=is_same,
+        ledger=(federated / LEDGER).read_bytes() == (simulated / LEDGER).read_bytes(),
         size=result["bytes"]["total"],
         metric=result["metric"],
         score=None if scores is None else scores[result["metric"]],

@@ -52,24 +52,24 @@ STYLES = {
 
 
 class SilosProgress(Progress, Protocol):
-    """Told of every round, and before them where the run goes on."""
+    """Called once before the first round, and after every round."""
 
     def start(self, done: int) -> None:
         """Show that silos are there, and `done` rounds were over before."""
 
 
 class RoundsOnly:
-    """Passes rounds on to who has no use for silos."""
+    """Forwards rounds to a `Progress` that does not show silos."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def start(self, done: int) -> None:
+    def start(self, rounds_done: int) -> None:
         """Do nothing."""
 
-    def update(self, done: int, metric: str) -> None:
-        """Pass a round on."""
-        self._progress.update(done, metric)
+    def update(self, rounds_done: int, metric: str) -> None:
+        """Forward a round."""
+        self._progress.update(rounds_done, metric)
 
 
 class PlainSilos:
@@ -80,18 +80,18 @@ class PlainSilos:
         self._board = board
         self._plain = Plain(total, 0)
 
-    def start(self, done: int) -> None:
-        """Begin to count after `done` rounds."""
-        self._plain = Plain(self._total, done)
+    def start(self, rounds_done: int) -> None:
+        """Begin to count after `rounds_done` rounds."""
+        self._plain = Plain(self._total, rounds_done)
 
-    def update(self, done: int, metric: str) -> None:
+    def update(self, rounds_done: int, metric: str) -> None:
         """Print a line now and then."""
-        words = (metric, missing(self._board.standings(), self._board.room))
-        self._plain.update(done, "  ".join(w for w in words if w))
+        words = (metric, describe_missing_silos(self._board.standings(), self._board.room))
+        self._plain.update(rounds_done, "  ".join(w for w in words if w))
 
 
 class LiveSilos:
-    """What a terminal shows; rich draws it as it is at the moment."""
+    """The live display of a terminal; rich draws its current state."""
 
     def __init__(self, total: int, board: Board) -> None:
         self._board = board
@@ -99,13 +99,15 @@ class LiveSilos:
         self._pace = Pace(total)
         self._task = self._bar.add_task("", total=total, left="", metric="waiting for silos")
 
-    def start(self, done: int) -> None:
-        """Show that silos are there, and `done` rounds were over before."""
-        self._bar.update(self._task, completed=done, metric="first round")
+    def start(self, rounds_done: int) -> None:
+        """Show that silos are there, and `rounds_done` rounds were over before."""
+        self._bar.update(self._task, completed=rounds_done, metric="first round")
 
-    def update(self, done: int, metric: str) -> None:
-        """Show that `done` rounds are over, and the current metric."""
-        self._bar.update(self._task, completed=done, left=self._pace.left(done), metric=metric)
+    def update(self, rounds_done: int, metric: str) -> None:
+        """Show that `rounds_done` rounds are over, and the current metric."""
+        self._bar.update(
+            self._task, completed=rounds_done, left=self._pace.left(rounds_done), metric=metric
+        )
 
     def __rich__(self) -> "Group":
         """Return the rounds, the silos' counts, and a line for each of them that needs one."""
@@ -122,11 +124,11 @@ class LiveSilos:
 
 def summary(standings: Mapping[str, Standing], room: int) -> list[tuple[str, SiloState]]:
     """Return how many silos are in each state that there is, in words."""
-    found = counts(standings, room)
-    return [(f"{number} {state}", state) for state, number in found.items() if number]
+    count_by_state = counts(standings, room)
+    return [(f"{number} {state}", state) for state, number in count_by_state.items() if number]
 
 
-def missing(standings: Mapping[str, Standing], room: int) -> str:
+def describe_missing_silos(standings: Mapping[str, Standing], room: int) -> str:
     """Return which silos do not take part, in a few words; nothing where all do."""
     names = [name for name, s in standings.items() if s.state in (SiloState.WAITING, *AWAY)]
     if not names:
@@ -135,15 +137,15 @@ def missing(standings: Mapping[str, Standing], room: int) -> str:
     return f"{room - len(names)} of {counted(room, 'silo')}, without {', '.join(names[:3])}{more}"
 
 
-def chosen(standings: Mapping[str, Standing], now: float) -> list[str]:
+def silos_with_a_line(standings: Mapping[str, Standing], now: float) -> list[str]:
     """Return the silos that have a line: all, or with many of them those that are not fine."""
     if len(standings) <= MOST_ROWS:
         return list(standings)
-    found = counts(standings, len(standings))
-    few = found[SiloState.WORKING] < found[SiloState.CONNECTED]
+    count_by_state = counts(standings, len(standings))
+    has_few_working = count_by_state[SiloState.WORKING] < count_by_state[SiloState.CONNECTED]
 
     def is_fine(s: Standing) -> bool:
-        slow = few and now - s.since >= SLOW_SECONDS
+        slow = has_few_working and now - s.since >= SLOW_SECONDS
         return s.state is SiloState.CONNECTED or (s.state is SiloState.WORKING and not slow)
 
     worst = sorted(standings.items(), key=lambda item: -list(SiloState).index(item[1].state))
@@ -151,9 +153,9 @@ def chosen(standings: Mapping[str, Standing], now: float) -> list[str]:
 
 
 def row_of(standing: Standing, now: float) -> tuple[str, str]:
-    """Return for how long a silo has stood where it does, and what there is to say."""
-    gone = now - standing.since
-    seconds = f"{gone:.0f} s" if gone >= SHOWN_SECONDS else ""
+    """Return for how long a silo has been in its state, and details of the state."""
+    elapsed = now - standing.since
+    seconds = f"{elapsed:.0f} s" if elapsed >= SHOWN_SECONDS else ""
     match standing.state:
         case SiloState.WORKING:
             return seconds, standing.op or ""
@@ -174,7 +176,7 @@ def _lines(standings: Mapping[str, Standing], now: float) -> "Iterator[Text]":
     """Yield a line a silo; only what there is to say may be cut off by a narrow terminal."""
     from rich.text import Text
 
-    names = chosen(standings, now)
+    names = silos_with_a_line(standings, now)
     width = max((len(cut(name)) for name in names[:MOST_ROWS]), default=0)
     for name in names[:MOST_ROWS]:
         state = standings[name].state
@@ -189,7 +191,7 @@ def _lines(standings: Mapping[str, Standing], now: float) -> "Iterator[Text]":
 
 @contextmanager
 def show_silos(mode: str | Progress, total: int, board: Board) -> Iterator[SilosProgress]:
-    """Yield a display on standard error: `live`, `plain` or `none`, or who is told of rounds."""
+    """Yield a display on standard error: `live`, `plain` or `none`, or wrap a `Progress`."""
     if not isinstance(mode, str):
         yield RoundsOnly(mode)
     elif mode == "live":
@@ -218,8 +220,8 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a silo has seen of a run.
+class SiloActivity:
+    """What a silo has done in a run.
 
     Attributes:
         state: what it does.
@@ -238,32 +240,32 @@ class Seen:
     up: int = 0
 
 
-def seen_after(before: Seen, event: Event) -> Seen:
-    """Return what a silo has seen after an event."""
-    now = replace(before, state=WORDS.get(event.what, before.state))
+def activity_after(before: SiloActivity, event: Event) -> SiloActivity:
+    """Return a silo's activity after an event."""
+    after = replace(before, state=WORDS.get(event.what, before.state))
     size = event.bytes or 0
     match event.what:
         case What.ASKED:
             down = before.down + size
-            return replace(now, round=event.round or 0, op=event.op or "", down=down)
+            return replace(after, round=event.round or 0, op=event.op or "", down=down)
         case What.ANSWERED:
-            return replace(now, calls=before.calls + 1, up=before.up + size)
+            return replace(after, calls=before.calls + 1, up=before.up + size)
         case _:
-            return now
+            return after
 
 
 class SiloLine:
-    """Draws what a silo has seen; takes events from any thread."""
+    """Draws the activity of a silo; accepts events from any thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._seen = Seen()
+        self._seen = SiloActivity()
 
     def take(self, event: Event) -> None:
         """Take in an event."""
         with self._lock:
-            self._seen = seen_after(self._seen, event)
+            self._seen = activity_after(self._seen, event)
 
     def __rich__(self) -> "Text":
         """Return the line."""

@@ -33,7 +33,7 @@ from silograph.federation.session.wire import join_address, split_address
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PATH = "/metrics"
 HOST = "127.0.0.1"
-SECONDS = 10.0  # for a request to be said
+SECONDS = 10.0  # for a client to send its request
 FamilyType = Literal["counter", "gauge", "info", "stateset", "summary"]
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Family:
-    """What is told of one name.
+    """A metric family: name, type, help text and samples.
 
     Attributes:
         name: with the unit at its end, if there is one, and without a sample's suffix.
@@ -123,7 +123,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def serving(text: Callable[[], str], address: str) -> Iterator[str]:
+def serve_metrics(text: Callable[[], str], address: str) -> Iterator[str]:
     """Answer GET /metrics inside the block; yield where, as HOST:PORT.
 
     Args:
@@ -174,10 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.raw_requestline = self.rfile.readline(65537)
         self.close_connection = True
         if self.raw_requestline and self.parse_request():
-            found = self.command == "GET" and urlsplit(self.path).path == PATH
-            body = self.server.text().encode() if found else b""
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", CONTENT_TYPE if found else "text/plain")
+            is_metrics_request = self.command == "GET" and urlsplit(self.path).path == PATH
+            body = self.server.text().encode() if is_metrics_request else b""
+            self.send_response(200 if is_metrics_request else 404)
+            self.send_header("Content-Type", CONTENT_TYPE if is_metrics_request else "text/plain")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -187,15 +187,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Figures:
-    """Counts what happens; a `Tracker`, too, for what rounds were judged by."""
+    """Counts events for monitoring; also a `Tracker`, for the validation scores."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        """Begin to count; `clock` tells seconds since 1970."""
+        """Begin to count; `clock` returns seconds since 1970."""
         self._began = clock()
         self._lock = threading.Lock()
         self._board: Board | None = None
         self._ledger: Callable[[], Ledger] | None = None
-        self._counted: Ledger | None = None
+        self._counted_ledger: Ledger | None = None
         self._records = 0  # of it that have been counted
         self._bytes: Counter[tuple[str, str]] = Counter()
         self._rounds = 0
@@ -206,11 +206,11 @@ class Figures:
         self._row: Row = {}
 
     def follow(self, board: Board, rounds: int) -> None:
-        """Tell where the silos of a board stand, too, and of how many rounds."""
+        """Also export the states of a board's silos, and the number of rounds."""
         self._board, self._planned = board, rounds
 
     def add_up(self, ledger: Callable[[], Ledger]) -> None:
-        """Tell the bytes of a ledger, too."""
+        """Also export the bytes of a ledger."""
         self._ledger = ledger
 
     def take(self, event: Event) -> None:
@@ -243,32 +243,32 @@ class Figures:
             return exposition(self._families())
 
     def _families(self) -> Iterator[Family]:
-        about = Sample(1, {"version": versions()["silograph"]}, "_info")
-        yield Family("silograph_build", "info", "What runs here.", (about,))
-        began = "When the server started, in seconds since 1970."
-        yield single("silograph_start_time_seconds", "gauge", began, self._began, "seconds")
+        build_info = Sample(1, {"version": versions()["silograph"]}, "_info")
+        yield Family("silograph_build", "info", "What runs here.", (build_info,))
+        start_help = "When the server started, in seconds since 1970."
+        yield single("silograph_start_time_seconds", "gauge", start_help, self._began, "seconds")
         yield single("silograph_rounds", "counter", "Rounds that are over.", self._rounds)
-        most = "Rounds that the run has at most."
-        yield single("silograph_rounds_planned", "gauge", most, self._planned)
-        yield self._exchanged()
-        yield from self._silos()
+        planned_help = "Rounds that the run has at most."
+        yield single("silograph_rounds_planned", "gauge", planned_help, self._planned)
+        yield self._bytes_family()
+        yield from self._silo_families()
         drops = {str(cause): self._drops[cause] for cause in Cause}
         yield counter(
             "silograph_drops", "Times that a round went on without a silo.", drops, "cause"
         )
-        for name, what, told in (
+        for name, what, help_text in (
             ("returns", What.RETURNED, "Times that a silo took part again."),
             ("refusals", What.REFUSED, "Times that a silo was not let in."),
             ("strangers", What.STRANGER, "Streams that were no silo's."),
             ("discarded_answers", What.DISCARDED, "Answers that came too late."),
         ):
-            yield single(f"silograph_{name}", "counter", told, self._seen[what])
-        yield self._judged()
+            yield single(f"silograph_{name}", "counter", help_text, self._seen[what])
+        yield self._scores_family()
 
-    def _exchanged(self) -> Family:
+    def _bytes_family(self) -> Family:
         ledger = None if self._ledger is None else self._ledger()
-        if ledger is not self._counted:  # the run goes on from records of before
-            self._counted, self._records = ledger, 0
+        if ledger is not self._counted_ledger:  # the run goes on from records of before
+            self._counted_ledger, self._records = ledger, 0
             self._bytes.clear()
         if ledger is not None:
             new = ledger.since(self._records)
@@ -279,10 +279,10 @@ class Figures:
             Sample(size, {"direction": direction, "kind": kind}, "_total")
             for (direction, kind), size in sorted(self._bytes.items())
         )
-        told = "Bytes of frames, as in the ledger; down is from the server to silos."
-        return Family("silograph_exchanged_bytes", "counter", told, samples, "bytes")
+        help_text = "Bytes of frames, as in the ledger; down is from the server to silos."
+        return Family("silograph_exchanged_bytes", "counter", help_text, samples, "bytes")
 
-    def _silos(self) -> Iterator[Family]:
+    def _silo_families(self) -> Iterator[Family]:
         board = self._board
         standings = {} if board is None else board.standings()
         room = 0 if board is None else board.room
@@ -299,31 +299,31 @@ class Figures:
             for silo, values in self._calls.items()
             for suffix, value in zip(("_count", "_sum"), values, strict=True)
         )
-        told = "Time from a call to its answer."
-        yield Family("silograph_call_seconds", "summary", told, calls, "seconds")
+        help_text = "Time from a call to its answer."
+        yield Family("silograph_call_seconds", "summary", help_text, calls, "seconds")
 
-    def _judged(self) -> Family:
-        found = tuple(
+    def _scores_family(self) -> Family:
+        samples = tuple(
             Sample(float(value), {"view": view, "score": name.removeprefix(start)})
             for view in VIEWS
             for start in (f"val_{view}_",)
             for name, value in self._row.items()
             if name.startswith(start) and value is not None
         )
-        told = "Validation scores of the last round that was judged."
-        return Family("silograph_validation_score", "gauge", told, found)
+        help_text = "Validation scores of the last round that was judged."
+        return Family("silograph_validation_score", "gauge", help_text, samples)
 
 
 # --- monitoring ----------------------------------------------------------------------------------
-# Who sees what happens at a server of silos: log and figures by way of the board, and the view.
+# What a server shows of its run: log and metrics, which the board feeds, and the display.
 
 
-class Watch:
-    """Passes on what happens, and tells of every round; a `Progress`.
+class RunMonitor:
+    """Forwards events to log and metrics, and reports every round; a `Progress`.
 
     Args:
         rounds: of the run.
-        board: of its silos; told of every event first.
+        board: of its silos; receives every event first.
         display: what a person sees.
         figures: what a monitoring system sees.
     """
@@ -337,13 +337,13 @@ class Watch:
         self._began = time.monotonic()
 
     def report(self, event: Event) -> None:
-        """Pass an event on; what all frames so far have cost is added where it belongs."""
+        """Forward an event, with the bytes of all frames so far where it is about a round."""
         if event.what in (What.ROUND, What.ENDED, What.STOPPED) and self._ledger is not None:
             event = replace(event, bytes=self._ledger().bytes)
         self._board.take(event)
 
     def follow(self, ledger: Callable[[], Ledger]) -> None:
-        """Silos are there: their run has this ledger."""
+        """Use the ledger of the run, once all silos are there."""
         self._ledger = ledger
         self._figures.add_up(ledger)
 
@@ -351,41 +351,43 @@ class Watch:
         """Pass on a line for people."""
         self.report(Event(What.NOTE, note=line))
 
-    def start(self, done: int) -> None:
-        """Rounds begin, or go on after `done` of them."""
+    def start(self, rounds_done: int) -> None:
+        """Rounds begin, or go on after `rounds_done` of them."""
         self._began = time.monotonic()
-        self._display.start(done)
-        if done:
-            self.report(Event(What.RESUMED, round=done, rounds=self._rounds))
+        self._display.start(rounds_done)
+        if rounds_done:
+            self.report(Event(What.RESUMED, round=rounds_done, rounds=self._rounds))
 
-    def update(self, done: int, metric: str) -> None:
+    def update(self, rounds_done: int, metric: str) -> None:
         """A round is over."""
         now = time.monotonic()
         seconds, self._began = round(now - self._began, 6), now
         note = metric or None
-        self.report(Event(What.ROUND, round=done, rounds=self._rounds, seconds=seconds, note=note))
-        self._display.update(done, metric)
+        self.report(
+            Event(What.ROUND, round=rounds_done, rounds=self._rounds, seconds=seconds, note=note)
+        )
+        self._display.update(rounds_done, metric)
 
 
 @contextmanager
-def watching(
+def monitor_run(
     rounds: int, board: Board, progress: str | Progress, figures: Figures, metrics: str | None
-) -> Iterator[Watch]:
+) -> Iterator[RunMonitor]:
     """Show where silos stand inside the block.
 
     Args:
         rounds: of the run.
         board: of its silos.
-        progress: how to show it, or who is told of rounds.
-        figures: told of every event by the board.
+        progress: how to show it, or an object whose `update` is called after every round.
+        figures: counts the events of the board.
         metrics: PORT or HOST:PORT where figures are read; None: nowhere.
 
     Raises:
         ConfigError: that is no address, or not free.
     """
     figures.follow(board, rounds)
-    port = nullcontext() if metrics is None else serving(figures.text, metrics)
+    port = nullcontext() if metrics is None else serve_metrics(figures.text, metrics)
     with port as address, show_silos(progress, rounds, board) as display:
         if address is not None:
             board.take(Event(What.METRICS, address=address))
-        yield Watch(rounds, board, display, figures)
+        yield RunMonitor(rounds, board, display, figures)

@@ -46,7 +46,7 @@ Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class RowRules:
-    """The table [rows]: what must be behind each row that is exchanged.
+    """The table [rows]: how many nodes and silos contribute to each exchanged row, at least.
 
     Attributes:
         min_nodes: least number of nodes.
@@ -75,7 +75,7 @@ class SiloPolicy:
         code: digests of users' code that may run here, by name.
         evaluate_clients: `participants`: the silo scores no model of a round that it does not train
             from, but for the last and the best one; `all` sets no limit.
-        rows: what must be behind each row.
+        rows: how many nodes and silos contribute to each exchanged row, at least.
     """
 
     methods: tuple[str, ...] | None = None
@@ -107,8 +107,8 @@ NO_POLICY = SiloPolicy()
 
 
 @dataclass(frozen=True, eq=False)
-class AskedRun:
-    """What a server asks of a silo, and what the silo has done before.
+class ProposedRun:
+    """A run that a server proposes, and what the silo has done before.
 
     Attributes:
         config: every default written out.
@@ -131,106 +131,114 @@ class AskedRun:
     runs_of_server: int = 0
 
 
-def refusal(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    """Return the first rule that a run breaks, as one line; None where it keeps all."""
-    return next(filter(None, (rule(policy, asked) for rule in RULES)), None)
+def why_refused(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    """Return the first rule that a run breaks, as one line; None if it breaks none."""
+    return next(filter(None, (rule(policy, run) for rule in RULES)), None)
 
 
-def _methods(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    agreed = {*(policy.methods or ()), *asked.allow}
-    parts = (asked.config.method, *(name for name in asked.needs if name in BESIDES))
-    missing = [name for name in parts if name not in agreed]
+def _check_methods(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    allowed = {*(policy.methods or ()), *run.allow}
+    parts = (run.config.method, *(name for name in run.needs if name in BESIDES))
+    missing = [name for name in parts if name not in allowed]
     if policy.methods is not None and missing:
-        some = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
-        them = "it" if len(missing) == 1 else "them"
-        mend = f"add {them} to methods there, start the silo with {_allow(policy, parts)}"
-        return _line(some, " and ".join(missing), mend)
-    missing = [name for name in asked.needs if name not in agreed]
+        allowed_text = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
+        pronoun = "it" if len(missing) == 1 else "them"
+        remedy = f"add {pronoun} to methods there, start the silo with {_allow_flag(policy, parts)}"
+        return _refusal_text(allowed_text, " and ".join(missing), remedy)
+    missing = [name for name in run.needs if name not in allowed]
     if not missing:
         return None
-    named = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
+    descriptions = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
     return (
-        f"this silo has not agreed to {named} (docs/exchange.md): start it with "
-        f"{_allow(policy, asked.needs)}, or leave the run"
+        f"this silo has not agreed to {descriptions} (docs/exchange.md): start it with "
+        f"{_allow_flag(policy, run.needs)}, or leave the run"
     )
 
 
-def _allow(policy: SiloPolicy, needed: Sequence[str]) -> str:
-    """Return the flag that allows all of a run; what else was allowed, its server is not told."""
-    return f"--allow {','.join(name for name in needed if name not in (policy.methods or ()))}"
+def _allow_flag(policy: SiloPolicy, required_names: Sequence[str]) -> str:
+    """Return the flag that allows a run; its server does not learn what else is allowed."""
+    return (
+        f"--allow {','.join(name for name in required_names if name not in (policy.methods or ()))}"
+    )
 
 
-def _kinds(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    for kind in kinds_sent(asked.program) if policy.kinds is not None else ():
+def _check_kinds(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    for kind in kinds_sent(run.program) if policy.kinds is not None else ():
         if kind not in (policy.kinds or ()):
-            some = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
-            return _line(
-                f"replies of {some}", f"a run that sends {kind}", f"add {kind} to kinds there"
+            allowed_text = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
+            return _refusal_text(
+                f"replies of {allowed_text}",
+                f"a run that sends {kind}",
+                f"add {kind} to kinds there",
             )
     return None
 
 
-def _bytes(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    if policy.most_bytes is None or asked.sent + asked.least <= policy.most_bytes:
+def _check_bytes(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    if policy.most_bytes is None or run.sent + run.least <= policy.most_bytes:
         return None
-    after = f" after {size_text(asked.sent)} that have left" if asked.sent else ""
-    came = f"a run whose set-up and first round send {size_text(asked.least)}{after}"
-    return _line(f"at most {size_text(policy.most_bytes)} in a run", came, "raise most_bytes there")
-
-
-def _rounds(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    return _above("rounds in a run", policy.most_rounds, asked.config.rounds, "most_rounds")
-
-
-def _runs(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    return _above("runs", policy.most_runs, asked.runs + 1, "most_runs", "run number ")
-
-
-def _runs_of_server(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    most, found = policy.most_runs_of_server, asked.runs_of_server + 1
-    return _above("runs of one server", most, found, "most_runs_of_server", "its run number ")
-
-
-def _silos(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    if policy.least_silos is None or asked.config.clients >= policy.least_silos:
-        return None
-    least, found = f"at least {counted(policy.least_silos, 'silo')}", f"{asked.config.clients}"
-    return _line(least, found, "lower least_silos there")
-
-
-def _min_count(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    least, came = policy.evaluation_min_count, asked.config.evaluation_min_count
-    if least is None or came >= least or policy.evaluation == "none":
-        return None
-    return _line(
-        f"at least {counted(least, 'node')} behind each count of an evaluation",
-        f"a run with {came}",
-        f"let the server run with --evaluation-min-count {least}, or lower evaluation_min_count "
-        "there",
+    sent_text = f" after {size_text(run.sent)} that have left" if run.sent else ""
+    run_text = f"a run whose set-up and first round send {size_text(run.least)}{sent_text}"
+    return _refusal_text(
+        f"at most {size_text(policy.most_bytes)} in a run", run_text, "raise most_bytes there"
     )
 
 
-def _rows(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    if not asked.needs:
+def _check_rounds(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    return _limit_violation("rounds in a run", policy.most_rounds, run.config.rounds, "most_rounds")
+
+
+def _check_runs(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    return _limit_violation("runs", policy.most_runs, run.runs + 1, "most_runs", "run number ")
+
+
+def _check_runs_of_server(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    max_runs, run_number = policy.most_runs_of_server, run.runs_of_server + 1
+    return _limit_violation(
+        "runs of one server", max_runs, run_number, "most_runs_of_server", "its run number "
+    )
+
+
+def _check_num_silos(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    if policy.least_silos is None or run.config.clients >= policy.least_silos:
         return None
-    for name, demanded, came in (
-        ("nodes", policy.rows.min_nodes, asked.config.min_nodes_per_row),
-        ("silos", policy.rows.min_silos, asked.config.min_silos_per_row),
+    minimum, num_silos = f"at least {counted(policy.least_silos, 'silo')}", f"{run.config.clients}"
+    return _refusal_text(minimum, num_silos, "lower least_silos there")
+
+
+def _check_min_count(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    min_count, run_min_count = policy.evaluation_min_count, run.config.evaluation_min_count
+    if min_count is None or run_min_count >= min_count or policy.evaluation == "none":
+        return None
+    return _refusal_text(
+        f"at least {counted(min_count, 'node')} behind each count of an evaluation",
+        f"a run with {run_min_count}",
+        f"let the server run with --evaluation-min-count {min_count}, or lower "
+        "evaluation_min_count there",
+    )
+
+
+def _check_rows(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    if not run.needs:
+        return None
+    for name, minimum, run_minimum in (
+        ("nodes", policy.rows.min_nodes, run.config.min_nodes_per_row),
+        ("silos", policy.rows.min_silos, run.config.min_silos_per_row),
     ):
-        if came < demanded:
-            flag = f"--min-{name}-per-row {demanded}"
-            return _line(
-                f"at least {demanded} {name} behind each row",
-                f"a run with {came}",
+        if run_minimum < minimum:
+            flag = f"--min-{name}-per-row {minimum}"
+            return _refusal_text(
+                f"at least {minimum} {name} behind each row",
+                f"a run with {run_minimum}",
                 f"let the server run with {flag}, or lower min_{name} there",
             )
     return None
 
 
-def _evaluation(policy: SiloPolicy, asked: AskedRun) -> str | None:
-    if policy.evaluate_clients != "participants" or asked.program.scoring.bounded:
+def _check_evaluation(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    if policy.evaluate_clients != "participants" or run.program.scoring.bounded:
         return None
-    return _line(
+    return _refusal_text(
         "only models that the silo trains from to be scored",
         "a run in which it scores those of rounds without it",
         "let the server run with --evaluate-clients participants or let all silos train, or write "
@@ -238,28 +246,30 @@ def _evaluation(policy: SiloPolicy, asked: AskedRun) -> str | None:
     )
 
 
-RULES: tuple[Callable[[SiloPolicy, AskedRun], str | None], ...] = (
-    _methods,
-    _kinds,
-    _rounds,
-    _silos,
-    _rows,
-    _min_count,
-    _evaluation,
-    _runs,
-    _runs_of_server,
-    _bytes,
+RULES: tuple[Callable[[SiloPolicy, ProposedRun], str | None], ...] = (
+    _check_methods,
+    _check_kinds,
+    _check_rounds,
+    _check_num_silos,
+    _check_rows,
+    _check_min_count,
+    _check_evaluation,
+    _check_runs,
+    _check_runs_of_server,
+    _check_bytes,
 )
 
 
-def _above(what: str, most: int | None, found: int, key: str, before: str = "") -> str | None:
-    if most is None or found <= most:
+def _limit_violation(
+    what: str, maximum: int | None, value: int, key: str, prefix: str = ""
+) -> str | None:
+    if maximum is None or value <= maximum:
         return None
-    return _line(f"at most {most:,} {what}", f"{before}{found:,}", f"raise {key} there")
+    return _refusal_text(f"at most {maximum:,} {what}", f"{prefix}{value:,}", f"raise {key} there")
 
 
-def _line(expected: str, got: str, mend: str) -> str:
-    return f"expected {expected} by this silo's {POLICY}, got {got}: {mend}, or leave the run"
+def _refusal_text(expected: str, got: str, remedy: str) -> str:
+    return f"expected {expected} by this silo's {POLICY}, got {got}: {remedy}, or leave the run"
 
 
 def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
@@ -270,14 +280,14 @@ def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
         digests: of what `--allow-code` names, by name.
     """
     for name, digest in digests.items() if policy.code is not None else ():
-        listed = (policy.code or {}).get(name)
-        if listed != digest:
+        listed_digest = (policy.code or {}).get(name)
+        if listed_digest != digest:
             raise ConfigError(
                 f"expected code that {POLICY} lists under [code], got {name} with "
                 + (
                     f"digest {digest}"
-                    if listed is None
-                    else f"digest {digest} in place of {listed}"
+                    if listed_digest is None
+                    else f"digest {digest} in place of {listed_digest}"
                 )
                 + f': write "{name}" = "{digest}" there once you have read it'
             )
@@ -324,19 +334,19 @@ def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
     return policy
 
 
-def described(policy: SiloPolicy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:
-    """Yield lines that say which rules hold, for the silo's people."""
-    plus = f"; --allow {','.join(allow)}" if allow else ""
+def describe_policy(policy: SiloPolicy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:
+    """Yield lines that describe the rules, for the silo's people."""
+    allow_text = f"; --allow {','.join(allow)}" if allow else ""
     if not has_file:
-        yield f"no {POLICY}: methods that send weights and counts only{plus}; no other limit"
+        yield f"no {POLICY}: methods that send weights and counts only{allow_text}; no other limit"
         return
-    yield f"{POLICY} holds, digest {policy.digest[:16]}{plus}"
+    yield f"{POLICY} holds, digest {policy.digest[:16]}{allow_text}"
     for key, value in asdict(policy).items():
         text = {None: "no limit", (): "none"}.get(value) if not isinstance(value, dict) else None
-        yield f"  {key}: {text or _shown(key, value)}"
+        yield f"  {key}: {text or _value_text(key, value)}"
 
 
-def _shown(key: str, value: Any) -> str:
+def _value_text(key: str, value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {n}" for name, n in value.items()) or "none"
     if isinstance(value, tuple):
@@ -415,10 +425,10 @@ def write_policy(folder: Path) -> Path:
     return path
 
 
-# --- What a silo holds a server's config to before it agrees to a run ----------------------------
+# --- Checks of a server's config before a silo agrees to a run -----------------------------------
 
 
-# What a server may ask a silo for, so that no config can hold it up or fill its memory.
+# Limits of a server's config, so that none can block a silo or fill its memory.
 MOST = {"threads": 256, "layers": 1000, "local_epochs": 10_000, "rounds": 1_000_000}
 MOST_OF_PARTS = {
     "model.hops": 1000,
@@ -445,40 +455,50 @@ PRIVATE = (
 OWN = (*PRIVATE, "options", "device", "block_size")  # that a silo sets, or reads apart
 
 
-def check_whole(told: Mapping[str, Any], config: ResolvedConfig) -> None:
+def check_complete_config(server_config: Mapping[str, Any], config: ResolvedConfig) -> None:
     """Raise `ConfigError` for a server's config that leaves a default or a reading to the silo.
 
     Both ends, and whoever reads what a silo agreed to, must mean the same by it.
     """
-    mine = resolved_values(config)
-    missing = [name for name in _left_out(told, mine) if name not in (*PRIVATE, "block_size")]
-    missing += _left_out(told.get("options", {}), mine["options"])
+    own_values = resolved_values(config)
+    missing = [
+        name
+        for name in _missing_names(server_config, own_values)
+        if name not in (*PRIVATE, "block_size")
+    ]
+    missing += _missing_names(server_config.get("options", {}), own_values["options"])
     if missing:
         raise ConfigError(
             f"expected a server's config with every default written out, got none of {missing[0]}"
         )
-    _check_read_alike({k: v for k, v in told.items() if k not in OWN}, mine)
-    _check_read_alike(told.get("options", {}), mine["options"])
+    _check_equal_values({k: v for k, v in server_config.items() if k not in OWN}, own_values)
+    _check_equal_values(server_config.get("options", {}), own_values["options"])
 
 
-def _check_read_alike(told: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def _check_equal_values(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a value that the silo reads as another one, as 2.0 for rounds."""
-    for name, value in told.items():
-        got, used = (json.dumps(each) for each in (value, mine.get(name)))
-        if got != used:  # as texts: 2.0 and true are no 2 and 1 there
-            raise ConfigError(f"expected {name} as it is used, {used}, got {shown(value)} (server)")
+    for name, value in server_values.items():
+        server_text, own_text = (json.dumps(item) for item in (value, own_values.get(name)))
+        if server_text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
+            raise ConfigError(
+                f"expected {name} as it is used, {own_text}, got {shown(value)} (server)"
+            )
 
 
-def _left_out(told: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """Return what is not told, or told as null where a silo has a value for that."""
-    absent = [name for name in mine if name not in told]
-    return absent + [n for n, v in mine.items() if n in told and told[n] is None and v is not None]
+def _missing_names(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> list[str]:
+    """Return the names that the server omits, or sends as null where the silo has a value."""
+    missing_names = [name for name in own_values if name not in server_values]
+    return missing_names + [
+        n
+        for n, v in own_values.items()
+        if n in server_values and server_values[n] is None and v is not None
+    ]
 
 
 def batches_of(config: RunConfig, options: Mapping[str, Any], silo: Silo) -> int:
     """Return how many batches a local epoch has at most, by the number of batches or their size."""
-    found = options.get("method.batches")
-    batches = found if isinstance(found, int) else 1
+    num_batches = options.get("method.batches")
+    batches = num_batches if isinstance(num_batches, int) else 1
     if config.batch_size is not None:
         batches = max(batches, -(-len(silo.graph.y) // config.batch_size))
     return batches
@@ -487,11 +507,11 @@ def batches_of(config: RunConfig, options: Mapping[str, Any], silo: Silo) -> int
 def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
     """Raise `ConfigError` for a run that is larger than a silo does for a server."""
     options, fields = parts.options, vars(config)
-    for name, most in (MOST | MOST_OF_PARTS).items():
-        found = options.get(name, fields.get(name))
-        if isinstance(found, int) and found > most:
-            shown = name.rpartition(".")[2]
-            raise ConfigError(f"expected {shown} of at most {most} at a silo, got {found}")
+    for name, maximum in (MOST | MOST_OF_PARTS).items():
+        value = options.get(name, fields.get(name))
+        if isinstance(value, int) and value > maximum:
+            short_name = name.rpartition(".")[2]
+            raise ConfigError(f"expected {short_name} of at most {maximum} at a silo, got {value}")
     steps = (config.local_epochs or 1) * batches_of(config, options, silo)
     if steps > MOST_STEPS:
         raise ConfigError(
@@ -500,26 +520,26 @@ def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
         )
     hidden = hidden_widths(config.hidden, config.layers)
     widths = silo.graph.num_features, *hidden, silo.num_classes
-    size = sum(inputs * outputs for inputs, outputs in pairwise(widths))
-    if size * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
+    num_weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    if num_weights * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
         raise ConfigError(
-            f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about {size:,}: "
-            "take a smaller hidden width, or fewer layers"
+            f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about "
+            f"{num_weights:,}: take a smaller hidden width, or fewer layers"
         )
     _check_embeddings(int(options.get("model.embedding") or 0), options, silo)
 
 
 def _check_embeddings(width: int, options: Mapping[str, Any], silo: Silo) -> None:
     """Raise `ConfigError` for rows of items, or embeddings of ratings, that fill the memory."""
-    shared = int(options.get("model.items") or 0) * (width + 1)
-    if shared > MOST_WEIGHTS:
+    table_size = int(options.get("model.items") or 0) * (width + 1)
+    if table_size > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a table of items of at most {MOST_WEIGHTS:,} weights at a silo, got "
-            f"{shared:,}: take fewer items (rows), or a smaller embedding"
+            f"{table_size:,}: take fewer items (rows), or a smaller embedding"
         )
     if width and isinstance(silo.graph.x, Tensor):
-        kept = width * int((silo.graph.x > 0).sum())  # a row for each user and item
-        if kept > MOST_IN_TABLES:
+        num_values = width * int((silo.graph.x > 0).sum())  # a row for each user and item
+        if num_values > MOST_IN_TABLES:
             raise ConfigError(
                 f"expected embeddings of at most {MOST_IN_TABLES:,} numbers at a silo, got more: "
                 "take a smaller embedding"

@@ -27,14 +27,14 @@ from silograph.core.text import counted
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
-    portable,
-    server_table,
-    told_of_code,
+    code_digests_for_silos,
+    portable_name,
+    server_ops,
 )
-from silograph.deploy.metrics import Figures, Watch, watching
+from silograph.deploy.metrics import Figures, RunMonitor, monitor_run
 from silograph.deploy.policy import PRIVATE
 from silograph.deploy.venue import (
-    Venue,
+    ServerSettings,
     check_update_norm,
     credentials,
     expected_silos,
@@ -49,7 +49,7 @@ from silograph.experiment.resolve.resolve import (
     can_score_participants,
     choose,
     resolve,
-    resolved_without_data,
+    resolve_without_data,
 )
 from silograph.experiment.resolve.run_program import most_work, program_of
 from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
@@ -59,7 +59,7 @@ from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.progress import Progress, Tracker
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
-from silograph.experiment.run.run import check_mode, go_on, restored, watched_by
+from silograph.experiment.run.run import check_mode, continue_training, make_trackers, restore_run
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import NUMERIC, check_identity, identity
 from silograph.federation.field_specs import (
@@ -94,15 +94,15 @@ if TYPE_CHECKING:
     from silograph.federation.session.hub import Joined
 
 
-# --- What a server that goes on must know of its silos; it stands in the result folder -----------
+# --- What a resumed server must know of its silos, a file of the result folder -------------------
 
 
 SESSION = "session.json"
 
 
 @dataclass(frozen=True)
-class Known:
-    """What a server that goes on must know of its silos.
+class SessionState:
+    """What a resumed server must know of its silos.
 
     Attributes:
         token: of the run, by which silos find their states.
@@ -115,38 +115,44 @@ class Known:
     nodes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def write_known(folder: Path, known: Known) -> bytes:
-    """Write what a server that goes on must know, and return what the file holds."""
-    silos = {name: key.hex() for name, key in known.keys.items()}
-    told = {"token": known.token.hex(), "silos": silos, "nodes": known.nodes}
-    data = (json.dumps(told, indent=2) + "\n").encode()
+def write_session(folder: Path, session: SessionState) -> bytes:
+    """Write the session state for a resumed server, and return the bytes of the file."""
+    silos = {name: key.hex() for name, key in session.keys.items()}
+    content = {"token": session.token.hex(), "silos": silos, "nodes": session.nodes}
+    data = (json.dumps(content, indent=2) + "\n").encode()
     write_atomic(folder / SESSION, data, private=True)  # a token lets others on
     return data
 
 
-def read_known(folder: Path) -> Known:
+def read_session(folder: Path) -> SessionState:
     """Return what `write_known` wrote; raise `CheckpointError` where it is missing or damaged."""
     check_regular(folder / SESSION)
     try:
-        told = json.loads((folder / SESSION).read_text(encoding="utf-8"))
-        keys = {name: bytes.fromhex(key) for name, key in told["silos"].items()}
-        nodes = {name: {use: int(n) for use, n in of.items()} for name, of in told["nodes"].items()}
-        known = Known(bytes.fromhex(told["token"]), keys, nodes)
+        content = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+        keys = {name: bytes.fromhex(key) for name, key in content["silos"].items()}
+        nodes = {
+            name: {count_name: int(n) for count_name, n in counts.items()}
+            for name, counts in content["nodes"].items()
+        }
+        session = SessionState(bytes.fromhex(content["token"]), keys, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"
         ) from None
-    for name, of in known.nodes.items():
-        if lacking := [use for use in (TRAIN, VAL, TEST, ROWS, EDGES) if use not in of]:
+    for name, counts in session.nodes.items():
+        if missing_counts := [
+            count_name for count_name in (TRAIN, VAL, TEST, ROWS, EDGES) if count_name not in counts
+        ]:
             raise CheckpointError(
-                f"expected numbers of {' and '.join(lacking)} of {name} in {folder / SESSION}, got "
-                "none: another version wrote it; resume with that one, or start the run anew"
+                f"expected numbers of {' and '.join(missing_counts)} of {name} in "
+                f"{folder / SESSION}, got none: another version wrote it; resume with that one, or "
+                "start the run anew"
             )
-    return known
+    return session
 
 
 # --- start messages ------------------------------------------------------------------------------
-# What a server and its silos tell each other before the first call, and what silos cannot run.
+# What a server and its silos exchange before the first call, and what silos cannot run.
 
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -156,16 +162,16 @@ UNCUT_ONLY = ("largest_component", "drop_edges", "local_bias")
 
 @checked_dataclass(frozen=True, config=STRICT)
 class Versions:
-    """What a silo tells when it attaches: versions of Python and packages, by name."""
+    """Sent by a silo when it attaches: versions of Python and packages, by name."""
 
     versions: dict[str, str]
 
 
 def read_versions(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return a silo's versions; raise `ConfigError` where it tells something else."""
-    own = {key: value for key, value in facts.items() if key not in AROUND}
-    told = checked(Versions, own, f"facts of {name}").versions
-    return {one_line(package): one_line(version) for package, version in told.items()}
+    """Return a silo's versions; raise `ConfigError` where they are invalid."""
+    version_facts = {key: value for key, value in facts.items() if key not in AROUND}
+    silo_versions = checked(Versions, version_facts, f"facts of {name}").versions
+    return {one_line(package): one_line(version) for package, version in silo_versions.items()}
 
 
 def check_device_name(device: str) -> None:
@@ -210,31 +216,35 @@ def start_facts(
     Args:
         config: of the run.
         schema: of all silos' data.
-        code: digests of users' code that the run needs, by name; see `told_of_code`.
+        code: digests of users' code that the run needs, by name; see `code_digests_for_silos`.
         hand_over: whether silos get the server's model when the run is over.
     """
-    named = {name: portable(getattr(config, name)) for name in ("method", "model")}
-    values = resolved_values(config) | named
-    told = {k: v for k, v in values.items() if k not in PRIVATE}
-    told["options"] = {k: v for k, v in told["options"].items() if k not in server_only(config)}
-    facts = {"config": told, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
+    portable_names = {name: portable_name(getattr(config, name)) for name in ("method", "model")}
+    values = resolved_values(config) | portable_names
+    config_values = {k: v for k, v in values.items() if k not in PRIVATE}
+    config_values["options"] = {
+        k: v for k, v in config_values["options"].items() if k not in server_only(config)
+    }
+    facts = {"config": config_values, "schema": dataclasses.asdict(schema), "hand_over": hand_over}
     return facts | ({"code": dict(code)} if code else {})
 
 
 def check_start(facts: Mapping[str, Any], schema: Schema) -> None:
-    """Raise `ConfigError` where a server says something else than `start_facts` of these data."""
-    odd = facts.keys() - {"config", "schema", "hand_over", "code"}
-    if odd:
+    """Raise `ConfigError` where a server's message differs from `start_facts` of these data."""
+    unknown_keys = facts.keys() - {"config", "schema", "hand_over", "code"}
+    if unknown_keys:
         raise ConfigError(
-            f"expected config, schema, hand_over and code of a server, got {min(odd)!r}, too: it "
-            "may be of another version"
+            f"expected config, schema, hand_over and code of a server, got {min(unknown_keys)!r}, "
+            "too: it may be of another version"
         )
     if type(facts.get("hand_over")) is not bool:
         raise ConfigError(f"expected whether silos get the model, got {facts.get('hand_over')!r}")
-    own = dataclasses.asdict(schema)
-    told, known = (json.dumps(s, sort_keys=True) for s in (facts.get("schema"), own))
-    if told != known:  # as texts: 3.0 and true are no 3 and 1 there
-        raise ConfigError(f"expected the schema of this silo's data, {own}, got another")
+    schema_values = dataclasses.asdict(schema)
+    server_schema, own_schema = (
+        json.dumps(s, sort_keys=True) for s in (facts.get("schema"), schema_values)
+    )
+    if server_schema != own_schema:  # as texts: 3.0 and true are no 3 and 1 there
+        raise ConfigError(f"expected the schema of this silo's data, {schema_values}, got another")
 
 
 def server_only(config: ResolvedConfig) -> set[str]:
@@ -252,53 +262,56 @@ LOG = logging.getLogger("silograph")
 
 def check_versions(silo: "Joined") -> None:
     """Raise `ConfigError` unless a silo has the server's silograph; warn of other differences."""
-    theirs, ours = read_versions(silo.name, silo.facts), versions()
-    if theirs.get("silograph") != ours["silograph"]:
+    silo_versions, server_versions = read_versions(silo.name, silo.facts), versions()
+    if silo_versions.get("silograph") != server_versions["silograph"]:
         raise ConfigError(
-            f"expected silograph {ours['silograph']} at {silo.name}, as at the server, got "
-            f"{theirs.get('silograph')}: install the same version"
+            f"expected silograph {server_versions['silograph']} at {silo.name}, as at the server, "
+            f"got {silo_versions.get('silograph')}: install the same version"
         )
     for name in NUMERIC:
-        if theirs.get(name) != ours.get(name):
+        if silo_versions.get(name) != server_versions.get(name):
             LOG.warning(
                 "%s has %s %s, the server %s: numbers may differ in the last bits",
                 silo.name,
                 name,
-                theirs.get(name),
-                ours.get(name),
+                silo_versions.get(name),
+                server_versions.get(name),
             )
 
 
 def read_nodes(
-    body: bytes | memoryview, known: Mapping[str, int] | None, what: str = "nodes"
+    body: bytes | memoryview, earlier_counts: Mapping[str, int] | None, what: str = "nodes"
 ) -> dict[str, int]:
-    """Return how many nodes a silo says that it has, by TRAIN, VAL, TEST, ROWS and EDGES.
+    """Return how many nodes a silo reports, by TRAIN, VAL, TEST, ROWS and EDGES.
 
     Args:
         body: of its answer to START.
-        known: what it has said before, if it has.
+        earlier_counts: those that it reported before, if any.
         what: what is judged: nodes or ratings.
 
     Raises:
-        ConfigError: it says none, or others than before.
+        ConfigError: they are missing, invalid or other than before.
     """
     try:
-        told = json.loads(bytes(body))["nodes"]
-        found = {name: told[name] for name in (TRAIN, VAL, TEST, ROWS, EDGES)}
+        answer = json.loads(bytes(body))["nodes"]
+        counts = {name: answer[name] for name in (TRAIN, VAL, TEST, ROWS, EDGES)}
     except (ValueError, KeyError, TypeError, RecursionError):
-        found = {}
-    most = {EDGES: MOST_EDGES}
-    good = all(type(n) is int and 0 <= n <= most.get(k, MOST_NODES) for k, n in found.items())
-    if not found or not good:
+        counts = {}
+    max_counts = {EDGES: MOST_EDGES}
+    are_valid = all(
+        type(n) is int and 0 <= n <= max_counts.get(k, MOST_NODES) for k, n in counts.items()
+    )
+    if not counts or not are_valid:
         raise ConfigError(
             f"expected numbers of training, validation and test {what} and of rows up to "
             f"{MOST_NODES:,}, and of edges, got {one_line(bytes(body[:200]))}"
         )
-    if known is not None and found != known:
+    if earlier_counts is not None and counts != earlier_counts:
         raise ConfigError(
-            f"expected {shown_nodes(known, what)} as at first, got {shown_nodes(found, what)}"
+            f"expected {shown_nodes(earlier_counts, what)} as at first, got "
+            f"{shown_nodes(counts, what)}"
         )
-    return found
+    return counts
 
 
 def shown_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
@@ -312,10 +325,10 @@ def shown_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
     return f"{train} training, {val} validation and {test} test {what} {of_all}"
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
     """Return what names are sorted by: numbers in them by their value.
 
-    >>> sorted(["silo_10", "silo_9"], key=natural)
+    >>> sorted(["silo_10", "silo_9"], key=natural_sort_key)
     ['silo_9', 'silo_10']
     """
     parts = re.findall(r"\d+|\D+", name)
@@ -333,21 +346,21 @@ UNKNOWN_KEYS = (
 @standard_numerics()
 def serve(
     config: RunConfig,
-    venue: Venue,
+    server_settings: ServerSettings,
     *,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
     report: EventCallback = log_event,
 ) -> Result:
-    """Train a federation of silos and return what came of it.
+    """Train a federation of silos and return its result.
 
     Args:
         config: of the run; what it says of cuts is not used, and `evaluation_min_count` is 5
             unless it says another.
-        venue: where silos attach.
+        server_settings: where silos attach.
         progress: as in `run`.
         trackers: as in `run`.
-        report: told of what happens; the first event names the address.
+        report: called with events; the first one names the address.
 
     Raises:
         SilographError: the config cannot be used, silos do not come or do not fit, or too few
@@ -356,46 +369,49 @@ def serve(
     check_mode(progress)
     need_packages()
     config = with_evaluate_clients(with_min_count(with_absolute_code(config)))
-    check_run(replace(config, clients=expected_silos(config, venue)[1]), venue)
+    check_run(replace(config, clients=expected_silos(config, server_settings)[1]), server_settings)
     check_selected(choose(config))
     config = without_part(config, "partition")  # how a simulation of it cuts its graph
     if config.out is not None:
         check_free(config.out)
     figures = Figures()
-    watched = watched_by(config, (figures, *trackers))
-    known = Known(secrets.token_bytes(16), {})
-    with _met(config, venue, known, progress, figures, report) as (meeting, watch):
-        setup = meeting.set_up()
-        start = first_snapshot(setup)
+    tracker_group = make_trackers(config, (figures, *trackers))
+    session = SessionState(secrets.token_bytes(16), {})
+    with _open_server(config, server_settings, session, progress, figures, report) as (
+        server_session,
+        monitor,
+    ):
+        setup = server_session.set_up()
+        first = first_snapshot(setup)
         folder = None
         if config.out is not None:
             folder = ResultFolder.create(config.out, setup, config, None)
-            folder.expect(SESSION, write_known(folder.path, meeting.known))
-            meeting.folder = folder
+            folder.record_digest(SESSION, write_session(folder.path, server_session.session_state))
+            server_session.folder = folder
         with closing(folder) if folder is not None else nullcontext():
-            watch.start(start.round)
-            return go_on(setup, folder, watch, start, [], watched, watch.say)
+            monitor.start(first.round)
+            return continue_training(setup, folder, monitor, first, [], tracker_group, monitor.say)
 
 
 @standard_numerics()
-def serve_again(
+def resume_server(
     path: str | os.PathLike[str],
-    venue: Venue,
+    server_settings: ServerSettings,
     *,
     trust: Trust = False,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
     report: EventCallback = log_event,
 ) -> Result:
-    """Go on with a run of silos whose server was interrupted, as if it had not been.
+    """Resume a run of silos whose server was interrupted, with identical results.
 
     Args:
         path: the run's result folder.
-        venue: where silos attach: the same ones, with their keys and their states.
+        server_settings: where silos attach: the same ones, with their keys and their states.
         trust: as in `resume`.
         progress: as in `run`.
         trackers: as in `run`.
-        report: told of what happens; the first event names the address.
+        report: called with events; the first one names the address.
 
     Raises:
         SilographError: there is no such run, silos do not come, or have other data or no state.
@@ -414,43 +430,53 @@ def serve_again(
         check_trusted(own_code(config), trust, target)
         check_code(about["code"], config)
         check_run(config)
-        known = read_known(target)
+        session = read_session(target)
         figures = Figures()
-        watched = watched_by(config, (figures, *trackers))
-        # Who takes part is known, whatever number was asked for.
-        venue, asked = replace(venue, silos=tuple(known.keys)), replace(config, clients=None)
-        with _met(asked, venue, known, progress, figures, report) as (meeting, watch):
-            meeting.folder = folder
-            setup = meeting.set_up()
+        tracker_group = make_trackers(config, (figures, *trackers))
+        # The silos are known, whatever number the config has.
+        server_settings, config_without_clients = (
+            replace(server_settings, silos=tuple(session.keys)),
+            replace(config, clients=None),
+        )
+        with _open_server(
+            config_without_clients, server_settings, session, progress, figures, report
+        ) as (
+            server_session,
+            monitor,
+        ):
+            server_session.folder = folder
+            setup = server_session.set_up()
             check_identity(about["same"], identity(setup), config)
-            snapshot, rows = restored(setup, folder, about["same"])
-            watch.start(snapshot.round)
-            return go_on(setup, folder, watch, snapshot, rows, watched, watch.say)
+            snapshot, rows = restore_run(setup, folder, about["same"])
+            monitor.start(snapshot.round)
+            return continue_training(
+                setup, folder, monitor, snapshot, rows, tracker_group, monitor.say
+            )
 
 
 @contextmanager
-def _met(
+def _open_server(
     config: RunConfig,
-    venue: Venue,
-    known: Known,
+    server_settings: ServerSettings,
+    session: SessionState,
     progress: str | Progress,
     figures: Figures,
     report: EventCallback,
-) -> Iterator[tuple["Meeting", Watch]]:
-    """Open the place where silos attach; when it closes, silos hear how the run ended."""
-    names, room = expected_silos(config, venue)
+) -> Iterator[tuple["ServerSession", RunMonitor]]:
+    """Open the server for silos; when it closes, silos receive how the run ended."""
+    names, num_silos = expected_silos(config, server_settings)
     limit = StrangerLimit(report)  # figures count all of them
-    board = Board(names or tuple(known.keys), room, both(figures.take, limit))
-    shown = watching(config.rounds, board, progress, figures, venue.metrics)
-    with torch_threads(config.threads), closing(limit), shown as watch:
-        config = replace(config, clients=room, partition=CUT)
-        meeting = Meeting(config, venue, known, names, watch)
+    board = Board(names or tuple(session.keys), num_silos, both(figures.take, limit))
+    monitor = monitor_run(config.rounds, board, progress, figures, server_settings.metrics)
+    with torch_threads(config.threads), closing(limit), monitor as run_monitor:
+        config = replace(config, clients=num_silos, partition=CUT)
+        server_session = ServerSession(config, server_settings, session, names, run_monitor)
         try:
-            yield meeting, watch
+            yield server_session, run_monitor
         except BaseException as error:
-            meeting.leave(error)
+            server_session.leave(error)
             raise
-        meeting.close("")
+        server_session.close("")
 
 
 def with_min_count(config: RunConfig) -> RunConfig:
@@ -471,79 +497,88 @@ def with_absolute_code(config: RunConfig) -> RunConfig:
 
 
 def with_evaluate_clients(config: RunConfig) -> RunConfig:
-    """Return the config that says who scores models: who trains from them, where that can be."""
+    """Return the config with `evaluate_clients`: `participants` where the method allows it."""
     if config.evaluate_clients is not None:
         return config
-    some = can_score_participants(choose(config))
-    return replace(config, evaluate_clients="participants" if some else "all")
+    by_participants = can_score_participants(choose(config))
+    return replace(config, evaluate_clients="participants" if by_participants else "all")
 
 
-def check_run(config: RunConfig, venue: Venue | None = None) -> None:
-    """Raise `ConfigError` for a run that silos, or this venue, cannot have; none is waited for."""
+def check_run(config: RunConfig, server_settings: ServerSettings | None = None) -> None:
+    """Raise `ConfigError` for a run that silos or this server cannot do, before waiting for any."""
     method = choose(config).method.part
     check_device_name(config.device)
     check_deployable(config, method)
     check_declared(config, method)
     check_model(config)
     at_silos = replace(without_part(config, "partition"), partition=CUT)
-    found = resolved_without_data(at_silos, device="cpu")
-    if venue is not None and found is not None:
-        program = program_of(found.config, found.schema, method, found.method_config)
-        check_update_norm(venue, program, config.method)
+    resolved = resolve_without_data(at_silos, device="cpu")
+    if server_settings is not None and resolved is not None:
+        program = program_of(resolved.config, resolved.schema, method, resolved.method_config)
+        check_update_norm(server_settings, program, config.method)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what silos are told of a run that failed: nothing that only the server knows."""
+    """Return the reason that silos receive for a failed run, without the server's internals."""
     if isinstance(error, KeyboardInterrupt):
         return "the server was interrupted"
     return str(error) if isinstance(error, SilographError) else type(error).__name__
 
 
-class Meeting:
-    """The server among its silos, from the first that attaches to the end of the run.
+class ServerSession:
+    """The server's side of a run, from the first silo that attaches to the end.
 
     Args:
         config: of the run; it has the number of silos.
-        venue: where they attach.
-        known: what is known of them from before.
+        server_settings: where they attach.
+        session: what is known of them from before.
         names: of them; None: whoever comes first.
-        watch: told of what happens.
+        monitor: receives events and rounds.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        venue: Venue,
-        known: Known,
+        server_settings: ServerSettings,
+        session: SessionState,
         names: tuple[str, ...] | None,
-        watch: Watch,
+        monitor: RunMonitor,
     ) -> None:
         from silograph.federation.session.hub import Hub
         from silograph.federation.session.identity import Register
 
-        room = config.clients
-        assert room is not None  # see `expected_silos`
-        certificate_and_key = credentials(venue)
-        keys = known.keys or known_keys(venue, names, room)
+        num_silos = config.clients
+        assert num_silos is not None  # see `expected_silos`
+        certificate_and_key = credentials(server_settings)
+        keys = session.keys or known_keys(server_settings, names, num_silos)
         self._config = config
-        self._venue = venue
-        self._token = known.token
-        self._watch = watch
-        self._report = watch.report
-        self._room = room
+        self._server_settings = server_settings
+        self._token = session.token
+        self._monitor = monitor
+        self._report = monitor.report
+        self._num_silos = num_silos
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
-        self._nodes = {name: dict(nodes) for name, nodes in known.nodes.items()}
-        self._judged = "nodes"  # or ratings, once the silos have said
-        self._start: Mapping[str, object] = {}  # what silos were told of the run, once they were
+        self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
+        self._judged = "nodes"  # or ratings, once the schema is known
+        self._start: Mapping[
+            str, object
+        ] = {}  # the facts that silos received with START, once they did
         self.folder: ResultFolder | None = None  # of the run, once there is one
-        self._register = Register(names, room, keys)
+        self._register = Register(names, num_silos, keys)
         self._hub: Hub = Hub(
-            venue.listen, self._register, self._token, certificate_and_key, room, self._report
+            server_settings.listen,
+            self._register,
+            self._token,
+            certificate_and_key,
+            num_silos,
+            self._report,
         )
-        if venue.certificate is not None and (line := describe_exposure(venue.certificate[1])):
+        if server_settings.certificate is not None and (
+            line := describe_exposure(server_settings.certificate[1])
+        ):
             self._report(Event(What.EXPOSED, note=line))
-        if keys is None and not venue.insecure:
+        if keys is None and not server_settings.insecure:
             self._report(Event(What.UNKNOWN_KEYS, note=UNKNOWN_KEYS))
         self._report(Event(What.LISTENING, address=self._hub.address))
 
@@ -553,37 +588,48 @@ class Meeting:
         Raises:
             ConfigError: silos are missing or do not fit.
         """
-        venue = self._venue
-        joined = self._all()
-        ids = venue.silos or tuple(sorted(joined, key=natural))
+        server_settings = self._server_settings
+        # Wait for all silos; their order decides the order of every sum.
+        joined_silos = self._wait_for_silos()
+        ids = server_settings.silos or tuple(sorted(joined_silos, key=natural_sort_key))
         for name in ids:
-            check_versions(joined[name])
+            check_versions(joined_silos[name])
         peers = {name: self._peers[name] for name in ids}
-        agreed, route = agree(peers, venue.seconds)
-        known = agreed.facts
-        schema = Schema(known.features, known.num_classes, known.task, known.class_names)
+        # Match the edges between silos, and agree on features and classes.
+        agreed, route = agree(peers, server_settings.seconds)
+        agreed_facts = agreed.facts
+        schema = Schema(
+            agreed_facts.features,
+            agreed_facts.num_classes,
+            agreed_facts.task,
+            agreed_facts.class_names,
+        )
         self._judged = "ratings" if schema.task == "rating" else "nodes"
-        resolved = resolve(self._config, schema, device="cpu", weighted=known.weighted)
+        # Resolve the run, and send every silo its config; each checks it against its policy.
+        resolved = resolve(self._config, schema, device="cpu", weighted=agreed_facts.weighted)
         config, method_config = replace(resolved.config, block_size=1), resolved.method_config
         method, schema = resolved.parts.method.part, resolved.schema
-        program = program_of(config, schema, method, method_config, hand_over=venue.hand_over)
-        check_update_norm(venue, program, config.method)
-        ops = server_table(program)
-        code = told_of_code(config, program)
-        self._start = start_facts(config, schema, code, hand_over=venue.hand_over)
+        program = program_of(
+            config, schema, method, method_config, hand_over=server_settings.hand_over
+        )
+        check_update_norm(server_settings, program, config.method)
+        ops = server_ops(program)
+        code = code_digests_for_silos(config, program)
+        self._start = start_facts(config, schema, code, hand_over=server_settings.hand_over)
         for peer in peers.values():
             peer.send(Type.START, facts_body(self._start))
         for name, peer in peers.items():
             try:
-                self._take_nodes(name, peer.answer(Type.DONE, venue.seconds))
+                self._record_node_counts(name, peer.answer(Type.DONE, server_settings.seconds))
             except (ConfigError, LostError) as error:
                 raise ConfigError(f"{name}: {error}") from None
+        # All silos have agreed: open the session.
         limits = Limits(
-            least=len(ids) if venue.least is None else venue.least,
-            seconds=venue.seconds,
-            patience=venue.rejoin,
+            least=len(ids) if server_settings.least is None else server_settings.least,
+            seconds=server_settings.seconds,
+            patience=server_settings.rejoin,
             failures=MOST_FAILURES,
-            update_norm=venue.update_norm,
+            update_norm=server_settings.update_norm,
             most_work=partial(most_work, config, method, method_config),
         )
         self._session = Session(
@@ -594,13 +640,13 @@ class Meeting:
             dtype=DTYPES[config.dtype],
             limits=limits,
             compiled=method_config.backend.compiled,
-            returned=self._returned,
+            returned=self._returned_peers,
             report=both(self._report, self._register.take),
             nodes=self._nodes,
         )
         session = self._session
-        self._watch.follow(lambda: session.ledger)
-        names = known.feature_names if config.features == "given" else ()
+        self._monitor.follow(lambda: session.ledger)
+        names = agreed_facts.feature_names if config.features == "given" else ()
         return Setup(
             config,
             resolved.parts,
@@ -614,17 +660,17 @@ class Meeting:
         )
 
     @property
-    def known(self) -> Known:
-        """What a server that goes on must know, once all silos are there."""
+    def session_state(self) -> SessionState:
+        """The session state for a resumed server, once all silos are there."""
         assert self._session is not None  # set up
         keys = self._register.keys
         ids = self._session.ids
         nodes = {name: self._nodes[name] for name in ids}
-        return Known(self._token, {name: keys[name] for name in ids}, nodes)
+        return SessionState(self._token, {name: keys[name] for name in ids}, nodes)
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
-        say_goodbye(self._there(), reason, self._report)
+        say_goodbye(self._attached_peers(), reason, self._report)
         self._hub.close()
         self._report(Event(What.ENDED, reason=reason or None))
 
@@ -642,58 +688,61 @@ class Meeting:
             self.close(reason_of(error))
 
     def _stop(self) -> None:
-        there = self._there()
-        say_stopping(there, self._report)
+        peers = self._attached_peers()
+        say_stopping(peers, self._report)
         self._hub.close()
-        waits = bool(there) or self.folder is not None  # else none has ever attached
+        waits = bool(peers) or self.folder is not None  # else none has ever attached
         self._report(Event(What.STOPPED, silos=None if waits else 0))
 
-    def _there(self) -> dict[str, Peer]:
+    def _attached_peers(self) -> dict[str, Peer]:
         """Return all silos that are attached, also those that are in no round yet."""
         peers = dict(self._peers if self._session is None else self._session.peers)
         for joined in self._hub.returned():
             peers[joined.name] = Peer(joined.name, joined.link, self._token)
         return peers
 
-    def _all(self) -> dict[str, "Joined"]:
-        """Return all silos once they are there."""
-        found: dict[str, Joined] = {}
-        until = time.monotonic() + self._venue.patience
+    def _wait_for_silos(self) -> dict[str, "Joined"]:
+        """Wait for all silos and return them."""
+        joined_by_name: dict[str, Joined] = {}
+        deadline = time.monotonic() + self._server_settings.patience
         while True:
-            found = {name: joined for name, joined in found.items() if joined.link.alive}
-            if len(found) == self._room:
-                return found
-            joined = self._hub.next(max(0.0, until - time.monotonic()))
+            joined_by_name = {
+                name: joined for name, joined in joined_by_name.items() if joined.link.alive
+            }
+            if len(joined_by_name) == self._num_silos:
+                return joined_by_name
+            joined = self._hub.next(max(0.0, deadline - time.monotonic()))
             if joined is None:
-                there = ", ".join(sorted(found)) or "none"
+                joined_names = ", ".join(sorted(joined_by_name)) or "none"
                 raise ConfigError(
-                    f"expected {counted(self._room, 'silo')} within {self._venue.patience:g} s, "
-                    f"got {len(found)} ({there}): start them with silograph silo"
+                    f"expected {counted(self._num_silos, 'silo')} within "
+                    f"{self._server_settings.patience:g} s, got {len(joined_by_name)} "
+                    f"({joined_names}): start them with silograph silo"
                 )
-            found[joined.name] = joined
+            joined_by_name[joined.name] = joined
             self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
 
-    def _take_nodes(self, name: str, told: bytes | memoryview) -> None:
-        """Remember how many nodes a silo has; raise `ConfigError` where it has said otherwise."""
-        known = self._nodes.get(name)
-        self._nodes[name] = read_nodes(told, known, self._judged)
-        if known is None:
+    def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
+        """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
+        earlier_counts = self._nodes.get(name)
+        self._nodes[name] = read_nodes(body, earlier_counts, self._judged)
+        if earlier_counts is None:
             line = f"{name} has {shown_nodes(self._nodes[name], self._judged)}"
             self._report(Event(What.NOTE, name, note=line))
 
-    def _returned(self) -> dict[str, Peer]:
+    def _returned_peers(self) -> dict[str, Peer]:
         """Return the silos that have attached again and are ready for calls."""
-        found = {}
+        returned_peers = {}
         for joined in self._hub.returned():
             peer = Peer(joined.name, joined.link, self._token)
             try:
                 check_versions(joined)
-                self._take_nodes(
-                    joined.name, peer.ask(Type.START, self._start, self._venue.seconds)
+                self._record_node_counts(
+                    joined.name, peer.ask(Type.START, self._start, self._server_settings.seconds)
                 )
             except (ConfigError, LostError) as error:
                 self._report(Event(What.UNFIT, joined.name, reason=str(error)))
                 peer.dismiss(str(error))
                 continue
-            found[joined.name] = peer
-        return found
+            returned_peers[joined.name] = peer
+        return returned_peers

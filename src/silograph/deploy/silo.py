@@ -21,16 +21,16 @@ from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
     NO_POLICY,
     PRIVATE,
-    AskedRun,
+    ProposedRun,
     SiloPolicy,
     check_code,
+    check_complete_config,
     check_size,
-    check_whole,
-    described,
-    refusal,
+    describe_policy,
+    why_refused,
 )
 from silograph.deploy.server import check_deployable, check_device_name, check_start
-from silograph.deploy.silo_result import SiloRun, check_new, folder_of, write_result
+from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
 from silograph.deploy.venue import read_roots, read_secrets
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.cutting import client_block, scale_line
@@ -138,8 +138,8 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
     while calls < MOST_CALLS and len(steps) <= program.rounds:
         steps.append(program.steps(len(steps)))
         calls += sum(1 for _ in calls_of(steps[-1]))
-    up = [sent_sizes(each, extent, program.state) for each in steps]
-    down = [received_sizes(each, extent, program.state) for each in steps]
+    up = [sent_sizes(step, extent, program.state) for step in steps]
+    down = [received_sizes(step, extent, program.state) for step in steps]
     kinds = sorted({kind for sizes in up for kind in sizes})
     rows = [_row(str(kind), [sizes.get(kind, ZERO) for sizes in up]) for kind in kinds]
     received = _row(RECEIVED, [total(iter(sizes.values())) for sizes in down])
@@ -149,8 +149,8 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
 
 def _row(name: str, sizes: Sequence[SizeBound]) -> PlanRow:
     at = [number for number, size in enumerate(sizes) if size != ZERO]
-    each = max(sizes, key=lambda size: float("inf") if size.most is None else size.most)
-    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, each, total(iter(sizes)))
+    largest = max(sizes, key=lambda size: float("inf") if size.most is None else size.most)
+    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, largest, total(iter(sizes)))
 
 
 def lines_of(
@@ -168,23 +168,24 @@ def lines_of(
         rows: what sends rows of single nodes, by the names that `--allow` takes.
     """
     yield f"this run sends to {to}"
-    single = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
-    yield f"({single}; {counted(silos, 'silo')}, as the server says)"
+    rows_text = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
+    yield f"({rows_text}; {counted(silos, 'silo')}, as the server says)"
     yield _cells("kind", "rounds", "in a round", "in all")
-    shown = SizeBound(hello, hello)
-    yield _cells("hello", "sent already", "", _size(shown))
+    hello_size = SizeBound(hello, hello)
+    yield _cells("hello", "sent already", "", _size(hello_size))
     for row in plan.sent:
         yield _cells(row.name, _rounds(row), _size(row.each), _size(row.whole))
-    yield _cells("all of it", "", "", _size(plan.whole + shown))
+    yield _cells("all of it", "", "", _size(plan.whole + hello_size))
     yield "(without its name, key and versions, and figures of work)"
-    got = plan.received
-    yield _cells(RECEIVED, _rounds(got), _size(got.each), _size(got.whole))
+    received = plan.received
+    yield _cells(RECEIVED, _rounds(received), _size(received.each), _size(received.whole))
     if plan.rounds < rounds:
         yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
 
 
-def _cells(name: str, rounds: str, each: str, whole: str) -> str:
-    return f"{name:<13} {rounds:<13} {each:>16} {whole:>15}".rstrip()  # a blank between any two
+def _cells(name: str, rounds: str, per_round: str, total: str) -> str:
+    # The blanks separate cells that are wider than their column.
+    return f"{name:<13} {rounds:<13} {per_round:>16} {total:>15}".rstrip()
 
 
 def _rounds(row: PlanRow) -> str:
@@ -205,17 +206,17 @@ def facts_of(plan: RunPlan) -> Mapping[str, int | None]:
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """What a silo holds and does with it when the server asks.
+    """The data of a silo, and what it does with them when the server calls.
 
     Attributes:
         silo: its data.
-        secrets: what it shares with each silo that its edges lead to.
+        secrets: shared with each silo that its edges lead to.
         device: where it computes; None is what the server's config says.
-        report: told of what concerns the silo's own people only.
+        report: called with events for the silo's own people only.
         allow: what the silo agrees to besides weights and counts: methods by name, `collect`, and
             `items`, shared rows of items.
         code: code of users that the silo allowed.
-        out: folder for what a run has come to.
+        out: folder for the result of a run.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.
         policy: what the silo agrees to.
         server: what its own people call the server.
@@ -249,20 +250,25 @@ class OwnData:
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
-        """Return what a silo makes of the server's config; see `Holder`.
+        """Check the server's config and prepare the silo's block and program; see `Holder`.
 
         Raises:
-            SilographError: the config is none, or cannot be used here or with these data.
+            SilographError: the config is missing, or cannot be used here or with these data.
         """
-        told = facts.get("config")
-        if not isinstance(told, dict):
+        server_config = facts.get("config")
+        if not isinstance(server_config, dict):
             raise ConfigError("expected the server's config, got none")
-        config = make_config({k: v for k, v in told.items() if k not in PRIVATE}, source="server")
+        # Read the server's config: method and model only from code that this silo allows.
+        config = make_config(
+            {k: v for k, v in server_config.items() if k not in PRIVATE}, source="server"
+        )
         self.code.check(facts.get("code"))
         method = self.code.method(config.method, facts.get("code"))
         ratings = self.silo.graph.task == "rating"
-        config = with_default_model(config, ratings=ratings, method=method)  # see `check_whole`
+        # `check_complete_config` refuses a server's config that has no model.
+        config = with_default_model(config, ratings=ratings, method=method)
         make = self.code.model(config.model or "", facts.get("code"))
+        # Refuse what silos cannot run, or what is too large, before any work.
         check_deployable(config, method)
         silo = featured(self.silo, config.features)
         check_size(config, choose_parts(config, method), silo)
@@ -270,32 +276,45 @@ class OwnData:
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         # Whether other silos have weights is in the config: the server has resolved the rule.
         resolved = resolve(config, schema, choose(config, method), make, weighted=True)
-        written, method_config = resolved.config, resolved.method_config
+        resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
-        silo = silo_with_edges(silo, written.edge_weights)
-        weighed = check_edge_weights(config, written, method, method_config.model, self.silo)
-        check_whole(told, written)
+        silo = silo_with_edges(silo, resolved_config.edge_weights)
+        edge_weights_line = check_edge_weights(
+            config, resolved_config, method, method_config.model, self.silo
+        )
+        # The resolved config must be that of the server, with no default left to this silo.
+        check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
-        gives: bool = facts["hand_over"]
+        hands_over_model: bool = facts["hand_over"]
         rules = dataclasses.replace(method_config.count_rules, level=self.policy.evaluation)
         method_config = dataclasses.replace(method_config, count_rules=rules)
-        program = program_of(written, schema, method, method_config, hand_over=gives)
+        # Derive the program, and check what it would send against the silo's policy.
+        program = program_of(
+            resolved_config, schema, method, method_config, hand_over=hands_over_model
+        )
         self.code.check_ops(program)
-        block = client_block(silo, written, dtype)
+        block = client_block(silo, resolved_config, dtype)
         plan = plan_of(program, extent_of(block))
-        needs = beyond_weights(written, method, method_config)
-        self.check_policy(AskedRun(written, program, needs, self.allow), plan, audit)
+        needs = beyond_weights(resolved_config, method, method_config)
+        self.check_policy(ProposedRun(resolved_config, program, needs, self.allow), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
-        note = agreed_note(method, program, gives=gives)
+        # From here on the run is agreed to: prepare the data, and describe the run to people.
+        note = agreed_note(method, program, hands_over_model=hands_over_model)
         block = block.to(resolved.device, dtype)
-        run = SiloRun(silo, written, method, method_config, block)
-        specs = sum_specs(written, schema.num_features, method)
-        to, silos = self.server, written.clients
-        lines = lines_of(plan, written.rounds, audit.hello, to, silos, needs)
-        remarks = _remarks(silo, block, written, summed=FEATURES in specs)
-        shown = tuple(line for line in (*lines, weighed, *remarks) if line is not None)
-        agreed = {"method": method.name, "rounds": written.rounds, "silos": written.clients}
+        run = SiloRun(silo, resolved_config, method, method_config, block)
+        specs = sum_specs(resolved_config, schema.num_features, method)
+        receiver, silos = self.server, resolved_config.clients
+        lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
+        remarks = _data_warnings(silo, block, resolved_config, summed=FEATURES in specs)
+        all_lines = tuple(
+            line for line in (*lines, edge_weights_line, *remarks) if line is not None
+        )
+        agreed = {
+            "method": method.name,
+            "rounds": resolved_config.rounds,
+            "silos": resolved_config.clients,
+        }
         agreed |= {"most_bytes": facts_of(plan)}
         course, nodes = Course(program), nodes_of(block)
         return Prepared(
@@ -306,15 +325,15 @@ class OwnData:
             nodes,
             note,
             partial(self.keep, run),
-            shown,
+            all_lines,
             {**agreed, "nodes": nodes},
-            written.method in needs,
+            resolved_config.method in needs,
             method.own_weights is not None,
             BlockInState(block, silo, self.note) if specs else None,
         )
 
     def note(self, line: str) -> None:
-        """Tell the silo's own people a line."""
+        """Report a line to the silo's own people."""
         self.report(Event(What.NOTE, self.silo.name, note=line))
 
     def on_device(self, config: RunConfig) -> RunConfig:
@@ -328,27 +347,27 @@ class OwnData:
         check_device_name(config.device)
         return config
 
-    def check_policy(self, asked: AskedRun, plan: RunPlan, audit: RunAudit) -> None:
+    def check_policy(self, run: ProposedRun, plan: RunPlan, audit: RunAudit) -> None:
         """Raise `ConfigError` for a run that the silo's policy does not allow.
 
         Args:
-            asked: the run.
+            run: the run.
             plan: what it would send.
             audit: what has been sent, and how many runs there were.
         """
         runs, of_server = audit.others
-        asked = dataclasses.replace(
-            asked,
+        run = dataclasses.replace(
+            run,
             sent=audit.sent,
             least=plan.first.least,
             runs=runs,
             runs_of_server=of_server,
         )
-        if (line := refusal(self.policy, asked)) is not None:
+        if (line := why_refused(self.policy, run)) is not None:
             raise ConfigError(line)
 
     def keep(self, run: SiloRun, outcome: Outcome) -> None:
-        """Write down what a run has come to; see `Prepared`."""
+        """Write the result of a run; see `Prepared`."""
         folder = self.out
         if folder is None and self.results is not None:
             folder = folder_of(self.results, run, outcome)
@@ -364,10 +383,10 @@ class OwnData:
         self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
 
 
-def _remarks(
+def _data_warnings(
     silo: Silo, block: ClientBlock, config: ResolvedConfig, *, summed: bool
 ) -> Iterator[str | None]:
-    """Yield what a silo's people should know of their data in this run.
+    """Yield warnings about a silo's data in this run.
 
     Args:
         silo: its data as the run uses them.
@@ -380,37 +399,38 @@ def _remarks(
     yield None if summed else narrowing_line(silo, block, config.normalize)
 
 
-def agreed_note(method: Method, program: Program, *, gives: bool) -> str:
-    """Return what a silo's people read of a run that it has agreed to.
+def agreed_note(method: Method, program: Program, *, hands_over_model: bool) -> str:
+    """Return the note for a silo's people on a run that it has agreed to.
 
     Args:
         method: of the run.
         program: what the run calls.
-        gives: whether silos get the server's model.
+        hands_over_model: whether silos get the server's model.
     """
     return (
         f"agreed to {method.name}, {counted(program.rounds, 'round')}: answers have "
-        f"{', '.join(kinds_sent(program))}" + ("" if gives else "; the server keeps its model")
+        f"{', '.join(kinds_sent(program))}"
+        + ("" if hands_over_model else "; the server keeps its model")
     )
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:
     """Return how many nodes, or ratings, of a silo train, validate and test, and its size.
 
-    Rows and edges with the halo's bound its work; with them a server learns what the work that
-    replies report tells it anyway.
+    Rows and edges, those of the halo included, bound the silo's work. A server could also infer
+    them from the work that replies report.
     """
-    val = judges_of(block).truth.val
+    is_validation = judges_of(block).truth.val
     return {
         TRAIN: int(block.num_train[0]),
-        VAL: int(val.sum()),
-        TEST: int((~val).sum()),
+        VAL: int(is_validation.sum()),
+        TEST: int((~is_validation).sum()),
         ROWS: int(block.off[-1]) + int(block.halo.off[-1]),
         EDGES: block.adj.nnz + block.halo.adj.nnz,
     }
 
 
-def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
+def parse_allowed_methods(text: str | None, code: AllowedCode | None = None) -> tuple[str, ...]:
     """Return the names of a list such as `label_guided,collect,own.py:METHOD`.
 
     Args:
@@ -418,19 +438,19 @@ def read_allowed(text: str | None, code: AllowedCode | None = None) -> tuple[str
         code: that the silo allowed.
 
     Raises:
-        ConfigError: one of them is none of a method, nor `collect` or `items`.
+        ConfigError: a name that is neither a method, `collect` nor `items`.
     """
     names = () if text is None else split_names([text])
-    own = () if code is None else code.methods
-    known = dict.fromkeys((*BESIDES, *METHODS, *own))
+    own_methods = () if code is None else code.methods
+    allowed_names = dict.fromkeys((*BESIDES, *METHODS, *own_methods))
     for name in names:
-        lookup(known, name, "method to allow")
+        lookup(allowed_names, name, "method to allow")
     return names
 
 
 @dataclass(frozen=True)
 class Attendance:
-    """How a silo meets its server; nothing of it decides a number.
+    """How a silo connects to its server; no setting here changes a number.
 
     Attributes:
         server: HOST:PORT.
@@ -469,13 +489,15 @@ class Attendance:
 
 
 @standard_numerics()
-def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> str | None:
+def take_part_in_run(
+    data: Silo, attendance: Attendance, report: EventCallback = log_event
+) -> str | None:
     """Take part in one run; return None, or why the run failed.
 
     Args:
         data: what the silo holds.
-        how: where the server is.
-        report: told of what happens.
+        attendance: where the server is.
+        report: called with events.
 
     Raises:
         ConfigError: the server refused the silo or cannot be reached, a file cannot be used, or
@@ -484,32 +506,43 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     need_packages()
     from silograph.federation.session.attach import take_part
 
-    secrets = read_secrets(data, how.secret)
-    if how.out is not None:
-        left = () if how.state is None else runs_left(how.state)
-        check_new(how.out, [run_name(token) for token in left])
-    policy = NO_POLICY if how.policy is None else how.policy
-    check_code(policy, {source.name: source.digest for source in how.code.sources.values()})
-    roots = read_roots(how.ca, insecure=how.insecure)
+    secrets = read_secrets(data, attendance.secret)
+    if attendance.out is not None:
+        unfinished_runs = () if attendance.state is None else runs_left(attendance.state)
+        check_result_folder(attendance.out, [run_name(token) for token in unfinished_runs])
+    policy = NO_POLICY if attendance.policy is None else attendance.policy
+    check_code(policy, {source.name: source.digest for source in attendance.code.sources.values()})
+    roots = read_roots(attendance.ca, insecure=attendance.insecure)
     authority = "none: without TLS" if roots is None else digest_of(roots)
-    server = f"{how.server} (authority {authority if roots is None else authority[:16]})"
-    own = OwnData(data, secrets, how.device, report, how.allow, how.code, how.out, how.results)
-    own = dataclasses.replace(own, policy=policy, server=server)
-    about = {"server": how.server, "authority": authority, "policy": policy.digest}
-    about["silograph"] = versions()["silograph"]
+    server = f"{attendance.server} (authority {authority if roots is None else authority[:16]})"
+    own_data = OwnData(
+        data,
+        secrets,
+        attendance.device,
+        report,
+        attendance.allow,
+        attendance.code,
+        attendance.out,
+        attendance.results,
+    )
+    own_data = dataclasses.replace(own_data, policy=policy, server=server)
+    session_facts = {"server": attendance.server, "authority": authority, "policy": policy.digest}
+    session_facts["silograph"] = versions()["silograph"]
     try:
         with (
-            nullcontext() if how.state is None else held(how.state),
-            open_audit(how.audit, about) as (audit, found),
+            nullcontext() if attendance.state is None else held(attendance.state),
+            open_audit(attendance.audit, session_facts) as (audit, audit_note),
         ):
-            for line in (*_rules(data, how), *([found] if found else [])):
+            for line in (*_policy_lines(data, attendance), *([audit_note] if audit_note else [])):
                 report(Event(What.NOTE, data.name, note=line))
-            silo = _attaching(own, how, roots, audit)
-            for line in _exposures(how):
+            silo = _make_attaching(own_data, attendance, roots, audit)
+            for line in _exposure_lines(attendance):
                 report(Event(What.EXPOSED, data.name, note=line))
             reason = audit.to_end(lambda: take_part(silo) or None)
-            if how.audit is not None:
-                report(Event(What.NOTE, data.name, note=f"{how.audit} ends with {audit.head}"))
+            if attendance.audit is not None:
+                report(
+                    Event(What.NOTE, data.name, note=f"{attendance.audit} ends with {audit.head}")
+                )
     except SilographError as error:
         report(Event(What.ENDED, data.name, reason=str(error)))
         raise
@@ -517,46 +550,56 @@ def attend(data: Silo, how: Attendance, report: EventCallback = log_event) -> st
     return reason
 
 
-def _rules(data: Silo, how: Attendance) -> Iterator[str]:
+def _policy_lines(data: Silo, attendance: Attendance) -> Iterator[str]:
     """Yield lines on what a silo allows, for its people to read before it connects."""
-    shown = data if data.graph.num_features else featured(data, "constant")
-    yield from how.code.lines(schema_of(shown.graph))
-    has_file = how.policy is not None
-    yield from described(how.policy or NO_POLICY, has_file=has_file, allow=how.allow)
+    silo = data if data.graph.num_features else featured(data, "constant")
+    yield from attendance.code.lines(schema_of(silo.graph))
+    has_file = attendance.policy is not None
+    yield from describe_policy(
+        attendance.policy or NO_POLICY, has_file=has_file, allow=attendance.allow
+    )
 
 
-def _exposures(how: Attendance) -> Iterator[str]:
+def _exposure_lines(attendance: Attendance) -> Iterator[str]:
     """Yield lines on secret files and folders of a silo that other users can read."""
-    secrets = [] if how.secret is None else [how.secret]
-    if how.secret is not None and how.secret.is_dir():
+    secrets = [] if attendance.secret is None else [attendance.secret]
+    if attendance.secret is not None and attendance.secret.is_dir():
         # Whether others can list the names does not matter, only what the files hold.
-        secrets = sorted(path for path in how.secret.iterdir() if path.is_file())
-    for path in (how.key, *secrets, *([] if how.state is None else [how.state])):
-        if (line := describe_exposure(path)) is not None:
-            yield line
+        secrets = sorted(path for path in attendance.secret.iterdir() if path.is_file())
+    for path in (
+        attendance.key,
+        *secrets,
+        *([] if attendance.state is None else [attendance.state]),
+    ):
+        if (warning := describe_exposure(path)) is not None:
+            yield warning
 
 
-def _attaching(own: OwnData, how: Attendance, roots: bytes | None, audit: Audit) -> "Attaching":
-    """Return who attaches, and where."""
+def _make_attaching(
+    own_data: OwnData, attendance: Attendance, roots: bytes | None, audit: Audit
+) -> "Attaching":
+    """Return the settings with which the silo attaches to the server."""
     from silograph.federation.session.attach import Attaching
     from silograph.federation.session.identity import SiloKey, check_name
 
-    name = own.silo.name
+    name = own_data.silo.name
 
     def make_worker(token: bytes) -> Responder:
-        folder = None if how.state is None else how.state / token.hex()
-        store = StateStore(folder, silo_fingerprint(own.silo))
-        bounds = own.policy.bounds
-        return Responder(token, how.code.ops, own, store, own.report, name, audit, bounds)
+        folder = None if attendance.state is None else attendance.state / token.hex()
+        store = StateStore(folder, silo_fingerprint(own_data.silo))
+        bounds = own_data.policy.bounds
+        return Responder(
+            token, attendance.code.ops, own_data, store, own_data.report, name, audit, bounds
+        )
 
     return Attaching(
         name=check_name(name),
-        key=SiloKey.load(how.key),
+        key=SiloKey.load(attendance.key),
         facts={"versions": versions()},
-        server=how.server,
+        server=attendance.server,
         roots=roots,
         make_worker=make_worker,
-        patience=how.patience,
-        report=own.report,
-        waits=how.waits,
+        patience=attendance.patience,
+        report=own_data.report,
+        waits=attendance.waits,
     )

@@ -78,40 +78,40 @@ class SiloRun:
 
 
 def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
-    """Return the folder of a run among the silo's results: the same one if it is told again."""
+    """Return the folder of a run among the silo's results; it depends on the run only."""
     return results / f"{in_path(run.method.name)}-{outcome.run[:16]}"
 
 
-def check_new(folder: Path, runs: Collection[str] = ()) -> None:
+def check_result_folder(folder: Path, runs: Collection[str] = ()) -> None:
     """Raise `ConfigError` for a folder that has something already; nothing is overwritten.
 
-    What a silo has left that was killed while it wrote is begun anew. The result of one of `runs`,
-    which are not over, may be there: the server tells it once more.
+    Files of a silo that was killed while it wrote are overwritten. The result of one of `runs`,
+    which are not over, may exist: the server sends it again.
     """
-    if not os.path.lexists(folder) or _result_in(folder).get("run") in runs:
+    if not os.path.lexists(folder) or _read_result(folder).get("run") in runs:
         return
-    found = (
+    file_names = (
         {path.name.removesuffix(".partial") for path in folder.iterdir()}
         if folder.is_dir()
         else {""}
     )
-    if not found <= {MODEL, RECOMMENDER, REPORT}:
+    if not file_names <= {MODEL, RECOMMENDER, REPORT}:
         raise ConfigError(
             f"expected a folder for the result that does not exist yet, got {folder}: choose "
             "another --result, nothing was overwritten"
         )
 
 
-def is_written(folder: Path, outcome: Outcome) -> bool:
-    """Whether a folder has this result already, as after a server that told it twice.
+def has_result(folder: Path, outcome: Outcome) -> bool:
+    """Whether a folder has this result already, as after a server that sent it twice.
 
     Raises:
         ConfigError: it has another one.
     """
     if not os.path.lexists(folder / RESULT):
         return False
-    found = _result_in(folder)
-    if (found.get("run"), found.get("best_round")) != (outcome.run, outcome.round):
+    result = _read_result(folder)
+    if (result.get("run"), result.get("best_round")) != (outcome.run, outcome.round):
         raise ConfigError(f"expected no other result in {folder}, got one: nothing was overwritten")
     return True
 
@@ -122,26 +122,26 @@ def _check_holds_own(folder: Path, run: SiloRun, outcome: Outcome) -> None:
     It has no model of the silo's own, and now there is one in the state, which is dropped else.
     """
     has_own = run.method.own_weights is not None and outcome.state is not None
-    if has_own and not _result_in(folder).get("took_part"):
+    if has_own and not _read_result(folder).get("took_part"):
         raise ConfigError(
             f"expected a result with this silo's own model in {folder}, got one without: nothing "
             "was overwritten; the silo's states of the run stay where they are"
         )
 
 
-def _result_in(folder: Path) -> dict[str, Any]:
-    """Return what the result in a folder says; nothing where there is none that can be read."""
+def _read_result(folder: Path) -> dict[str, Any]:
+    """Return the content of result.json in a folder; {} if it is missing or damaged."""
     check_regular(folder / RESULT)
     try:
-        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
-    """Write what a silo keeps of a run that is over; see `is_written`."""
-    if is_written(folder, outcome):
+    """Write a silo's result of a finished run; see `is_written`."""
+    if has_result(folder, outcome):
         _check_holds_own(folder, run, outcome)
         return
     make_private(folder)
@@ -182,18 +182,18 @@ def preprocessing_of(run: SiloRun, outcome: Outcome) -> Preprocessing:
     statistics, mean, config = None, None, run.config
     if config.normalize == "standard_client":
         statistics = run.block.sums[FEATURES].own_statistics().of_client(0)
-    needed = [FEATURES] if config.normalize == "standard" else []
-    needed += [EDGE_WEIGHTS] if config.edge_weights == "scale" else []
-    fitted = statistics_in(outcome.state or outcome.latest) if needed else {}
-    if not fitted.keys() >= {*needed}:
+    statistic_names = [FEATURES] if config.normalize == "standard" else []
+    statistic_names += [EDGE_WEIGHTS] if config.edge_weights == "scale" else []
+    statistics_by_name = statistics_in(outcome.state or outcome.latest) if statistic_names else {}
+    if not statistics_by_name.keys() >= {*statistic_names}:
         raise ConfigError(
             "expected the means and deviations of the run in this silo's state, got no state: "
             "the result is not written, because the model cannot be used without them"
         )
     if config.normalize == "standard":
-        statistics = fitted[FEATURES]
+        statistics = statistics_by_name[FEATURES]
     if config.edge_weights == "scale":
-        mean = float(fitted[EDGE_WEIGHTS].mean)
+        mean = float(statistics_by_name[EDGE_WEIGHTS].mean)
     names = run.silo.feature_names
     return Preprocessing(
         config.features, config.normalize, names, config.edge_weights, statistics, mean
@@ -207,9 +207,9 @@ def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | Non
         return (server, "server") if server else (None, None)
     if outcome.state is None or (server_has_model(run) and not server):
         return None, None
-    mine = own_weights(run.method, run.method_config, server, [outcome.state])
-    assert mine is not None  # the method has such weights
-    return client_weights(run.method_config.model.weight_shapes, mine, 0), "own"
+    own_params = own_weights(run.method, run.method_config, server, [outcome.state])
+    assert own_params is not None  # the method has such weights
+    return client_weights(run.method_config.model.weight_shapes, own_params, 0), "own"
 
 
 def server_has_model(run: SiloRun) -> bool:
@@ -219,7 +219,7 @@ def server_has_model(run: SiloRun) -> bool:
 
 
 def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, Any]:
-    """Return what result.json says."""
+    """Return the content of result.json."""
     split, model = run.block.split, run.method_config.model
     state, views = scored_state(run, outcome)
     sizes = rating_sizes(kinds(run.block.x)) if model.task == "rating" else None
@@ -265,30 +265,31 @@ def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, ScoredVi
     if state is not None and run.method_config.received == "all":
         if not outcome.weights:
             return state, views
-        plain = replace(run.method_config, sent=PLAIN_WEIGHTS)  # the final model travels exactly
-        state, _ = judge_server(plain, run.block, state, outcome.weights, Key.of(0))
+        # The final model is sent without rounding.
+        exact_config = replace(run.method_config, sent=PLAIN_WEIGHTS)
+        state, _ = judge_server(exact_config, run.block, state, outcome.weights, Key.of(0))
     return state, {"server": "server", **views}
 
 
 def scores_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, dict[str, Any]]:
     """Return the silo's own scores of `val` and `test` by view; none if it has no such state."""
-    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    scores_by_part: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     if state is None:
-        return found
+        return scores_by_part
     task = task_of(run.method_config.model.task)
     for view, whose in views.items():
         counts = counts_left(run.method_config, run.block, state, whose)
         for part in PARTS:
             scores = task.scores(counts, part)
             if scores is not None:
-                found[part][view] = _of_one(scores, run.config.metric)
-    return found
+                scores_by_part[part][view] = _without_client_means(scores, run.config.metric)
+    return scores_by_part
 
 
 def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, Any]:
-    """Return test scores of each class, for which one test nodes were taken, and the largest class.
+    """Return test scores of each class, the confusion matrix, and scores of the largest class.
 
-    In the view that picks the round. The matrix is worked out from labels and predictions of single
+    In the view that picks the round. The matrix is computed from labels and predictions of single
     nodes, and stays here.
     """
     cfg, names = run.method_config, list(run.silo.class_names)
@@ -306,10 +307,12 @@ def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[st
         "by_class": [{"class": n, **vars(s)} for n, s in zip(names, scores, strict=True)],
         "confusion": None if matrix is None else matrix.tolist(),
         "baseline": constant
-        and {"name": task.constant, "scores": _of_one(constant, run.config.metric)},
+        and {"name": task.constant, "scores": _without_client_means(constant, run.config.metric)},
     }
 
 
-def _of_one(scores: Mapping[str, float | None], metric: str) -> dict[str, float | None]:
+def _without_client_means(
+    scores: Mapping[str, float | None], metric: str
+) -> dict[str, float | None]:
     """Return scores without means over clients, for a silo is one; `metric` of the run stays."""
     return {n: v for n, v in scores.items() if n == metric or not n.endswith(OF_CLIENTS)}

@@ -10,7 +10,7 @@ from silograph.federation.program import Program, calls_of
 from silograph.federation.session.engine import WEIGHTS
 from silograph.graph.silos.data import Silo
 
-# --- Files that a silo is given: its secrets, and whom it trusts ---------------------------------
+# --- Files of a silo: its secrets, and the certificates that it trusts ---------------------------
 
 
 def read_roots(ca: Path | None, *, insecure: bool) -> bytes | None:
@@ -70,8 +70,8 @@ def read_file(path: Path, setting: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Venue:
-    """How a server meets its silos; nothing of it decides a number.
+class ServerSettings:
+    """How a server meets its silos; no setting here changes a number.
 
     Attributes:
         listen: HOST:PORT; port 0 takes a free one.
@@ -109,38 +109,48 @@ class Venue:
     update_norm: float | None = None
 
 
-def expected_silos(config: RunConfig, venue: Venue) -> tuple[tuple[str, ...] | None, int]:
+def expected_silos(
+    config: RunConfig, server_settings: ServerSettings
+) -> tuple[tuple[str, ...] | None, int]:
     """Return the silos' names, if they are known, and their number.
 
     Raises:
-        ConfigError: neither is known, or the venue cannot be used with them.
+        ConfigError: neither is known, or the settings do not fit them.
     """
     from silograph.federation.session.identity import check_name
 
-    names = None if venue.silos is None else tuple(check_name(n) for n in venue.silos)
+    names = (
+        None
+        if server_settings.silos is None
+        else tuple(check_name(n) for n in server_settings.silos)
+    )
     if names is not None and len(set(names)) < len(names):
         raise ConfigError(f"silos: expected every silo once, got {', '.join(names)}")
-    room = config.clients if names is None else len(names)
-    if room is None:
+    num_silos = config.clients if names is None else len(names)
+    if num_silos is None:
         raise ConfigError(
             "silos: expected their names, or their number as clients=N, got neither: give one"
         )
-    if config.clients not in (None, room):
+    if config.clients not in (None, num_silos):
         raise ConfigError(
-            f"silos: expected as many names as clients={config.clients}, got {room}: leave "
+            f"silos: expected as many names as clients={config.clients}, got {num_silos}: leave "
             "clients out"
         )
-    if venue.least is not None and not 1 <= venue.least <= room:
-        raise ConfigError(f"least: expected 1 to {counted(room, 'silo')}, got {venue.least}")
-    _check_seconds(venue)
-    return names, room
+    if server_settings.least is not None and not 1 <= server_settings.least <= num_silos:
+        raise ConfigError(
+            f"least: expected 1 to {counted(num_silos, 'silo')}, got {server_settings.least}"
+        )
+    _check_seconds(server_settings)
+    return names, num_silos
 
 
-def known_keys(venue: Venue, names: tuple[str, ...] | None, count: int) -> dict[str, bytes] | None:
+def known_keys(
+    server_settings: ServerSettings, names: tuple[str, ...] | None, count: int
+) -> dict[str, bytes] | None:
     """Return the public keys (32 bytes) of the silos that may attach, by name; None: first keys.
 
     Args:
-        venue: where silos attach.
+        server_settings: where silos attach.
         names: of the silos, if they are known.
         count: number of silos.
 
@@ -149,75 +159,83 @@ def known_keys(venue: Venue, names: tuple[str, ...] | None, count: int) -> dict[
     """
     from silograph.federation.session.identity import read_keys
 
-    if venue.keys is None:
-        if venue.insecure or venue.accept_first_keys:
+    if server_settings.keys is None:
+        if server_settings.insecure or server_settings.accept_first_keys:
             return None
         raise ConfigError(
             "expected the public keys of the silos, got none: give --keys with a file of the lines "
             "that silograph silo --make-key prints at each silo, or --accept-first-keys to give "
             "each name to the first key that takes it"
         )
-    if venue.accept_first_keys:
+    if server_settings.accept_first_keys:
         raise ConfigError("expected --keys or --accept-first-keys, got both: leave one out")
-    keys = read_keys(venue.keys)
+    keys = read_keys(server_settings.keys)
     if missing := [name for name in names or () if name not in keys]:
         raise ConfigError(
-            f"expected a public key of each silo in {venue.keys}, got none of "
+            f"expected a public key of each silo in {server_settings.keys}, got none of "
             f"{', '.join(missing)}: add what silograph silo --make-key prints there"
         )
     if len(keys) < count:
         raise ConfigError(
-            f"expected public keys of {counted(count, 'silo')} in {venue.keys}, got {len(keys)}: "
-            "add what silograph silo --make-key prints at the others"
+            f"expected public keys of {counted(count, 'silo')} in {server_settings.keys}, got "
+            f"{len(keys)}: add what silograph silo --make-key prints at the others"
         )
     return keys
 
 
-def _check_seconds(venue: Venue) -> None:
+def _check_seconds(server_settings: ServerSettings) -> None:
     """Raise `ConfigError` for times that nobody can wait for."""
-    if not venue.patience >= 0:
-        raise ConfigError(f"wait: expected 0 seconds or more, got {venue.patience:g}")
-    if not venue.rejoin >= 0:
-        raise ConfigError(f"rejoin_seconds: expected 0 seconds or more, got {venue.rejoin:g}")
-    if venue.seconds is not None and not venue.seconds > 0:
-        raise ConfigError(f"round_seconds: expected more than 0 seconds, got {venue.seconds:g}")
-    if venue.update_norm is not None and not venue.update_norm > 0:
-        raise ConfigError(f"max_update_norm: expected more than 0, got {venue.update_norm:g}")
+    if not server_settings.patience >= 0:
+        raise ConfigError(f"wait: expected 0 seconds or more, got {server_settings.patience:g}")
+    if not server_settings.rejoin >= 0:
+        raise ConfigError(
+            f"rejoin_seconds: expected 0 seconds or more, got {server_settings.rejoin:g}"
+        )
+    if server_settings.seconds is not None and not server_settings.seconds > 0:
+        raise ConfigError(
+            f"round_seconds: expected more than 0 seconds, got {server_settings.seconds:g}"
+        )
+    if server_settings.update_norm is not None and not server_settings.update_norm > 0:
+        raise ConfigError(
+            f"max_update_norm: expected more than 0, got {server_settings.update_norm:g}"
+        )
 
 
-def check_update_norm(venue: Venue, program: Program, method: str) -> None:
+def check_update_norm(server_settings: ServerSettings, program: Program, method: str) -> None:
     """Raise `ConfigError` for a bound of updates in a run whose updates nobody can measure."""
-    if venue.update_norm is None:
+    if server_settings.update_norm is None:
         return
     calls = [c for c in calls_of(program.round(1)) if any(n.startswith(WEIGHTS) for n in c.gives)]
     if not calls:
         raise ConfigError(
             f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
         )
-    apart = any(n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives)
-    if apart:
+    sends_new_weights = any(
+        n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives
+    )
+    if sends_new_weights:
         raise ConfigError(
             "expected a method whose silos answer weights with what these have become, for "
             f"--max-update-norm, got {method}: leave --max-update-norm out, or use fedavg"
         )
 
 
-def credentials(venue: Venue) -> tuple[bytes, bytes] | None:
+def credentials(server_settings: ServerSettings) -> tuple[bytes, bytes] | None:
     """Return the server's certificate chain and key; None without TLS.
 
     Raises:
         ConfigError: there is neither a certificate nor `insecure`, or both.
     """
-    if venue.insecure:
-        if venue.certificate is not None:
+    if server_settings.insecure:
+        if server_settings.certificate is not None:
             raise ConfigError(
                 "expected --certs or --insecure, which is without TLS, got both: leave one out"
             )
         return None
-    if venue.certificate is None:
+    if server_settings.certificate is None:
         raise ConfigError(
             "expected the server's certificate and key, got none: give --certs DIR (silograph "
             "certs makes one to try with), or --insecure on this machine"
         )
-    chain, key = venue.certificate
+    chain, key = server_settings.certificate
     return read_file(chain, "certs"), read_file(key, "certs")

@@ -37,13 +37,13 @@ WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of int
 
 def check_format(about: Mapping[str, Any], path: Path) -> None:
     """Raise `CheckpointError` unless run.json is of a folder that this version reads."""
-    found, versions = about.get("format", 1), about.get("versions")
-    if found != FORMAT and isinstance(versions, Mapping):  # else it is no run.json at all
-        maker = versions.get("silograph")
+    version, versions = about.get("format", 1), about.get("versions")
+    if version != FORMAT and isinstance(versions, Mapping):  # else it is no run.json at all
+        silograph_version = versions.get("silograph")
         raise CheckpointError(
-            f"expected a result folder of format {FORMAT} in {path.parent}, got format {found}, as "
-            f"silograph {maker} wrote it: read it with that version, or run it again from its "
-            "config.toml"
+            f"expected a result folder of format {FORMAT} in {path.parent}, got format {version}, "
+            f"as silograph {silograph_version} wrote it: read it with that version, or run it "
+            "again from its config.toml"
         )
 
 
@@ -56,15 +56,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     check_regular(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise damaged(path, str(error)) from None
-    if not isinstance(found, dict):
-        raise damaged(path, type(found).__name__)
-    return found
+        raise damaged_file_error(path, str(error)) from None
+    if not isinstance(content, dict):
+        raise damaged_file_error(path, type(content).__name__)
+    return content
 
 
-def damaged(path: Path, got: str) -> DataError:
+def damaged_file_error(path: Path, got: str) -> DataError:
     """Return the error for a file that can be read and is not as runs write it."""
     return DataError(
         f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
@@ -197,7 +197,9 @@ def digest_of(file: Path) -> str:
 MEND = "restore the file from a copy, or begin a new run"
 
 
-def differing(file: Path, digest: str, expected: Sequence[str], mend: str = MEND) -> str | None:
+def describe_difference(
+    file: Path, digest: str, expected: Sequence[str], mend: str = MEND
+) -> str | None:
     """Return how a file differs from what the run has written, None where it does not."""
     if digest in expected:
         return None
@@ -216,7 +218,7 @@ def check_written(folder: Path, names: Sequence[str], mend: str = MEND) -> None:
     digests = {name: digest_of(folder / name) for name in names if (folder / name).exists()}
     sums = read_sums(folder) if (folder / SUMS).is_file() else {}
     for name in digests.keys() & sums.keys():
-        if line := differing(folder / name, digests[name], sums[name], mend):
+        if line := describe_difference(folder / name, digests[name], sums[name], mend):
             raise DataError(line)
 
 
@@ -226,13 +228,13 @@ def check_model_file(path: Path) -> None:
     Nothing is known of a file outside a result folder. A line is logged where an older version
     has written no digest of it.
     """
-    whole = path.absolute()
-    for folder in whole.parents[:2]:  # that of all is in the folder, clients' own are in models
+    absolute = path.absolute()
+    for folder in absolute.parents[:2]:  # that of all is in the folder, clients' own are in models
         if any((folder / name).is_file() for name in (SUMS, ABOUT, RESULT)):
-            name = whole.relative_to(folder).as_posix()
+            name = absolute.relative_to(folder).as_posix()
             check_written(folder, [name])
             has_sums = (folder / SUMS).is_file()
-            if whole.is_file() and not (has_sums and name in read_sums(folder)):
+            if absolute.is_file() and not (has_sums and name in read_sums(folder)):
                 LOG.warning("%s", UNCHECKED.format(path))
 
 
@@ -241,7 +243,7 @@ class FolderCheck:
     """How the files of a result folder fit their digests in checksums.json.
 
     Attributes:
-        folder: the folder, as it was given.
+        folder: the folder, as the user wrote it.
         is_over: whether the run is over.
         has_sums: whether there is a file checksums.json that can be read.
         altered: names of files that are not as the run has written them.
@@ -306,7 +308,7 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
     # A run that is stopped at its very end has digests of its last files, and perhaps lacks some.
     at_end = not is_over and RESULT in sums
     if not is_over and not at_end:
-        sums = {n: known for n, known in sums.items() if n not in AT_END and not is_of_model(n)}
+        sums = {n: digests for n, digests in sums.items() if n not in AT_END and not is_of_model(n)}
         names = [name for name in names if not is_of_model(name)]
     altered, missing, unchecked = [], [], []
     for name in dict.fromkeys([*names, *sums]):

@@ -24,8 +24,8 @@ def with_keywords(options: type) -> Callable[[F], F]:
     def spell_out(function: F) -> F:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        told = signature.replace(parameters=[*own, *spelled])
-        function.__signature__ = told  # type: ignore[attr-defined]
+        new_signature = signature.replace(parameters=[*own, *spelled])
+        function.__signature__ = new_signature  # type: ignore[attr-defined]
         return function
 
     return spell_out

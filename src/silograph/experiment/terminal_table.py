@@ -40,56 +40,68 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
     return table
 
 
-def print_fitted(
+def print_number_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = ""
 ) -> None:
-    """Print a table of numbers of which nothing is cut off, if the first column and one more fit.
+    """Print a table of numbers without truncation, if the first column and one more fit.
 
     Words of the header stand below each other where there is no room. Columns that do not fit even
     so follow in a table of their own, with the first column again.
     """
     texts = [[str(cell) for cell in row] for row in rows]
-    for number, (taken, widths) in enumerate(_fitted(columns, texts, console.width)):
+    for number, (column_ids, widths) in enumerate(
+        _split_into_tables(columns, texts, console.width)
+    ):
         if number or title:
             console.print("" if number else title, style="table.title")
-        names, cells = [columns[n] for n in taken], [[row[n] for n in taken] for row in texts]
+        names, cells = (
+            [columns[n] for n in column_ids],
+            [[row[n] for n in column_ids] for row in texts],
+        )
         table = table_of(names, cells)
         for column, width in zip(table.columns, widths, strict=True):
             column.width = width
         console.print(table)
 
 
-def _fitted(
+def _split_into_tables(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the numbers of the columns of each table, and their widths."""
     cells = [max((cell_len(row[n]) for row in rows), default=0) for n in range(len(columns))]
-    whole = [max(cells[n], cell_len(name)) for n, name in enumerate(columns)]
-    least = [max([cells[n], *map(cell_len, name.split())]) for n, name in enumerate(columns)]
-    least[0] = whole[0]  # it is never wrapped
-    left = list(range(1, len(columns)))
-    if not left:
-        yield [0], [whole[0]]
-    while left:
-        ends = accumulate((least[n] for n in left), lambda total, more: total + more + 2)
-        room = width - least[0] - 3
-        count = max(1, sum(end <= room for end in ends))
-        taken, left = [0, *left[:count]], left[count:]
-        yield taken, _narrowed([whole[n] for n in taken], [least[n] for n in taken], width)
+    full_widths = [max(cells[n], cell_len(name)) for n, name in enumerate(columns)]
+    min_widths = [max([cells[n], *map(cell_len, name.split())]) for n, name in enumerate(columns)]
+    min_widths[0] = full_widths[0]  # it is never wrapped
+    remaining = list(range(1, len(columns)))
+    if not remaining:
+        yield [0], [full_widths[0]]
+    while remaining:
+        right_edges = accumulate(
+            (min_widths[n] for n in remaining), lambda total, more: total + more + 2
+        )
+        room = width - min_widths[0] - 3
+        count = max(1, sum(end <= room for end in right_edges))
+        column_ids, remaining = [0, *remaining[:count]], remaining[count:]
+        yield (
+            column_ids,
+            _narrow_columns(
+                [full_widths[n] for n in column_ids], [min_widths[n] for n in column_ids], width
+            ),
+        )
 
 
-def _total(widths: Sequence[int]) -> int:
+def _total_width(widths: Sequence[int]) -> int:
     """Return the columns of text that a table takes: one after each cell, one between two."""
     return sum(widths) + 2 * len(widths) - 1
 
 
-def _narrowed(whole: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+def _narrow_columns(full_widths: Sequence[int], min_widths: Sequence[int], width: int) -> list[int]:
     """Return widths that fit, the widest column narrowed first, none below its least width."""
-    found = list(whole)
-    while _total(found) > width and found != list(least):
-        _, widest = max((have, n) for n, have in enumerate(found) if have > least[n])
-        found[widest] -= 1
-    return found
+    widths = list(full_widths)
+    while _total_width(widths) > width and widths != list(min_widths):
+        _, widest = max((current, n) for n, current in enumerate(widths) if current > min_widths[n])
+        widths[widest] -= 1
+    return widths
 
 
 # --- advice --------------------------------------------------------------------------------------
@@ -116,7 +128,7 @@ def advice_of(
         view: the view that picks the best round.
         metric: the metric that picks it.
         best_round: the round that was picked.
-        rounds: the number of rounds that was asked for.
+        rounds: the number of rounds in the config.
         patience: the run's patience, None where it has none.
     """
     best = _best_so_far(rows, f"val_{view}", metric)
@@ -128,30 +140,30 @@ def advice_of(
             f"validation {metric.title} was still improving at the last round: raise --rounds "
             f"(now {rounds})"
         )
-    waited = max((t - b for t, b in best if t < best_round), default=0)
-    enough = STEP * (max(waited, STEP) // STEP + 1)
-    saved = last - best_round - enough
-    if patience is not None or saved < WORTH * rounds:
+    longest_wait = max((t - b for t, b in best if t < best_round), default=0)
+    sufficient_patience = STEP * (max(longest_wait, STEP) // STEP + 1)
+    saved_rounds = last - best_round - sufficient_patience
+    if patience is not None or saved_rounds < WORTH * rounds:
         return None
     return (
-        f"the best round was {best_round} of {rounds}: --patience {enough} gives the same model "
-        f"{counted(saved, 'round')} earlier"
+        f"the best round was {best_round} of {rounds}: --patience {sufficient_patience} gives the "
+        f"same model {counted(saved_rounds, 'round')} earlier"
     )
 
 
 def _best_so_far(rows: Sequence[Row], prefix: str, metric: Metric) -> list[tuple[int, int]]:
     """Return each evaluated round with the best one up to it, by the metric and then the loss."""
-    found: list[tuple[int, int]] = []
+    best_by_round: list[tuple[int, int]] = []
     best: tuple[float, float] | None = None
     for row in rows:
         value, loss = row[f"{prefix}_{metric.name}"], row[f"{prefix}_{LOSS}"]
         if value is None or loss is None:
             continue
         rank, t = (metric.goodness(value), METRICS[LOSS].goodness(loss)), int(row["round"] or 0)
-        chosen = t if best is None or rank > best else found[-1][1]
+        best_round = t if best is None or rank > best else best_by_round[-1][1]
         best = rank if best is None else max(best, rank)
-        found.append((t, chosen))
-    return found
+        best_by_round.append((t, best_round))
+    return best_by_round
 
 
 # --- Tables as Markdown --------------------------------------------------------------------------

@@ -28,12 +28,12 @@ from silograph.experiment.resolve.parts import (
     options_of,
     own_code,
 )
-from silograph.experiment.resolve.resolve import choose, known_values
+from silograph.experiment.resolve.resolve import choose, fill_defaults
 from silograph.experiment.resolve.user_code import digest as source_digest
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.progress import Progress
-from silograph.experiment.run.result import VIEWS, Result, named_untrained
+from silograph.experiment.run.result import VIEWS, Result, untrained_entry
 from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate, tables_of
@@ -88,49 +88,49 @@ class Cell:
             graph = fingerprint(self.graph)
         elif is_path(self.config.dataset):
             graph = file_hash(Path(self.config.dataset).expanduser())
-        config = deciding(self.config, self.method, in_memory=self.graph is not None)
+        config = settings_of_cell(self.config, self.method, in_memory=self.graph is not None)
         start = {"labels": dict(self.labels), "config": config, "graph": graph, "results": RESULTS}
         sources = self._sources()
         return start | ({"sources": sources} if sources else {})
 
     def _sources(self) -> dict[str, str]:
-        """Return hashes of what users wrote."""
-        found = {}
+        """Return hashes of the code and files of users."""
+        hashes = {}
         for name, value in {"method": self.method, "model": self.model}.items():
             spec = getattr(self.config, name) or ""
             if value is not None:
-                found[name] = source_hash(value) or "unknown"
+                hashes[name] = source_hash(value) or "unknown"
             elif is_spec(spec):
-                found[name] = source_digest(spec)
+                hashes[name] = source_digest(spec)
         for name in ("neighbors", "selector", "aggregator"):
             if is_spec(spec := getattr(self.config, name) or ""):
-                found[name] = source_digest(spec)
+                hashes[name] = source_digest(spec)
         if is_partition_file(self.config.partition):
             path = Path(self.config.partition).expanduser()
-            found["partition"] = file_hash(path) or "absent"
-        return found
+            hashes["partition"] = file_hash(path) or "absent"
+        return hashes
 
     @cached_property
     def digest(self) -> str:
-        """Return what the cell is known by."""
+        """Digest that identifies the cell."""
         return digest_of(self.start)
 
 
-def deciding(
-    config: RunConfig, given: Method | None = None, *, in_memory: bool = False
+def settings_of_cell(
+    config: RunConfig, method: Method | None = None, *, in_memory: bool = False
 ) -> dict[str, Any]:
-    """Return what decides a run's result, every seed and default written out.
+    """Return the settings that determine a run's result, with every seed and default.
 
     Args:
         config: of the run.
-        given: the method, where it is a value.
-        in_memory: whether `dataset` is but the name of a graph that is there already.
+        method: the method, where it is a value.
+        in_memory: whether `dataset` is only the name of a graph in memory.
 
     Raises:
         ConfigError: unknown method, model or option (names the nearest).
     """
     config = with_absolute_paths(config, in_memory=in_memory)
-    values = known_values(config, choose(config, given))
+    values = fill_defaults(config, choose(config, method))
     return {name: value for name, value in values.items() if name not in MACHINE}
 
 
@@ -163,7 +163,7 @@ def named_file_hash(config: RunConfig | ResolvedConfig) -> str | None:
 
 
 def metric_in(lines: Iterable[Line | None]) -> Metric | None:
-    """Return the metric of the first line that has one; lines of old have accuracy."""
+    """Return the metric of the first line that has one; older lines have accuracy."""
     scored = (line for line in lines if line is not None and "error" not in line)
     return next((METRICS[line.get("metric", "accuracy")] for line in scored), None)
 
@@ -202,20 +202,22 @@ def with_options(config: Mapping[str, Any]) -> Line:
 
     An option that a line does not have is at the default of its part.
     """
-    plain = {name: value for name, value in config.items() if name not in FLAT}
-    if plain.get("neighbors") is None:
-        plain["neighbors"] = "full" if config.get("fanout") is None else "fanout"
-    if plain.get("selector") is None:
-        plain["selector"] = "uniform"  # what all methods had when lines did not say it
-    old = {f"{kind}.{name}": config[name] for name, kind in FLAT.items() if name in config}
-    old |= {n if "." in n else f"method.{n}": v for n, v in config["options"].items()}
-    known = dict(plain["options"]) if not any(name in config for name in FLAT) else old
+    new_config = {name: value for name, value in config.items() if name not in FLAT}
+    if new_config.get("neighbors") is None:
+        new_config["neighbors"] = "full" if config.get("fanout") is None else "fanout"
+    if new_config.get("selector") is None:
+        new_config["selector"] = "uniform"  # what all methods had when lines did not say it
+    old_options = {f"{kind}.{name}": config[name] for name, kind in FLAT.items() if name in config}
+    old_options |= {n if "." in n else f"method.{n}": v for n, v in config["options"].items()}
+    options = (
+        dict(new_config["options"]) if not any(name in config for name in FLAT) else old_options
+    )
     with contextlib.suppress(SilographError):  # of a part that is gone: nothing to fill in
-        known = filled_options(tuple(plain.get(kind) for kind in TABLES), known)
-    return plain | {"options": known}
+        options = fill_option_defaults(tuple(new_config.get(kind) for kind in TABLES), options)
+    return new_config | {"options": options}
 
 
-def filled_options(names: tuple[str | None, ...], given: Mapping[str, Any]) -> Line:
+def fill_option_defaults(names: tuple[str | None, ...], option_values: Mapping[str, Any]) -> Line:
     """Return the options of parts (names in the order of `TABLES`), defaults written out.
 
     Options of users' parts stay as they are: lines have all of them, and to know what they are
@@ -224,28 +226,32 @@ def filled_options(names: tuple[str | None, ...], given: Mapping[str, Any]) -> L
     Raises:
         ConfigError: there is no part of such a name, or an option out of range.
     """
-    own = {kind for kind, name in zip(TABLES, names, strict=True) if name and is_spec(name)}
-    found: Line = {n: value for n, value in given.items() if n.partition(".")[0] in own}
-    known = (None if kind in own else name for kind, name in zip(TABLES, names, strict=True))
-    for kind, part in parts_named(tuple(known)).items():
-        if kind in own:
+    user_kinds = {kind for kind, name in zip(TABLES, names, strict=True) if name and is_spec(name)}
+    filled: Line = {
+        n: value for n, value in option_values.items() if n.partition(".")[0] in user_kinds
+    }
+    library_names = (
+        None if kind in user_kinds else name for kind, name in zip(TABLES, names, strict=True)
+    )
+    for kind, part in cached_named_parts(tuple(library_names)).items():
+        if kind in user_kinds:
             continue
-        full = {name: given.get(f"{kind}.{name}") for name in options_of(part)}
-        values = {name: value for name, value in full.items() if value is not None}
+        all_values = {name: option_values.get(f"{kind}.{name}") for name in options_of(part)}
+        values = {name: value for name, value in all_values.items() if value is not None}
         options: object = checked(part.options, values, f"options of {part.name}")
-        found |= {f"{kind}.{name}": value for name, value in vars(options).items()}
-    return found
+        filled |= {f"{kind}.{name}": value for name, value in vars(options).items()}
+    return filled
 
 
 @lru_cache
-def parts_named(names: tuple[str | None, ...]) -> Mapping[str, NamedPart]:
+def cached_named_parts(names: tuple[str | None, ...]) -> Mapping[str, NamedPart]:
     """Return parts by kind."""
-    found = zip(TABLES, names, strict=True)
-    return named_parts(make_config({kind: name for kind, name in found if name is not None}))
+    name_by_kind = zip(TABLES, names, strict=True)
+    return named_parts(make_config({kind: name for kind, name in name_by_kind if name is not None}))
 
 
-def lasts(line: Line) -> bool:
-    """Whether a line is an outcome, not a mishap that another try may not have."""
+def is_final(line: Line) -> bool:
+    """Whether a line is final: another try would give the same."""
     return "error" not in line or line.get("kind") == LASTING
 
 
@@ -256,31 +262,33 @@ def run_cell(
     progress: Progress | str = "none",
     test: bool = True,
 ) -> Line:
-    """Return what came of a run as plain values; an error is one line of text.
+    """Run a cell and return its outcome as plain values; an error is one line of text.
 
     Args:
         cell: the run.
-        folder: where the run keeps its result folder; one that is there is gone on with.
-        progress: told of the rounds.
-        test: whether test scores are told.
+        folder: the run's result folder; if it exists, the run is resumed.
+        progress: called after every round.
+        test: whether test scores are returned.
     """
-    reset = _reset_peak_memory()
+    is_reset = _reset_peak_memory()
     try:
-        result = _result_of(cell, folder, progress)
+        result = _run_or_resume(cell, folder, progress)
     except Exception as error:  # one cell must not end the others
         return {"error": one_line(error), "kind": type(error).__name__, "versions": versions()}
-    peak = {} if reset else {"peak_memory_bytes": None}
-    return _outcome(cell, result, test=test) | peak
+    unknown_peak = {} if is_reset else {"peak_memory_bytes": None}
+    return _result_line(cell, result, test=test) | unknown_peak
 
 
-def _result_of(cell: Cell, folder: str | None, progress: Progress | str) -> Result:
+def _run_or_resume(cell: Cell, folder: str | None, progress: Progress | str) -> Result:
     graph, method, model = cell.graph, cell.method, cell.model
     if folder is not None and Path(folder).exists():
-        own = tuple(own_code(cell.config).values())
-        return resume(folder, graph=graph, method=method, model=model, trust=own, progress=progress)
+        trusted_code = tuple(own_code(cell.config).values())
+        return resume(
+            folder, graph=graph, method=method, model=model, trust=trusted_code, progress=progress
+        )
     config = replace(cell.config, out=folder)
-    given: dict[str, Any] = {} if model is None else {"model": model}
-    return run(graph, config=config, method=method, progress=progress, **given)
+    model_option: dict[str, Any] = {} if model is None else {"model": model}
+    return run(graph, config=config, method=method, progress=progress, **model_option)
 
 
 def one_line(error: BaseException) -> str:
@@ -289,34 +297,36 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, SilographError) else f"{type(error).__name__}: {text}"[:500]
 
 
-def _untrained(result: Result) -> Line:
+def _untrained_line(result: Result) -> Line:
     """Return test scores of what predicts ratings without training, the global mean first."""
-    first = {} if result.baseline is None else {result.constant: result.baseline}
-    found = {**first, **result.untrained} if result.untrained else {}
-    return named_untrained({name: result.reported_scores(scores) for name, scores in found.items()})
+    baseline = {} if result.baseline is None else {result.constant: result.baseline}
+    scores_by_name = {**baseline, **result.untrained} if result.untrained else {}
+    return untrained_entry(
+        {name: result.reported_scores(scores) for name, scores in scores_by_name.items()}
+    )
 
 
-def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
-    config, last = result.config, result.rounds[-1]
-    judge = find_method(cell.config, cell.method).evaluate.view
+def _result_line(cell: Cell, result: Result, *, test: bool) -> Line:
+    config, last_row = result.config, result.rounds[-1]
+    judging_view = find_method(cell.config, cell.method).evaluate.view
     parts = ("val", "test") if test else ("val",)
-    curves = {part: f"{part}_{judge}_{result.metric.name}" for part in parts}
-    data = {}
+    curves = {part: f"{part}_{judging_view}_{result.metric.name}" for part in parts}
+    data_entry = {}
     if result.cut is not None:
         hashes = {"graph": result.cut.fingerprint, "file": named_file_hash(config)}
-        data = {"data": hashes}
+        data_entry = {"data": hashes}
     return {
-        **{part: _views(getattr(result, part)) for part in parts},
+        **{part: _scores_by_view(getattr(result, part)) for part in parts},
         **({"constant": _constant(result)} if test else {}),
-        **(_untrained(result) if test else {}),
-        **_each_best(result, parts),
-        "judge": judge,
+        **(_untrained_line(result) if test else {}),
+        **_each_best_line(result, parts),
+        "judge": judging_view,
         "metric": result.metric.name,
         "local_bias": result.local_bias,
         "best_round": result.best_round,
         "stopped": result.stopped,
-        "rounds": last["round"],
-        "last": {k: v for k, v in last.items() if k.partition("_")[0] in parts},
+        "rounds": last_row["round"],
+        "last": {k: v for k, v in last_row.items() if k.partition("_")[0] in parts},
         "bytes": {"total": result.bytes, "by_kind": result.ledger.bytes_by_kind},
         "flops": result.flops,
         "flops_by_part": result.ledger.flops_by_part,
@@ -327,18 +337,18 @@ def _outcome(cell: Cell, result: Result, *, test: bool) -> Line:
         "kernels": config.kernels,
         "block_size": config.block_size,
         "partition": result.partition_hash,
-        **data,
+        **data_entry,
         "versions": versions(),
         "curve": _curve(result.rounds, curves),
     }
 
 
-def _each_best(result: Result, parts: Sequence[str]) -> Line:
-    """Return scores of each client's own best round; the test scores only where they are told."""
-    found = result.each_best
-    if found is None:
+def _each_best_line(result: Result, parts: Sequence[str]) -> Line:
+    """Return scores of each client's own best round; the test scores only if `parts` has them."""
+    scores_by_part = result.each_best
+    if scores_by_part is None:
         return {}
-    scores = {part: found[part] for part in parts}
+    scores = {part: scores_by_part[part] for part in parts}
     return {"each_best": {part: s and dict(s) for part, s in scores.items()}}
 
 
@@ -349,9 +359,11 @@ def _constant(result: Result) -> Line | None:
     return {"name": result.constant, "scores": dict(result.baseline)}
 
 
-def _views(views: Any) -> dict[str, dict[str, float | None] | None]:
-    found = {view: getattr(views, view) for view in VIEWS}
-    return {view: None if scores is None else dict(scores) for view, scores in found.items()}
+def _scores_by_view(views: Any) -> dict[str, dict[str, float | None] | None]:
+    scores_by_view = {view: getattr(views, view) for view in VIEWS}
+    return {
+        view: None if scores is None else dict(scores) for view, scores in scores_by_view.items()
+    }
 
 
 def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -359,10 +371,10 @@ def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[A
     columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
     if VIRTUAL in rows[0]:  # then costs other than bytes are what a run is about
         columns |= {n: n for n in (VIRTUAL, "bytes_evaluation", "flops", "participants")}
-    return {name: [_short(row[key]) for row in rows] for name, key in columns.items()}
+    return {name: [_rounded(row[key]) for row in rows] for name, key in columns.items()}
 
 
-def _short(value: float | None) -> float | None:
+def _rounded(value: float | None) -> float | None:
     return round(value, 5) if isinstance(value, float) else value
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, hold_folder
-from silograph.experiment.resolve.cutting import as_used
+from silograph.experiment.resolve.cutting import prepare_graph
 from silograph.experiment.resolve.fitting import with_edges
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.graph.datasets import is_path, source_of
 from silograph.graph.graph import Graph, fingerprint
-from silograph.study.cells import Cell, Line, digest_of, lasts, named_file_hash
+from silograph.study.cells import Cell, Line, digest_of, is_final, named_file_hash
 from silograph.study.workers import Job, run_here, run_in_processes, show_study
 
 LOG = logging.getLogger("silograph")
@@ -33,12 +33,12 @@ LOG = logging.getLogger("silograph")
 class StudyFile:
     """The lines of a study, in a file or only in memory; one process at a time holds its folder."""
 
-    def __init__(self, path: Path | None, *, held: bool = False) -> None:
+    def __init__(self, path: Path | None, *, is_locked: bool = False) -> None:
         """Take hold of the file's folder, and drop a last line that was cut off.
 
         Args:
             path: of the file, made if absent; None keeps lines in memory.
-            held: whether this process holds the folder already, by another file in it.
+            is_locked: whether this process has locked the folder already, for another file in it.
 
         Raises:
             ConfigError: another process holds it, it cannot be made, or a line is unreadable.
@@ -50,10 +50,10 @@ class StudyFile:
         self._file = -1
         self._lock: int | None = None
         if path is not None:
-            self._file, self._lock = _open(path, held=held)
+            self._file, self._lock = _open(path, is_locked=is_locked)
             try:
-                for line, has_digest in _mended(path, self._file):
-                    self._take(line)
+                for line, has_digest in _read_repaired_lines(path, self._file):
+                    self._remember(line)
                     self._unchecked += not has_digest
             except BaseException:
                 self.close()
@@ -69,7 +69,7 @@ class StudyFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.close()
 
     def close(self) -> None:
@@ -83,10 +83,10 @@ class StudyFile:
     def warn_of_unchecked(self) -> None:
         """Log a line where an older version has written some lines, which have no digests."""
         if self._unchecked:
-            of = f"{self._unchecked} of {len(self.lines)} lines of {self.path}"
-            LOG.warning("%s", UNCHECKED.format(of))
+            line_count = f"{self._unchecked} of {len(self.lines)} lines of {self.path}"
+            LOG.warning("%s", UNCHECKED.format(line_count))
 
-    def found(self, digest: str) -> Line | None:
+    def find_line(self, digest: str) -> Line | None:
         """Return the latest line of a cell, None if it has none."""
         return self._by_digest.get(digest)
 
@@ -102,21 +102,21 @@ class StudyFile:
             except BaseException:
                 os.ftruncate(self._file, size)
                 raise
-        self._take(line)
+        self._remember(line)
 
-    def _take(self, line: Line) -> None:
+    def _remember(self, line: Line) -> None:
         self.lines.append(line)
         self._by_digest[digest_of(line)] = line
 
 
-def _open(path: Path, *, held: bool) -> tuple[int, int | None]:
+def _open(path: Path, *, is_locked: bool) -> tuple[int, int | None]:
     """Return the file, made if absent, and what holds its folder."""
     lock = None
     check_regular(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = None if held else hold_folder(path.parent)
-        if held or lock is not None:
+        lock = None if is_locked else hold_folder(path.parent)
+        if is_locked or lock is not None:
             return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666), lock
     except OSError as error:
         if lock is not None:
@@ -128,17 +128,17 @@ def _open(path: Path, *, held: bool) -> tuple[int, int | None]:
     )
 
 
-def _mended(path: Path, file: int) -> list[tuple[Line, bool]]:
+def _read_repaired_lines(path: Path, file: int) -> list[tuple[Line, bool]]:
     """Return the lines of a file, and drop a last one that was cut off."""
     text = path.read_bytes()
-    whole, _, tail = text.rpartition(b"\n")
-    if tail:
-        if _parsed(tail) is None:
-            os.ftruncate(file, len(text) - len(tail))
+    complete, _, rest_of_file = text.rpartition(b"\n")
+    if rest_of_file:
+        if _parse_line(rest_of_file) is None:
+            os.ftruncate(file, len(text) - len(rest_of_file))
         else:  # somebody's editor left the last newline out
             os.write(file, b"\n")
-            whole = text
-    return _parsed_lines(path, whole)
+            complete = text
+    return _parse_lines(path, complete)
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -151,17 +151,17 @@ def read_lines(path: Path) -> list[Line]:
     if not path.exists():
         return []
     text = path.read_bytes()
-    whole, _, tail = text.rpartition(b"\n")
-    lines = _parsed_lines(path, whole if _parsed(tail) is None else text)
+    complete, _, last_line = text.rpartition(b"\n")
+    lines = _parse_lines(path, complete if _parse_line(last_line) is None else text)
     return [line for line, _ in lines]
 
 
-def _parsed_lines(path: Path, text: bytes) -> list[tuple[Line, bool]]:
+def _parse_lines(path: Path, text: bytes) -> list[tuple[Line, bool]]:
     """Return lines and whether each has a digest; raise `DataError` for one that was altered."""
     lines = []
     for number, part in enumerate(text.split(b"\n"), start=1):
         if part.strip():
-            line = _parsed(part)
+            line = _parse_line(part)
             if line is None:
                 raise ConfigError(
                     f"expected the JSON of a cell in line {number} of {path}, got "
@@ -171,19 +171,19 @@ def _parsed_lines(path: Path, text: bytes) -> list[tuple[Line, bool]]:
     return lines
 
 
-def _parsed(text: bytes) -> Line | None:
+def _parse_line(text: bytes) -> Line | None:
     """Return the line that a text holds, None if it holds something else."""
     try:
         line = json.loads(text)
         config, results = line["config"], line["results"]
-        good = isinstance(config["options"], dict) and isinstance(line["labels"], dict)
+        is_valid = isinstance(config["options"], dict) and isinstance(line["labels"], dict)
     except (ValueError, KeyError, TypeError):
         return None
-    return line if good and isinstance(results, int) and "method" in config else None
+    return line if is_valid and isinstance(results, int) and "method" in config else None
 
 
 @dataclass(frozen=True)
-class How:
+class ExecutionOptions:
     """How a study is run.
 
     Attributes:
@@ -192,15 +192,15 @@ class How:
         progress: `live`, `plain` or `none`, on standard error.
         runs: folder of the cells' result folders, None for none; with it an interrupted cell goes
             on from its checkpoint.
-        test: whether test scores are told.
-        until: when to start no more cells (`time.monotonic`), None for never.
+        test: whether test scores are returned.
+        deadline: when to start no more cells (`time.monotonic`), None for never.
     """
 
     processes: int
     progress: str = "none"
     runs: Path | None = None
     test: bool = True
-    until: float | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
     """Return the number of processes, the default for None.
 
     Args:
-        processes: what was asked for.
+        processes: the number that the user gave, or None.
         threads: of a run.
         own: names of parts and metrics that are values, which stay in this process.
 
@@ -242,58 +242,58 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
     return processes
 
 
-def job_of(cell: Cell, how: How) -> Job:
-    """Return a cell ready to be run."""
+def job_of(cell: Cell, execution: ExecutionOptions) -> Job:
+    """Return the job of a cell: its result folder and what is returned."""
     folder = None
-    if how.runs is not None:
+    if execution.runs is not None:
         words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(v)) for v in cell.labels.values())
-        folder = str(how.runs / f"{words[:60]}-{cell.digest[:8]}")
-    return Job(cell, folder, how.test)
+        folder = str(execution.runs / f"{words[:60]}-{cell.digest[:8]}")
+    return Job(cell, folder, execution.test)
 
 
-def run_missing(
+def run_missing_cells(
     cells: Iterable[Cell],
     file: StudyFile,
-    how: How,
+    execution: ExecutionOptions,
     total: int,
-    ended: Callable[[Cell, Line], None] | None = None,
+    on_cell: Callable[[Cell, Line], None] | None = None,
 ) -> CellCounts:
     """Run the cells that have no line yet.
 
     Args:
-        cells: read one at a time, as processes come free; may look at what has ended.
+        cells: read one at a time, as processes come free; may depend on lines of earlier cells.
         file: where lines are, and are added.
-        how: processes, progress and folders.
+        execution: processes, progress and folders.
         total: number of cells, as far as it is known.
-        ended: told of every cell with its line, also of those that were there.
+        on_cell: called with every cell and its line, also for cells that had a line before.
 
     Returns:
         How many ran, and how many of all cells failed.
     """
     ran = failed = 0
-    tell = ended or (lambda *_: None)
+    report_cell = on_cell or (lambda *_: None)
 
     def missing() -> Iterator[Job]:
         nonlocal failed
         for cell in cells:
-            line = file.found(cell.digest)
-            if line is not None and lasts(line):
+            line = file.find_line(cell.digest)
+            if line is not None and is_final(line):
                 failed += "error" in line
-                display.skipped()
-                tell(cell, line)
-            elif how.until is None or time.monotonic() < how.until:
-                yield job_of(cell, how)
+                display.count_skipped()
+                report_cell(cell, line)
+            elif execution.deadline is None or time.monotonic() < execution.deadline:
+                yield job_of(cell, execution)
 
-    runner = run_here if how.processes == 0 else run_in_processes
-    with show_study(how.progress, total) as display:
-        outcomes = runner(missing(), how.processes, display)
+    runner = run_here if execution.processes == 0 else run_in_processes
+    with show_study(execution.progress, total) as display:
+        outcomes = runner(missing(), execution.processes, display)
         try:
             for job, outcome in outcomes:
                 line = job.cell.start | outcome
                 file.add(line)
                 ran, failed = ran + 1, failed + ("error" in line)
-                display.finished(job.cell, line)
-                tell(job.cell, line)
+                display.finish_cell(job.cell, line)
+                report_cell(job.cell, line)
         finally:
             outcomes.close()  # ends its processes now, not when memory is tidied up
     return CellCounts(ran, failed)
@@ -301,65 +301,73 @@ def run_missing(
 
 # --- The data of a study: read once, and still what its finished lines were computed on ----------
 #
-# A graph in a file of the user's, or in memory, is part of what a cell is known by. A dataset by
-# name is not, so that a recipe means the same on every machine; its lines say what they were
-# computed on.
+# A graph in a file of the user's, or in memory, is part of the digest of a cell. A dataset by name
+# is not, so that a recipe means the same on every machine; its lines have the hash of their graph.
 
 
-Done = Sequence[tuple[RunConfig, Line]]
+FinishedCells = Sequence[tuple[RunConfig, Line]]
 
 
-def fetch(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> None:
+def load_study_data(cells: Iterable[Cell], lines: Iterable[Line], path: Path | None) -> None:
     """Read the graphs of missing cells, and refuse lines that were computed on other graphs.
 
-    A wrong name is told at once, and nothing is downloaded twice. Where nothing is missing, a
+    A wrong name fails at once, and nothing is downloaded twice. Where nothing is missing, a
     graph is read only if its file is not the one that a line names.
 
     Args:
-        cells: those that are asked for.
-        lines: those that are there.
-        path: where they are, for the error.
+        cells: of the study.
+        lines: finished lines.
+        path: file of the lines, for the error.
 
     Raises:
         SilographError: a graph cannot be read, or is not that of the lines.
     """
-    known = {digest_of(line): line for line in lines if lasts(line)}
+    line_by_digest = {digest_of(line): line for line in lines if is_final(line)}
     groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         if cell.graph is None:
-            given = cell.config
-            reading_options = given.data_dir, given.columns, given.na_values, given.rating_scale
-            groups[given.dataset, given.scale, *reading_options].append(cell)
+            config = cell.config
+            reading_options = config.data_dir, config.columns, config.na_values, config.rating_scale
+            groups[config.dataset, config.scale, *reading_options].append(cell)
     for (dataset, scale, *_), group in groups.items():
-        done = [(c.config, known[c.digest]) for c in group if c.digest in known]
-        if len(done) < len(group) or _changed(done):
+        finished = [
+            (c.config, line_by_digest[c.digest]) for c in group if c.digest in line_by_digest
+        ]
+        if len(finished) < len(group) or _is_file_changed(finished):
             graph = source_of(group[0].config).read(scale)
             if isinstance(graph, Graph) and not is_path(dataset):
-                _check(graph, done, path)
+                _check_fingerprints(graph, finished, path)
 
 
-def _changed(done: Done) -> bool:
+def _is_file_changed(finished: FinishedCells) -> bool:
     """Whether the file of a dataset is there, and is not the one that a line names."""
-    hashes = {line["data"]["file"] for _, line in done if "data" in line}
-    return bool(hashes) and bool({named_file_hash(done[0][0])} - hashes - {None})
+    hashes = {line["data"]["file"] for _, line in finished if "data" in line}
+    return bool(hashes) and bool({named_file_hash(finished[0][0])} - hashes - {None})
 
 
-def _check(graph: Graph, done: Done, path: Path | None) -> None:
+def _check_fingerprints(graph: Graph, finished: FinishedCells, path: Path | None) -> None:
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
     hashes: dict[tuple[bool, str, str, str | None], set[str]] = {}
-    for config, line in done:
-        if "data" not in line:  # written before lines said it
+    for config, line in finished:
+        if "data" not in line:  # an older line
             continue
-        use = config.largest_component, config.normalize, config.features, config.edge_weights
-        theirs = line["data"]["graph"]
-        if use not in hashes:
+        graph_options = (
+            config.largest_component,
+            config.normalize,
+            config.features,
+            config.edge_weights,
+        )
+        line_fingerprint = line["data"]["graph"]
+        if graph_options not in hashes:
             # A model that has no place for weights of edges was trained without.
-            both = (graph, with_edges(graph, "ignore"))
-            hashes[use] = {fingerprint(as_used(config, each)) for each in both}
-        if theirs not in hashes[use]:
-            ours = fingerprint(as_used(config, graph))
+            graph_variants = (graph, with_edges(graph, "ignore"))
+            hashes[graph_options] = {
+                fingerprint(prepare_graph(config, variant)) for variant in graph_variants
+            }
+        if line_fingerprint not in hashes[graph_options]:
+            current_fingerprint = fingerprint(prepare_graph(config, graph))
             raise ConfigError(
-                f"expected {config.dataset} as it was for the lines of {path} (graph {theirs}), "
-                f"got another (graph {ours}): put its file back, or choose another --out, nothing "
-                "was overwritten"
+                f"expected {config.dataset} as it was for the lines of {path} (graph "
+                f"{line_fingerprint}), got another (graph {current_fingerprint}): put its file "
+                "back, or choose another --out, nothing was overwritten"
             )

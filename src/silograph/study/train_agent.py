@@ -34,8 +34,9 @@ EPISODES = "episodes.jsonl"
 EPISODE = ".episode"  # folder of the run that is going on; removed before and after
 AGENT = "agent.safetensors"
 AGENTS = "agents"
-BEGUN = {EPISODE, AGENTS, f"{EPISODES}.partial"}  # what a first episode leaves when it is killed
-Told = Callable[[dict[str, Any]], None]
+# Files of a first episode that was killed.
+FIRST_EPISODE_FILES = {EPISODE, AGENTS, f"{EPISODES}.partial"}
+EpisodeCallback = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,24 @@ class AgentTraining:
 
 @standard_numerics()
 def train_agent(
-    asked: AgentTraining, out: Path, graph: Graph | None = None, told: Told = lambda _: None
+    training: AgentTraining,
+    out: Path,
+    graph: Graph | None = None,
+    report: EpisodeCallback = lambda _: None,
 ) -> Path:
-    """Train an agent, or go on with its training; return the path of the agent.
+    """Train an agent, or resume its training; return the path of the agent.
 
     Args:
-        asked: how.
+        training: how.
         out: folder of the agent.
         graph: of the episodes; None reads that of the config.
-        told: called with the line of every episode that is over.
+        report: called with the line of every episode that is over.
 
     Raises:
         ConfigError: the folder holds something else, or another training, or the config has no
             agent.
     """
-    config = asked.config
+    config = training.config
     if config.options.get("policy", config.options.get("method.policy")) != "ddpg":
         raise ConfigError(
             "expected a method whose knobs an agent sets, got none: give --method fedgraph "
@@ -79,13 +83,13 @@ def train_agent(
     check_folder(out)
     lines = lines_in(out)
     for line in lines:
-        check_same(line, asked, out)
-    for number in range(len(lines), asked.episodes):
-        lines.append(episode(asked, out, graph, number))
+        check_same(line, training, out)
+    for number in range(len(lines), training.episodes):
+        lines.append(episode(training, out, graph, number))
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
         write_atomic(out / EPISODES, text)
         write_atomic(out / AGENT, agent_path(out, len(lines)).read_bytes())
-        told(lines[-1])
+        report(lines[-1])
     return out / AGENT
 
 
@@ -93,7 +97,7 @@ def check_folder(out: Path) -> None:
     """Raise `ConfigError` where there is something that is neither an agent's folder nor empty."""
     if not os.path.lexists(out) or (out / EPISODES).exists():
         return
-    if not out.is_dir() or any(path.name not in BEGUN for path in out.iterdir()):
+    if not out.is_dir() or any(path.name not in FIRST_EPISODE_FILES for path in out.iterdir()):
         raise ConfigError(
             f"expected a new or empty folder for the agent, or that of an agent, got {out}: choose "
             "another --out, nothing was overwritten"
@@ -101,7 +105,7 @@ def check_folder(out: Path) -> None:
 
 
 def lines_in(out: Path) -> list[dict[str, Any]]:
-    """Return the lines of the episodes that are over; raise `ConfigError` where they are none."""
+    """Return the lines of finished episodes; raise `ConfigError` for an invalid file."""
     path = out / EPISODES
     if not path.exists():
         return []
@@ -116,49 +120,59 @@ def lines_in(out: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def lacking(out: Path) -> int:
+def missing_rounds(out: Path) -> int:
     """Return how many rounds an agent lacks before it has learned anything: 0 if it has."""
-    lines = lines_in(out)
-    return max(PROFILE + 1 - (lines[-1].get("rounds", 0) if lines else 0), 0)
+    episodes = lines_in(out)
+    return max(PROFILE + 1 - (episodes[-1].get("rounds", 0) if episodes else 0), 0)
 
 
-def check_same(line: dict[str, Any], asked: AgentTraining, out: Path) -> None:
-    """Raise `ConfigError` where an episode that is over was one of another training."""
-    ours = described(asked)
-    if line["training"] != ours:
+def check_same(line: dict[str, Any], training: AgentTraining, out: Path) -> None:
+    """Raise `ConfigError` where a finished episode belongs to another training."""
+    description = describe_training(training)
+    if line["training"] != description:
         raise ConfigError(
             f"expected to go on with the training in {out}, got another config "
-            f"({differing(line['training'], ours)}): take another folder, or ask for what is there"
+            f"({describe_differences(line['training'], description)}): take another folder, or ask "
+            "for what is there"
         )
 
 
-def differing(there: str, ours: str) -> str:
+def describe_differences(old_training: str, new_training: str) -> str:
     """Return the keys by which two trainings differ, with the value of each."""
-    known, new = _flat(there), _flat(ours)
-    keys = [key for key in {**known, **new} if known.get(key) != new.get(key)]
-    return ", ".join(f"{key}={_said(known, key)} there, {_said(new, key)} now" for key in keys)
+    old_values, new_values = _flatten(old_training), _flatten(new_training)
+    keys = [
+        key for key in {**old_values, **new_values} if old_values.get(key) != new_values.get(key)
+    ]
+    return ", ".join(
+        f"{key}={_value_text(old_values, key)} there, {_value_text(new_values, key)} now"
+        for key in keys
+    )
 
 
-def _said(values: Mapping[str, Any], key: str) -> str:
+def _value_text(values: Mapping[str, Any], key: str) -> str:
     value = values.get(key)
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _flat(text: str) -> dict[str, Any]:
-    """Return what a training was described by, key by key; nothing of what is no description."""
+def _flatten(text: str) -> dict[str, Any]:
+    """Return the settings of a training's description by key; {} for an invalid description."""
     try:
-        told = json.loads(text)
-        config = dict(told["config"])
+        description = json.loads(text)
+        config = dict(description["config"])
         options = {f"option {name}": value for name, value in config.pop("options").items()}
-        return {**config, **options, "seeds": told["seeds"]}
+        return {**config, **options, "seeds": description["seeds"]}
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def described(asked: AgentTraining) -> str:
-    """Return what all episodes of a training have in common, the number of them apart."""
-    given = {f.name: getattr(asked.config, f.name) for f in fields(asked.config) if f.name != "out"}
-    return json.dumps({"config": given, "seeds": asked.seeds}, sort_keys=True, default=str)
+def describe_training(training: AgentTraining) -> str:
+    """Return the settings of a training as JSON, without the number of episodes."""
+    config_values = {
+        f.name: getattr(training.config, f.name) for f in fields(training.config) if f.name != "out"
+    }
+    return json.dumps(
+        {"config": config_values, "seeds": training.seeds}, sort_keys=True, default=str
+    )
 
 
 def agent_path(out: Path, episodes: int) -> Path:
@@ -166,9 +180,9 @@ def agent_path(out: Path, episodes: int) -> Path:
     return out / AGENTS / f"agent-{episodes:04d}.safetensors"
 
 
-def config_of(asked: AgentTraining, out: Path, number: int) -> RunConfig:
+def config_of(training: AgentTraining, out: Path, number: int) -> RunConfig:
     """Return the config of an episode, counted from 0."""
-    config, turn = asked.config, number % asked.seeds
+    config, turn = training.config, number % training.seeds
     options = dict(config.options)
     if number > 0:
         options["agent"] = str(agent_path(out, number).resolve())
@@ -184,16 +198,16 @@ def config_of(asked: AgentTraining, out: Path, number: int) -> RunConfig:
     )
 
 
-def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -> dict[str, Any]:
+def episode(training: AgentTraining, out: Path, graph: Graph | None, number: int) -> dict[str, Any]:
     """Run an episode and write the agent after it; return its line."""
-    config = config_of(asked, out, number)
+    config = config_of(training, out, number)
     folder = out / EPISODE
     shutil.rmtree(folder, ignore_errors=True)  # of an episode that was interrupted
     result = run(graph, config=config)
     checkpoint, _ = CheckpointFolder(folder / CHECKPOINTS).latest()
     assert checkpoint is not None  # the run has written one after its last round
-    known = below(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
-    agent = {name: t for name, t in known.items() if name not in OF_THE_RUN}
+    controller_memory = below(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
+    agent = {name: t for name, t in controller_memory.items() if name not in OF_THE_RUN}
     path = agent_path(out, number + 1)
     path.parent.mkdir(exist_ok=True)
     write_agent(path, agent)
@@ -202,10 +216,10 @@ def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -
     rows, view = result.rounds, result.method.evaluate.view
     validation = [row[f"val_{view}_{result.metric.name}"] for row in rows]
     return {
-        "training": described(asked),
+        "training": describe_training(training),
         "episode": number + 1,
         "rounds": int(agent["rounds"]),
-        "return": discounted(agent, len(rows)),
+        "return": discounted_return(agent, len(rows)),
         "best_validation": result.metric.best(validation),
         "virtual_seconds": rows[-1].get("virtual_seconds"),
         "seconds": result.seconds,
@@ -213,7 +227,7 @@ def episode(asked: AgentTraining, out: Path, graph: Graph | None, number: int) -
     }
 
 
-def discounted(agent: dict[str, Tensor], rounds: int) -> float | None:
+def discounted_return(agent: dict[str, Tensor], rounds: int) -> float | None:
     """Return the discounted return of the last so many rounds; None before the profile is over."""
     seen, rewards = int(agent["rounds"]), agent["replay/reward"]
     if seen < PROFILE or rounds > min(seen, len(rewards)):

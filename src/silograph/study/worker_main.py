@@ -15,7 +15,7 @@ import time  # noqa: E402
 from queue import SimpleQueue  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
-PAUSE = 0.1  # seconds between two rounds that are told
+PAUSE = 0.1  # seconds between two rounds that are reported
 
 
 class RoundWriter:
@@ -26,12 +26,12 @@ class RoundWriter:
         self._output = output
         self._last = 0.0
 
-    def update(self, done: int, metric: str) -> None:
-        """Say that `done` rounds are over."""
+    def update(self, rounds_done: int, metric: str) -> None:
+        """Say that `rounds_done` rounds are over."""
         now = time.monotonic()
         if now - self._last >= PAUSE:
             self._last = now
-            say(self._output, {"round": done, "metric": metric})
+            say(self._output, {"round": rounds_done, "metric": metric})
 
 
 def say(output: IO[str], message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Cells in processes of their own: started fresh, told by lines of JSON, ended with this process.
+"""Cells in processes of their own, which receive jobs as JSON lines and end with this process.
 
 A worker gets configs and paths, never code or pickled objects. A graph in memory goes through a
 file of plain arrays.
@@ -114,9 +114,9 @@ class Running:
 
     Attributes:
         began: when it started.
-        first: the first round that was told, and when; None before it.
+        first: the first round that was reported, and when; None before it.
         last: the latest.
-        metric: what was told with it.
+        metric: text of the metric in it.
     """
 
     began: float
@@ -124,16 +124,20 @@ class Running:
     last: tuple[int, float] = (0, 0.0)
     metric: str = ""
 
-    def left(self, rounds: int, now: float) -> float | None:
+    def estimate_seconds_left(self, rounds: int, now: float) -> float | None:
         """Return the seconds to its end by its own rounds; None before there are two."""
         if self.first is None or self.last[0] <= self.first[0]:
             return None
-        (a, start), (b, end) = self.first, self.last
-        return max(0.0, (end - start) / (b - a) * (rounds - b) - (now - end))
+        (first_round, first_time), (last_round, last_time) = self.first, self.last
+        return max(
+            0.0,
+            (last_time - first_time) / (last_round - first_round) * (rounds - last_round)
+            - (now - last_time),
+        )
 
 
 class StudyProgress:
-    """Counts cells and says where the study is; rich draws it as it is at the moment."""
+    """Counts cells and estimates the time left; rich draws its current state."""
 
     def __init__(
         self,
@@ -145,8 +149,8 @@ class StudyProgress:
 
         Args:
             total: number of cells, as far as it is known.
-            say: told a line when a cell ends, None for nobody.
-            clock: tells seconds.
+            say: called with a line when a cell ends, or None.
+            clock: returns seconds.
         """
         self.total = total
         self.before = self.ran = self.failed = 0
@@ -156,22 +160,22 @@ class StudyProgress:
         self._spans: list[float] = []  # seconds of the cells that have run
         self._at_once = 1
 
-    def skipped(self) -> None:
+    def count_skipped(self) -> None:
         """Count a cell that had run before."""
         self.before += 1
 
-    def started(self, cell: Cell) -> None:
+    def start_cell(self, cell: Cell) -> None:
         """Count a cell among those that run."""
         self.running[cell] = Running(self._clock())
         self._at_once = max(self._at_once, len(self.running))
 
-    def round(self, cell: Cell, done: int, metric: str) -> None:
-        """Remember that `done` rounds of a cell are over."""
-        before, now = self.running[cell], (done, self._clock())
-        first = before.first or now
-        self.running[cell] = replace(before, first=first, last=now, metric=metric)
+    def round(self, cell: Cell, rounds_done: int, metric: str) -> None:
+        """Remember that `rounds_done` rounds of a cell are over."""
+        previous, now = self.running[cell], (rounds_done, self._clock())
+        first = previous.first or now
+        self.running[cell] = replace(previous, first=first, last=now, metric=metric)
 
-    def finished(self, cell: Cell, line: Line) -> None:
+    def finish_cell(self, cell: Cell, line: Line) -> None:
         """Count a cell that has run."""
         self._spans.append(self._clock() - self.running.pop(cell).began)
         self.ran += 1
@@ -187,28 +191,36 @@ class StudyProgress:
     def seconds_left(self) -> float | None:
         """Return the seconds to the end; None before anything is known of it.
 
-        A cell that runs goes on as its rounds have gone, one that waits takes what others took.
+        A running cell is extrapolated from its own rounds, a waiting one takes the mean of others.
         """
         now = self._clock()
-        known = [(now - r.began, r.left(c.config.rounds, now)) for c, r in [*self.running.items()]]
-        spans = self._spans or [gone + left for gone, left in known if left is not None]
+        times_by_cell = [
+            (now - r.began, r.estimate_seconds_left(c.config.rounds, now))
+            for c, r in [*self.running.items()]
+        ]
+        spans = self._spans or [
+            elapsed + remaining for elapsed, remaining in times_by_cell if remaining is not None
+        ]
         if not spans:
             return None
-        usual = sum(spans) / len(spans)
-        left = [max(0.0, usual - gone) if own is None else own for gone, own in known]
-        together = (sum(left) + self.waiting * usual) / self._at_once
-        return max([together, *left])
+        mean_span = sum(spans) / len(spans)
+        remaining = [
+            max(0.0, mean_span - elapsed) if estimate is None else estimate
+            for elapsed, estimate in times_by_cell
+        ]
+        shared_estimate = (sum(remaining) + self.waiting * mean_span) / self._at_once
+        return max([shared_estimate, *remaining])
 
     def head(self) -> str:
         """Return the counts and the time left."""
-        left = self.seconds_left()
+        seconds_left = self.seconds_left()
         words = [
             f"cells {self.before + self.ran}/{self.total} done",
             f"{len(self.running)} running",
             f"{self.waiting} waiting",
         ]
         words += [f"{self.failed} failed"] if self.failed else []
-        words += [] if left is None else [f"{left:.0f} s left"]
+        words += [] if seconds_left is None else [f"{seconds_left:.0f} s left"]
         return ", ".join(words)
 
     def __rich__(self) -> "Group":
@@ -218,21 +230,25 @@ class StudyProgress:
 
         lines = [Text(self.head(), overflow="ellipsis", no_wrap=True)]
         for cell, now in list(self.running.items()):
-            done = now.last[0]
-            where = f"round {done}/{cell.config.rounds}" if done else "first round"
-            text = f"  {cell.name}  {where}  {now.metric}"
+            rounds_done = now.last[0]
+            round_text = (
+                f"round {rounds_done}/{cell.config.rounds}" if rounds_done else "first round"
+            )
+            text = f"  {cell.name}  {round_text}  {now.metric}"
             lines.append(Text(text, style="dim", overflow="ellipsis", no_wrap=True))
         return Group(*lines)
 
 
 def outcome_of(line: Line) -> str:
-    """Return what came of a cell in a few words, without test scores."""
+    """Return the outcome of a cell in a few words, without test scores."""
     if "error" in line:
         return f"failed: {line['error']}"
     scores: Any = line["val"][line["judge"]]
     metric = metric_in([line]) or METRICS["accuracy"]
-    shown = metric.text(None if scores is None else scores[metric.name])
-    return f"val {metric.title} {shown}, best round {line['best_round']}, {line['seconds']:.1f} s"
+    score_text = metric.text(None if scores is None else scores[metric.name])
+    return (
+        f"val {metric.title} {score_text}, best round {line['best_round']}, {line['seconds']:.1f} s"
+    )
 
 
 @contextmanager
@@ -261,7 +277,7 @@ class Job:
     Attributes:
         cell: the cell.
         folder: its result folder, None for none.
-        test: whether test scores are told.
+        test: whether test scores are returned.
     """
 
     cell: Cell
@@ -274,21 +290,21 @@ Outcomes = Generator[tuple[Job, Line], None, None]
 
 @dataclass(frozen=True, eq=False)
 class RoundsOf:
-    """Tells a study's progress of the rounds of one cell."""
+    """Reports the rounds of one cell to the progress of a study."""
 
     cell: Cell
     display: StudyProgress
 
-    def update(self, done: int, metric: str) -> None:
-        """Tell that `done` rounds are over."""
-        self.display.round(self.cell, done, metric)
+    def update(self, rounds_done: int, metric: str) -> None:
+        """Tell that `rounds_done` rounds are over."""
+        self.display.round(self.cell, rounds_done, metric)
 
 
 def run_here(jobs: Iterator[Job], processes: int, display: StudyProgress) -> Outcomes:
-    """Run jobs one after the other in this process; yield each with what came of it."""
+    """Run jobs one after the other in this process; yield each with its outcome."""
     del processes
     for job in jobs:
-        display.started(job.cell)
+        display.start_cell(job.cell)
         cell, rounds = job.cell, RoundsOf(job.cell, display)
         yield job, run_cell(cell, folder=job.folder, progress=rounds, test=job.test)
 
@@ -297,7 +313,7 @@ class Worker:
     """A process that runs one job after the other."""
 
     def __init__(self, events: "SimpleQueue[tuple[Worker, Any]]") -> None:
-        """Start the process; what it says goes into `events`, None when it has ended."""
+        """Start the process; its messages go into `events`, and None when it has ended."""
         self.job: Job | None = None
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._process = subprocess.Popen(
@@ -312,29 +328,31 @@ class Worker:
 
     def _read(self, events: "SimpleQueue[tuple[Worker, Any]]") -> None:
         assert self._process.stdout is not None
-        with suppress(ValueError):  # cut off in the middle: the end is told below
+        with suppress(ValueError):  # cut off in the middle: the end is reported below
             for text in self._process.stdout:
                 events.put((self, json.loads(text)))
         events.put((self, None))
 
     def give(self, job: Job, graph: str | None) -> None:
-        """Have a job run; a process that is dead already says so through its end."""
+        """Send a job; if the process is dead already, its end is in `events`."""
         self.job = job
         config = {k: v for k, v in asdict(job.cell.config).items() if v is not None}
-        told = {"config": config, "graph": graph, "folder": job.folder, "test": job.test}
+        message = {"config": config, "graph": graph, "folder": job.folder, "test": job.test}
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
     def why_dead(self) -> str:
-        """Return how the process ended, and the last it said."""
+        """Return how the process ended, and its last lines on standard error."""
         code = self._process.wait()
         self._errors.seek(0)
-        said = (self._errors.read().decode(errors="replace").split("\n") or [""])[-2:]
-        last = " ".join(" ".join(said).split())[-300:]
-        how = f"signal {-code} (9: out of memory, or killed)" if code < 0 else f"exit code {code}"
-        return f"expected the process of the cell to live, got {how}" + (last and f": {last}")
+        last_lines = (self._errors.read().decode(errors="replace").split("\n") or [""])[-2:]
+        last_words = " ".join(" ".join(last_lines).split())[-300:]
+        cause = f"signal {-code} (9: out of memory, or killed)" if code < 0 else f"exit code {code}"
+        return f"expected the process of the cell to live, got {cause}" + (
+            last_words and f": {last_words}"
+        )
 
     def stop(self) -> None:
         """End the process at once."""
@@ -348,7 +366,7 @@ class Worker:
 
 
 def run_in_processes(jobs: Iterator[Job], processes: int, display: StudyProgress) -> Outcomes:
-    """Run jobs, so many at a time, in processes; yield each as it ends, with what came of it.
+    """Run jobs, so many at a time, in processes; yield each as it ends, with its outcome.
 
     The next job is read when a process is free, after the consumer has had the last outcome.
     """
@@ -362,33 +380,33 @@ def run_in_processes(jobs: Iterator[Job], processes: int, display: StudyProgress
                 while len(busy) < processes and (job := next(jobs, None)) is not None:
                     worker = free.pop() if free else Worker(events)
                     busy.add(worker)
-                    display.started(job.cell)
+                    display.start_cell(job.cell)
                     worker.give(job, graphs.path(job.cell.graph))
                 if not busy:
                     return
-                worker, said = events.get()
+                worker, message = events.get()
                 job = worker.job
-                if said is not None and "round" in said:
+                if message is not None and "round" in message:
                     assert job is not None  # rounds are of a job
-                    display.round(job.cell, said["round"], said["metric"])
+                    display.round(job.cell, message["round"], message["metric"])
                     continue
-                if said is None:
-                    outcome = _died(worker)
+                if message is None:
+                    outcome = _process_died(worker)
                 else:
-                    outcome = said["line"]
+                    outcome = message["line"]
                     free.append(worker)
                 if worker in busy:
                     busy.remove(worker)
                     assert job is not None
                     yield job, outcome
-                elif said is None and worker in free:
+                elif message is None and worker in free:
                     free.remove(worker)
         finally:
             for worker in (*free, *busy):
                 worker.stop()
 
 
-def _died(worker: Worker) -> Line:
+def _process_died(worker: Worker) -> Line:
     outcome = {"error": worker.why_dead(), "kind": "ProcessDied", "versions": versions()}
     worker.stop()
     return outcome
@@ -399,14 +417,14 @@ class _Graphs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._written: dict[int, str] = {}
+        self._path_by_graph: dict[int, str] = {}
 
     def path(self, graph: Graph | None) -> str | None:
         """Return the file of a graph; None for None."""
         if graph is None:
             return None
-        if id(graph) not in self._written:
-            path = self._folder / f"{len(self._written)}.npz"
+        if id(graph) not in self._path_by_graph:
+            path = self._folder / f"{len(self._path_by_graph)}.npz"
             write_graph(path, graph)
-            self._written[id(graph)] = str(path)
-        return self._written[id(graph)]
+            self._path_by_graph[id(graph)] = str(path)
+        return self._path_by_graph[id(graph)]

@@ -16,7 +16,7 @@ from pages import read_page
 from runs import FAST, MakeGraph
 from silograph.cli import run_app
 from silograph.core.errors import DataError, SilographError
-from silograph.experiment.report import runs_of, write_comparison, write_report
+from silograph.experiment.report import comparison_runs, write_comparison, write_report
 from silograph.experiment.result_files import read_sums, write_sums
 from silograph.experiment.run.predictions import predict_to
 
@@ -209,15 +209,15 @@ def test_altered_files_of_a_comparison_are_named(
 ) -> None:
     copy = tmp_path / "c"
     shutil.copytree(comparison, copy)
-    run = runs_of(copy)[0]
+    run = comparison_runs(copy)[0]
     flip(run / "rounds.csv", (run / "rounds.csv").stat().st_size - 2)
-    write_comparison(runs_of(copy), tmp_path / "page.html", comparison=copy)
+    write_comparison(comparison_runs(copy), tmp_path / "page.html", comparison=copy)
     assert "rounds.csv does not fit its digest" in read_page(tmp_path / "page.html").text
     assert "rounds.csv does not fit its digest" in caplog.text
     text = (copy / "paired.json").read_text(encoding="utf-8")
     (copy / "paired.json").write_text(text.replace("reference", "referenze", 1), encoding="utf-8")
     with pytest.raises(DataError, match=r"paired\.json as it was written, got another"):
-        write_comparison(runs_of(copy), tmp_path / "page.html", comparison=copy)
+        write_comparison(comparison_runs(copy), tmp_path / "page.html", comparison=copy)
     given: dict[str, Any] = {"methods": ["local", "fedavg"], "seeds": 2, "processes": 0}
     lines = (copy / "compare.jsonl").read_text(encoding="utf-8").splitlines()
     altered = [json.loads(line) for line in lines]

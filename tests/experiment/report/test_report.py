@@ -26,7 +26,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.report import reading, runs_of, write_comparison, write_report
+from silograph.experiment.report import comparison_runs, reading, write_comparison, write_report
 from silograph.experiment.report.page import constant_facts, facts_of
 from silograph.experiment.report.reading import (
     Curve,
@@ -35,7 +35,7 @@ from silograph.experiment.report.reading import (
     quantile,
     read_ledger,
     read_run,
-    thinned,
+    thin_indices,
     ticks,
 )
 from silograph.experiment.report.several_runs import cuts_follow_seeds
@@ -702,7 +702,7 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[float])
 @pytest.mark.parametrize("count", [0, 1, 2, 399, 400, 401, 12345])
 def test_thinning_keeps_ends_and_what_it_is_told(count: int) -> None:
     keep = [count // 3] if count else []
-    kept = thinned(count, keep)
+    kept = thin_indices(count, keep)
     assert kept == sorted(set(kept))
     assert len(kept) <= 402
     if count:
@@ -849,7 +849,7 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
             low, _, high = tests["95 % interval"].split()
             assert (low, high) == (f"{found['low']:+.4f}", f"{found['high']:+.4f}")
     assert all(note in page.text for note in table.notes)
-    results = [result_of(run) for run in runs_of(folder)]
+    results = [result_of(run) for run in comparison_runs(folder)]
     shown = [t for t in page.tables if t[0][0] == "class"]
     assert [[row[1] for row in t[1:]] for t in shown] == [
         [str(row["nodes"]) for row in result["by_class"]] for result in results
@@ -864,7 +864,7 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")
-    page = read_page(write_comparison(runs_of(folder), folder / "report.html"))
+    page = read_page(write_comparison(comparison_runs(folder), folder / "report.html"))
     means = next(t for t in page.tables if t[0][0] == "runs")
     assert means[1][5] == "2 of 3; 1 diverged"
 
@@ -872,8 +872,8 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
 def test_a_comparison_without_runs_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "compare.json").write_text("{}")
     with pytest.raises(DataError, match=r"expected runs in the comparison .*, got none: go on"):
-        runs_of(tmp_path)
-    assert runs_of(tmp_path / "none") == []
+        comparison_runs(tmp_path)
+    assert comparison_runs(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import silograph as sg
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.asked_run import source_hash
-from silograph.experiment.resolve.user_code import imported
+from silograph.experiment.resolve.user_code import import_spec
 from silograph.methods import FEDAVG, FEDPROX, Method, Needs
 from silograph.nn.own_module import Make
 from silograph.study.compare.compare import resume_comparison
@@ -65,7 +65,7 @@ class Net(nn.Module):
 def parts(text: str = SOURCE) -> tuple[Method, Make]:
     """A method and a module from a file, as an import gives them."""
     Path("own.py").write_text(text, encoding="utf-8")
-    return imported("own.py:METHOD", Method), imported("own.py:Net", type)
+    return import_spec("own.py:METHOD", Method), import_spec("own.py:Net", type)
 
 
 def test_cells_of_values_are_plain_runs(make_graph: MakeGraph) -> None:
@@ -128,7 +128,7 @@ def test_what_a_source_does_not_say_has_no_hash() -> None:
 
 def made(name: str) -> Any:
     """What the file makes anew."""
-    return imported(f"own.py:{name}", object)
+    return import_spec(f"own.py:{name}", object)
 
 
 def test_a_value_that_cannot_be_known_again_needs_no_folder(make_graph: MakeGraph) -> None:

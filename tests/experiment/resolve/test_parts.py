@@ -19,7 +19,7 @@ from silograph.core.run_file import parse_options, read_toml, write_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.resolve.exclusions import own_module
 from silograph.experiment.resolve.flat_options import DECLARED, HELP
-from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, left_open, options_of
+from silograph.experiment.resolve.parts import FLAT, TABLES, choose_parts, options_of, unset_options
 from silograph.experiment.resolve.resolve import resolve
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
@@ -60,7 +60,7 @@ def test_none_can_be_said_where_it_is_the_default_and_nowhere_else(kind: str, na
             for said in (option, f"{kind}.{option}"):
                 asked = make_config({**base, "options": {said: "none"}})
                 assert choose_parts(asked).options == usual
-                assert f"{kind}.{option}" in left_open(asked, choose_parts(asked))
+                assert f"{kind}.{option}" in unset_options(asked, choose_parts(asked))
 
 
 def test_none_over_a_run_file_takes_its_value_back(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_ops_cannot_read_what_the_server_holds(make_graph: MakeGraph, setups: li
     sg.run(make_graph(40), **FAST | {"method": "llcg"})
     federation = setups[0].federation
     assert isinstance(federation, InProcess)
-    assert setups[0].held is not None
+    assert setups[0].server_block is not None
     assert "held" not in {f.name for f in dataclasses.fields(setups[0].method_config)}
 
 

@@ -210,7 +210,7 @@ def test_blocks_fill_their_memory(
     one = client_bytes(training(), block, BACKENDS[kernels], 8, compact=not keep)
     for room, most in ((one - 1, 1), (one, 1), (3 * one + 1, 3), (6 * one, 6), (99 * one, 10)):
         monkeypatch.setattr("silograph.experiment.resolve.resolve.BLOCK_BYTES", room)
-        size = choose_block_size(training(), block, BACKENDS[kernels], CPU, keep=keep)
+        size = choose_block_size(training(), block, BACKENDS[kernels], CPU, keep_optimizer=keep)
         assert size <= most
         assert -(-10 // size) == -(-10 // most)  # no more blocks than needed
         given = config(kernels=kernels, keep_optimizer=keep)
@@ -229,7 +229,7 @@ def test_a_gpu_is_given_larger_blocks(
     monkeypatch.setattr("silograph.experiment.resolve.resolve.BLOCK_BYTES", 2 * one)
     monkeypatch.setattr("silograph.experiment.resolve.resolve.DEVICE_BLOCK_BYTES", 5 * one)
     for device, size in ((CPU, 2), (torch.device("cuda"), 5)):
-        assert choose_block_size(training(), block, TORCH, device, keep=False) == size
+        assert choose_block_size(training(), block, TORCH, device, keep_optimizer=False) == size
 
 
 QUIET = """

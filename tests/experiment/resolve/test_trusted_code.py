@@ -10,7 +10,7 @@ import pytest
 import silograph as sg
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.user_code import digest, imported
+from silograph.experiment.resolve.user_code import digest, import_spec
 from silograph.experiment.result_files import DIGEST
 from silograph.methods.base import Method
 from silograph.study.study import StudyFile
@@ -194,6 +194,6 @@ def test_digests_import_no_package(work: Path, monkeypatch: pytest.MonkeyPatch) 
         digest("some_package.inner.other:METHOD")
     assert not (work / "ran").exists()
     assert "some_package" not in sys.modules
-    assert imported("some_package.inner.own:METHOD", Method).name == "mine"
+    assert import_spec("some_package.inner.own:METHOD", Method).name == "mine"
     for name in [name for name in sys.modules if name.startswith("some_package")]:
         del sys.modules[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.user_code import EXTRAS, absolute, digest, imported, is_spec
+from silograph.experiment.resolve.user_code import EXTRAS, absolute, digest, import_spec, is_spec
 
 SOURCE = """
 from dataclasses import dataclass
@@ -38,20 +38,20 @@ def test_what_has_a_colon_is_imported() -> None:
 def test_a_file_by_any_path(part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(part.parent))
     for spec in ("part.py:VALUE", f"{part}:VALUE", "~/part.py:VALUE"):
-        assert imported(spec, int) == 3
+        assert import_spec(spec, int) == 3
         assert absolute(spec) == f"{part}:VALUE"
 
 
 def test_a_file_is_read_anew(part: Path) -> None:
-    assert imported("part.py:VALUE", int) == 3
+    assert import_spec("part.py:VALUE", int) == 3
     before = digest("part.py:VALUE")
     part.write_text("VALUE = 41 + 1\n")
-    assert imported("part.py:VALUE", int) == 42
+    assert import_spec("part.py:VALUE", int) == 42
     assert digest("part.py:VALUE") == digest(f"{part}:VALUE") != before
 
 
 def test_a_module_by_its_name() -> None:
-    assert imported("os.path:sep", str) == os.sep
+    assert import_spec("os.path:sep", str) == os.sep
     assert absolute("os.path:sep") == "os.path:sep"
     assert digest("sys:path") == "sys"  # it has no file
 
@@ -61,7 +61,7 @@ def test_a_module_of_the_working_folder(part: Path, monkeypatch: pytest.MonkeyPa
     paths = [path for path in sys.path if path not in ("", os.getcwd())]
     monkeypatch.setattr(sys, "path", paths)
     (part.parent / "part_of_here.py").write_text(SOURCE)
-    assert imported("part_of_here:VALUE", int) == 3
+    assert import_spec("part_of_here:VALUE", int) == 3
     assert sys.path == paths
     before = digest("part_of_here:VALUE")
     assert before == digest("part_of_here.py:VALUE")
@@ -75,7 +75,7 @@ def test_a_module_of_the_working_folder(part: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"expected to import part_fails\.x, got ModuleNotFoundE"):
         digest("part_fails.x:X")  # which imports no package
     with pytest.raises(ConfigError, match=r"expected to import part_fails\.x, got ZeroDivisionEr"):
-        imported("part_fails.x:X", int)
+        import_spec("part_fails.x:X", int)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_module_of_the_working_folder(part: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_mistakes_are_one_line(part: Path, spec: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        imported(spec, int)
+        import_spec(spec, int)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -112,7 +112,7 @@ def test_a_file_that_fails_is_one_line(part: Path, source: str, expected: str) -
     names = set(sys.modules)
     part.write_text(source)
     with pytest.raises(ConfigError) as caught:
-        imported("part.py:VALUE", int)
+        import_spec("part.py:VALUE", int)
     assert f"expected to import part.py, {expected.format(path=part)}" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert set(sys.modules) == names
@@ -127,13 +127,13 @@ def test_a_package_of_an_extra_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     part.write_text(f"import {package}.inner\n")
     with pytest.raises(ConfigError, match=rf": pip install 'silograph\[{extra}\]'$"):
-        imported("part.py:VALUE", int)
+        import_spec("part.py:VALUE", int)
 
 
 def test_a_file_that_fails_leaves_what_it_was(part: Path) -> None:
-    assert imported("part.py:VALUE", int) == 3
+    assert import_spec("part.py:VALUE", int) == 3
     held = sys.modules[f"{part}:"]
     part.write_text("raise ValueError")
     with pytest.raises(ConfigError, match=r"got ValueError \(.*line 1\)"):
-        imported("part.py:VALUE", int)
+        import_spec("part.py:VALUE", int)
     assert sys.modules[f"{part}:"] is held

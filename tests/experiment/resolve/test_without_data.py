@@ -7,14 +7,14 @@ import pytest
 
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError
-from silograph.experiment.resolve.resolve import resolved_without_data
+from silograph.experiment.resolve.resolve import resolve_without_data
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_goes_with_some_data_is_not_refused(method: str) -> None:
-    found = resolved_without_data(make_config({"method": method}))
+    found = resolve_without_data(make_config({"method": method}))
     assert found is not None
     assert found.config.method == method
 
@@ -44,7 +44,7 @@ def test_what_goes_with_some_data_is_not_refused(method: str) -> None:
 )
 def test_what_goes_with_no_data_is_refused(options: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
-        resolved_without_data(make_config(options))
+        resolve_without_data(make_config(options))
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_what_goes_with_no_data_is_refused(options: dict[str, Any], line: str) -
     ],
 )
 def test_what_the_data_decide_waits_for_them(options: dict[str, Any]) -> None:
-    assert resolved_without_data(make_config(options)) is not None
+    assert resolve_without_data(make_config(options)) is not None
 
 
 def test_a_module_of_the_users_is_not_built_without_its_features() -> None:
     module = {"model": "nowhere.py:Net"}
-    assert resolved_without_data(make_config(module)) is None
+    assert resolve_without_data(make_config(module)) is None
     with pytest.raises(ConfigError, match="expected weights_as=exact and weight_rows=all"):
-        resolved_without_data(make_config(module | {"method": "fedper", "weights_as": "int4"}))
+        resolve_without_data(make_config(module | {"method": "fedper", "weights_as": "int4"}))
 
 
 def test_a_check_of_the_users_that_fails_is_one_line() -> None:
@@ -74,4 +74,4 @@ def test_a_check_of_the_users_that_fails_is_one_line() -> None:
 
     mine = replace(METHODS["fedavg"], name="mine", check=check)
     with pytest.raises(OpError, match=r"^in check of method mine: KeyError: 'uniform'"):
-        resolved_without_data(make_config({"method": "mine"}), mine)
+        resolve_without_data(make_config({"method": "mine"}), mine)

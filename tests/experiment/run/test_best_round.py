@@ -11,7 +11,7 @@ from silograph.core.config import RunConfig
 from silograph.evaluation.evaluate import sum_histograms
 from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
-from silograph.experiment.run.round_scores import is_better, judged, task_in
+from silograph.experiment.run.round_scores import is_better, judged_from_counts, task_in
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.methods import METHODS
@@ -157,8 +157,10 @@ def test_rounds_that_other_clients_judged_compare_on_the_nodes_of_both(
     better: bool,
 ) -> None:
     setup = prepare(config_of(clients=2), make_graph(40))
-    before = judged(setup, 1, counted([8, 2], [10, 10]), counted([0, 0], [1, 1]), None, ())
-    now = judged(setup, 2, counted(right, nodes), counted([0, 0], [1, 1]), None, away)
+    before = judged_from_counts(
+        setup, 1, counted([8, 2], [10, 10]), counted([0, 0], [1, 1]), None, ()
+    )
+    now = judged_from_counts(setup, 2, counted(right, nodes), counted([0, 0], [1, 1]), None, away)
     assert is_better(setup, now, before) == better
     assert not (better and any(nodes) and is_better(setup, before, now))
 
@@ -170,7 +172,7 @@ def test_a_checkpoint_knows_who_was_away(make_graph: MakeGraph) -> None:
         {name: torch.ones(2, *s.shape, dtype=s.dtype) for name, s in specs.items()}
     )
     last = setup.federation.ids[1]
-    best = judged(setup, 3, counts, counts, {}, (last,))
+    best = judged_from_counts(setup, 3, counts, counts, {}, (last,))
     before = replace(first_snapshot(setup), round=3, best=best)
     checkpoint = to_checkpoint(setup, before, "run", {})
     after, _ = from_checkpoint(setup, checkpoint, None)

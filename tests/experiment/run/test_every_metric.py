@@ -13,7 +13,7 @@ from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, MakeGraph, with_values
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.report import runs_of, write_comparison
+from silograph.experiment.report import comparison_runs, write_comparison
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.progress import RunFacts, final_values
 from silograph.experiment.run.result import Result
@@ -88,7 +88,7 @@ def test_a_comparison_and_a_search_go_by_the_metric(metric: str, tmp_path: Path)
         assert metric in line["test"]["personalized"]
     assert table.to_dict()["metric"] == metric
     assert metric in table.summary()
-    write_comparison(runs_of(out), tmp_path / "page.html", comparison=out)
+    write_comparison(comparison_runs(out), tmp_path / "page.html", comparison=out)
     del options["lr"]
     options |= {"metric": metric, "method": "fedavg"}
     search = sg.tune(graph, trials=2, keys=["lr"], processes=0, **options)

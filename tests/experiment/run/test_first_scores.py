@@ -10,7 +10,7 @@ import torch
 import silograph as sg
 from runs import FAST, MakeGraph, files_of, go, of, outcome, rows_of, run_until, same_bits
 from silograph.experiment.run import loop
-from silograph.experiment.run.round_scores import Judged
+from silograph.experiment.run.round_scores import JudgedRound
 from silograph.methods import FEDAVG, LABEL_GUIDED, LOCAL, Method, RoundReport
 
 SCORED = replace(FEDAVG, name="scored", needs=replace(FEDAVG.needs, score_first=True))
@@ -26,20 +26,20 @@ def rest(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
 
 
 @pytest.fixture
-def before(monkeypatch: pytest.MonkeyPatch) -> list[Judged | None]:
+def before(monkeypatch: pytest.MonkeyPatch) -> list[JudgedRound | None]:
     """The scores that were there before each round."""
-    found: list[Judged | None] = []
-    real = loop._round
+    found: list[JudgedRound | None] = []
+    real = loop._run_round
 
     def spy(setup: Any, selection: Any, snapshot: Any, clock: Any) -> Any:
         found.append(snapshot.scores)
         return real(setup, selection, snapshot, clock)
 
-    monkeypatch.setattr(loop, "_round", spy)
+    monkeypatch.setattr(loop, "_run_round", spy)
     return found
 
 
-def same_scores(a: Judged | None, b: Judged | None) -> bool:
+def same_scores(a: JudgedRound | None, b: JudgedRound | None) -> bool:
     assert a is not None
     assert b is not None
     counts = [(a.server, b.server), (a.personalized, b.personalized)]
@@ -56,7 +56,7 @@ def same_scores(a: Judged | None, b: Judged | None) -> bool:
 
 @pytest.mark.parametrize("method", [SCORED, TOGETHER, ALONE], ids=lambda m: m.name)
 def test_they_are_those_of_the_first_weights(
-    make_graph: MakeGraph, before: list[Judged | None], method: Method
+    make_graph: MakeGraph, before: list[JudgedRound | None], method: Method
 ) -> None:
     """Where training changes nothing they are those of every round."""
     result = go(make_graph(), method=replace(method, round=rest), rounds=3)
@@ -95,14 +95,14 @@ def _cost(record: Any) -> tuple[Any, ...]:
 
 
 def test_they_hold_until_the_next_evaluation(
-    make_graph: MakeGraph, before: list[Judged | None]
+    make_graph: MakeGraph, before: list[JudgedRound | None]
 ) -> None:
     go(make_graph(), method=SCORED, rounds=5, eval_every=2)
     assert [None if scores is None else scores.round for scores in before] == [0, 0, 2, 2, 4]
 
 
 def test_nothing_is_scored_that_nobody_asks_for(
-    make_graph: MakeGraph, before: list[Judged | None]
+    make_graph: MakeGraph, before: list[JudgedRound | None]
 ) -> None:
     result = go(make_graph())
     assert before == [None] * 4
@@ -113,7 +113,7 @@ def test_nothing_is_scored_that_nobody_asks_for(
 @pytest.mark.parametrize(("every", "last"), [(1, 3), (2, 4), (4, 4)])
 def test_they_are_in_the_checkpoint(
     make_graph: MakeGraph,
-    before: list[Judged | None],
+    before: list[JudgedRound | None],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     method: Method,

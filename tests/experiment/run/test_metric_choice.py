@@ -15,7 +15,7 @@ from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.run.clock import reason_to_stop
-from silograph.experiment.run.round_scores import Judged, is_better
+from silograph.experiment.run.round_scores import JudgedRound, is_better
 from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS
 from silograph.study.tune.outcome import Trial, Tuned, propose
@@ -30,11 +30,11 @@ GOOD_AND_BAD = {True: (0.75, 0.25), False: (0.25, 0.75)}  # by whether higher is
 OWN = "0.6/0.2/0.2"
 
 
-def at(t: int, metric: Metric, value: float | None, loss: float = 1.0) -> Judged:
+def at(t: int, metric: Metric, value: float | None, loss: float = 1.0) -> JudgedRound:
     """A round with a score."""
     scores = Scores({"loss": loss, metric.name: value})
     views = {"server": scores, "personalized": scores}
-    return Judged(t, None, {}, None, views, views, ())
+    return JudgedRound(t, None, {}, None, views, views, ())
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from runs import (
 )
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.user_code import imported
+from silograph.experiment.resolve.user_code import import_spec
 from silograph.methods import FEDAVG, Method, Needs, Proximal
 
 PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
@@ -84,7 +84,7 @@ def test_a_run_of_a_value_goes_on_with_it(
 def test_the_example_shares_the_body_and_keeps_the_heads(
     make_graph: MakeGraph, heads: Path
 ) -> None:
-    method = imported(f"{heads}:METHOD", Method)
+    method = import_spec(f"{heads}:METHOD", Method)
     many, one = (go(make_graph(), method=method, block_size=size) for size in (4, 1))
     assert many.model is None
     assert_close(many, one, 1e-10)

@@ -43,4 +43,4 @@ def test_the_config_is_resolved_once_and_then_left_alone(make_graph: Callable[..
     finally:
         sys.setprofile(None)
     assert over
-    assert seen == ["requested", "simulated"]
+    assert seen == ["parse_request", "read_and_resolve"]

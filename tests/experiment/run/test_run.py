@@ -28,7 +28,7 @@ from runs import (
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError, TrainingError
 from silograph.core.key import Key
-from silograph.experiment.resolve.resolve import SimulatedRun, simulated
+from silograph.experiment.resolve.resolve import SimulatedRun, resolve_simulation
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.experiment.run.setup import Setup, set_up
@@ -196,13 +196,13 @@ def test_torch_threads_are_those_of_the_run_and_then_as_before(
 
     def cut(*given: Any) -> SimulatedRun:
         threads.append(torch.get_num_threads())
-        return simulated(*given)
+        return resolve_simulation(*given)
 
     def build(run: SimulatedRun) -> Setup:
         threads.append(torch.get_num_threads())
         return set_up(run)
 
-    monkeypatch.setattr("silograph.experiment.resolve.asked_run.simulated", cut)
+    monkeypatch.setattr("silograph.experiment.resolve.asked_run.resolve_simulation", cut)
     monkeypatch.setattr("silograph.experiment.run.run.set_up", build)
     torch.set_num_threads(3)
     go(make_graph(), threads=2)

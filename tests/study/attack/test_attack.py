@@ -23,22 +23,22 @@ from silograph.study.attack.attack import (
     UNMEASURED,
     attack,
     evaluation_findings,
-    unmeasured,
+    unmeasured_notes,
     write_findings,
 )
 from silograph.study.attack.attacks import (
     CRAFTED,
     Finding,
-    crafted,
-    labels_behind,
+    craft_weights,
+    find_separable_nodes,
+    infer_labels,
     occurring_features,
-    overhear,
+    record_server_view,
     same_up_to_scale,
-    separable,
     single_labels,
     single_rows,
-    solved_features,
-    untouched,
+    solve_features,
+    weights_without_gradient,
 )
 from silograph.task.counts import CountRules, JudgedRows
 
@@ -134,7 +134,7 @@ def test_messages_are_solved_as_soon_as_there_are_enough() -> None:
     maps = [torch.rand(6, 4, dtype=torch.float64) for _ in range(4)]
     places = [torch.tensor(p) for p in ([0, 1, 2], [2, 0], [0, 3, 2], [0, 4])]
     rows = [x[p] @ w for p, w in zip(places, maps, strict=True)]
-    where, solved = solved_features(maps, rows, places)
+    where, solved = solve_features(maps, rows, places)
     assert sorted(where.tolist()) == [0, 2]  # three steps of 4 equations for 6 unknowns
     torch.testing.assert_close(solved, x[where], rtol=0, atol=1e-9)
     assert same_up_to_scale(3 * solved, x).tolist() == [True, False, True, False, False]
@@ -145,15 +145,15 @@ def test_signs_name_a_class_only_where_all_behind_have_it() -> None:
     share = torch.full((3,), 1 / 3)
     own = [share - torch.nn.functional.one_hot(torch.tensor(k), 3) for k in (0, 1, 1)]
     rows = torch.stack([own[0], own[1] + own[2], own[0] + own[1], torch.zeros(3)])
-    assert labels_behind(rows).tolist() == [0, 1, -1, -1]
+    assert infer_labels(rows).tolist() == [0, 1, -1, -1]
 
 
 def test_a_node_is_separable_if_others_cancel() -> None:
     behind = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
-    assert separable(behind).tolist() == [True, True, True, False, False]
-    assert separable(behind[:2]).tolist() == [False] * 5
-    assert separable(torch.zeros(0, 2)).tolist() == [False, False]
-    assert separable(torch.zeros(3, 2)).tolist() == [False, False]
+    assert find_separable_nodes(behind).tolist() == [True, True, True, False, False]
+    assert find_separable_nodes(behind[:2]).tolist() == [False] * 5
+    assert find_separable_nodes(torch.zeros(0, 2)).tolist() == [False, False]
+    assert find_separable_nodes(torch.zeros(3, 2)).tolist() == [False, False]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -164,13 +164,13 @@ def test_separable_nodes_are_those_in_the_span(seed: int) -> None:
     projector = torch.linalg.pinv(behind.double(), rtol=1e-9) @ behind.double()
     found = projector.diagonal() > 1 - 1e-6
     assert 0 < int(found.sum()) < 30
-    assert separable(behind).tolist() == found.tolist()
+    assert find_separable_nodes(behind).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1, 5e-4), Adam(0.01, 5e-4)])
 def test_features_that_move(optimizer: SGD | Adam) -> None:
     start = {"0.weight": torch.rand(5, 3)}
-    idle = untouched(start, optimizer, 2)["0.weight"]
+    idle = weights_without_gradient(start, optimizer, 2)["0.weight"]
     assert (idle != start["0.weight"]).all()
     after = idle.clone()
     after[[1, 4]] += 0.01
@@ -182,7 +182,7 @@ def test_rows_of_a_crafted_step() -> None:
     x = torch.tensor([[1.0, 0, 2], [0, 1, 0], [3, 1, 4]], dtype=torch.float64)
     y, zero = torch.tensor([0, 1, 1]), torch.zeros(3, 16, dtype=torch.float64)
     like = {"0.weight": zero, "0.bias": zero[0], "1.weight": zero.T[:, :2], "1.bias": zero[0, :2]}
-    sent = crafted(like, 4.0, 3.0)
+    sent = craft_weights(like, 4.0, 3.0)
     leaves = {name: w.clone().requires_grad_() for name, w in sent.items()}
     hidden = (x @ leaves["0.weight"] + leaves["0.bias"]).relu()
     logits = hidden @ leaves["1.weight"] + leaves["1.bias"]
@@ -208,8 +208,8 @@ def test_what_the_server_overhears_changes_nothing(make_graph: MakeGraph) -> Non
 def test_an_attack_that_was_not_tried_is_named() -> None:
     one = Finding(CRAFTED, "rows", 0.5, 10, None, "active")
     other = Finding("read", "words", 0.5, 10, None, "honest but curious")
-    assert unmeasured([other]) == [UNMEASURED]
-    assert unmeasured([other, one]) == []
+    assert unmeasured_notes([other]) == [UNMEASURED]
+    assert unmeasured_notes([other, one]) == []
 
 
 def binary_graph(nodes: int = 400, width: int = 40) -> sg.Graph:
@@ -226,7 +226,7 @@ def test_evaluations_of_crafted_weights_tell_labels_and_features_without_a_least
     for least in (0, 5):
         config = make_config({**plain, "evaluation_min_count": least})
         setup = prepare(config, graph)
-        labels, features = evaluation_findings(setup, overhear(setup, 1).blocks[0])
+        labels, features = evaluation_findings(setup, record_server_view(setup, 1).blocks[0])
         if least == 0:
             assert labels.share > 0.95
             assert (labels.right or 0) > 0.99

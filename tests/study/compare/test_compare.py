@@ -22,7 +22,7 @@ from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, files_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError, SilographError
-from silograph.experiment.report import runs_of, write_comparison
+from silograph.experiment.report import comparison_runs, write_comparison
 from silograph.experiment.result_files import DIGEST
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.methods.base import Caution
@@ -205,7 +205,7 @@ def with_scores(scores: dict[str, list[float | None]], **asked: Any) -> Comparis
             continue
         view = {"accuracy": value, "auc": None}
         lines.append(line | {"test": {"server": view, "uncut": None, "personalized": view}})
-    return replace(table, lines=tuple(lines), asked=replace(table.asked, **asked))
+    return replace(table, lines=tuple(lines), request=replace(table.request, **asked))
 
 
 def test_splits_that_overlap_are_corrected_unless_another_test_is_asked_for() -> None:
@@ -496,7 +496,7 @@ def with_views(scores: dict[str, dict[str, list[float]]], **asked: Any) -> Compa
         }
         assert line is not None
         lines.append(line | {"test": test})
-    return replace(table, lines=tuple(lines), asked=replace(table.asked, **asked))
+    return replace(table, lines=tuple(lines), request=replace(table.request, **asked))
 
 
 def test_methods_are_tested_in_a_view_that_all_have() -> None:
@@ -513,7 +513,7 @@ def test_methods_are_tested_in_a_view_that_all_have() -> None:
     assert any(note.endswith("in the personalized view") for note in table.notes)
     assert "views that pick the rounds: personalized (local); server (fedavg)" in table.notes
     server = replace(
-        table, asked=replace(table.asked, view="server")
+        table, request=replace(table.request, view="server")
     )  # asked for: local has no scores in it
     assert [row["view"] for row in server.rows] == [None, "server"]
     assert server.rows[0]["difference"] is server.rows[0]["p"] is server.rows[0]["pairs"] is None
@@ -530,7 +530,7 @@ def test_methods_without_a_common_view_are_not_tested() -> None:
     assert [row["view"] for row in table.rows] == ["personalized", "personalized", None]
     assert f"{told}centralized" in table.notes
     assert table.summary(200).count("no common view") == 1
-    table = replace(table, asked=replace(table.asked, baseline="centralized"))
+    table = replace(table, request=replace(table.request, baseline="centralized"))
     assert [row["view"] for row in table.rows] == [None, "server", "server"]
     assert f"{told}local" in table.notes
     assert [row["difference"] is None for row in table.rows] == [True, False, True]
@@ -545,7 +545,9 @@ def test_the_best_is_marked_alike_in_every_form(metric: str, tmp_path: Path) -> 
     small |= {"kernels": "torch", "processes": 0, "metric": metric}
     methods = ["local", "fedavg"]
     table = sg.compare(planted_graph(30), methods=methods, seeds=2, out=tmp_path / "c", **small)
-    page = write_comparison(runs_of(tmp_path / "c"), tmp_path / "p.html", comparison=tmp_path / "c")
+    page = write_comparison(
+        comparison_runs(tmp_path / "c"), tmp_path / "p.html", comparison=tmp_path / "c"
+    )
     html, text, markdown = page.read_text(encoding="utf-8"), table.summary(200), table.to_markdown()
     marked = 0
     for row in json.loads(table.to_json())["rows"]:

@@ -49,7 +49,7 @@ import sweep_cells as sweep
 
 import silograph as sg
 from silograph.cli import run_app
-from silograph.cli.studies import _again, only_of
+from silograph.cli.studies import _resume_command_line, parse_only
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError, SilographError
 from silograph.study.cells import Cell, Line, digest_of
@@ -62,10 +62,10 @@ from silograph.study.reproduce.reproduce import (
     Recipe,
     beside,
     cell,
-    filled,
     find_recipe,
     paths_of,
     recipes_in,
+    replace_section,
     reproduce,
     spread,
     svg_of,
@@ -187,11 +187,11 @@ def test_a_cell_that_a_recipe_beside_has_run_is_copied() -> None:
     relabelled = [replace(one("local", 0), labels={"row": "a"}), one("local", 3)]
     beside_it = replace(RECIPE, name="mine/second", cells=lambda _: relabelled)
     made = reproduce(beside_it, out="out", max_minutes=0)
-    assert (made.taken, made.ran, made.missing) == (1, 0, 1)
+    assert (made.copied, made.ran, made.missing) == (1, 0, 1)
     lines = [read_lines(paths_of(recipe, Path("out"))[0]) for recipe in (RECIPE, beside_it)]
     assert lines[1] == [lines[0][0] | {"labels": {"row": "a"}}]
-    assert reproduce(beside_it, out="out", max_minutes=0).taken == 0
-    assert reproduce(replace(beside_it, name="yours/x"), out="out", max_minutes=0).taken == 0
+    assert reproduce(beside_it, out="out", max_minutes=0).copied == 0
+    assert reproduce(replace(beside_it, name="yours/x"), out="out", max_minutes=0).copied == 0
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def test_a_page_names_what_makes_it_again() -> None:
 
 
 def test_sections_are_filled_in() -> None:
-    assert filled("a", "t", "x") == "a\n\n<!-- t -->\nx\n<!-- t -->\n"
-    once = filled("a <!-- t --> <!-- t --> b", "t", "x")
-    assert filled(once, "t", "y") == once.replace("x", "y")
+    assert replace_section("a", "t", "x") == "a\n\n<!-- t -->\nx\n<!-- t -->\n"
+    once = replace_section("a <!-- t --> <!-- t --> b", "t", "x")
+    assert replace_section(once, "t", "y") == once.replace("x", "y")
 
 
 def test_figures_of_a_table() -> None:
@@ -447,19 +447,19 @@ def test_mistakes() -> None:
             reproduce(RECIPE, out="out", max_minutes=minutes)
     for wrong in (["a"], ["a=1", "a=2"]):
         with pytest.raises(ConfigError, match="expected --only KEY=VALUE,VALUE, each key once"):
-            only_of(wrong, None)
+            parse_only(wrong, None)
     for text in ("", "a,,b", '"a', '"a"b'):
         with pytest.raises(ConfigError, match='expected --only row as a list like a,b or "a, b",c'):
-            only_of([f"row={text}"], None)
+            parse_only([f"row={text}"], None)
 
 
 @pytest.mark.parametrize("values", [["a", "b"], ["`local`, x", "b"], ['say "a"', "b, c"]])
 def test_values_of_cells_with_commas_and_quotes_are_read_as_they_are_written(
     values: list[str],
 ) -> None:
-    said = shlex.split(_again("r", Path("r"), Path("o"), {"row": values}, {}))
+    said = shlex.split(_resume_command_line("r", Path("r"), Path("o"), {"row": values}, {}))
     only = next(word for word in said if word.startswith("--only="))
-    assert only_of([only.removeprefix("--only=")], None) == {"row": values}
+    assert parse_only([only.removeprefix("--only=")], None) == {"row": values}
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,14 +481,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.study.reproduce.reproduce.run_missing", stopped)
+        patch.setattr("silograph.study.reproduce.reproduce.run_missing_cells", stopped)
         assert run_app([*command, "--data-dir", "."]) == 130
     assert capsys.readouterr().err.splitlines() == [
         "interrupted",
         "to go on: silograph reproduce r --out 'my out' --data-dir . --processes 0",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.study.reproduce.reproduce.run_missing", stopped)
+        patch.setattr("silograph.study.reproduce.reproduce.run_missing_cells", stopped)
         assert run_app([*command, "--recipes", "mine"]) == 130
     assert "--out 'my out' --recipes mine" in capsys.readouterr().err
     failing = replace(RECIPE, cells=lambda _: [one("fedavg", 0, lr=1e30)])

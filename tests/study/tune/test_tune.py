@@ -12,7 +12,7 @@ import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph
 from silograph.cli import run_app
-from silograph.cli.studies import ranges_of
+from silograph.cli.studies import parse_ranges
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.run_file import read_toml
@@ -303,8 +303,8 @@ def test_folders(make_graph: MakeGraph) -> None:
 
 
 def test_texts_of_ranges() -> None:
-    assert ranges_of(["local-epochs=1:3", "lr=1,2"]) == {"local_epochs": "1:3", "lr": "1,2"}
+    assert parse_ranges(["local-epochs=1:3", "lr=1,2"]) == {"local_epochs": "1:3", "lr": "1,2"}
     for wrong in (["lr"], ["lr=1,2", "lr=1,2"]):
         with pytest.raises(ConfigError, match="expected --range KEY=LOW:HIGH, each key once"):
-            ranges_of(wrong)
+            parse_ranges(wrong)
     assert run_app(["tune", "g.npz", "--range", "lr"]) == 2

@@ -71,7 +71,7 @@ def make_report(
         run = read_run(folder)
         page = run_page(run)
     _warn([run])
-    return WrittenPage(_written(path, page), run.is_damaged)
+    return WrittenPage(_write_page(path, page), run.is_damaged)
 
 
 def write_comparison(
@@ -121,7 +121,7 @@ def make_comparison_report(
         page = comparison_page(runs, paired, lines)
     _warn(runs, lines)
     is_of_damaged = bool(damaged) or any(run.is_damaged for run in runs)
-    return WrittenPage(_written(Path(out), page), is_of_damaged)
+    return WrittenPage(_write_page(Path(out), page), is_of_damaged)
 
 
 def _warn(runs: Sequence[RunRecord], lines: Sequence[str] = ()) -> None:
@@ -140,15 +140,15 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
     except Exception as error:
         checks = [check_folder(Path(f), is_over=(Path(f) / RESULT).exists()) for f in folders]
         altered = [f"{check.folder}/{name}" for check in checks for name in check.altered]
-        named = ", ".join(altered or [str(folder) for folder in folders])
+        place = ", ".join(altered or [str(folder) for folder in folders])
         raise DataError(
-            f"expected files as runs write them in {named}, got others "
+            f"expected files as runs write them in {place}, got others "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
             "from a copy"
         ) from error
 
 
-def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
+def comparison_runs(folder: str | os.PathLike[str]) -> list[Path]:
     """Return the result folders of a comparison in their order; none where it is another folder.
 
     Runs that no round was begun of are left out.
@@ -159,13 +159,13 @@ def runs_of(folder: str | os.PathLike[str]) -> list[Path]:
     check_regular(Path(folder) / COMPARISON)
     if not (Path(folder) / COMPARISON).is_file():
         return []
-    found = sorted(path.parent for path in (Path(folder) / "runs").glob(f"[!.]*/{ABOUT}"))
-    if not found:
+    folders = sorted(path.parent for path in (Path(folder) / "runs").glob(f"[!.]*/{ABOUT}"))
+    if not folders:
         raise DataError(
             f"expected runs in the comparison {os.fspath(folder)}, got none: go on with it by "
             f"silograph resume {os.fspath(folder)}"
         )
-    return found
+    return folders
 
 
 def _read_table(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -177,8 +177,8 @@ def _read_table(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
     check_regular(path)
     if not path.is_file():
         return None, []
-    found, has_digest = without_digest(read_json(path), str(path))
-    return found, [] if has_digest else [UNCHECKED.format(path)]
+    table, has_digest = without_digest(read_json(path), str(path))
+    return table, [] if has_digest else [UNCHECKED.format(path)]
 
 
 def _check_comparison(folder: Path) -> tuple[list[str], list[str]]:
@@ -209,19 +209,19 @@ def _check_comparison(folder: Path) -> tuple[list[str], list[str]]:
         damaged += [_missing(folder / LINES)] if sums else []
         return damaged, unchecked
     # A last line without an end is one that is being written.
-    *whole, _ = (folder / LINES).read_bytes().split(b"\n")
-    numbers = []
-    for number, line in enumerate(whole, start=1):
-        where = f"line {number} of {folder / LINES}"
+    *complete_lines, _ = (folder / LINES).read_bytes().split(b"\n")
+    unchecked_lines = []
+    for number, line in enumerate(complete_lines, start=1):
+        place = f"line {number} of {folder / LINES}"
         try:
-            _, has_digest = without_digest(json.loads(line), where) if line.strip() else ({}, True)
+            _, has_digest = without_digest(json.loads(line), place) if line.strip() else ({}, True)
         except (ValueError, AttributeError, RecursionError):
-            damaged.append(_altered(where, "its digest"))
+            damaged.append(_altered(place, "its digest"))
         else:
-            numbers += [] if has_digest else [number]
-    if numbers:
-        of = f"{len(numbers)} of {len(whole)} lines of {folder / LINES}"
-        unchecked.append(UNCHECKED.format(of))
+            unchecked_lines += [] if has_digest else [number]
+    if unchecked_lines:
+        line_count = f"{len(unchecked_lines)} of {len(complete_lines)} lines of {folder / LINES}"
+        unchecked.append(UNCHECKED.format(line_count))
     return damaged, unchecked
 
 
@@ -248,7 +248,7 @@ def check_metrics(runs: Sequence[RunRecord]) -> None:
             )
 
 
-def _written(path: Path, page: str) -> Path:
+def _write_page(path: Path, page: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page)
     return path
@@ -261,18 +261,18 @@ def check_out(path: Path) -> None:
     try:
         check_regular(path)
         with path.open(encoding="utf-8", errors="replace") as file:
-            ours = MARK in file.read(200)
+            is_report = MARK in file.read(200)
     except (OSError, DataError):  # a folder or a FIFO, or not to be read
-        ours = False
-    if not ours:
+        is_report = False
+    if not is_report:
         raise ConfigError(
             f"expected the path of a new report or of an old one, got {path}, which is something "
             "else: choose another --out, nothing was overwritten"
         )
 
 
-def _older(one: Path, other: Path) -> bool:
-    return one.stat().st_mtime_ns < other.stat().st_mtime_ns
+def _is_older(first: Path, second: Path) -> bool:
+    return first.stat().st_mtime_ns < second.stat().st_mtime_ns
 
 
 def add_report(folder: Path) -> None:
@@ -280,8 +280,8 @@ def add_report(folder: Path) -> None:
     report, result = folder / REPORT, folder / RESULT
     try:
         # A page from before the end is older than the result.
-        over = result.exists()
-        if not over or not report.exists() or _older(report, result):
+        is_over = result.exists()
+        if not is_over or not report.exists() or _is_older(report, result):
             write_report(folder)
     except OSError as error:
         LOG.warning("no report.html: %s; later: silograph report %s", error.strerror, folder)

@@ -27,7 +27,7 @@ from silograph.experiment.report.reading import (
     quantile,
     size_text,
     spread,
-    thinned,
+    thin_indices,
     units_of,
 )
 from silograph.experiment.result_files import CONFIG, FACT, VIRTUAL, Row
@@ -51,7 +51,7 @@ class ConfigRow:
         name: the key.
         value: as the run used it.
         help: what it means.
-        changed: whether it was given, and not as the default.
+        changed: whether the user set it to another value than the default.
         filled: whether it was left open and the run chose.
     """
 
@@ -83,8 +83,8 @@ def text_of(value: Any) -> str:
 
 def used_values(run: RunRecord) -> dict[str, Any]:
     """Return every key of a run with the value that was used; options of parts as PART.NAME."""
-    used, options = run.about["config"], run.about["config"]["options"]
-    return {**{k: v for k, v in used.items() if k in FIELDS and k != "options"}, **options}
+    config, options = run.about["config"], run.about["config"]["options"]
+    return {**{k: v for k, v in config.items() if k in FIELDS and k != "options"}, **options}
 
 
 def given_of(run: RunRecord) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def settings(run: RunRecord) -> dict[str, list[ConfigRow]]:
 
 
 def applies(run: RunRecord, name: str, value: Any) -> bool:
-    """Whether a key has a say in a run: nothing is chosen by one without a value."""
-    used = run.about["config"]
-    says = {
-        "momentum": used.get("optimizer") == "sgd",
+    """Whether a key has any effect on a run."""
+    config = run.about["config"]
+    matters = {
+        "momentum": config.get("optimizer") == "sgd",
         "scale": value != 1.0,
         "edge_weights": "edge_weights" in run.about["dataset"],
         "evaluation_min_count": bool(value),
@@ -135,9 +135,9 @@ def applies(run: RunRecord, name: str, value: Any) -> bool:
         "strict": run.cut is not None,
         "block_size": run.cut is not None,
         "layers": "module" not in run.about["model"],
-        "hidden": "module" not in run.about["model"] and used.get("layers") != 1,
+        "hidden": "module" not in run.about["model"] and config.get("layers") != 1,
     }
-    return value is not None and says.get(name, True)
+    return value is not None and matters.get(name, True)
 
 
 def flags(changed: Mapping[str, Any]) -> list[str]:
@@ -194,8 +194,8 @@ def commands(run: RunRecord) -> dict[str, str]:
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys in which configs differ; method and model come first."""
     names = dict.fromkeys(name for config in configs for name in config)
-    found = [name for name in names if len({text_of(c.get(name)) for c in configs}) > 1]
-    return sorted(found, key=lambda name: name not in FIRST)
+    different_names = [name for name in names if len({text_of(c.get(name)) for c in configs}) > 1]
+    return sorted(different_names, key=lambda name: name not in FIRST)
 
 
 # --- What a page shows of the cut: sizes, mix of labels, edges between clients -------------------
@@ -217,7 +217,7 @@ def cut_figures(run: RunRecord) -> dict[str, Any] | None:
     cut = run.cut
     if cut is None:
         return None
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "clients": len(run.clients),
         "totals": {
             k: cut[k] for k in ("edges", "edges_cut", "cut_share", "label_distance", "homophily")
@@ -228,21 +228,25 @@ def cut_figures(run: RunRecord) -> dict[str, Any] | None:
         "many": None,
     }
     if len(run.clients) > MOST_SHOWN:
-        return found | {"many": sorted_bars(run, cut["labels"])}
+        return figures | {"many": sorted_bars(run, cut["labels"])}
     labels = label_mix(run, cut["labels"], cut["classes"]) if cut["classes"] else None
-    return found | {"sizes": sizes(run), "labels": labels, "between": between(run, cut["between"])}
+    return figures | {
+        "sizes": sizes(run),
+        "labels": labels,
+        "between": edge_heat_map(run, cut["between"]),
+    }
 
 
 def sizes(run: RunRecord) -> dict[str, Any]:
     """Return each client's nodes by what they are for."""
     nodes = [int(row["nodes"]) for row in run.clients]
     counts = [{part: int(row[part]) for part in PARTS} for row in run.clients]
-    for held, count in zip(nodes, counts, strict=True):
-        count["other"] = held - sum(count.values())
+    for num_nodes, count in zip(nodes, counts, strict=True):
+        count["other"] = num_nodes - sum(count.values())
     return {
         "rows": [
-            {"client": row["client"], "nodes": held, "parts": count}
-            for row, held, count in zip(run.clients, nodes, counts, strict=True)
+            {"client": row["client"], "nodes": num_nodes, "parts": count}
+            for row, num_nodes, count in zip(run.clients, nodes, counts, strict=True)
         ],
         "most": max(nodes),
         "parts": [part for part in (*PARTS, "other") if any(count[part] for count in counts)],
@@ -272,17 +276,17 @@ def label_mix(run: RunRecord, labels: CountTable, names: list[Any]) -> dict[str,
     }
 
 
-def between(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
+def edge_heat_map(run: RunRecord, counts: CountTable | None) -> dict[str, Any] | None:
     """Return the heat map of cross-client edges; None for one client or without such edges."""
-    most = max((n for row in counts or () for n in row), default=0)
-    if counts is None or not most:
+    largest = max((n for row in counts or () for n in row), default=0)
+    if counts is None or not largest:
         return None
     names = [row["client"] for row in run.clients]
     return {
         "columns": names,
         "rows": names,
-        "most": most,
-        "paths": heat([[n / most for n in row] for row in counts]),
+        "most": largest,
+        "paths": heat([[n / largest for n in row] for row in counts]),
         "counts": counts,
     }
 
@@ -323,38 +327,40 @@ def sorted_bars(run: RunRecord, labels: CountTable) -> list[dict[str, Any]]:
 # --- What a page shows of the clients: how good the best round's models are at each of them ------
 
 
-TENTH = 20  # clients from which on the worst tenth is told
+TENTH = 20  # the worst tenth is shown for at least so many clients
 
 
 def client_figure(run: RunRecord) -> dict[str, Any] | None:
     """Return the score of every client; None before the end, or without test nodes."""
     metric = run.client_metric
     values = {view: run.client_scores(view) for view in VIEWS}
-    values = {view: found for view, found in values.items() if found}
+    values = {view: figure for view, figure in values.items() if figure}
     if not values:
         return None
     view = run.judge if run.judge in values else next(iter(values))
-    known = [v for v in values[view] if v is not None]
+    known_values = [v for v in values[view] if v is not None]
     order = sorted(range(len(run.clients)), key=lambda c: metric.goodness(values[view][c]))
-    scale = Scale(*spread([v for found in values.values() for v in found if v is not None], 0.05))
-    low = known.index(min(known, key=metric.goodness))
+    scale = Scale(*spread([v for figure in values.values() for v in figure if v is not None], 0.05))
+    low = known_values.index(min(known_values, key=metric.goodness))
     names = [
         row["client"] for row, v in zip(run.clients, values[view], strict=True) if v is not None
     ]
-    found = {
+    figure = {
         "view": view,
         "views": list(values),
         "metric": metric,
-        "median": quantile(known, 0.5),
+        "median": quantile(known_values, 0.5),
         # A tenth of fewer clients is one of them, or less.
-        "low": quantile(known, 0.1 if metric.higher else 0.9) if len(known) >= TENTH else None,
-        "least": known[low],
+        "low": quantile(known_values, 0.1 if metric.higher else 0.9)
+        if len(known_values) >= TENTH
+        else None,
+        "least": known_values[low],
         "least_name": names[low],
-        "judged": len(known),
-        "ticks": scale.marks(most=4),
+        "judged": len(known_values),
+        "ticks": scale.marks(max_ticks=4),
     }
     if len(run.clients) > MOST_SHOWN:
-        return found | {"rows": [], "curve": by_rank(values, view, metric)}
+        return figure | {"rows": [], "curve": by_rank(values, view, metric)}
     rows = [
         {
             "client": run.clients[c]["client"],
@@ -367,7 +373,7 @@ def client_figure(run: RunRecord) -> dict[str, Any] | None:
         }
         for c in reversed(order)
     ]
-    return found | {"rows": rows, "curve": None}
+    return figure | {"rows": rows, "curve": None}
 
 
 def by_rank(
@@ -375,16 +381,16 @@ def by_rank(
 ) -> dict[str, Any]:
     """Return the clients' scores, each view sorted from the worst, over the share of clients."""
     ordered = {
-        v: sorted((x for x in found if x is not None), key=metric.goodness)
-        for v, found in values.items()
+        v: sorted((x for x in view_values if x is not None), key=metric.goodness)
+        for v, view_values in values.items()
     }
-    y = Scale(*spread([x for found in ordered.values() for x in found], 0.04))
+    y = Scale(*spread([x for view_values in ordered.values() for x in view_values], 0.04))
     lines = []
-    for v, found in ordered.items():
-        kept = thinned(len(found))
-        x = Scale(0, max(len(found) - 1, 1))
+    for v, view_values in ordered.items():
+        points = thin_indices(len(view_values))
+        x = Scale(0, max(len(view_values) - 1, 1))
         look = f"{v} val{' judge' if v == view else ''}"
-        path = path_of(kept, [found[i] for i in kept], x, y)
+        path = path_of(points, [view_values[i] for i in points], x, y)
         lines.append({"name": v, "look": look, "d": path})
     return {"ticks": y.marks(), "lines": lines}
 
@@ -396,16 +402,16 @@ MOST_ROWS = 200  # of the table of rounds
 def environment() -> jinja2.Environment:
     """Return the templates; everything they print is escaped."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates", encoding="utf-8")
-    found = jinja2.Environment(
+    jinja_environment = jinja2.Environment(
         loader=loader,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    found.filters |= {"size": size_text, "score": score_text, "number": number_text}
-    found.filters |= {"cell": cell_text, "short": short_text}
-    return found
+    jinja_environment.filters |= {"size": size_text, "score": score_text, "number": number_text}
+    jinja_environment.filters |= {"cell": cell_text, "short": short_text}
+    return jinja_environment
 
 
 def score_text(value: float | None) -> str:
@@ -433,7 +439,7 @@ def short_text(cell: str) -> str:
 def run_page(run: RunRecord) -> str:
     """Return the HTML page of a run."""
     best = run.best_row
-    figures = learning(run)
+    figures = learning_curves(run)
     return (
         environment()
         .get_template("run.html")
@@ -457,7 +463,7 @@ def run_page(run: RunRecord) -> str:
             cut=cut_figures(run),
             settings=settings(run),
             commands=commands(run),
-            table=[run.rows[i] for i in thinned(len(run.rows), most=MOST_ROWS)],
+            table=[run.rows[i] for i in thin_indices(len(run.rows), max_points=MOST_ROWS)],
         )
     )
 
@@ -493,7 +499,7 @@ def kept_rows(run: RunRecord) -> list[Row]:
     """Return the rows that curves go through."""
     best = run.best_row
     place = [i for i, row in enumerate(run.rows) if row is best]
-    return [run.rows[i] for i in thinned(len(run.rows), place)]
+    return [run.rows[i] for i in thin_indices(len(run.rows), place)]
 
 
 def named_units(axes: Sequence[Axis]) -> dict[str, str]:
@@ -507,7 +513,7 @@ def axis_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     return {unit: [row[unit] for row in rows] for unit in AXES if unit in columns}
 
 
-def learning(run: RunRecord) -> list[dict[str, Any]]:
+def learning_curves(run: RunRecord) -> list[dict[str, Any]]:
     """Return the curves of the metric and the loss; the view that chooses is drawn thicker."""
     rows = kept_rows(run)
     if not rows:
@@ -532,18 +538,20 @@ def learning(run: RunRecord) -> list[dict[str, Any]]:
     metric = run.metric
     scores = curves(metric.name, lines(metric.name), axes, at) if metric.name != LOSS else None
     loss = curves("loss", [line("train_loss", "training", "train"), *lines("loss")], axes, at)
-    found = []
+    figures = []
     if scores is not None:
         label = "bottom" if metric.higher else "top"
-        found.append(scores | {"title": headed(metric.title), "label": label, "says": says_of(run)})
-    if loss is not None:
-        one = "rating" if run.about["model"]["task"] == "rating" else "node"
-        says = (
-            f"Mean loss of a {one}; training: of the round's participants before their last step."
+        figures.append(
+            scores | {"title": capitalize_title(metric.title), "label": label, "says": says_of(run)}
         )
-        found.append(loss | {"title": "Loss", "label": "top", "says": says})
+    if loss is not None:
+        item = "rating" if run.about["model"]["task"] == "rating" else "node"
+        caption = (
+            f"Mean loss of a {item}; training: of the round's participants before their last step."
+        )
+        figures.append(loss | {"title": "Loss", "label": "top", "says": caption})
     constant = {name for name, values in told_of(run.rows).items() if len(values) == 1}
-    return found + facts_of(rows, axes, at, constant if len(run.rows) > 1 else set())
+    return figures + facts_of(rows, axes, at, constant if len(run.rows) > 1 else set())
 
 
 def facts_of(
@@ -553,16 +561,16 @@ def facts_of(
     constant: Collection[str],
 ) -> list[dict[str, Any]]:
     """Return a curve for each figure that the method reports of a round and that changes."""
-    found = []
+    figures = []
     for column in (name for name in told_of(rows) if name not in constant):
         name = column.removeprefix(FACT)
         figure = curves(column, [Curve(name, "train", [r.get(column) for r in rows])], axes, at)
         if figure is not None:
             title = name.replace("_", " ")
-            found.append(
+            figures.append(
                 figure | {"title": title, "label": "top", "says": "Reported by the method."}
             )
-    return found
+    return figures
 
 
 def told_of(rows: Sequence[Row]) -> dict[str, set[float | None]]:
@@ -572,16 +580,16 @@ def told_of(rows: Sequence[Row]) -> dict[str, set[float | None]]:
 
 
 def constant_facts(rows: Sequence[Row]) -> list[str]:
-    """Return what the method reports alike of all rounds, where there are several."""
-    found = []
+    """Return the figures that the method reports with one value in all of several rounds."""
+    texts = []
     for name, values in told_of(rows).items():
         (value, *more) = values
         if len(rows) > 1 and not more and value is not None:
-            found.append(f"{name.removeprefix(FACT).replace('_', ' ')} {value:,.10g}")
-    return found
+            texts.append(f"{name.removeprefix(FACT).replace('_', ' ')} {value:,.10g}")
+    return texts
 
 
-def headed(title: str) -> str:
+def capitalize_title(title: str) -> str:
     """Return a title as it stands at the head of a figure."""
     return title[0].upper() + title[1:]
 
@@ -595,8 +603,12 @@ def says_of(run: RunRecord) -> str:
 def traffic(run: RunRecord) -> dict[str, Any] | None:
     """Return bytes by kind, down and up, most first; None where nothing was sent."""
     down, up = (
-        {kind: size for (kind, direction), size in run.traffic.items() if direction == way}
-        for way in ("down", "up")
+        {
+            kind: size
+            for (kind, direction), size in run.traffic.items()
+            if direction == wanted_direction
+        }
+        for wanted_direction in ("down", "up")
     )
     total = {kind: down.get(kind, 0) + up.get(kind, 0) for kind in {*down, *up}}
     kinds = sorted((k for k in total if total[k]), key=lambda k: (-total[k], k))

@@ -29,7 +29,7 @@ from silograph.experiment.result_files import (
     check_folder,
     check_format,
     check_written,
-    damaged,
+    damaged_file_error,
     read_csv,
     read_json,
     read_rounds,
@@ -47,8 +47,8 @@ class RunRecord:
     """What the folder of a run holds, whether the run is over or not.
 
     Attributes:
-        path: the folder, as it was given.
-        given: what was given of the config and is not the default.
+        path: the folder, as the user wrote it.
+        given: values of the config that the user set and that are not the default.
         about: what run.json says.
         rows: the judged rounds so far.
         clients: rows of clients.csv.
@@ -124,13 +124,13 @@ class RunRecord:
         if self.result is not None:
             return {view: s for view, s in self.result[part].items() if s is not None}
         row = self.best_row or {}
-        found: dict[str, Mapping[str, float | None]] = {}
+        scores_by_view: dict[str, Mapping[str, float | None]] = {}
         for view in VIEWS:
             start = f"{part}_{view}_"
             names = [name for name in row if name.startswith(start)]
             if names and row[f"{start}{LOSS}"] is not None:
-                found[view] = {name.removeprefix(start): row[name] for name in names}
-        return found
+                scores_by_view[view] = {name.removeprefix(start): row[name] for name in names}
+        return scores_by_view
 
     @property
     def baseline(self) -> Mapping[str, Any] | None:
@@ -140,9 +140,13 @@ class RunRecord:
     @property
     def untrained(self) -> Mapping[str, Mapping[str, float | None]]:
         """Test scores of what predicts ratings without training, the global mean first, by name."""
-        found = {} if self.result is None else self.result.get("untrained", {})
+        scores_by_name = {} if self.result is None else self.result.get("untrained", {})
         first = self.baseline
-        return {first["name"]: first["scores"], **found} if found and first else found
+        return (
+            {first["name"]: first["scores"], **scores_by_name}
+            if scores_by_name and first
+            else scores_by_name
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -161,8 +165,10 @@ class RunRecord:
     @property
     def client_metric(self) -> Metric:
         """The metric that clients.csv has of every client: the run's, or else the first one."""
-        known = [name for name in self.reported if f"test_{self.judge}_{name}" in self.clients[0]]
-        return metric_of(known[0]) if known else self.metric
+        metric_names = [
+            name for name in self.reported if f"test_{self.judge}_{name}" in self.clients[0]
+        ]
+        return metric_of(metric_names[0]) if metric_names else self.metric
 
     def client_scores(self, view: str) -> list[float | None]:
         """Return the test score of every client at the best round; empty before the end."""
@@ -188,13 +194,13 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
         if missing:
             raise ValueError(f"run.json without {missing[0]!r}")
         check_written(folder, (ABOUT, SIMULATION, CLIENTS))
-        over = (folder / RESULT).exists()
-        check = check_folder(folder, is_over=over)
-        result = read_json(folder / RESULT) if over else None
+        is_over = (folder / RESULT).exists()
+        check = check_folder(folder, is_over=is_over)
+        result = read_json(folder / RESULT) if is_over else None
         rows = read_rounds(folder / ROUNDS) if (folder / ROUNDS).exists() else []
         traffic, last = read_ledger(folder / LEDGER)
         if result is not None:
-            _check_whole(folder, result, rows, sum(traffic.values()), last)
+            _check_complete(folder, result, rows, sum(traffic.values()), last)
         return RunRecord(
             path=os.fspath(path),
             given=about["given"],
@@ -204,8 +210,8 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             cut=read_json(folder / SIMULATION) if about.get("simulated", True) else None,
             traffic=traffic,
             result=result,
-            models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if over else 0,
-            diverged=None if over else _text_of(folder / DIVERGED),
+            models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if is_over else 0,
+            diverged=None if is_over else _text_of(folder / DIVERGED),
             warnings=tuple(check.lines()),
             is_damaged=check.is_damaged,
         )
@@ -241,8 +247,8 @@ def _other_folder(folder: Path) -> str | None:
     return f"this is a silo's result, its page is {folder / REPORT}" if of_silo else None
 
 
-def _check_whole(
-    folder: Path, result: Mapping[str, Any], rows: Sequence[Row], sent: int, last: int
+def _check_complete(
+    folder: Path, result: Mapping[str, Any], rows: Sequence[Row], num_bytes: int, last_round: int
 ) -> None:
     """Raise `DataError` where a run is over and a table that grew with it lacks its end.
 
@@ -252,15 +258,15 @@ def _check_whole(
         folder: of the run.
         result: what result.json says.
         rows: the table of rounds.
-        sent: bytes of the ledger.
-        last: its last round.
+        num_bytes: bytes of the ledger.
+        last_round: the ledger's last round.
     """
     judged = int(rows[-1]["round"] or 0) if rows else 0
-    end, total = max(last, int(result["best_round"])), int(result["bytes"]["total"])
+    end, total = max(last_round, int(result["best_round"])), int(result["bytes"]["total"])
     if judged < end:
         raise _cut_short(folder / ROUNDS, f"rounds up to {end}", f"up to {judged}")
-    if sent < total:
-        raise _cut_short(folder / LEDGER, f"{total:,} bytes up to round {judged}", f"{sent:,}")
+    if num_bytes < total:
+        raise _cut_short(folder / LEDGER, f"{total:,} bytes up to round {judged}", f"{num_bytes:,}")
 
 
 def _cut_short(path: Path, expected: str, got: str) -> DataError:
@@ -298,7 +304,7 @@ def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
                     if size := packed_sum(record["bytes"]):  # work apart has none
                         total[record["what"], record["direction"]] += size
                 except (ValueError, KeyError, TypeError):
-                    raise damaged(path, f"the line {shown(line)}") from None
+                    raise damaged_file_error(path, f"the line {shown(line)}") from None
     return dict(total), last
 
 
@@ -354,13 +360,13 @@ class Tick:
     text: str
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers within low..high, about `most` of them.
+def ticks(low: float, high: float, max_ticks: int = 5) -> list[float]:
+    """Return round numbers within low..high, about `max_ticks` of them.
 
     >>> ticks(0, 100)
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
     """
-    rough = (high - low) / most
+    rough = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -386,15 +392,15 @@ class Scale:
         """Return where a value stands, 0..1."""
         return (value - self.low) / (self.high - self.low)
 
-    def marks(self, unit: str = "", most: int = 5) -> list[Tick]:
+    def marks(self, unit: str = "", max_ticks: int = 5) -> list[Tick]:
         """Return ticks; bytes are shown in MB and other millions as M, rounds are whole numbers."""
         factor = 1e6 if unit == "bytes" else 1.0
-        values = ticks(self.low / factor, self.high / factor, most)
+        values = ticks(self.low / factor, self.high / factor, max_ticks)
         values = [v for v in values if unit != "round" or v == int(v)]
         millions = max(map(abs, values), default=0) >= 1e6  # there is room for seven signs
-        shown = [f"{v / 1e6:,.10g} M" if millions else f"{v:,.10g}" for v in values]
+        texts = [f"{v / 1e6:,.10g} M" if millions else f"{v:,.10g}" for v in values]
         places = [round(100 * self.share(v * factor), 2) for v in values]
-        return [Tick(at, text) for at, text in zip(places, shown, strict=True)]
+        return [Tick(at, text) for at, text in zip(places, texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -414,10 +420,12 @@ class Curve:
     axis: int = 0
 
 
-def thinned(count: int, keep: Sequence[int] = (), most: int = MOST_POINTS) -> list[int]:
-    """Return about `most` numbers out of 0..count - 1, evenly, the last and `keep` among them."""
-    step = max(1, math.ceil(count / most))
-    return sorted({*range(0, count, step), count - 1, *keep}) if count else []
+def thin_indices(
+    count: int, required: Sequence[int] = (), max_points: int = MOST_POINTS
+) -> list[int]:
+    """Return about `max_points` of 0..count - 1, evenly, with the last and the `required` ones."""
+    step = max(1, math.ceil(count / max_points))
+    return sorted({*range(0, count, step), count - 1, *required}) if count else []
 
 
 def path_of(xs: Values, ys: Values, x: Scale, y: Scale) -> str:
@@ -460,7 +468,7 @@ def curves(
     if not lines:
         return None
     values = [v for line in lines for v in line.ys if v is not None]
-    y, whole = Scale(*spread(values, 0.04)), all(float(v).is_integer() for v in values)
+    y, all_integers = Scale(*spread(values, 0.04)), all(float(v).is_integer() for v in values)
     panels = [_panel(unit, lines, axes, y, best) for unit in units_of(axes)]
     data = {
         "series": [
@@ -473,10 +481,13 @@ def curves(
             for line in lines
         ]
     }
-    single = all(sum(v is not None for v in line.ys) == 1 for line in lines)
-    marks = y.marks("round" if whole else "")
-    found = {"key": key, "y": y, "ticks": marks, "panels": panels, "lines": lines, "data": data}
-    return found | {"single": single, "millions": any(mark.text.endswith("M") for mark in marks)}
+    has_single_points = all(sum(v is not None for v in line.ys) == 1 for line in lines)
+    marks = y.marks("round" if all_integers else "")
+    figure = {"key": key, "y": y, "ticks": marks, "panels": panels, "lines": lines, "data": data}
+    return figure | {
+        "single": has_single_points,
+        "millions": any(mark.text.endswith("M") for mark in marks),
+    }
 
 
 def units_of(axes: Sequence[Axis]) -> list[str]:
@@ -527,17 +538,21 @@ def heat(rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
     ]
 
 
-def bars(values: Sequence[float], most: int = 500) -> dict[str, Any]:
-    """Return the outline of bars sorted from large to small, of at most `most` of them."""
+def bars(values: Sequence[float], max_bars: int = 500) -> dict[str, Any]:
+    """Return the outline of bars sorted from large to small, of at most `max_bars` of them."""
     ordered = sorted(values, reverse=True)
-    kept = [ordered[i] for i in thinned(len(ordered), most=most)]
-    y = Scale(0.0, max(kept[0], 1e-9))
-    width = BOX / len(kept)
+    shown_values = [ordered[i] for i in thin_indices(len(ordered), max_points=max_bars)]
+    y = Scale(0.0, max(shown_values[0], 1e-9))
+    width = BOX / len(shown_values)
     steps = [
         f"L{i * width:.1f} {BOX * (1 - y.share(v)):.0f}H{(i + 1) * width:.1f}"
-        for i, v in enumerate(kept)
+        for i, v in enumerate(shown_values)
     ]
-    return {"d": f"M0 {BOX}{''.join(steps)}V{BOX}z", "ticks": y.marks(most=4), "count": len(values)}
+    return {
+        "d": f"M0 {BOX}{''.join(steps)}V{BOX}z",
+        "ticks": y.marks(max_ticks=4),
+        "count": len(values),
+    }
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -10,10 +10,10 @@ from silograph.evaluation.views import means_of
 from silograph.experiment.report.page import (
     SEEDS,
     axis_of,
+    capitalize_title,
     differences,
     environment,
     given_of,
-    headed,
     help_of,
     named_units,
     text_of,
@@ -25,7 +25,7 @@ from silograph.experiment.report.reading import (
     Curve,
     RunRecord,
     curves,
-    thinned,
+    thin_indices,
 )
 from silograph.task.metric_table import Metric
 
@@ -49,12 +49,14 @@ def comparison_page(
     """
     different = differences([used_values(run) for run in runs])
     # What a method fills in goes without saying, and so does a default that is written out.
-    given = [name for name in differences([given_of(run) for run in runs]) if name in different]
-    kinds = [label_of(run, [name for name in given if name not in SEEDS]) for run in runs]
+    given_names = [
+        name for name in differences([given_of(run) for run in runs]) if name in different
+    ]
+    kinds = [label_of(run, [name for name in given_names if name not in SEEDS]) for run in runs]
     groups = list(dict.fromkeys(kinds))
     looks = [look_of(groups.index(kind)) for kind in kinds]
-    names = unique([label_of(run, given) for run in runs], runs)
-    figures = learning(runs, names, looks)
+    names = unique([label_of(run, given_names) for run in runs], runs)
+    figures = learning_curves(runs, names, looks)
     scored = (paired or {}).get("scores", [])  # comparisons of old have none
     means = group_rows(runs, kinds) if len(groups) < len(runs) else []
     return (
@@ -87,8 +89,8 @@ def comparison_page(
             views=VIEWS,
             figures=figures,
             figure_data={figure["key"]: figure["data"] for figure in figures},
-            axes=[axis_of(rows) for rows in kept(runs)],
-            units=named_units([axis_of(rows) for rows in kept(runs)]),
+            axes=[axis_of(rows) for rows in rows_for_curves(runs)],
+            units=named_units([axis_of(rows) for rows in rows_for_curves(runs)]),
         )
     )
 
@@ -97,16 +99,19 @@ def in_order_of(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[RunR
     """Return the runs of a comparison in the order of its tables; others are the last.
 
     Args:
-        plan: what compare.json says: `over`, `methods` and `seeds`.
+        plan: what compare.json says: `varied`, `methods` and `seeds`.
         runs: the runs.
     """
-    over = plan.get("over", {})
+    varied = plan.get("over", {})
 
     def place(run: RunRecord) -> list[int]:
         values = used_values(run)
-        pairs = [(values.get(key, _option_value(values, key)), over[key]) for key in over]
+        pairs = [(values.get(key, _option_value(values, key)), varied[key]) for key in varied]
         pairs += [(values.get(key), plan.get(f"{key}s", ())) for key in ("method", "seed")]
-        return [list(known).index(v) if v in known else len(known) for v, known in pairs]
+        return [
+            list(key_values).index(v) if v in key_values else len(key_values)
+            for v, key_values in pairs
+        ]
 
     return sorted(runs, key=place)
 
@@ -125,18 +130,18 @@ def cuts_follow_seeds(runs: Sequence[RunRecord]) -> bool:
 def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Return mean and sample standard deviation of each group's test scores, by view.
 
-    Runs without a result are in no mean; their number is said. Of runs with the same seeds, which
+    Runs without a result are in no mean; their number is shown. Of runs with the same seeds, which
     are no sample, the first counts.
     """
     table, values, graphs = [], [], []
     for number, kind in enumerate(dict.fromkeys(kinds)):
-        group = [run for run, own in zip(runs, kinds, strict=True) if own == kind]
-        ended = [run for run in group if run.result is not None]
+        group = [run for run, run_kind in zip(runs, kinds, strict=True) if run_kind == kind]
+        finished_runs = [run for run in group if run.result is not None]
         states = [open_state(run) for run in group if run.result is None]
-        done = list({seeds_of(run): run for run in reversed(ended)}.values())
-        states += ["of the same seeds"] * (len(ended) - len(done))
+        counted_runs = list({seeds_of(run): run for run in reversed(finished_runs)}.values())
+        states += ["of the same seeds"] * (len(finished_runs) - len(counted_runs))
         scores = {
-            view: [r.scores("test").get(view, {}).get(r.metric.name) for r in done]
+            view: [r.scores("test").get(view, {}).get(r.metric.name) for r in counted_runs]
             for view in VIEWS
         }
         values.append({view: _mean_of(of_view) for view, of_view in scores.items()})
@@ -147,10 +152,10 @@ def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str
                 "look": look_of(number),
                 "judges": sorted({run.judge for run in group}),
                 "runs": len(group),
-                "done": len(done),
+                "done": len(counted_runs),
                 "without": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
                 "scores": {view: _spread(of_view) for view, of_view in scores.items()},
-                "constant": _spread(map(constant_of, done)),
+                "constant": _spread(map(constant_of, counted_runs)),
             }
         )
     marked = mark_best(values, graphs, runs[0].metric)
@@ -178,7 +183,7 @@ def mark_best(
     """
     marks: list[set[str]] = [set() for _ in values]
     for view, graph in product(VIEWS, dict.fromkeys(graphs)):
-        rows = [n for n, own in enumerate(graphs) if own == graph]
+        rows = [n for n, row_graph in enumerate(graphs) if row_graph == graph]
         best = metric.best(values[n].get(view) for n in rows)
         for n in rows if best is not None and len(rows) > 1 else ():
             marks[n] |= {view} if values[n].get(view) == best else set()
@@ -196,15 +201,15 @@ def constant_of(run: RunRecord) -> float | None:
     return score
 
 
-def _mean_of(found: Iterable[float | None]) -> float | None:
+def _mean_of(scores: Iterable[float | None]) -> float | None:
     """Return the mean of the scores that there are, None without any."""
-    values = [value for value in found if value is not None]
+    values = [value for value in scores if value is not None]
     return statistics.mean(values) if values else None
 
 
-def _spread(found: Iterable[float | None]) -> str:
+def _spread(scores: Iterable[float | None]) -> str:
     """Return mean ± sample standard deviation of scores, a dash without any."""
-    values = [value for value in found if value is not None]
+    values = [value for value in scores if value is not None]
     if not values:
         return "-"
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
@@ -238,34 +243,36 @@ def look_of(number: int) -> str:
     return f"color{number % COLORS} dash{number // COLORS % DASHES}"
 
 
-def kept(runs: Sequence[RunRecord]) -> list[list[Any]]:
+def rows_for_curves(runs: Sequence[RunRecord]) -> list[list[Any]]:
     """Return the rows of each run that its curves go through."""
-    most = min(MOST_POINTS, max(50, MOST_OF_ALL // len(runs)))
-    return [[run.rows[i] for i in thinned(len(run.rows), most=most)] for run in runs]
+    max_points = min(MOST_POINTS, max(50, MOST_OF_ALL // len(runs)))
+    return [
+        [run.rows[i] for i in thin_indices(len(run.rows), max_points=max_points)] for run in runs
+    ]
 
 
-def learning(
+def learning_curves(
     runs: Sequence[RunRecord], names: Sequence[str], looks: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return the curves: the metric by which rounds are chosen, training loss, the test metric."""
-    tables = kept(runs)
+    tables = rows_for_curves(runs)
     axes = [axis_of(rows) for rows in tables]
 
-    def figure(key: str, columns: Sequence[str], title: str, says: str) -> dict[str, Any] | None:
+    def figure(key: str, columns: Sequence[str], title: str, caption: str) -> dict[str, Any] | None:
         lines = [
             Curve(names[n], looks[n], [row.get(columns[n]) for row in rows], axis=n)
             for n, rows in enumerate(tables)
         ]
-        made = curves(key, lines, axes)
-        return None if made is None else made | {"title": title, "says": says}
+        drawn_figure = curves(key, lines, axes)
+        return None if drawn_figure is None else drawn_figure | {"title": title, "says": caption}
 
     view, title = "of the view that chooses the run's round", runs[0].metric.title
-    found = [
+    figures = [
         figure(
             "val",
             [f"val_{run.judge}_{run.metric.name}" for run in runs],
             f"Validation {title}",
-            f"{headed(title)} on validation nodes, {view}.",
+            f"{capitalize_title(title)} on validation nodes, {view}.",
         ),
         figure(
             "train",
@@ -277,10 +284,10 @@ def learning(
             "test",
             [f"test_{run.judge}_{run.metric.name}" for run in runs],
             f"Test {title}",
-            f"{headed(title)} on test nodes, {view}; nothing is chosen by it.",
+            f"{capitalize_title(title)} on test nodes, {view}; nothing is chosen by it.",
         ),
     ]
-    return [made for made in found if made is not None]
+    return [drawn_figure for drawn_figure in figures if drawn_figure is not None]
 
 
 def open_state(run: RunRecord) -> str:

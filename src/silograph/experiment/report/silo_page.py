@@ -36,7 +36,9 @@ def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:
 def silo_page(about: Mapping[str, Any]) -> str:
     """Return the HTML page."""
     names = next((list(scores) for part in ("test", "val") for scores in about[part].values()), [])
-    shown = sorted(reported(names, about["metric"]), key=lambda name: name != about["metric"])
+    metric_names = sorted(
+        reported(names, about["metric"]), key=lambda name: name != about["metric"]
+    )
     config = about["config"]
     return (
         environment()
@@ -45,7 +47,7 @@ def silo_page(about: Mapping[str, Any]) -> str:
             about=about,
             config=config,
             metric=metric_of(about["metric"]),
-            names={name: title_of(name) for name in shown},
+            names={name: title_of(name) for name in metric_names},
             views=VIEWS,
             means=means_of([about["seen"]]),
             settings={

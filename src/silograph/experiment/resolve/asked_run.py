@@ -1,4 +1,4 @@
-"""The config that a call asks for, from what its arguments say together."""
+"""The config of a call, merged from its arguments."""
 
 import dataclasses
 import hashlib
@@ -14,11 +14,15 @@ from silograph.core.config import RunConfig, changed_values, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import ResolvedConfig, asked_again
-from silograph.experiment.resolve.cutting import cut_already
+from silograph.experiment.resolve.cutting import with_silo_partition
 from silograph.experiment.resolve.exclusions import check_metric_of, check_selected, own_module
-from silograph.experiment.resolve.own_partition import CutGraph, cut_by, taken
+from silograph.experiment.resolve.own_partition import (
+    CutGraph,
+    apply_partition,
+    parse_call_arguments,
+)
 from silograph.experiment.resolve.parts import Parts, own_code, with_default_model
-from silograph.experiment.resolve.resolve import SimulatedRun, choose, simulated
+from silograph.experiment.resolve.resolve import SimulatedRun, choose, resolve_simulation
 from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, spec_of
 from silograph.graph.datasets import (
     Source,
@@ -40,10 +44,10 @@ from silograph.methods.base import Method
 from silograph.nn.own_module import Make
 
 # --- in memory parts -----------------------------------------------------------------------------
-# Parts of a run that are given as values: a method, or a class or function that makes a module.
+# Parts of a run that are passed as values: a method, or a class or function that makes a module.
 #
-# In a config they stand by a name. A study runs them in its own process, and knows their lines
-# again by their source.
+# A config contains their names. A study runs them in its own process, and identifies their lines by
+# a hash of their source.
 
 
 OURS = Path(__file__).parents[2]
@@ -51,7 +55,7 @@ OURS = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Own:
-    """Parts that were given as values, by their names in configs."""
+    """Parts that were passed as values, by their names in configs."""
 
     methods: Mapping[str, Method] = field(default_factory=dict)
     models: Mapping[str, Make] = field(default_factory=dict)
@@ -98,7 +102,7 @@ def check_names(options: Mapping[str, Any]) -> None:
 
 
 def own_of(parts: Iterable[Any]) -> Own:
-    """Return those of some parts that are values; a method of the library needs only its name."""
+    """Return the parts that are values; a method of the library needs only its name."""
     values = [part for part in parts if callable(part) or isinstance(part, Method)]
     methods = {part.name: part for part in values if isinstance(part, Method)}
     return Own(
@@ -107,9 +111,9 @@ def own_of(parts: Iterable[Any]) -> Own:
     )
 
 
-def check_known_again(own: Own) -> None:
-    """Raise `ConfigError` where lines of a part could not be told from those of another."""
-    parts: list[Method | Make] = [*own.methods.values(), *own.models.values()]
+def check_identifiable(own_parts: Own) -> None:
+    """Raise `ConfigError` for a part whose lines in a study could not be identified."""
+    parts: list[Method | Make] = [*own_parts.methods.values(), *own_parts.models.values()]
     for part in parts:
         if source_hash(part) is None:
             raise ConfigError(
@@ -119,20 +123,22 @@ def check_known_again(own: Own) -> None:
 
 
 def source_hash(part: Method | Make) -> str | None:
-    """Return a hash of a part: its values, and the files that its functions stand in.
+    """Return a hash of a part: its values, and the files that define its functions.
 
-    None where that would not say all: source that is in no file, or functions that enclose
+    None where these do not determine the part: source that is in no file, or closures over
     something else than plain values and functions.
     """
     try:
-        said = b"".join(_said(vars(part) if isinstance(part, Method) else part))
+        identifying_bytes = b"".join(
+            _iter_identifying_bytes(vars(part) if isinstance(part, Method) else part)
+        )
     except (OSError, TypeError):
         return None
-    return hashlib.blake2b(said, digest_size=16).hexdigest()
+    return hashlib.blake2b(identifying_bytes, digest_size=16).hexdigest()
 
 
-def _said(value: Any) -> Iterator[bytes]:
-    """Yield what decides what a value does.
+def _iter_identifying_bytes(value: Any) -> Iterator[bytes]:
+    """Yield the bytes that determine the behavior of a value.
 
     Raises:
         OSError: a file cannot be read.
@@ -140,27 +146,27 @@ def _said(value: Any) -> Iterator[bytes]:
     """
     yield type(value).__name__.encode()
     if isinstance(value, Mapping):
-        yield from _said(tuple(value.items()))
+        yield from _iter_identifying_bytes(tuple(value.items()))
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _said(each)
+        for item in value:
+            yield from _iter_identifying_bytes(item)
     elif inspect.isclass(value) or inspect.isfunction(value):
         path = Path(inspect.getsourcefile(value) or "")
         yield f"{value.__module__}:{value.__qualname__}".encode()
         yield b"" if OURS in path.parents else path.read_bytes()
         functions = vars(value).values() if inspect.isclass(value) else [value]
-        for each in functions:
-            if inspect.isfunction(each) and each.__code__.co_filename == str(path):
-                yield from _said(_enclosed(each))
+        for item in functions:
+            if inspect.isfunction(item) and item.__code__.co_filename == str(path):
+                yield from _iter_identifying_bytes(_closure_values(item))
     elif dataclasses.is_dataclass(value):
-        yield from _said(vars(value))
+        yield from _iter_identifying_bytes(vars(value))
     elif value is None or isinstance(value, bool | int | float | str | bytes):
         yield repr(value).encode()
     else:
         raise TypeError(f"expected a plain value, got {type(value).__name__}")
 
 
-def _enclosed(function: FunctionType) -> tuple[Any, ...]:
+def _closure_values(function: FunctionType) -> tuple[Any, ...]:
     """Return the defaults of a function and what it encloses, its class for `super` left out."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     values = (cell.cell_contents for name, cell in cells if name != "__class__")
@@ -169,7 +175,7 @@ def _enclosed(function: FunctionType) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class RunRequest:
-    """What a call asks for, looked at as far as it goes without any data.
+    """The request of a call, checked as far as possible without any data.
 
     Attributes:
         config: the config.
@@ -187,68 +193,68 @@ class RunRequest:
     data: Graph | Silos | None = None
     partition: Any = None
 
-    def simulated(self, report: ProgressCallback | None = None) -> SimulatedRun:
+    def read_and_resolve(self, report: ProgressCallback | None = None) -> SimulatedRun:
         """Read the data and cut them, with all that the run does worked out.
 
         Args:
-            report: told how far data are that have to be made.
+            report: called with the progress of generating data.
 
         Raises:
             SilographError: the data cannot be read, or not be used or cut as the call says.
         """
-        asked, data = self._read(report)
-        with torch_threads(asked.threads):
-            return simulated(asked, data, self.parts, self.make)
+        config, data = self._read(report)
+        with torch_threads(config.threads):
+            return resolve_simulation(config, data, self.parts, self.make)
 
     def _read(self, report: ProgressCallback | None) -> tuple[RunConfig, Graph | CutGraph | Silos]:
         """Return the data, and the config as a result folder keeps it."""
-        asked, found = self.config, self.data
-        if found is None:
-            found = self.source.read(asked.scale, report)
+        config, uncut_data = self.config, self.data
+        if uncut_data is None:
+            uncut_data = self.source.read(config.scale, report)
         else:
-            check_scale("a graph in memory", asked.scale)
-            check_columns("in memory", asked.columns)
-            check_rating_scale("in memory", asked.rating_scale)
-            check_na_values("in memory", asked.na_values)
-        data: Graph | CutGraph | Silos = found
+            check_scale("a graph in memory", config.scale)
+            check_columns("in memory", config.columns)
+            check_rating_scale("in memory", config.rating_scale)
+            check_na_values("in memory", config.na_values)
+        data: Graph | CutGraph | Silos = uncut_data
         if self.partition is not None:
-            data, asked = cut_by(found, self.partition, asked)
-        if asked.out is not None:  # after loading, whose errors name a path as it was given
-            asked = with_absolute_paths(asked, in_memory=self.source.kind == "memory")
-        return asked, data
+            data, config = apply_partition(uncut_data, self.partition, config)
+        if config.out is not None:  # after loading, whose errors name the path as the user wrote it
+            config = with_absolute_paths(config, in_memory=self.source.kind == "memory")
+        return config, data
 
 
-def requested(
+def parse_request(
     graph: Any,
     config: RunConfig | ResolvedConfig | None,
     method: Method | str | None,
     options: Mapping[str, Any],
 ) -> RunRequest:
-    """Return what the arguments of `run` ask for; no data is read, for a slip is found at once.
+    """Parse the arguments of `run`. No data are read, so mistakes are reported at once.
 
     Raises:
         SilographError: something about them cannot be used.
     """
-    call = taken(graph, options)
-    given = {**call.options, **_named(method)}
-    own = own_of([method, given.get("model")])
-    if "model" in given:
-        given["model"] = name_of(given["model"])
-    asked, source = asked_run(call.graph, config, given)
+    call = parse_call_arguments(graph, options)
+    all_options = {**call.options, **_method_option(method)}
+    own = own_of([method, all_options.get("model")])
+    if "model" in all_options:
+        all_options["model"] = name_of(all_options["model"])
+    config_with_options, source = merge_config(call.graph, config, all_options)
     data = call.graph if isinstance(call.graph, Graph | Silos) else None
     if isinstance(data, Graph):
-        check_metric_of(asked, data.task)
+        check_metric_of(config_with_options, data.task)
     value = method if isinstance(method, Method) else None
-    parts = choose(with_model_for(asked, data, value), value)
+    parts = choose(with_model_for(config_with_options, data, value), value)
     check_selected(parts)
-    make = own.models.get(asked.model or "") or own_module(asked)
-    return RunRequest(asked, source, parts, make, data, call.partition)
+    make = own.models.get(config_with_options.model or "") or own_module(config_with_options)
+    return RunRequest(config_with_options, source, parts, make, data, call.partition)
 
 
 def with_model_for(
     config: RunConfig, data: Graph | Silos | None = None, method: Method | None = None
 ) -> RunConfig:
-    """Return a config that names its model: where it does not, the default for its data.
+    """Return the config with its model; the default depends on the data.
 
     Args:
         config: of a run.
@@ -264,19 +270,19 @@ def with_model_for(
     return with_default_model(config, ratings=ratings, method=method)
 
 
-def _named(method: Method | str | None) -> dict[str, Any]:
+def _method_option(method: Method | str | None) -> dict[str, Any]:
     """Return the option of a run's config that a method makes."""
     if method is None:
         return {}
     return {"method": method.name if isinstance(method, Method) else method}
 
 
-def asked_run(
+def merge_config(
     graph: Graph | Silos | str | os.PathLike[str] | None,
     config: RunConfig | ResolvedConfig | None,
     options: Mapping[str, Any],
 ) -> tuple[RunConfig, Source]:
-    """Return the config that the arguments of `run` make together, and where its data are.
+    """Merge the arguments of `run` into one config; return it and where its data are.
 
     Raises:
         ConfigError: a key or value that a config cannot have, or no graph.
@@ -295,30 +301,30 @@ def asked_run(
                 "expected a graph, or the name or path of one, got None: sg.load('digits') is one"
             )
         case None:
-            name = {}
+            dataset_option = {}
         case Graph() | Silos():
-            name = {"dataset": graph.name}
+            dataset_option = {"dataset": graph.name}
         case str():
-            name = {"dataset": graph}
+            dataset_option = {"dataset": graph}
         case _:  # a path is never a name, even where there is a dataset of that name
-            name = {"dataset": absolute_path(os.fspath(graph))}
-    base = RunConfig() if config is None else config
+            dataset_option = {"dataset": absolute_path(os.fspath(graph))}
+    base_config = RunConfig() if config is None else config
     check_names(options)
-    _check_own_options(options, str(options.get("method", base.method)))
-    asked = make_config(changed_values(base, {**options, **name}))
+    _check_own_options(options, str(options.get("method", base_config.method)))
+    merged_config = make_config(changed_values(base_config, {**options, **dataset_option}))
     data = graph if isinstance(graph, Graph | Silos) else None
-    source = source_of(asked, data=data)
+    source = source_of(merged_config, data=data)
     on_silos = source.kind == "silos" or isinstance(graph, Silos)
-    return (cut_already(asked) if on_silos else asked), source
+    return (with_silo_partition(merged_config) if on_silos else merged_config), source
 
 
 def _check_own_options(options: Mapping[str, Any], name: str) -> None:
     """Raise `ConfigError` for an option of the method among those of the run."""
     if name not in METHODS:
         return
-    known = {f.name for f in fields(RunConfig)}
+    run_option_names = {f.name for f in fields(RunConfig)}
     for option in fields(METHODS[name].options):
-        if option.name in options and option.name not in known:
+        if option.name in options and option.name not in run_option_names:
             raise ConfigError(
                 f"expected {option.name}, an option of {name}, under options: give "
                 f"options={{{option.name!r}: {options[option.name]!r}}}"
@@ -329,15 +335,15 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     """Return the config with its paths made absolute, so that its file works from anywhere.
 
     Args:
-        config: as it was given.
-        in_memory: whether `dataset` is but the name of a graph that is there already.
+        config: of the run.
+        in_memory: whether `dataset` is only the name of a graph in memory.
     """
     data_dir = None if config.data_dir is None else absolute_path(config.data_dir)
     is_file = not in_memory and is_path(config.dataset)
     dataset = absolute_path(config.dataset) if is_file else config.dataset
-    tracker, (name, _, where) = config.tracker, (config.tracker or "").partition("=")
-    if name == "tensorboard" and where:
-        tracker = f"{name}={absolute_path(where)}"
+    tracker, (name, _, location) = config.tracker, (config.tracker or "").partition("=")
+    if name == "tensorboard" and location:
+        tracker = f"{name}={absolute_path(location)}"
     files = {name: absolute(spec) for name, spec in own_code(config).items()}
     if is_partition_file(config.partition):
         files["partition"] = absolute_path(config.partition)

@@ -17,17 +17,17 @@ from silograph.exchange.collect import SumSpec, fit_from_sums
 from silograph.experiment.resolve.fitting import (
     complete_block,
     narrowing_line,
-    silo_as_used,
+    prepare_silo,
     with_edges,
 )
 from silograph.experiment.resolve.own_partition import (
     GIVEN,
     CutGraph,
-    cut_by,
+    apply_partition,
     names_clients,
     with_own_partition,
 )
-from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts
+from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.column_statistics import (
@@ -83,10 +83,10 @@ class Cut:
         graph: all of it.
         partition: who holds what.
         split: what for; where each client splits its own copies, what their owners say.
-        copies: what each copy is for, masks over `partition.copies`, where that is told apart.
+        copies: what each copy is for, masks over `partition.copies`; None: as the split says.
         silos: hash of the silos' own data where it came from silos, else nothing.
-        given: fingerprint of the graph before its features were standardized or its weights of
-            edges scaled, else nothing.
+        original_fingerprint: fingerprint of the graph before its features were standardized or
+            its weights of edges scaled, else nothing.
         statistics: what standardized them: (F,) of all clients, or (C, F) of each client; else
             None.
         narrowing: which features lose distinct values in the dtype of the run, as a line, or None.
@@ -97,7 +97,7 @@ class Cut:
     partition: Partition
     split: Split
     silos: str = ""
-    given: str = ""
+    original_fingerprint: str = ""
     statistics: ColumnStatistics | None = None
     narrowing: str | None = None
     mean_edge_weight: float | None = None
@@ -106,7 +106,7 @@ class Cut:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the graph, features as silos have them before they are standardized."""
-        return self.given or fingerprint(self.graph)
+        return self.original_fingerprint or fingerprint(self.graph)
 
     @property
     def copies_split(self) -> Split:
@@ -122,11 +122,11 @@ class Cut:
 def clients_block(cut: Cut, dtype: torch.dtype) -> tuple[ClientBlock, Route]:
     """Return the clients of a cut as one block, and who answers for each halo slot."""
     block, route = make_block(cut.graph, cut.partition, cut.split, dtype)
-    known = cut.graph.labeled[cut.partition.copies]
-    return replace(block, split=cut.copies_split.map(lambda mask: mask & known)), route
+    has_label = cut.graph.labeled[cut.partition.copies]
+    return replace(block, split=cut.copies_split.map(lambda mask: mask & has_label)), route
 
 
-def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
+def make_server_block(cut: Cut, share: float, key: Key) -> ClientBlock:
     """Return a share of the nodes, drawn, with the edges among them, as one client.
 
     Raises:
@@ -134,7 +134,7 @@ def held_block(cut: Cut, share: float, key: Key) -> ClientBlock:
     """
     order = key_order(cut.graph.node_id, key)
     nodes = order[: max(1, round(share * len(order)))].sort().values
-    split = Split(*(part[nodes] for part in vars(cut.split).values()))
+    split = Split(*(mask[nodes] for mask in vars(cut.split).values()))
     graph = subgraph(cut.graph, nodes)
     if not bool((split.train & graph.labeled).any()):
         raise DataError(
@@ -150,10 +150,10 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
     return config.seed if own is None else own
 
 
-def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
-    """Return the part of a graph that a config keeps, features as the config wants.
+def prepare_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
+    """Return the graph that a run uses: the kept part, with the features of the config.
 
-    Weights of edges stay as they are, or go: each client does with them what the config says.
+    Edge weights are kept or removed. Each client transforms them later, as the config says.
     """
     graph = with_edges(graph, "ignore" if config.edge_weights == "ignore" else "use")
     if config.largest_component:
@@ -163,7 +163,7 @@ def as_used(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
 
 
 def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
-    """Return what is wrong with the scale of a graph's features, as a run uses them, or None."""
+    """Describe what is wrong with the scale of the features that a run uses; None: nothing."""
     if config.features != "given" or config.normalize in STANDARD or graph.task == "rating":
         return None
     problem = row_problem if config.normalize == "row" else scale_problem
@@ -190,7 +190,7 @@ def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> C
 
 
 def cut_graph(
-    config: RunConfig | ResolvedConfig, data: Graph | CutGraph, partition: Chosen[Partitioner]
+    config: RunConfig | ResolvedConfig, data: Graph | CutGraph, partition: ChosenPart[Partitioner]
 ) -> Cut:
     """Prepare, cut and split a graph; one with a partition of the user's has it already.
 
@@ -198,9 +198,9 @@ def cut_graph(
         SilographError: the graph, the cut or the split cannot be used.
     """
     if isinstance(data, CutGraph):
-        graph, cut = as_used(config, data.graph), data.partition
+        graph, cut = prepare_graph(config, data.graph), data.partition
     else:
-        graph = as_used(config, data)
+        graph = prepare_graph(config, data)
         cut = make_partition(
             graph,
             partition.part,
@@ -213,7 +213,7 @@ def cut_graph(
     key = Key.of(seed_of(config, "split_seed")).fold("split")
     copies = copies_split(graph, cut, config.split, key)
     split = choose_split(graph, cut, config.split, key)
-    return trainable(config, Cut(graph, cut, split, copies=copies))
+    return check_trainable(config, Cut(graph, cut, split, copies=copies))
 
 
 def standardize_cut(
@@ -242,13 +242,13 @@ def standardize_cut(
     else:
         clients, rows = len(partition.ids), partition.copies
         sizes = torch.tensor([len(nodes) for nodes in partition.nodes])
-        trains = cut.copies_split.train & graph.labeled[rows]
-        client, rows = owners(offsets(sizes))[trains], rows[trains]
+        is_training = cut.copies_split.train & graph.labeled[rows]
+        client, rows = owners(offsets(sizes))[is_training], rows[is_training]
     sums = sum_by_client(dense_columns(graph.x)[rows], client, clients)
     if uncut or federated:
         statistics = fit_from_sums({FEATURES: sums}, {FEATURES: SumSpec(graph.num_features)})
-        used = statistics[FEATURES]
-        x = standardize(graph.x, used)
+        column_statistics = statistics[FEATURES]
+        x = standardize(graph.x, column_statistics)
     else:
         owner = partition.owner
         if len(partition.copies) != graph.num_nodes or bool((owner < 0).any()):
@@ -258,11 +258,17 @@ def standardize_cut(
                 "client has statistics of its own; use normalize standard, row or none, or another "
                 "partition"
             )
-        used = sums.own_statistics()
-        x = standardize(graph.x, used, owner)
+        column_statistics = sums.own_statistics()
+        x = standardize(graph.x, column_statistics, owner)
     scaled = replace(graph, x=x.to(dtype))
     problem = narrowing_problem(graph.x, scaled.x, graph.feature_names, standardized=True)
-    cut = replace(cut, graph=scaled, given=cut.fingerprint, statistics=used, narrowing=problem)
+    cut = replace(
+        cut,
+        graph=scaled,
+        original_fingerprint=cut.fingerprint,
+        statistics=column_statistics,
+        narrowing=problem,
+    )
     return cut, sums
 
 
@@ -274,24 +280,26 @@ def scale_edge_weights(cut: Cut, *, uncut: bool) -> tuple[Cut, ClientSums]:
         uncut: whether one client holds the whole graph.
     """
     graph = cut.graph
-    bare = replace(graph, x=torch.zeros(graph.num_nodes, 0))
-    held = whole(graph) if uncut else cut.partition
-    block, _ = make_block(bare, held, cut.split, torch.float64)
+    graph_without_features = replace(graph, x=torch.zeros(graph.num_nodes, 0))
+    partition = whole(graph) if uncut else cut.partition
+    block, _ = make_block(graph_without_features, partition, cut.split, torch.float64)
     client = owners(block.off)
     sums = sum_edge_weights(block.adj, block.halo.adj, client, block.num_clients)
-    fitted = fit_from_sums({EDGE_WEIGHTS: sums}, {EDGE_WEIGHTS: SumSpec(1, deviation=False)})
-    mean = float(fitted[EDGE_WEIGHTS].mean)
+    statistics = fit_from_sums({EDGE_WEIGHTS: sums}, {EDGE_WEIGHTS: SumSpec(1, deviation=False)})
+    mean = float(statistics[EDGE_WEIGHTS].mean)
     scaled = with_edges(graph, "scale", mean)
-    return replace(cut, graph=scaled, given=cut.fingerprint, mean_edge_weight=mean), sums
+    return replace(
+        cut, graph=scaled, original_fingerprint=cut.fingerprint, mean_edge_weight=mean
+    ), sums
 
 
 def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:
     """Raise `PartitionError` where features are degrees that silos could not count."""
-    nowhere = int((cut.owner < 0).sum())
-    if "degree" in config.features and nowhere:
+    num_unowned = int((cut.owner < 0).sum())
+    if "degree" in config.features and num_unowned:
         raise PartitionError(
-            f"expected every node at a client with features {config.features}, got {nowhere} at "
-            "none: silos cannot count neighbors that nobody holds; use constant"
+            f"expected every node at a client with features {config.features}, got {num_unowned} "
+            "at none: silos cannot count neighbors that nobody holds; use constant"
         )
 
 
@@ -324,16 +332,16 @@ def check_standard(config: RunConfig, task: LabelForm) -> None:
 
 
 def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
-    """Return the number of clients of a cut."""
+    """Return the number of clients into which a graph is cut."""
     if config.clients is not None:
         return config.clients
     return len(graph.silo_names) if names_clients(config.partition) else DEFAULT_CLIENTS
 
 
-def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
-    """Return a cut that has something to train on; raise `DataError` for another."""
-    known = cut.graph.labeled[cut.partition.copies]
-    if not bool((cut.copies_split.train & known).any()):
+def check_trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
+    """Return the cut; raise `DataError` where it has no labeled training node."""
+    has_label = cut.graph.labeled[cut.partition.copies]
+    if not bool((cut.copies_split.train & has_label).any()):
         raise DataError(
             f"expected at least one labeled training node, got none in {cut.graph.name} with "
             f"split {config.split!r}: give a larger training share"
@@ -342,10 +350,10 @@ def trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
 
 
 # --- client data ---------------------------------------------------------------------------------
-# Silos' own data in one process: the clients that they would make, and what only we can see.
+# Data of silos in one process: the clients that silos build, and what only a simulation can see.
 
 
-CUT = "silo"  # what a run's `partition` says of silos that are there already
+CUT = "silo"  # value of `partition` for data that are in silos already
 
 
 def refuse_in_memory(data: object) -> None:
@@ -374,16 +382,16 @@ def cut_for_studies(
     data: Graph | Silos | None = graph
     if data is None:
         data = source_of(config).read(config.scale)
-    found, config = cut_by(data, partition, config)
-    if isinstance(found, CutGraph):
+    cut_data, config = apply_partition(data, partition, config)
+    if isinstance(cut_data, CutGraph):
         raise ConfigError(
             "expected a partition in which every node has one client for several runs, got another "
             "in memory: run it alone with sg.run"
         )
-    return found, config
+    return cut_data, config
 
 
-def cut_already(config: RunConfig) -> RunConfig:
+def with_silo_partition(config: RunConfig) -> RunConfig:
     """Return the config of a run on silos, which says that they are the cut.
 
     Raises:
@@ -412,29 +420,33 @@ def clients_of(
     Raises:
         SilographError: the graph, the cut, the split or the silos cannot be used.
     """
-    uncut, standard = parts.method.part.setting.uncut, config.normalize in STANDARD
-    weighs = config.edge_weights in ("log", "scale")
+    uncut, standardizes = parts.method.part.setting.uncut, config.normalize in STANDARD
+    transforms_edge_weights = config.edge_weights in ("log", "scale")
     if isinstance(data, Silos):
         if not uncut:
-            return joined(config, data, dtype)
+            return join_silo_data(config, data, dtype)
         # Features and weights of edges are transformed below, in float64 until then.
-        raw = replace(config, normalize="none") if standard else config
-        raw = replace(raw, edge_weights="use") if weighs else raw
-        cut, _, _ = joined(raw, data, torch.float64 if standard or weighs else dtype)
+        raw_config = replace(config, normalize="none") if standardizes else config
+        raw_config = (
+            replace(raw_config, edge_weights="use") if transforms_edge_weights else raw_config
+        )
+        cut, _, _ = join_silo_data(
+            raw_config, data, torch.float64 if standardizes or transforms_edge_weights else dtype
+        )
     else:
         cut = cut_graph(config, data, parts.partition)
     sums = {}
     if config.edge_weights == "log" and cut.graph.edge_weight is not None:
-        cut = replace(cut, graph=with_edges(cut.graph, "log"), given=cut.fingerprint)
+        cut = replace(cut, graph=with_edges(cut.graph, "log"), original_fingerprint=cut.fingerprint)
     if config.edge_weights == "scale":
         cut, sums[EDGE_WEIGHTS] = scale_edge_weights(cut, uncut=uncut)
-    if standard:
+    if standardizes:
         federated = config.normalize == "standard"
         cut, sums[FEATURES] = standardize_cut(cut, dtype, uncut=uncut, federated=federated)
     elif isinstance(data, Graph | CutGraph):
         x, names = cut.graph.x, cut.graph.feature_names
-        used = x.to("cpu", dtype) if isinstance(x, CSR) else x.to(dtype)
-        problem = narrowing_problem(x, used, names, standardized=False)
+        converted = x.to("cpu", dtype) if isinstance(x, CSR) else x.to(dtype)
+        problem = narrowing_problem(x, converted, names, standardized=False)
         cut = replace(cut, narrowing=problem)
     if uncut:
         block, route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
@@ -443,7 +455,7 @@ def clients_of(
     return cut, replace(block, sums=sums), route
 
 
-def joined(
+def join_silo_data(
     config: ResolvedConfig, silos: Silos, dtype: torch.dtype
 ) -> tuple[Cut, ClientBlock, Route]:
     """Let silos split their nodes, make their blocks and agree, each from its own data.
@@ -458,40 +470,44 @@ def joined(
         block; who answers for each halo slot.
 
     Raises:
-        DataError: silos disagree, or one lacks the split that is asked for.
+        DataError: silos disagree, or one lacks the split of the config.
     """
     route = agree(silos)
-    use = config.edge_weights
-    members = [silo_as_used(silo, config.features, use) for silo in silos.members]
+    edge_weight_rule = config.edge_weights
+    members = [prepare_silo(silo, config.features, edge_weight_rule) for silo in silos.members]
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
-    block, statistics, mean = join_blocks(blocks), None, None
+    block, statistics, mean_edge_weight = join_blocks(blocks), None, None
     specs: dict[str, SumSpec] = {}
     if config.normalize == "standard":
         specs[FEATURES] = SumSpec(block.num_features)
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, deviation=False)
     if specs:
-        fitted = fit_from_sums(block.sums, specs)
+        statistics_by_name = fit_from_sums(block.sums, specs)
         pairs = zip(silos.members, blocks, strict=True)
-        blocks = [complete_block(own, silo, fitted) for silo, own in pairs]
+        blocks = [complete_block(own, silo, statistics_by_name) for silo, own in pairs]
         block = join_blocks(blocks)
-        statistics = fitted.get(FEATURES)
-        if EDGE_WEIGHTS in fitted:
-            mean = float(fitted[EDGE_WEIGHTS].mean)
+        statistics = statistics_by_name.get(FEATURES)
+        if EDGE_WEIGHTS in statistics_by_name:
+            mean_edge_weight = float(statistics_by_name[EDGE_WEIGHTS].mean)
     if config.normalize == "standard_client":
         statistics = block.sums[FEATURES].own_statistics()
-    digest = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     for silo in silos.members:
-        digest.update(silo_fingerprint(silo).encode())
-    rated = silos.members[0].graph.task == "rating"
-    held = join_rating_silos(silos, block) if rated else join_silos(silos, block, route)
+        hasher.update(silo_fingerprint(silo).encode())
+    has_ratings = silos.members[0].graph.task == "rating"
+    graph_partition_split = (
+        join_rating_silos(silos, block) if has_ratings else join_silos(silos, block, route)
+    )
     pairs = zip(silos.members, blocks, strict=True)
     lines = (narrowing_line(silo, own, config.normalize) for silo, own in pairs)
-    problem = next(filter(None, lines), None)
-    cut = Cut(*held, digest.hexdigest(), statistics=statistics, narrowing=problem)
-    cut = replace(cut, mean_edge_weight=mean)
-    return trainable(config, cut), block, route
+    narrowing = next(filter(None, lines), None)
+    cut = Cut(
+        *graph_partition_split, hasher.hexdigest(), statistics=statistics, narrowing=narrowing
+    )
+    cut = replace(cut, mean_edge_weight=mean_edge_weight)
+    return check_trainable(config, cut), block, route
 
 
 def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> ClientBlock:
@@ -501,11 +517,11 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
 
     Raises:
         ConfigError: a split that is none.
-        DataError: the silo lacks the split that is asked for.
+        DataError: the silo lacks the split of the config.
     """
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
-    use = config.edge_weights
-    return silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=use)
+    edge_weight_rule = config.edge_weights
+    return silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=edge_weight_rule)
 
 
 def check_uncut(config: RunConfig, silos: Silos) -> None:

@@ -27,7 +27,7 @@ from silograph.experiment.resolve.cutting import (
     check_features,
 )
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.graph import LabelForm, Schema
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -65,7 +65,7 @@ from silograph.task.registry import task_of
 
 M = TypeVar("M", Model, RatingModel, ConsisRec)
 MOST_WEIGHTS = 2**58  # whose bytes torch can still count
-# Keys that a module cannot have; beside a key's default, its value in a resolved config is let by.
+# Keys that a module cannot have; its default and its value in a resolved config are allowed.
 OF_LAYERS = {
     "layers": LAYERS,
     "hidden": HIDDEN,
@@ -118,8 +118,8 @@ def _check_rating_model(config: RunConfig, kind: ModelKind, options: Any) -> Non
         )
     if isinstance(options, RatingGATOptions):
         check_heads([hidden], options.heads)
-    wanted = {"fanout": None, "neighbors": "full", "collect": 0, "local_bias": False}
-    for name, value in {**wanted, "features": "given"}.items():
+    required_values = {"fanout": None, "neighbors": "full", "collect": 0, "local_bias": False}
+    for name, value in {**required_values, "features": "given"}.items():
         got = getattr(config, name)
         if got not in (None, value):
             raise ConfigError(
@@ -130,11 +130,11 @@ def _check_rating_model(config: RunConfig, kind: ModelKind, options: Any) -> Non
 
 def check_heads(hidden: Sequence[int], heads: int) -> None:
     """Raise `ConfigError` for hidden widths that attention heads cannot share."""
-    odd = [width for width in hidden if width % heads]
-    if odd:
+    indivisible_widths = [width for width in hidden if width % heads]
+    if indivisible_widths:
         raise ConfigError(
             f"expected a hidden width that is a multiple of {heads} heads, got "
-            f"{odd[0]}: they stand side by side in it"
+            f"{indivisible_widths[0]}: they stand side by side in it"
         )
 
 
@@ -170,7 +170,7 @@ def own_module(config: RunConfig) -> Make | None:
     """
     if config.model is None or not is_spec(config.model):
         return None
-    return imported(config.model, cast("type[Make]", Callable))
+    return import_spec(config.model, cast("type[Make]", Callable))
 
 
 def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableModel:
@@ -276,7 +276,7 @@ class Target:
 
 
 def parse_target(
-    text: str | None, default: str | None = None, known: Iterable[str] = METRICS
+    text: str | None, default: str | None = None, metric_names: Iterable[str] = METRICS
 ) -> Target | None:
     """Return the target of `METRIC=VALUE`, or of `VALUE` alone.
 
@@ -286,9 +286,9 @@ def parse_target(
     Target(metric='rmse', value=0.8)
 
     Args:
-        text: what was asked for, or None.
+        text: the target of the config, or None.
         default: the metric of a value alone; None while it is not known: any will do.
-        known: metrics to choose from.
+        metric_names: metrics to choose from.
 
     Raises:
         ConfigError: another form, an unknown metric, or a value that the metric cannot have.
@@ -305,13 +305,13 @@ def parse_target(
     if not equals and default is None:
         return Target("", number)
     try:
-        chosen = metric_among(metric or str(default), known, "metric")
+        target_metric = metric_among(metric or str(default), metric_names, "metric")
     except ConfigError as error:
         raise ConfigError(f"target: {error}") from None
-    if number < 0 or (chosen.share and number > 1):
-        ends = "from 0 to 1" if chosen.share else "of 0 or more"
-        raise ConfigError(f"target: expected a value of {chosen.name} {ends}, got {text!r}")
-    return Target(chosen.name, number)
+    if number < 0 or (target_metric.share and number > 1):
+        ends = "from 0 to 1" if target_metric.share else "of 0 or more"
+        raise ConfigError(f"target: expected a value of {target_metric.name} {ends}, got {text!r}")
+    return Target(target_metric.name, number)
 
 
 def _number(text: str) -> float | None:
@@ -332,14 +332,14 @@ def check_metric(config: RunConfig) -> None:
 
 def check_metric_of(config: RunConfig, task: LabelForm) -> None:
     """Raise `ConfigError` for a metric that does not exist; its choices are those of a task."""
-    known = task_of(task).metrics
+    metric_names = task_of(task).metrics
     if config.metric is not None and config.metric not in METRICS:
-        metric_among(config.metric, known, "metric")
-    parse_target(config.target, None, known)
+        metric_among(config.metric, metric_names, "metric")
+    parse_target(config.target, None, metric_names)
 
 
 def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
-    """Whether validation nodes are scored by what they are not in every run: the AUC."""
+    """Whether validation nodes need a score that other runs do not compute: the AUC."""
     target = parse_target(config.target, config.metric)
     names = [config.metric, target and target.metric]
     return any(not METRICS[name].validation for name in names if name)
@@ -357,26 +357,26 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
         ConfigError: rankings of data without ratings, or of a model that has none.
     """
     target = parse_target(config.target, config.metric)
-    asked = [config.metric, target and target.metric]
-    least = config.relevant
-    if least is None and any(name in RANKINGS for name in asked):
-        least = RELEVANT
-    if least is None:
+    metric_names = [config.metric, target and target.metric]
+    min_rating = config.relevant
+    if min_rating is None and any(name in RANKINGS for name in metric_names):
+        min_rating = RELEVANT
+    if min_rating is None:
         return None
     if schema.task != "rating" or not isinstance(model, RankingModel):
         raise ConfigError(
             f"relevant: expected a model of ratings of users and items, got {model.noun} of "
             f"{schema.task}: leave relevant out"
         )
-    return least
+    return min_rating
 
 
-def check_relevant(least: float | None, scale: tuple[float, float] | None) -> None:
+def check_relevant(min_rating: float | None, scale: tuple[float, float] | None) -> None:
     """Raise `ConfigError` where no rating of a scale is as high as what is relevant."""
-    if least is not None and scale is not None and least > scale[1]:
+    if min_rating is not None and scale is not None and min_rating > scale[1]:
         raise ConfigError(
             f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
-            f"{least:g}: no item would be relevant; lower it"
+            f"{min_rating:g}: no item would be relevant; lower it"
         )
 
 
@@ -393,12 +393,12 @@ def metric_of_run(config: RunConfig, schema: Schema) -> str:
     return name
 
 
-def check_clock(asked: RunConfig) -> None:
-    """Raise `ConfigError` where speeds or links of clients are not such."""
-    if asked.speeds is not None:
-        parse_speeds(asked.speeds)
-    if asked.links is not None:
-        parse_links(asked.links)
+def check_clock(config: RunConfig) -> None:
+    """Raise `ConfigError` for invalid speeds or links of clients."""
+    if config.speeds is not None:
+        parse_speeds(config.speeds)
+    if config.links is not None:
+        parse_links(config.links)
 
 
 def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> None:
@@ -411,8 +411,8 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
     """
     method, selector = parts.method.part, parts.selector.part
     setting = method.setting
-    crosses = method.evaluate.crosses
-    if config.collect and (crosses or setting.uncut):
+    uses_cross_client_edges = method.evaluate.crosses
+    if config.collect and (uses_cross_client_edges or setting.uncut):
         raise ConfigError(
             f"expected a method that trains on each client's own graph for collect, got "
             f"{method.name}, which has all neighbors already: leave collect out"
@@ -422,18 +422,20 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
             f"expected a cut in which each node has one client for {method.name}, which trains all "
             f"clients as one graph, got {config.partition}: use another partition, such as metis"
         )
-    limited = is_limited(parts.selector.options)
-    if not method.selects and (selector is not UNIFORM or limited):
+    selector_has_budget = has_selection_limits(parts.selector.options)
+    if not method.selects and (selector is not UNIFORM or selector_has_budget):
         raise ConfigError(
             f"expected a method that trains locally for selector {selector.name}, got "
             f"{method.name}, in which all clients train in every round: leave selector out"
         )
     if parts.aggregator.part is not MEAN and not method.aggregates:
-        able = [name for name, each in METHODS.items() if each.aggregates]
+        supported_methods = [
+            name for name, other_method in METHODS.items() if other_method.aggregates
+        ]
         raise ConfigError(
             f"expected a method that averages weights and nothing else for aggregator "
-            f"{parts.aggregator.part.name}, got {method.name}: use one of {', '.join(able)}, or "
-            "one of your own with aggregates=True"
+            f"{parts.aggregator.part.name}, got {method.name}: use one of "
+            f"{', '.join(supported_methods)}, or one of your own with aggregates=True"
         )
     if config.local_bias and method.evaluate.view != "server":
         raise ConfigError(
@@ -451,26 +453,28 @@ def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> Non
 def check_ratings(method: Method, task: LabelForm) -> None:
     """Raise `ConfigError` for ratings and a method that does not train on them."""
     if task == "rating" and not method.trains_ratings:
-        able = [name for name, each in METHODS.items() if each.trains_ratings]
+        supported_methods = [
+            name for name, other_method in METHODS.items() if other_method.trains_ratings
+        ]
         raise ConfigError(
             f"expected a method that trains on ratings of users and items, got {method.name}: use "
-            f"one of {', '.join(able)}"
+            f"one of {', '.join(supported_methods)}"
         )
 
 
 def check_selected(parts: Parts) -> None:
     """Raise `ConfigError` for a selector that learns, where clients train without a server.
 
-    Of new runs: one that was begun so goes on.
+    Only new runs are checked; an older run with such a selector can be resumed.
     """
     method, selector = parts.method.part, parts.selector
     learns = selector.part.observe is not None and selector.part is not ROUND_ROBIN
-    if method.round is train_alone and (learns or is_limited(selector.options)):
-        asked = f"selector {selector.part.name}{'' if learns else ' with limits'}"
+    if method.round is train_alone and (learns or has_selection_limits(selector.options)):
+        selector_text = f"selector {selector.part.name}{'' if learns else ' with limits'}"
         raise ConfigError(
-            f"expected a method whose clients train with a server for {asked}, got {method.name}, "
-            "whose clients train alone: leave selector out, or use uniform, round_robin or all "
-            "without limits"
+            f"expected a method whose clients train with a server for {selector_text}, got "
+            f"{method.name}, whose clients train alone: leave selector out, or use uniform, "
+            "round_robin or all without limits"
         )
 
 
@@ -481,37 +485,41 @@ WITHOUT_SUMS = {
 
 
 def check_minimum(config: RunConfig, method: Method) -> None:
-    """Raise `ConfigError` where rows that rest on few nodes or silos cannot be left out."""
+    """Raise `ConfigError` for a minimum of nodes or silos per row where no sums are exchanged."""
     names = ("min_nodes_per_row", "min_silos_per_row")
-    given = [name for name in names if getattr(config, name) > 1]
-    if given and method.rows != "sums":
+    limits = [name for name in names if getattr(config, name) > 1]
+    if limits and method.rows != "sums":
         raise ConfigError(
-            f"expected a method that exchanges sums of rows for {given[0]}, got {method.name}, "
-            f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(given)} out"
+            f"expected a method that exchanges sums of rows for {limits[0]}, got {method.name}, "
+            f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(limits)} out"
         )
 
 
 def check_sent(config: RunConfig, parts: Parts) -> None:
-    """Raise `ConfigError` unless weights can travel as they are asked to."""
+    """Raise `ConfigError` unless weights can be sent in the form that the config names."""
     method = parts.method.part
     if SentWeights(config.weights_as, config.weight_rows).plain:
         return
-    asked = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
+    settings_text = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
     if not method.small_weights:
-        able = [name for name, each in METHODS.items() if each.small_weights]
+        supported_methods = [
+            name for name, other_method in METHODS.items() if other_method.small_weights
+        ]
         raise ConfigError(
-            f"expected weights_as=exact and weight_rows=all for method {method.name}, got {asked}: "
-            f"{', '.join(able)} can send them otherwise"
+            f"expected weights_as=exact and weight_rows=all for method {method.name}, got "
+            f"{settings_text}: {', '.join(supported_methods)} can send them otherwise"
         )
     if parts.selector.part.on_receipt:
         raise ConfigError(
             f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
-            f"got {asked}: those that do not train would score other weights"
+            f"got {settings_text}: those that do not train would score other weights"
         )
     if config.weight_rows == "all":
         return
-    keep = method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
-    if keep or config.batch_size is not None or config.collect:
+    keep_optimizer = (
+        method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    )
+    if keep_optimizer or config.batch_size is not None or config.collect:
         raise ConfigError(
             "expected neither keep_optimizer, batch_size nor collect with weight_rows=used: then "
             "the server cannot know what becomes of the rows that a client does not use"
@@ -519,12 +527,12 @@ def check_sent(config: RunConfig, parts: Parts) -> None:
 
 
 def check_silos_behind(config: RunConfig, clients: int) -> None:
-    """Raise `ConfigError` where no sum can have as many silos behind it as it needs."""
-    most = max(clients - 1, 1)
-    if config.min_silos_per_row > most:
+    """Raise `ConfigError` where `min_silos_per_row` exceeds the number of other silos."""
+    max_silos = max(clients - 1, 1)
+    if config.min_silos_per_row > max_silos:
         raise ConfigError(
-            f"expected at most {most} for min_silos_per_row, as a node has neighbors in at most "
-            f"that many other silos, got {config.min_silos_per_row}: lower it"
+            f"expected at most {max_silos} for min_silos_per_row, as a node has neighbors in at "
+            f"most that many other silos, got {config.min_silos_per_row}: lower it"
         )
 
 
@@ -538,14 +546,14 @@ def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: Any
         )
 
 
-def is_limited(options: Any) -> bool:
+def has_selection_limits(options: Any) -> bool:
     """Whether options of a selector limit the clients of rounds; a user's may not have them."""
-    found = {f.name: getattr(options, f.name) for f in fields(options)}
-    return any(found.get(name) is not None for name in LIMITS)
+    values = {f.name: getattr(options, f.name) for f in fields(options)}
+    return any(values.get(name) is not None for name in LIMITS)
 
 
 def check_decay(config: RunConfig, model: AnyModel) -> None:
-    """Raise `ConfigError` where the first layer is to decay alone, and nobody knows which it is."""
+    """Raise `ConfigError` where only the first layer decays, and it is unknown."""
     if config.decay_layers != "all" and model.staged is None:
         raise ConfigError(
             f"expected decay_layers=all with {model.noun}, whose layers are not known, got "

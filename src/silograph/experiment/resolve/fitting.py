@@ -1,7 +1,7 @@
-"""What a run fits to the training data of its clients before the first round.
+"""Statistics that a run fits to the training data of its clients before the first round.
 
-Federated sums: `sum_specs` says which ones a run has, `complete_block` what becomes of the results
-at a client. How to add one is in `silograph.exchange.collect`.
+Federated sums: `sum_specs` lists those of a run, `complete_block` applies the results at a client.
+ How to add one is in `silograph.exchange.collect`.
 """
 
 import math
@@ -32,7 +32,7 @@ from silograph.graph.silos.data import Silo, Silos, featured
 from silograph.methods.base import AnyMethod
 from silograph.nn.any_model import AnyModel
 
-# --- What a run makes of the weights of edges, and what is said of it ----------------------------
+# --- How a run transforms edge weights, and the messages about it --------------------------------
 #
 # A client whose data have no weights has edges of weight 1. If no client has weights, every rule
 # is `use`, so that such runs need no sums. If any has, the rule applies to all edges of all
@@ -49,24 +49,24 @@ def why_not_weighed(model: AnyModel) -> str | None:
     """Return why a model has no place for weights of edges, or None if it has."""
     if model.staged is None:
         return f"{model.noun} is told of edges without them"
-    sums = [stage.conv for stage in model.staged.stages if stage.conv.sums]
-    if not sums:
+    convolutions = [stage.conv for stage in model.staged.stages if stage.conv.sums]
+    if not convolutions:
         return f"{model.noun} reads no edges"
-    without = [conv.name for conv in sums if not conv.weighs]
-    return f"{without[0]} has no place for them" if without else None
+    unweighted_layers = [conv.name for conv in convolutions if not conv.weighs]
+    return f"{unweighted_layers[0]} has no place for them" if unweighted_layers else None
 
 
-def edge_weights_in(asked: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
-    """Return what becomes of weights of edges.
+def edge_weights_in(config: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
+    """Return the rule for edge weights.
 
     Args:
-        asked: the config.
+        config: the config.
         model: of the run.
         weighted: whether any client has weights of edges.
     """
-    if asked.edge_weights == "ignore" or why_not_weighed(model):
+    if config.edge_weights == "ignore" or why_not_weighed(model):
         return "ignore"
-    return (asked.edge_weights or DEFAULT) if weighted else "use"
+    return (config.edge_weights or DEFAULT) if weighted else "use"
 
 
 def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
@@ -80,7 +80,7 @@ def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
 
 
 def check_edge_weights(
-    asked: RunConfig,
+    user_config: RunConfig,
     config: ResolvedConfig,
     method: AnyMethod,
     model: AnyModel,
@@ -96,35 +96,37 @@ def check_edge_weights(
         return None
     if (reason := why_not_weighed(model)) is not None:
         return f"edge weights are not used: {reason}; every edge counts 1"
-    if asked.edge_weights == "ignore":
+    if user_config.edge_weights == "ignore":
         return "edge weights are not used (edge_weights=ignore); every edge counts 1"
     ignore = "add edge_weights=ignore, and every edge counts 1"
     if not method.weighs_edges:
-        why = "exchanges rows" if method.rows != "none" else "makes or draws edges of its own"
+        reason_text = (
+            "exchanges rows" if method.rows != "none" else "makes or draws edges of its own"
+        )
         raise ConfigError(
-            f"expected edges without weights for method {method.name}, which {why}, got weights: "
-            f"{ignore}"
+            f"expected edges without weights for method {method.name}, which {reason_text}, got "
+            f"weights: {ignore}"
         )
     if config.neighbors not in WEIGHED_SAMPLERS:
         raise ConfigError(
             f"expected neighbors=full or fanout with weights of edges, got {config.neighbors}, "
             f"whose draws know none: {ignore}"
         )
-    how = {
+    description = {
         "log": ", as log2(1 + weight)",
         "scale": ", divided by their mean over all clients",
     }.get(config.edge_weights, "")
-    return f"edge weights are used by {config.model}{how}"
+    return f"edge weights are used by {config.model}{description}"
 
 
-def describe_weight_scale(use: Use, weight: Tensor | None) -> str | None:
+def describe_weight_scale(rule: Use, weight: Tensor | None) -> str | None:
     """Return what is wrong with the scale of weights that are used as they are, or None.
 
     Args:
-        use: what becomes of weights of edges.
+        rule: what becomes of weights of edges.
         weight: (E,) of all edges, or None.
     """
-    if use != "use" or weight is None or not len(weight):
+    if rule != "use" or weight is None or not len(weight):
         return None
     low, high = USUAL_MEDIAN
     median = float(weight.median())
@@ -136,56 +138,57 @@ def describe_weight_scale(use: Use, weight: Tensor | None) -> str | None:
     )
 
 
-def with_edges(graph: Graph, use: Use, mean: float | None = None) -> Graph:
+def with_edges(graph: Graph, rule: Use, mean: float | None = None) -> Graph:
     """Return a graph with its weights of edges as they are used, or without.
 
     Args:
-        graph: with weights as they were given, if it has any.
-        use: what becomes of them.
+        graph: with its original weights, if it has any.
+        rule: what becomes of them.
         mean: of the weights over all clients, by which `scale` divides them; None: they are not
             divided yet.
 
     Raises:
-        DataError: a weight is negative and the logarithm is asked for.
+        DataError: a weight is negative, and `rule` is "log".
     """
-    weight = _transform(graph.edge_weight, use, mean, graph.adj.nnz, graph.name)
+    weight = _transform(graph.edge_weight, rule, mean, graph.adj.nnz, graph.name)
     return replace(graph, edge_weight=weight)
 
 
-def silo_as_used(silo: Silo, features: FeatureSource, use: Use, mean: float | None = None) -> Silo:
+def prepare_silo(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
     """Return a silo with the features and the weights of edges that a config asks for.
 
     Raises:
-        DataError: the given features are asked for, and there are none; or see `with_edges`.
+        DataError: `features` is "given", and the silo has none; or see `with_edges`.
     """
-    return silo_with_edges(featured(silo, features), use, mean)
+    return silo_with_edges(featured(silo, features), rule, mean)
 
 
-def silo_with_edges(silo: Silo, use: Use, mean: float | None = None) -> Silo:
+def silo_with_edges(silo: Silo, rule: Use, mean: float | None = None) -> Silo:
     """Return a silo with its weights of edges as they are used, or without; see `with_edges`."""
     cross = silo.cross
-    weight = _transform(silo.edge_weight, use, mean, silo.adj.nnz, silo.name)
-    between = _transform(cross.weight, use, mean, len(cross.row), silo.name)
+    weight = _transform(silo.edge_weight, rule, mean, silo.adj.nnz, silo.name)
+    between = _transform(cross.weight, rule, mean, len(cross.row), silo.name)
     return replace(silo, edge_weight=weight, cross=replace(cross, weight=between))
 
 
 def _transform(
-    weight: Tensor | None, use: Use, mean: float | None, edges: int, name: str
+    weight: Tensor | None, rule: Use, mean: float | None, edges: int, name: str
 ) -> Tensor | None:
     """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
-    if use == "ignore":
+    if rule == "ignore":
         return None
-    if use == "use":
+    if rule == "use":
         return weight
-    given = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
-    if use == "scale":
-        return weight if mean is None or mean in (0.0, 1.0) else given / mean
-    if bool((given < 0).any()):
+    edge_weight = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
+    if rule == "scale":
+        return weight if mean is None or mean in (0.0, 1.0) else edge_weight / mean
+    if bool((edge_weight < 0).any()):
         raise DataError(
             f"expected edge weights from 0 in {name} with edge_weights=log, got "
-            f"{float(given.min()):g}: change these weights, or set edge_weights=ignore"
+            f"{float(edge_weight.min()):g}: change these weights, or set edge_weights=ignore"
         )
-    return torch.log1p(given) / math.log(2)  # a weight of 1 stays exactly 1, as self loops weigh
+    # A weight of 1 stays exactly 1, the weight of self loops.
+    return torch.log1p(edge_weight) / math.log(2)
 
 
 def sum_specs(config: RunConfig | ResolvedConfig, features: int, method: AnyMethod) -> SumSpecs:
@@ -226,12 +229,12 @@ def complete_block(
         mean = float(statistics[EDGE_WEIGHTS].mean)
         if not 0 <= mean < math.inf:  # it comes from the server
             raise DataError(f"expected the mean of edge weights to be 0 or more, got {mean:g}")
-        scaled = silo_with_edges(silo, "scale", mean)
-        cross, halo = scaled.cross, block.halo.adj
+        scaled_silo = silo_with_edges(silo, "scale", mean)
+        cross, halo = scaled_silo.cross, block.halo.adj
         shape = halo.num_rows, halo.num_cols
-        edges = scaled.graph.weighted_adj.to(device, dtype)
-        between = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
-        block = replace(block, adj=edges, halo=replace(block.halo, adj=between))
+        adj = scaled_silo.graph.weighted_adj.to(device, dtype)
+        cross_adj = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
+        block = replace(block, adj=adj, halo=replace(block.halo, adj=cross_adj))
     return block
 
 
@@ -244,12 +247,12 @@ def narrowing_line(silo: Silo, block: ClientBlock, normalize: str) -> str | None
 
 
 class BlockInState:
-    """Completes a silo's block by what its state holds, and keeps the latest one.
+    """Completes a silo's block with the statistics in its state, and caches the latest one.
 
     Args:
         block: as `silo_block` made it, where it computes.
         silo: its data.
-        warn: told in a line where features lose values.
+        warn: called with a line where features lose values.
     """
 
     def __init__(self, block: ClientBlock, silo: Silo, warn: Callable[[str], None]) -> None:
@@ -259,21 +262,23 @@ class BlockInState:
         self._completed: tuple[dict[str, ColumnStatistics], ClientBlock] = ({}, block)
 
     def __call__(self, state: State) -> ClientBlock:
-        """Return the block that ops are given with a state."""
+        """Return the block that ops receive together with a state."""
         statistics = statistics_in(state)
-        known, block = self._completed
-        if _alike(known, statistics):
+        cached_statistics, block = self._completed
+        if _equal_statistics(cached_statistics, statistics):
             return block
         block = complete_block(self._block, self._silo, statistics)
         self._completed = statistics, block
-        if (line := narrowing_line(self._silo, block, "standard")) is not None:
-            self._warn(line)
+        if (warning := narrowing_line(self._silo, block, "standard")) is not None:
+            self._warn(warning)
         return block
 
 
-def _alike(ours: Mapping[str, ColumnStatistics], theirs: Mapping[str, ColumnStatistics]) -> bool:
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name].mean, theirs[name].mean)
-        and torch.equal(ours[name].deviation, theirs[name].deviation)
-        for name in ours
+def _equal_statistics(
+    first: Mapping[str, ColumnStatistics], second: Mapping[str, ColumnStatistics]
+) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].mean, second[name].mean)
+        and torch.equal(first[name].deviation, second[name].deviation)
+        for name in first
     )

@@ -34,10 +34,10 @@ def help_of(field: "dataclasses.Field[Any]") -> str:
         return text
     declared = DECLARED[field.metadata["part"]]
     own = {
-        part: found
+        part: option
         for part, kind in declared.items()
-        for found in dataclasses.fields(kind)
-        if found.name == field.name
+        for option in dataclasses.fields(kind)
+        if option.name == field.name
     }
     of = "" if len(own) == len(declared) > 1 else f"{', '.join(own)}: "
     first = next(iter(own.values()))

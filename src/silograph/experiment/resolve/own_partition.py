@@ -1,7 +1,7 @@
-"""Partitions that are given as values: clients of nodes, a `Partition`, or a function of the graph.
+"""Partitions passed as values: clients of nodes, a `Partition`, or a function of the graph.
 
-A config says `given:` and the hash of such a partition, so that a run or a line of a study is known
-again. Where every node has one client, the graph itself carries them, as its silos.
+A config contains `given:` and the hash of such a partition, so that a run or a line of a study can
+be identified. Where every node has one client, the clients are stored in the graph, as its silos.
 """
 
 import os
@@ -27,8 +27,8 @@ from silograph.graph.partition.partition import Partition
 from silograph.graph.read.in_memory import graph_of, is_clients
 from silograph.graph.silos.data import Silos
 
-GIVEN = "given:"  # begins what a config says of a partition that was in memory
-PENDING = f"{GIVEN}in memory"  # until the graph is there
+GIVEN = "given:"  # prefix of `partition` in a config for a partition in memory
+PENDING = f"{GIVEN}in memory"  # until the graph is loaded and the hash is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +45,8 @@ class CutGraph:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
-    """What a call was given of graph and options, as a config can say it.
+class CallArguments:
+    """Graph and options of a call, in the form that a config can contain.
 
     Attributes:
         graph: the graph in memory, the silos, or the name or path of either.
@@ -59,8 +59,8 @@ class Taken:
     partition: Any = None
 
 
-def taken(graph: Any, options: Mapping[str, Any]) -> Taken:
-    """Return what a call was given of graph and options.
+def parse_call_arguments(graph: Any, options: Mapping[str, Any]) -> CallArguments:
+    """Parse graph and options of a call.
 
     Raises:
         ConfigError: a partition of another type, one beside a list of clients, or a seed of a
@@ -87,7 +87,7 @@ def taken(graph: Any, options: Mapping[str, Any]) -> Taken:
     if graph is not None and not isinstance(graph, Silos | str | os.PathLike):
         graph = graph_of(graph)
     is_value = options.get("partition") == PENDING
-    return Taken(graph, options, partition if is_value else None)
+    return CallArguments(graph, options, partition if is_value else None)
 
 
 def _check_kind(partition: Any) -> None:
@@ -99,7 +99,7 @@ def _check_kind(partition: Any) -> None:
         )
 
 
-def cut_by(
+def apply_partition(
     data: Graph | Silos, partition: Any, config: RunConfig
 ) -> tuple[Graph | CutGraph, RunConfig]:
     """Return a graph with its partition, and the config that says its hash.
@@ -111,32 +111,32 @@ def cut_by(
 
     Raises:
         ConfigError: silos, which are cut already.
-        PartitionError: it is none of this graph.
+        PartitionError: the partition does not fit the graph.
     """
     if isinstance(data, Silos):
         raise ConfigError(
             "partition: expected none with silos, got one in memory: they are cut already"
         )
     if callable(partition) and not isinstance(partition, Partition):
-        partition = _called(partition, data)
+        partition = _call_partition_function(partition, data)
     if isinstance(partition, Partition):
         if partition.num_nodes != data.num_nodes:
             raise PartitionError(
                 f"expected a partition of the {data.num_nodes} nodes of {data.name!r}, got one of "
                 f"{partition.num_nodes}: cut this graph itself"
             )
-        found: Graph | CutGraph = CutGraph(data, partition)
+        cut_data: Graph | CutGraph = CutGraph(data, partition)
         owner = owner_of_each(partition)
         if owner is not None:
-            found = replace(data, silo=owner, silo_names=partition.ids)
+            cut_data = replace(data, silo=owner, silo_names=partition.ids)
     else:
-        found = assigned(data, partition)
-        partition = of_silos(found)
-    return found, replace(config, partition=f"{GIVEN}{partition.hash}")
+        cut_data = assigned(data, partition)
+        partition = of_silos(cut_data)
+    return cut_data, replace(config, partition=f"{GIVEN}{partition.hash}")
 
 
-def _called(function: Callable[[Graph], Any], graph: Graph) -> Any:
-    """Return what a user's function makes of a graph.
+def _call_partition_function(function: Callable[[Graph], Any], graph: Graph) -> Any:
+    """Call a user's partition function on a graph.
 
     Raises:
         OpError: it failed: one line, which names it and the place in its file.
@@ -144,34 +144,34 @@ def _called(function: Callable[[Graph], Any], graph: Graph) -> Any:
     """
     name = getattr(function, "__name__", type(function).__name__)
     with in_function(function, f"partition function {name}"):
-        found = function(graph)
-    if found is None:
+        clients_of_nodes = function(graph)
+    if clients_of_nodes is None:
         raise PartitionError(
             f"expected the client of every node, or a Partition, from partition function {name}, "
             "got None: return one"
         )
-    return found
+    return clients_of_nodes
 
 
-def cut_again(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph | CutGraph:
-    """Return a graph with the partition of a run that goes on.
+def restore_partition(data: Graph | Silos, partition: Any, config: RunConfig) -> Graph | CutGraph:
+    """Return a graph with the partition of a resumed run.
 
     Raises:
         ConfigError: the run's partition was not in memory.
-        CheckpointError: it was another one.
+        CheckpointError: the partition differs from that of the run.
     """
     if not config.partition.startswith(GIVEN) or partition is None:
         raise ConfigError(
             f"expected no partition, for that of the run is {config.partition}, got one: leave it "
             "out"
         )
-    found, ours = cut_by(data, partition, config)
-    if ours.partition != config.partition:
+    cut_data, new_config = apply_partition(data, partition, config)
+    if new_config.partition != config.partition:
         raise CheckpointError(
-            f"expected the partition of the run, {config.partition}, got {ours.partition}: going "
-            "on would not give the numbers of an uninterrupted run"
+            f"expected the partition of the run, {config.partition}, got {new_config.partition}: "
+            "going on would not give the numbers of an uninterrupted run"
         )
-    return found
+    return cut_data
 
 
 def names_clients(partition: str) -> bool:
@@ -189,17 +189,17 @@ def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | Cut
         DataError: the file of a partition cannot be used.
     """
     if isinstance(data, CutGraph):
-        _check_as_given(config, data.partition)
+        _check_in_memory_partition(config, data.partition)
     elif config.partition.startswith(GIVEN):
         check_given_partition(data, config.partition)
-        _check_number(config, len(data.silo_names))
+        _check_num_clients(config, len(data.silo_names))
     elif is_partition_file(config.partition):
         data = read_partition(data, Path(config.partition).expanduser())
-        _check_number(config, len(data.silo_names))
+        _check_num_clients(config, len(data.silo_names))
     return data
 
 
-def _check_as_given(config: RunConfig, partition: Partition) -> None:
+def _check_in_memory_partition(config: RunConfig, partition: Partition) -> None:
     """Raise `ConfigError` for options that do not go with a partition that is a value."""
     if config.partition != f"{GIVEN}{partition.hash}":
         raise ConfigError(f"expected the partition {config.partition}, got another in memory")
@@ -209,10 +209,10 @@ def _check_as_given(config: RunConfig, partition: Partition) -> None:
                 f"expected a partition that is used as it is, got {name}={getattr(config, name)}: "
                 "leave it out, or cut the graph that is meant"
             )
-    _check_number(config, len(partition.ids))
+    _check_num_clients(config, len(partition.ids))
 
 
-def _check_number(config: RunConfig, clients: int) -> None:
+def _check_num_clients(config: RunConfig, clients: int) -> None:
     """Raise `ConfigError` for another number of clients than that of the user's partition."""
     if config.clients not in (None, clients):
         raise ConfigError(
@@ -222,7 +222,7 @@ def _check_number(config: RunConfig, clients: int) -> None:
 
 
 def check_given_partition(graph: Graph, partition: str) -> None:
-    """Raise `ConfigError` unless a graph carries the partition in memory that a config tells of."""
+    """Raise `ConfigError` unless a graph carries the in-memory partition of a config."""
     if graph.silo is None or f"{GIVEN}{of_silos(graph).hash}" != partition:
         raise ConfigError(
             f"expected the partition {partition} of the run, got none: it was made in memory; use "

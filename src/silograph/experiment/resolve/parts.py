@@ -17,7 +17,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import RowMinimum, Scalar
 from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.own_partition import names_clients
-from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.partition.own import check_no_path
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
 from silograph.methods import METHODS
@@ -29,7 +29,7 @@ from silograph.selection.base import Selector
 from silograph.selection.registry import SELECTORS
 
 P = TypeVar("P")
-OWN = ("FILE.py:NAME",)  # what another process has put into a table is not in this one's
+OWN = ("FILE.py:NAME",)  # names added to a table in another process are unknown in this one
 
 
 class NamedPart(Protocol):
@@ -64,7 +64,7 @@ SETTINGS = {f.name for f in dataclasses.fields(RunConfig)} - FLAT.keys()  # of t
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(Generic[P]):
+class ChosenPart(Generic[P]):
     """A part and its checked options."""
 
     part: P
@@ -75,12 +75,12 @@ class Chosen(Generic[P]):
 class Parts:
     """The parts of a run."""
 
-    method: Chosen[Method]
-    partition: Chosen[Partitioner]
-    model: Chosen[ModelKind]
-    neighbors: Chosen[NeighborSampler]
-    selector: Chosen[Selector]
-    aggregator: Chosen[Aggregator]
+    method: ChosenPart[Method]
+    partition: ChosenPart[Partitioner]
+    model: ChosenPart[ModelKind]
+    neighbors: ChosenPart[NeighborSampler]
+    selector: ChosenPart[Selector]
+    aggregator: ChosenPart[Aggregator]
 
     @property
     def options(self) -> dict[str, Scalar | None]:
@@ -104,20 +104,22 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
             has, that two have or that nothing reads, or a value out of range.
     """
     parts = named_parts(config, method)
-    values = placed(config, parts)
-    made = {
-        kind: Chosen(part, checked(part.options, values[kind], f"options of {part.name}"))
+    values = group_options(config, parts)
+    chosen_parts = {
+        kind: ChosenPart(part, checked(part.options, values[kind], f"options of {part.name}"))
         for kind, part in parts.items()
     }
-    for kind, chosen in made.items():
-        check_read(chosen.options, kind, chosen.part.name)
-    part, options = made["method"].part, made["method"].options
+    for kind, choice in chosen_parts.items():
+        check_read(choice.options, kind, choice.part.name)
+    part, options = chosen_parts["method"].part, chosen_parts["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
-    behind = RowMinimum(config.min_nodes_per_row, config.min_silos_per_row)
-    if behind.limits and isinstance(part.evaluate, AllSilos):
-        part = dataclasses.replace(part, evaluate=dataclasses.replace(part.evaluate, behind=behind))
-    return Parts(**made | {"method": Chosen(part, options)})
+    row_minimum = RowMinimum(config.min_nodes_per_row, config.min_silos_per_row)
+    if row_minimum.limits and isinstance(part.evaluate, AllSilos):
+        part = dataclasses.replace(
+            part, evaluate=dataclasses.replace(part.evaluate, behind=row_minimum)
+        )
+    return Parts(**chosen_parts | {"method": ChosenPart(part, options)})
 
 
 def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, Any]:
@@ -129,31 +131,35 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
     partition = "silo" if names_clients(config.partition) else config.partition
     if partition not in PARTITIONERS and not is_spec(partition):
         check_no_path(partition)
-    chosen = find_method(config, method)
+    method_part = find_method(config, method)
     parts: dict[str, Any] = {
-        "method": chosen,
-        "partition": _named(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
+        "method": method_part,
+        "partition": _find_part(partition, PARTITIONERS, Partitioner, "partition", ("FILE.csv",)),
         "model": MODEL_KINDS[NODE_MODEL.name],
-        "neighbors": _named(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler", OWN),
-        "selector": _named(
-            config.selector or chosen.needs.selector, SELECTORS, Selector, "selector", OWN
+        "neighbors": _find_part(neighbors, NEIGHBORS, NeighborSampler, "neighbor sampler", OWN),
+        "selector": _find_part(
+            config.selector or method_part.needs.selector, SELECTORS, Selector, "selector", OWN
         ),
-        "aggregator": _named(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
+        "aggregator": _find_part(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
     }
     if config.model is not None:
         model = MODULE if is_spec(config.model) else _model_kind(config.model)
         return parts | {"model": model}
     # The task is not known here. An option that only the default for ratings has decides.
-    of_ratings = parts | {"model": MODEL_KINDS[chosen.needs.rating_model.name]}
-    if chosen.trains_ratings and not _have_all(config, parts) and _have_all(config, of_ratings):
-        return of_ratings
+    rating_parts = parts | {"model": MODEL_KINDS[method_part.needs.rating_model.name]}
+    if (
+        method_part.trains_ratings
+        and not _have_all_options(config, parts)
+        and _have_all_options(config, rating_parts)
+    ):
+        return rating_parts
     return parts
 
 
-def _have_all(config: RunConfig, parts: Mapping[str, NamedPart]) -> bool:
-    """Whether some parts have all options that a config gives."""
+def _have_all_options(config: RunConfig, parts: Mapping[str, NamedPart]) -> bool:
+    """Whether the parts have all options that a config sets."""
     try:
-        placed(config, parts)
+        group_options(config, parts)
     except ConfigError:
         return False
     return True
@@ -162,7 +168,7 @@ def _have_all(config: RunConfig, parts: Mapping[str, NamedPart]) -> bool:
 def with_default_model(
     config: RunConfig, *, ratings: bool, method: Method | None = None
 ) -> RunConfig:
-    """Return a config that names its model: where it does not, the default for its data.
+    """Return the config with its model; the default depends on the data.
 
     Args:
         config: of a run.
@@ -176,7 +182,7 @@ def with_default_model(
         return config
     model = find_method(config, method).needs.rating_model if ratings else NODE_MODEL
     hidden = model.hidden if config.hidden is None else config.hidden
-    # A list of hidden widths says the number of layers by itself.
+    # A list of hidden widths determines the number of layers.
     layers = model.layers if not isinstance(hidden, str) else None
     layers = layers if config.layers is None else config.layers
     return dataclasses.replace(config, model=model.name, layers=layers, hidden=hidden)
@@ -192,49 +198,53 @@ def _model_kind(name: str) -> ModelKind:
     return lookup(MODEL_KINDS, name, "model")
 
 
-def _named(
-    name: str, table: Mapping[str, P], kind: type[P], what: str, besides: Sequence[str] = ()
+def _find_part(
+    name: str,
+    table: Mapping[str, P],
+    kind: type[P],
+    description: str,
+    other_choices: Sequence[str] = (),
 ) -> P:
     """Return a part by name; `besides` is what else the config can say there."""
     if is_spec(name):
-        return imported(name, kind)
+        return import_spec(name, kind)
     if name not in table:
-        other = next((key for key, names in TABLES.items() if name in names), None)
-        if other is not None:
-            raise ConfigError(f"unknown {what} {name!r}: did you mean {other}={name}?")
-        raise unknown(what, name, [*table, *besides])
+        other_kind = next((key for key, names in TABLES.items() if name in names), None)
+        if other_kind is not None:
+            raise ConfigError(f"unknown {description} {name!r}: did you mean {other_kind}={name}?")
+        raise unknown(description, name, [*table, *other_choices])
     return table[name]
 
 
 def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
     """Return what is imported for a config: `FILE.py:NAME` or `package.module:NAME` by kind."""
-    named = {kind: getattr(config, kind) for kind in TABLES}
+    part_names = {kind: getattr(config, kind) for kind in TABLES}
     return {
         kind: spec
-        for kind, spec in named.items()
+        for kind, spec in part_names.items()
         if spec is not None and is_spec(spec) and not (kind == "partition" and names_clients(spec))
     }
 
 
-def find_method(config: RunConfig, given: Method | None = None) -> Method:
-    """Return the method that a config names, or the value that was given for it.
+def find_method(config: RunConfig, method: Method | None = None) -> Method:
+    """Return the method that a config names, or the method that was passed as a value.
 
     Raises:
         ConfigError: unknown method (names the nearest), one that cannot be imported, or a value
             that does not have the name, or has that of another method.
     """
-    if given is None:
-        return _named(config.method, METHODS, Method, "method")
-    if is_spec(config.method) and given.name != config.method:
-        return given  # a silo has it from its table of allowed code
-    if given.name != config.method:
-        raise ConfigError(f"expected method {config.method!r}, got one named {given.name!r}")
-    if METHODS.get(given.name, given) is not given or is_spec(given.name):
+    if method is None:
+        return _find_part(config.method, METHODS, Method, "method")
+    if is_spec(config.method) and method.name != config.method:
+        return method  # a silo has it from its table of allowed code
+    if method.name != config.method:
+        raise ConfigError(f"expected method {config.method!r}, got one named {method.name!r}")
+    if METHODS.get(method.name, method) is not method or is_spec(method.name):
         raise ConfigError(
             f"expected a name of its own, without a colon, for a method that is given as a value, "
-            f"got {given.name!r}: use dataclasses.replace(METHOD, name=...)"
+            f"got {method.name!r}: use dataclasses.replace(METHOD, name=...)"
         )
-    return given
+    return method
 
 
 def options_of(part: NamedPart) -> "dict[str, dataclasses.Field[Any]]":
@@ -242,34 +252,42 @@ def options_of(part: NamedPart) -> "dict[str, dataclasses.Field[Any]]":
     return {f.name: f for f in dataclasses.fields(part.options)}
 
 
-def placed(config: RunConfig, parts: Mapping[str, NamedPart]) -> dict[str, dict[str, Scalar]]:
-    """Return the options that a config gives, by kind of part and name.
+def group_options(
+    config: RunConfig, parts: Mapping[str, NamedPart]
+) -> dict[str, dict[str, Scalar]]:
+    """Group the options that a config gives by kind of part and name.
 
     Raises:
-        ConfigError: see `place_of`; or one option twice.
+        ConfigError: see `find_option`; or one option twice.
     """
     if names_clients(config.partition) and config.partition != "silo":
-        own = dataclasses.replace(PARTITIONERS["silo"], name="of your own")
-        parts = {**parts, "partition": own}
+        own_partition = dataclasses.replace(PARTITIONERS["silo"], name="of your own")
+        parts = {**parts, "partition": own_partition}
     values: dict[str, dict[str, Scalar]] = {kind: {} for kind in parts}
-    said: dict[tuple[str, str], str] = {}
-    for shown, name, value in _asked(config):
-        place = place_of(name, parts, shown)
-        if place in said:
-            both = f"{said[place]} and {shown}" if said[place] != shown else f"option {shown}, too"
-            raise ConfigError(f"expected {place[1]} once, got {both}: leave one of them out")
-        said[place] = shown
-        if not _is_none(value, options_of(parts[place[0]])[place[1]]):
-            values[place[0]][place[1]] = value
+    name_used: dict[tuple[str, str], str] = {}
+    for user_name, name, value in _iter_option_values(config):
+        part_and_option = find_option(name, parts, user_name)
+        if part_and_option in name_used:
+            both = (
+                f"{name_used[part_and_option]} and {user_name}"
+                if name_used[part_and_option] != user_name
+                else f"option {user_name}, too"
+            )
+            raise ConfigError(
+                f"expected {part_and_option[1]} once, got {both}: leave one of them out"
+            )
+        name_used[part_and_option] = user_name
+        if not _is_none(value, options_of(parts[part_and_option[0]])[part_and_option[1]]):
+            values[part_and_option[0]][part_and_option[1]] = value
     return values
 
 
 def _is_none(value: Scalar, field: "dataclasses.Field[Any]") -> bool:
-    """Whether a text says none of an option that is None by default, which listings show so."""
+    """Whether a text is "none", as listings show it, of an option that is None by default."""
     return field.default is None and isinstance(value, str) and value.lower() == "none"
 
 
-def _asked(config: RunConfig) -> Iterator[tuple[str, str, Scalar]]:
+def _iter_option_values(config: RunConfig) -> Iterator[tuple[str, str, Scalar]]:
     """Yield what each option of a part is called by the user and in full, and its value."""
     for name, kind in FLAT.items():
         if getattr(config, name) is not None:
@@ -278,79 +296,85 @@ def _asked(config: RunConfig) -> Iterator[tuple[str, str, Scalar]]:
         yield name, name, value
 
 
-def place_of(
-    name: str, parts: Mapping[str, NamedPart], shown: str | None = None
+def find_option(
+    name: str, parts: Mapping[str, NamedPart], user_name: str | None = None
 ) -> tuple[str, str]:
     """Return the kind of part that has an option, and the option's own name.
 
     Args:
         name: NAME or PART.NAME.
         parts: the chosen parts by kind.
-        shown: what the user wrote; None: the name.
+        user_name: what the user wrote; None: the name.
 
     Raises:
         ConfigError: no chosen part has the option, or two have it and the name does not say whose.
     """
-    kind, dot, own = name.partition(".")
+    kind, dot, option_name = name.partition(".")
     if dot and kind in parts:
-        if own in options_of(parts[kind]):
-            return kind, own
-        raise undeclared(own, {kind: parts[kind]}, shown or name)
+        if option_name in options_of(parts[kind]):
+            return kind, option_name
+        raise unknown_option_error(option_name, {kind: parts[kind]}, user_name or name)
     method = parts.get("method")
     unused = {"selector"} if isinstance(method, Method) and not method.selects else set()
-    having = [each for each, part in parts.items() if name in options_of(part)]
-    having = [each for each in having if each not in unused] or having
-    if len(having) > 1:
-        full = " or ".join(f"{each}.{name}" for each in having)
-        raise ConfigError(
-            f"expected {full}, got {name}: "
-            f"{' and '.join(f'{each} {parts[each].name}' for each in having)} both have it"
-        )
-    if not having:
-        raise undeclared(name, parts, shown or name)
-    return having[0], name
+    kinds_with_option = [part_kind for part_kind, part in parts.items() if name in options_of(part)]
+    kinds_with_option = [
+        part_kind for part_kind in kinds_with_option if part_kind not in unused
+    ] or kinds_with_option
+    if len(kinds_with_option) > 1:
+        full_names = " or ".join(f"{part_kind}.{name}" for part_kind in kinds_with_option)
+        owners = " and ".join(f"{kind} {parts[kind].name}" for kind in kinds_with_option)
+        raise ConfigError(f"expected {full_names}, got {name}: {owners} both have it")
+    if not kinds_with_option:
+        raise unknown_option_error(name, parts, user_name or name)
+    return kinds_with_option[0], name
 
 
-def undeclared(own: str, parts: Mapping[str, NamedPart], shown: str) -> ConfigError:
+def unknown_option_error(
+    option_name: str, parts: Mapping[str, NamedPart], user_name: str
+) -> ConfigError:
     """Return the error for an option that none of some parts has; names the nearest."""
-    said = shown if shown in FLAT else f"option {shown}"
-    if len(parts) > 1 and own in SETTINGS:
-        return ConfigError(f"{said}: this is a setting of the run: give {own} itself")
-    if owners := owners_of(own, parts):
+    subject = user_name if user_name in FLAT else f"option {user_name}"
+    if len(parts) > 1 and option_name in SETTINGS:
+        return ConfigError(f"{subject}: this is a setting of the run: give {option_name} itself")
+    if owners := owners_of(option_name, parts):
         kinds = {owner.partition(" ")[0] for owner in owners}
-        one = len(owners) == 1
-        way = f"set {owners[0].replace(' ', '=')}" if one else "choose one of them"
+        has_one_owner = len(owners) == 1
+        remedy = f"set {owners[0].replace(' ', '=')}" if has_one_owner else "choose one of them"
+        searched_parts = {kind: part for kind, part in parts.items() if kind in kinds}
         return ConfigError(
-            f"{said}: {_lacking({kind: parts[kind] for kind in parts if kind in kinds})}, but "
-            f"{listed(owners)} {'has' if one else 'have'} it: leave it out, or {way}"
+            f"{subject}: {_describe_missing_option(searched_parts)}, but {join_words(owners)} "
+            f"{'has' if has_one_owner else 'have'} it: leave it out, or {remedy}"
         )
-    line = f"{said}: {_lacking(parts)}"
-    known = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
-    if not known:
-        return ConfigError(f"{line}, nor any other: leave it out")
-    short = {name.partition(".")[2]: name for name in reversed(known)}
+    message = f"{subject}: {_describe_missing_option(parts)}"
+    full_names = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
+    if not full_names:
+        return ConfigError(f"{message}, nor any other: leave it out")
+    short = {name.partition(".")[2]: name for name in reversed(full_names)}
     names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
-    near = [tail for tail in [own.rpartition(".")[2]] if tail in short]  # of fedpub.scale
+    tail = option_name.rpartition(".")[2]  # `scale` of `fedpub.scale`
+    nearest = [tail] if tail in short else []
     # A part that was not chosen is worth a word only if it has very nearly that name.
-    every = sorted(names | {*short})
-    near = near or difflib.get_close_matches(own.lower(), every, n=1, cutoff=0.8)
-    near = near or difflib.get_close_matches(own.lower(), sorted(short), n=1, cutoff=0.6)
-    if not near:
-        return ConfigError(f"{line}; choices: {', '.join(known)}")
-    if near[0] not in short:
-        of = listed(owners_of(near[0], parts))
-        return ConfigError(f"{line}: did you mean {near[0]!r} of {of}?")
-    alone = sum(name.partition(".")[2] == near[0] for name in known) == 1
-    part_was_said = shown.partition(".")[0] in TABLES
-    hint = near[0] if alone and not part_was_said else short[near[0]]
-    return ConfigError(f"{line}: did you mean {hint!r}?")
+    all_names = sorted(names | {*short})
+    nearest = nearest or difflib.get_close_matches(option_name.lower(), all_names, n=1, cutoff=0.8)
+    nearest = nearest or difflib.get_close_matches(
+        option_name.lower(), sorted(short), n=1, cutoff=0.6
+    )
+    if not nearest:
+        return ConfigError(f"{message}; choices: {', '.join(full_names)}")
+    if nearest[0] not in short:
+        of = join_words(owners_of(nearest[0], parts))
+        return ConfigError(f"{message}: did you mean {nearest[0]!r} of {of}?")
+    is_unambiguous = sum(name.partition(".")[2] == nearest[0] for name in full_names) == 1
+    names_part = user_name.partition(".")[0] in TABLES
+    hint = nearest[0] if is_unambiguous and not names_part else short[nearest[0]]
+    return ConfigError(f"{message}: did you mean {hint!r}?")
 
 
-def _lacking(parts: Mapping[str, NamedPart]) -> str:
-    """Return in words that parts have not an option; those that have none at all go unsaid."""
-    having = {kind: part for kind, part in parts.items() if options_of(part)} or parts
-    names = [f"{kind} {part.name}" for kind, part in having.items()]
-    return f"{listed(names)} {'has' if len(names) == 1 else 'have'} no such option"
+def _describe_missing_option(parts: Mapping[str, NamedPart]) -> str:
+    """Say which parts lack an option; parts without any options are not mentioned."""
+    parts_with_options = {kind: part for kind, part in parts.items() if options_of(part)} or parts
+    names = [f"{kind} {part.name}" for kind, part in parts_with_options.items()]
+    return f"{join_words(names)} {'has' if len(names) == 1 else 'have'} no such option"
 
 
 def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
@@ -363,7 +387,7 @@ def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
     ]
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return words as a list for people.
 
     >>> listed(["model gcn", "model sage", "model gin"])
@@ -373,31 +397,36 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def given_options(config: RunConfig, parts: Parts) -> dict[str, Scalar]:
+def options_in_config(config: RunConfig, parts: Parts) -> dict[str, Scalar]:
     """Return the options that a config gives, as PART.NAME."""
-    named = {kind: getattr(parts, kind).part for kind in TABLES}
-    return {f"{k}.{n}": v for k, own in placed(config, named).items() for n, v in own.items()}
+    parts_by_kind = {kind: getattr(parts, kind).part for kind in TABLES}
+    return {
+        f"{k}.{n}": v
+        for k, options in group_options(config, parts_by_kind).items()
+        for n, v in options.items()
+    }
 
 
-def left_open(config: RunConfig, parts: Parts) -> set[str]:
-    """Return what a config leaves to silograph: its keys, and options as PART.NAME.
+def unset_options(config: RunConfig, parts: Parts) -> set[str]:
+    """Return what a config does not set: its keys, and options as PART.NAME.
 
-    The neighbor sampler that an option has chosen is not left open.
+    A neighbor sampler that an option implies counts as set.
     """
-    given = given_options(config, parts)
+    option_values = options_in_config(config, parts)
     keys = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
     keys |= {"kernels"} if config.kernels == "auto" else set()
-    return (keys - {name.partition(".")[0] for name in given}) | (parts.options.keys() - given)
+    parts_with_options = {name.partition(".")[0] for name in option_values}
+    return (keys - parts_with_options) | (parts.options.keys() - option_values)
 
 
-def given_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    """Return what of a config was given and is not the default; options as PART.NAME."""
+def non_default_values(config: RunConfig, parts: Parts) -> dict[str, Any]:
+    """Return the values of a config that are not the default; options as PART.NAME."""
     values = {
         f.name: getattr(config, f.name)
         for f in dataclasses.fields(config)
         if f.name not in (*FLAT, "options") and getattr(config, f.name) not in (None, f.default)
     }
-    return values | {"options": given_options(config, parts)}
+    return values | {"options": options_in_config(config, parts)}
 
 
 def option_help(parts: Parts) -> dict[str, str]:

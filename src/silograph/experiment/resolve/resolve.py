@@ -1,4 +1,4 @@
-"""`resolve`: from what is asked of a run to all that it does, every default written out."""
+"""`resolve`: from the config of a user to a complete run, with all defaults filled in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,7 +28,7 @@ from silograph.experiment.resolve.cutting import (
     check_uncut,
     clients_of,
     clients_of_graph,
-    held_block,
+    make_server_block,
     scale_line,
     seed_of,
 )
@@ -42,7 +42,7 @@ from silograph.experiment.resolve.exclusions import (
     check_silos_behind,
     check_together,
     depth_of,
-    is_limited,
+    has_selection_limits,
     make_model,
     metric_of_run,
     own_module,
@@ -58,7 +58,7 @@ from silograph.experiment.resolve.fitting import (
     sum_specs,
 )
 from silograph.experiment.resolve.own_partition import CutGraph, names_clients, with_own_partition
-from silograph.experiment.resolve.parts import Chosen, Parts, choose_parts, with_default_model
+from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts, with_default_model
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.base import in_function
 from silograph.graph.block.block import ClientBlock, Route, SparseRows
@@ -96,7 +96,7 @@ def choose_backend(config: RunConfig, training: Training, device: torch.device) 
     """Return the backend of a run: the fastest that can do it, or the one that is named.
 
     Raises:
-        ConfigError: compiled ones were asked for and cannot be used, or none can train.
+        ConfigError: compiled kernels are required and cannot be used, or no backend can train.
     """
     if (reason := TORCH.why_not(training, device)) is not None:
         raise ConfigError(f"expected a model that the method can train, got: {reason}")
@@ -116,17 +116,17 @@ def explain_torch_kernels(
 ) -> str | None:
     """Return why torch computes where compiled kernels would be faster, and what to do about it.
 
-    None where kernels are compiled, where torch was asked for, and on other devices than a CPU.
+    None where kernels are compiled, where the config names torch, and on other devices than a CPU.
     """
     if config.kernels != "auto" or device.type != "cpu":
         return None
     reason = COMPILED.why_not(training, device)
     if reason is None:
         return None
-    line = f"torch kernels, which are slower than compiled ones: {' '.join(reason.split())}"
+    warning = f"torch kernels, which are slower than compiled ones: {' '.join(reason.split())}"
     if why_not_compiled(training) is None:
-        return line  # what this machine lacks; the reason says how to mend it
-    return f"{line}; docs/speed.md lists what is compiled, and kernels=torch drops this line"
+        return warning  # what this machine lacks; the reason says how to mend it
+    return f"{warning}; docs/speed.md lists what is compiled, and kernels=torch drops this line"
 
 
 def client_bytes(
@@ -134,17 +134,22 @@ def client_bytes(
 ) -> int:
     """Return the bytes of one client's weights in training, on the mean over clients."""
     model = training.model
-    maps, total = model.first_maps, 0
+    first_maps, num_weights = model.first_maps, 0
     for name, shape in model.weight_shapes.items():
-        size = torch.Size(shape).numel()
-        if name in maps and compact and isinstance(block.x, SparseRows):
-            size = len(block.x.used.feature) * shape[1] // block.num_clients
-        total += size
-    return total * itemsize * backend.copies(training)
+        num_values = torch.Size(shape).numel()
+        if name in first_maps and compact and isinstance(block.x, SparseRows):
+            num_values = len(block.x.used.feature) * shape[1] // block.num_clients
+        num_weights += num_values
+    return num_weights * itemsize * backend.copies(training)
 
 
 def choose_block_size(
-    training: Training, block: ClientBlock, backend: Backend, device: torch.device, *, keep: bool
+    training: Training,
+    block: ClientBlock,
+    backend: Backend,
+    device: torch.device,
+    *,
+    keep_optimizer: bool,
 ) -> int:
     """Return how many clients are computed at once.
 
@@ -153,17 +158,19 @@ def choose_block_size(
         block: all clients.
         backend: what computes.
         device: that computes.
-        keep: whether optimizers are kept; then no weight is left out.
+        keep_optimizer: whether optimizers are kept; then no weight is left out.
     """
     if training.model.one_by_one:
         return 1  # clients are computed one after the other
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
-    needed = client_bytes(training, block, backend, itemsize, compact=training.alike and not keep)
-    room = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
-    most = max(1, room // max(needed, 1))
-    blocks = -(-block.num_clients // most)
-    return -(-block.num_clients // blocks)  # blocks of one size
+    bytes_per_client = client_bytes(
+        training, block, backend, itemsize, compact=training.alike and not keep_optimizer
+    )
+    byte_limit = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
+    max_clients = max(1, byte_limit // max(bytes_per_client, 1))
+    num_blocks = -(-block.num_clients // max_clients)
+    return -(-block.num_clients // num_blocks)  # blocks of one size
 
 
 def with_block_size(
@@ -174,7 +181,7 @@ def with_block_size(
         return config
     backend = BACKENDS[config.kernels]
     device, keep = torch.device(config.device), config.keep_optimizer
-    size = choose_block_size(training, block, backend, device, keep=keep)
+    size = choose_block_size(training, block, backend, device, keep_optimizer=keep)
     return replace(config, block_size=size)
 
 
@@ -192,7 +199,7 @@ class Resolved:
         schema: features and classes.
         device: where it computes.
         why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
-            was asked for.
+            the config names torch.
     """
 
     config: ResolvedConfig
@@ -223,7 +230,7 @@ def choose(config: RunConfig, method: Method | None = None) -> Parts:
 
 
 def resolve(
-    asked: RunConfig,
+    user_config: RunConfig,
     data: Graph | CutGraph | Silos | Schema,
     parts: Parts | None = None,
     make: Make | None = None,
@@ -231,43 +238,57 @@ def resolve(
     *,
     weighted: bool = False,
 ) -> Resolved:
-    """Return all that a run does; what comes out, asked for again, gives the same.
+    """Resolve a config: fill in every default; resolving the result again gives the same.
 
     Args:
-        asked: the config.
+        user_config: the config.
         data: the graph, perhaps cut already, the silos, or what is known of data that others hold.
         parts: of the config, if they were chosen already; of one that names no model, those of
             `with_default_model`.
-        make: the module that `asked.model` names, if it is one; None: it is imported.
+        make: the module that `user_config.model` names, if it is one; None: it is imported.
         device: where it computes, if not where the config says.
         weighted: whether any client has weights of edges, where others hold the data.
 
     Raises:
         ConfigError: something about the config cannot be used, or not with these data.
     """
-    ratings = schema_in(asked, data).task == "rating"
-    given = None if parts is None else parts.method.part
-    asked = with_default_model(asked, ratings=ratings, method=given)
-    parts = choose(asked) if parts is None else parts
-    schema = usable_schema(asked, data, parts)
-    where = device_of(device or asked.device)
-    parts = completed(parts, schema)
-    known = known_values(asked, parts)
-    metric = metric_of_run(asked, schema)
-    optimizer = make_optimizer(asked, known)
+    # The task decides on the default model, and the model on what else is valid.
+    ratings = schema_in(user_config, data).task == "rating"
+    method = None if parts is None else parts.method.part
+    user_config = with_default_model(user_config, ratings=ratings, method=method)
+    parts = choose(user_config) if parts is None else parts
+    schema = usable_schema(user_config, data, parts)
+    torch_device = device_of(device or user_config.device)
+    parts = with_partition_defaults(parts, schema)
+    # Fill in the defaults that need no data, and build what trains.
+    settings = fill_defaults(user_config, parts)
+    metric = metric_of_run(user_config, schema)
+    optimizer = make_optimizer(user_config, settings)
     model = make_model(
-        asked, parts.model.options, schema, make or own_module(asked), DTYPES[asked.dtype], where
+        user_config,
+        parts.model.options,
+        schema,
+        make or own_module(user_config),
+        DTYPES[user_config.dtype],
+        torch_device,
     )
-    check_decay(asked, model)
-    relevant = ranked_in(asked, parts, schema, model)
+    check_decay(user_config, model)
+    relevant = ranked_in(user_config, parts, schema, model)
     check_relevant(relevant, scale_in(data))
-    training = training_of(asked, known, parts, model, optimizer)
-    backend = choose_backend(asked, training, where)
-    check_silos_behind(asked, clients := clients_in(asked, data))
-    found = {"clients": clients, "metric": metric, "relevant": relevant, "kernels": backend.name}
+    training = training_of(user_config, settings, parts, model, optimizer)
+    backend = choose_backend(user_config, training, torch_device)
+    # Settings that depend on the data.
+    check_silos_behind(user_config, clients := clients_in(user_config, data))
+    data_settings = {
+        "clients": clients,
+        "metric": metric,
+        "relevant": relevant,
+        "kernels": backend.name,
+    }
     weighted |= not isinstance(data, Schema) and has_weights(data)
-    found["edge_weights"] = edge_weights_in(asked, model, weighted=weighted)
-    config = ResolvedConfig(**known | found)
+    data_settings["edge_weights"] = edge_weights_in(user_config, model, weighted=weighted)
+    config = ResolvedConfig(**settings | data_settings)
+    # What the method's ops and its server program read.
     selector = parts.selector
     method_config = MethodConfig(
         model=model,
@@ -276,9 +297,9 @@ def resolve(
         keep_optimizer=config.keep_optimizer,
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
-        limited=is_limited(selector.options),
+        limited=has_selection_limits(selector.options),
         received=received_in(parts),
-        scored_every=0 if selector.part.on_receipt else asked.eval_every,
+        scored_every=0 if selector.part.on_receipt else user_config.eval_every,
         count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
@@ -289,12 +310,14 @@ def resolve(
         corrections=training.corrections,
         losses=training.losses,
         sent=SentWeights(config.weights_as, config.weight_rows),
-        rates=parse_rate_schedule(asked.lr_schedule, asked.rounds, asked.warmup_rounds),
+        rates=parse_rate_schedule(
+            user_config.lr_schedule, user_config.rounds, user_config.warmup_rounds
+        ),
     )
     check_method(parts.method.part, method_config)
-    check_evaluate_clients(asked, parts, method_config)
-    why_torch = explain_torch_kernels(asked, training, where)
-    return Resolved(config, parts, method_config, schema, where, why_torch)
+    check_evaluate_clients(user_config, parts, method_config)
+    why_torch = explain_torch_kernels(user_config, training, torch_device)
+    return Resolved(config, parts, method_config, schema, torch_device, why_torch)
 
 
 def check_method(method: Method, method_config: MethodConfig) -> None:
@@ -304,59 +327,61 @@ def check_method(method: Method, method_config: MethodConfig) -> None:
 
 
 def usable_schema(
-    asked: RunConfig, data: Graph | CutGraph | Silos | Schema, parts: Parts
+    config: RunConfig, data: Graph | CutGraph | Silos | Schema, parts: Parts
 ) -> Schema:
     """Return features and classes of a run, once config and parts go with them."""
-    schema = schema_in(asked, data)
+    schema = schema_in(config, data)
     overlapping = parts.partition.part.overlapping or schema.task == "rating"
     overlapping |= isinstance(data, CutGraph) and data.overlapping
-    check_metric_of(asked, schema.task)
+    check_metric_of(config, schema.task)
     check_ratings(parts.method.part, schema.task)
-    check_standard(asked, schema.task)
-    check_together(asked, parts, overlapping=overlapping)
+    check_standard(config, schema.task)
+    check_together(config, parts, overlapping=overlapping)
     if isinstance(data, Silos):
-        check_uncut(asked, data)
+        check_uncut(config, data)
     return schema
 
 
 def training_of(
-    asked: RunConfig,
-    known: Mapping[str, Any],
+    config: RunConfig,
+    settings: Mapping[str, Any],
     parts: Parts,
     model: TrainableModel,
     optimizer: Optimizer,
 ) -> Training:
     """Return how clients train; raise `ConfigError` where neighbors cannot be drawn so."""
-    schedule = Schedule(known["local_epochs"], asked.batch_size, neighbors_of(asked, parts))
-    check_neighbors(known["neighbors"], known["model"], schedule.neighbors, model)
+    schedule = Schedule(settings["local_epochs"], config.batch_size, neighbors_of(config, parts))
+    check_neighbors(settings["neighbors"], settings["model"], schedule.neighbors, model)
     needs, own = parts.method.part.needs, parts.method.options
     return Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
 
 
-def known_values(asked: RunConfig, parts: Parts) -> dict[str, Any]:
-    """Return the fields of a resolved config; those that need data are as they were asked for."""
+def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
+    """Return the fields of a resolved config; those that need data stay as the user gave them."""
     needs = parts.method.part.needs
-    optimizer = asked.optimizer or needs.optimizer
-    keep = needs.keep_optimizer if asked.keep_optimizer is None else asked.keep_optimizer
-    clients = asked.clients
-    if clients is None and not names_clients(asked.partition):
+    optimizer = config.optimizer or needs.optimizer
+    keep_optimizer = (
+        needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    )
+    clients = config.clients
+    if clients is None and not names_clients(config.partition):
         clients = DEFAULT_CLIENTS
-    return {f.name: getattr(asked, f.name) for f in fields(ResolvedConfig)} | {
+    return {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)} | {
         "options": parts.options,
         "clients": clients,
-        "evaluate_clients": asked.evaluate_clients or "all",
-        "hidden": shortest(asked.hidden),
-        "layers": num_layers(asked.hidden, asked.layers),
-        "neighbors": asked.neighbors or parts.neighbors.part.name,
-        "selector": asked.selector or needs.selector,
+        "evaluate_clients": config.evaluate_clients or "all",
+        "hidden": shortest(config.hidden),
+        "layers": num_layers(config.hidden, config.layers),
+        "neighbors": config.neighbors or parts.neighbors.part.name,
+        "selector": config.selector or needs.selector,
         "optimizer": optimizer,
-        "lr": needs.learning_rate(optimizer) if asked.lr is None else asked.lr,
-        "weight_decay": needs.weight_decay if asked.weight_decay is None else asked.weight_decay,
-        "local_epochs": asked.local_epochs or needs.local_epochs,
-        "keep_optimizer": keep,
-        "evaluation_min_count": asked.evaluation_min_count or 0,
-        **clock_values(asked),
-        **{name: seed_of(asked, name) for name in ("partition_seed", "split_seed", "init_seed")},
+        "lr": needs.learning_rate(optimizer) if config.lr is None else config.lr,
+        "weight_decay": needs.weight_decay if config.weight_decay is None else config.weight_decay,
+        "local_epochs": config.local_epochs or needs.local_epochs,
+        "keep_optimizer": keep_optimizer,
+        "evaluation_min_count": config.evaluation_min_count or 0,
+        **clock_values(config),
+        **{name: seed_of(config, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
 
 
@@ -394,9 +419,9 @@ def can_score_participants(parts: Parts) -> bool:
     return scores_on_receipt(parts) or (calls is not None and calls.server_model is False)
 
 
-def check_evaluate_clients(asked: RunConfig, parts: Parts, method_config: MethodConfig) -> None:
+def check_evaluate_clients(config: RunConfig, parts: Parts, method_config: MethodConfig) -> None:
     """Raise `ConfigError` where participants cannot score a model that only some train from."""
-    if asked.evaluate_clients != "participants" or method_config.everyone_trains:
+    if config.evaluate_clients != "participants" or method_config.everyone_trains:
         return
     if not can_score_participants(parts):
         raise ConfigError(
@@ -406,51 +431,51 @@ def check_evaluate_clients(asked: RunConfig, parts: Parts, method_config: Method
         )
 
 
-def ranked_in(asked: RunConfig, parts: Parts, schema: Schema, model: AnyModel) -> float | None:
+def ranked_in(config: RunConfig, parts: Parts, schema: Schema, model: AnyModel) -> float | None:
     """Return the least rating that rankings should have first, None where nothing is ranked."""
-    relevant, selector = relevant_of_run(asked, schema, model), parts.selector.part
-    if asked.metric in RANKINGS and selector.on_receipt:
+    relevant, selector = relevant_of_run(config, schema, model), parts.selector.part
+    if config.metric in RANKINGS and selector.on_receipt:
         raise ConfigError(
-            f"expected another metric than {asked.metric} for selector {selector.name}, whose "
+            f"expected another metric than {config.metric} for selector {selector.name}, whose "
             "clients score what they receive but rank nothing by it: use rmse and relevant="
             f"{relevant:g}, which ranks as well"
         )
     return relevant
 
 
-def clock_values(asked: RunConfig) -> dict[str, str | None]:
+def clock_values(config: RunConfig) -> dict[str, str | None]:
     """Return speeds and links of the virtual clock; None where nothing asks for one."""
-    if asked.speeds is None and asked.links is None and asked.max_virtual_seconds is None:
+    if config.speeds is None and config.links is None and config.max_virtual_seconds is None:
         return {"speeds": None, "links": None}
-    return {"speeds": asked.speeds or EQUAL, "links": asked.links or DEFAULT_LINKS}
+    return {"speeds": config.speeds or EQUAL, "links": config.links or DEFAULT_LINKS}
 
 
-def spelled_out(asked: RunConfig, parts: Parts) -> RunConfig:
-    """Return the config that says all that needs no data, whatever the defaults are later."""
-    values = {name: v for name, v in known_values(asked, parts).items() if v is not None}
+def with_defaults(config: RunConfig, parts: Parts) -> RunConfig:
+    """Return the config with every default that needs no data filled in."""
+    values = {name: v for name, v in fill_defaults(config, parts).items() if v is not None}
     options = {name: v for name, v in parts.options.items() if v is not None}
     return make_config(values | {"options": options})
 
 
-def completed(parts: Parts, schema: Schema) -> Parts:
+def with_partition_defaults(parts: Parts, schema: Schema) -> Parts:
     """Return the parts with the options of the cut that depend on the classes written out."""
     part, options = parts.partition.part, parts.partition.options
     options = part.complete(options, schema.num_classes)
-    return replace(parts, partition=Chosen(part, options))
+    return replace(parts, partition=ChosenPart(part, options))
 
 
-def schema_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:
-    """Return features and classes of a run; silos are held to agree on them later.
+def schema_in(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:
+    """Return features and classes of a run; that silos agree on them is checked later.
 
     Raises:
-        DataError: the given features are asked for, and there are none.
+        DataError: `features` is "given", and the data have none.
     """
     if isinstance(data, Schema):
-        return with_width(data, asked.features, "the federation")
+        return with_width(data, config.features, "the federation")
     if isinstance(data, Silos):
         data = data.members[0].graph
     graph = data.graph if isinstance(data, CutGraph) else data
-    return with_width(schema_of(graph), asked.features, graph.name)
+    return with_width(schema_of(graph), config.features, graph.name)
 
 
 def scale_in(data: Graph | CutGraph | Silos | Schema) -> tuple[float, float] | None:
@@ -463,15 +488,15 @@ def scale_in(data: Graph | CutGraph | Silos | Schema) -> tuple[float, float] | N
     return data.graph.scale if isinstance(data, CutGraph) else data.scale
 
 
-def clients_in(asked: RunConfig, data: Graph | CutGraph | Silos | Schema) -> int:
+def clients_in(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> int:
     """Return the number of clients."""
     if isinstance(data, CutGraph):
         return len(data.partition.ids)
     if isinstance(data, Silos):
         return len(data.ids)
     if isinstance(data, Graph):
-        return clients_of_graph(asked, data)
-    return DEFAULT_CLIENTS if asked.clients is None else asked.clients
+        return clients_of_graph(config, data)
+    return DEFAULT_CLIENTS if config.clients is None else config.clients
 
 
 def neighbors_of(config: RunConfig, parts: Parts) -> Neighbors:
@@ -480,10 +505,10 @@ def neighbors_of(config: RunConfig, parts: Parts) -> Neighbors:
     return parts.neighbors.part.make(parts.neighbors.options, depth)
 
 
-def make_optimizer(config: RunConfig, known: Mapping[str, Any]) -> Optimizer:
+def make_optimizer(config: RunConfig, settings: Mapping[str, Any]) -> Optimizer:
     """Return the clients' optimizer; raise `ConfigError` where it cannot have the momentum."""
-    lr, decay = known["lr"], known["weight_decay"]
-    if known["optimizer"] == "sgd":
+    lr, decay = settings["lr"], settings["weight_decay"]
+    if settings["optimizer"] == "sgd":
         return SGD(lr, decay, config.momentum, config.decay_layers)
     if config.momentum != 0:
         raise ConfigError(
@@ -501,83 +526,87 @@ def device_of(name: str) -> torch.device:
     except Exception as error:  # each kind of device has errors of its own, of imports among them
         reason = (str(error).splitlines() or [""])[0].partition(". ")[0]
         # torch's list of all kinds, or words about its own code, say nothing to a user.
-        obscure = ("Expected one of", "Could not run", "Tensor.item()")
-        hidden = reason.startswith(obscure) or "INTERNAL ASSERT" in reason
-        why = "" if hidden or not reason else f": {reason}"
+        unhelpful_beginnings = ("Expected one of", "Could not run", "Tensor.item()")
+        is_unhelpful = reason.startswith(unhelpful_beginnings) or "INTERNAL ASSERT" in reason
+        explanation = "" if is_unhelpful or not reason else f": {reason}"
         raise ConfigError(
             f"device: expected a torch device of this machine, such as cpu or cuda:0, got {name!r}"
-            f"{why}"
+            f"{explanation}"
         ) from None
     return device
 
 
 # --- simulated -----------------------------------------------------------------------------------
-# A run in one process, resolved whole: its config and parts, and its data cut for the clients.
+# A run in one process, completely resolved: config, parts, and the data cut for the clients.
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedRun:
-    """All that a run in one process is, before anything is computed.
+    """A run in one process, completely resolved, before anything is computed.
 
     Attributes:
-        asked: what was asked for, as a result folder keeps it.
+        user_config: the config as the user gave it, as a result folder keeps it.
         resolved: what it does, with the number of clients that are computed at once.
         cut: the graph and how it was cut.
         block: all clients.
         route: who answers for each halo slot.
-        held: nodes that the server holds itself; None is no node.
-        edge_weights: what becomes of the weights of edges; None where there are none.
+        server_block: nodes that the server holds itself; None is no node.
+        edge_weights: a line on how edge weights are used; None where there are none.
         sums: federated sums of the run, by name.
         warnings: lines on what of the data is not used, or may keep the model from learning.
     """
 
-    asked: RunConfig
+    user_config: RunConfig
     resolved: Resolved
     cut: Cut
     block: ClientBlock
     route: Route
-    held: ClientBlock | None
+    server_block: ClientBlock | None
     edge_weights: str | None
     warnings: tuple[str, ...]
     sums: SumSpecs
 
 
-def simulated(
-    asked: RunConfig,
+def resolve_simulation(
+    user_config: RunConfig,
     data: Graph | CutGraph | Silos,
     parts: Parts | None = None,
     make: Make | None = None,
 ) -> SimulatedRun:
     """Resolve a run on data that are there, and cut them; arguments as for `prepare`."""
     if not isinstance(data, Silos):
-        data = with_own_partition(asked, data)
-    found = resolve(asked, data, parts, make)
-    dtype, method = DTYPES[found.config.dtype], found.parts.method
-    weights = check_edge_weights(asked, found.config, method.part, found.method_config.model, data)
-    cut, block, route = clients_of(found.config, found.parts, data, dtype)
-    config = with_block_size(found.config, found.method_config.training, block)
-    share, held = method.part.setting.held(method.options), None
+        data = with_own_partition(user_config, data)
+    resolved = resolve(user_config, data, parts, make)
+    dtype, method = DTYPES[resolved.config.dtype], resolved.parts.method
+    weights_line = check_edge_weights(
+        user_config, resolved.config, method.part, resolved.method_config.model, data
+    )
+    cut, block, route = clients_of(resolved.config, resolved.parts, data, dtype)
+    config = with_block_size(resolved.config, resolved.method_config.training, block)
+    share, server_block = method.part.setting.held(method.options), None
     if share is not None:
         key = Key.of(config.seed).fold("server's nodes")
-        held = held_block(cut, share, key).to(found.device, dtype)
-    block = block.to(found.device, dtype)
-    unused = weights if config.edge_weights == "ignore" else None
-    scale = describe_weight_scale(config.edge_weights, cut.graph.edge_weight)
-    lines = (unused, scale, scale_line(config, cut.graph), cut.narrowing)
-    warnings = tuple(line for line in lines if line)
-    found = replace(found, config=config)
+        server_block = make_server_block(cut, share, key).to(resolved.device, dtype)
+    block = block.to(resolved.device, dtype)
+    unused_warning = weights_line if config.edge_weights == "ignore" else None
+    scale_warning = describe_weight_scale(config.edge_weights, cut.graph.edge_weight)
+    all_warnings = (unused_warning, scale_warning, scale_line(config, cut.graph), cut.narrowing)
+    warnings = tuple(line for line in all_warnings if line)
+    resolved = replace(resolved, config=config)
     sums = sum_specs(config, cut.graph.num_features, method.part)
-    return SimulatedRun(asked, found, cut, block, route, held, weights, warnings, sums)
+    return SimulatedRun(
+        user_config, resolved, cut, block, route, server_block, weights_line, warnings, sums
+    )
 
 
-# --- What of a config can be checked before its data are known -----------------------------------
+# --- Checks of a config before its data are known ------------------------------------------------
 
 
-MANY = 10**6  # clients, where the data will say how many
+MANY = 10**6  # number of clients where only the data determine it
 
 
-def resolved_without_data(
-    asked: RunConfig, method: Method | None = None, device: str | None = None
+def resolve_without_data(
+    config: RunConfig, method: Method | None = None, device: str | None = None
 ) -> Resolved | None:
     """Return what a run does on data with two features and two classes.
 
@@ -585,7 +614,7 @@ def resolved_without_data(
     numbers is looked at by `resolve`, once they are known.
 
     Args:
-        asked: the config.
+        config: the config.
         method: the method, where it is a value.
         device: where it computes, if not where the config says.
 
@@ -595,35 +624,42 @@ def resolved_without_data(
     Raises:
         ConfigError: the config cannot be used with any data.
     """
-    parts = choose(asked, method)
-    if asked.clients is None and names_clients(asked.partition):
-        asked = replace(asked, clients=MANY)
-    if asked.model is not None and is_spec(asked.model):
-        check_together(asked, parts, overlapping=parts.partition.part.overlapping)
+    parts = choose(config, method)
+    if config.clients is None and names_clients(config.partition):
+        config = replace(config, clients=MANY)
+    if config.model is not None and is_spec(config.model):
+        check_together(config, parts, overlapping=parts.partition.part.overlapping)
         return None
-    return _first_that_fits(asked, method, device)
+    return _first_that_fits(config, method, device)
 
 
-def _first_that_fits(asked: RunConfig, method: Method | None, device: str | None) -> Resolved:
+def _first_that_fits(config: RunConfig, method: Method | None, device: str | None) -> Resolved:
     """Return what a run does with the first kind of labels that it can be done with."""
     errors = []
-    for labels in _label_forms(asked):
-        named = with_default_model(asked, ratings=labels == "rating", method=method)
+    for label_form in _label_forms(config):
+        config_with_model = with_default_model(
+            config, ratings=label_form == "rating", method=method
+        )
         try:
-            return resolve(named, Schema(2, 2, labels), choose(named, method), device=device)
+            return resolve(
+                config_with_model,
+                Schema(2, 2, label_form),
+                choose(config_with_model, method),
+                device=device,
+            )
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _label_forms(asked: RunConfig) -> Sequence[LabelForm]:
+def _label_forms(config: RunConfig) -> Sequence[LabelForm]:
     """Return the kinds of labels that a model may predict: those that have the metrics, if any."""
     tasks = [
         task
         for task in TASKS.values()
-        if asked.model is None or (task.labels == "rating") == (asked.model in RATING_MODELS)
+        if config.model is None or (task.labels == "rating") == (config.model in RATING_MODELS)
     ]
-    target = parse_target(asked.target)
-    named = {asked.metric, target and target.metric} - {None, ""}
-    fitting = [task for task in tasks if named.issubset(task.metrics)]
-    return [task.labels for task in fitting or tasks]
+    target = parse_target(config.target)
+    metric_names = {config.metric, target and target.metric} - {None, ""}
+    matching_tasks = [task for task in tasks if metric_names.issubset(task.metrics)]
+    return [task.labels for task in matching_tasks or tasks]

@@ -89,8 +89,8 @@ def program_of(
         trained = calls.round(method_config, t, key)
         return trained, _evaluation_steps(config, method, method_config, t, key)
 
-    given = hand_over and calls.scores_server(method_config)
-    result = weight_specs(method_config.model, Shared) if given else {}
+    scores_after_hand_over = hand_over and calls.scores_server(method_config)
+    result = weight_specs(method_config.model, Shared) if scores_after_hand_over else {}
     rules = _scoring_rules(config, method, method_config)
     return Program(setup, round_steps, config.rounds, state, result, rules)
 
@@ -266,24 +266,31 @@ def most_work(
     """
     if is_spec(config.method) or is_spec(config.model) or method.calls is None or ROWS not in sizes:
         return None
-    named = method.calls.other_network
-    other = None if named is None else named(cfg)
-    made = other.made if other else 0
-    rows = sizes[ROWS] * (1 + made)
-    edges = sizes[EDGES] * (1 + made) + 2 * made * sizes[ROWS]
+    make_other_network = method.calls.other_network
+    other_network = None if make_other_network is None else make_other_network(cfg)
+    rows_per_node = other_network.made if other_network else 0
+    rows = sizes[ROWS] * (1 + rows_per_node)
+    edges = sizes[EDGES] * (1 + rows_per_node) + 2 * rows_per_node * sizes[ROWS]
     if cfg.model.meets_all:
         edges = 2 * rows * rows
     steps = cfg.schedule.epochs * -(-sizes[TRAIN] // (cfg.schedule.batch_size or 2**62)) + 1
-    own, drawn = list(cfg.model.weight_shapes.values()), cfg.schedule.neighbors.maps(cfg.model)
+    model_shapes, sampler_shapes = (
+        list(cfg.model.weight_shapes.values()),
+        cfg.schedule.neighbors.maps(cfg.model),
+    )
     hops = int(cfg.model.described().get("hops") or 1)
-    widths = hops * _widths(own) + _widths(drawn) + sum(cfg.model.table_widths.values())
-    solved = cfg.model.solved_flops * rows
-    work = steps * _step([*own, *drawn], widths, rows, edges) + solved
-    if not other:
+    widths = (
+        hops * _widths(model_shapes)
+        + _widths(sampler_shapes)
+        + sum(cfg.model.table_widths.values())
+    )
+    solver_work = cfg.model.solved_flops * rows
+    work = steps * _step([*model_shapes, *sampler_shapes], widths, rows, edges) + solver_work
+    if not other_network:
         return WorkBound(float(MARGIN * work))
-    shapes = list(other.shapes.values())
-    besides = (other.steps + 1) * _step(shapes, _widths(shapes), rows, edges)
-    return WorkBound(float(MARGIN * max(work, besides)), float(MARGIN * 2 * sizes[ROWS]))
+    shapes = list(other_network.shapes.values())
+    other_work = (other_network.steps + 1) * _step(shapes, _widths(shapes), rows, edges)
+    return WorkBound(float(MARGIN * max(work, other_work)), float(MARGIN * 2 * sizes[ROWS]))
 
 
 def _widths(shapes: Sequence[Sequence[int]]) -> int:

@@ -54,7 +54,7 @@ def names_file(spec: str) -> bool:
     return _is_file(spec.rpartition(":")[0])
 
 
-def imported(spec: str, kind: type[T]) -> T:
+def import_spec(spec: str, kind: type[T]) -> T:
     """Return what `FILE.py:NAME` or `package.module:NAME` names.
 
     A file is run anew by every call; it need not be on Python's path.
@@ -68,18 +68,20 @@ def imported(spec: str, kind: type[T]) -> T:
         raise ConfigError(f"expected FILE.py:NAME or package.module:NAME, got {spec!r}")
     names = vars(module_of(source))
     if name not in names:
-        choices = [each for each, value in names.items() if isinstance(value, kind)]
+        choices = [choice for choice, value in names.items() if isinstance(value, kind)]
         if not choices:
             raise ConfigError(
-                f"expected a {_word(kind)} named {name} in {source}, got none: the file has no "
-                f"{_word(kind)}"
+                f"expected a {_type_name(kind)} named {name} in {source}, got none: the file has "
+                f"no {_type_name(kind)}"
             )
-        raise unknown(f"{_word(kind)} in {source}", name, choices)
-    found = names[name]
-    if not isinstance(found, kind):
-        how = MODULES if _word(kind) == CALLABLE else "name a value of that type"
-        raise ConfigError(f"expected a {_word(kind)} in {spec}, got {type(found).__name__}: {how}")
-    return found
+        raise unknown(f"{_type_name(kind)} in {source}", name, choices)
+    part = names[name]
+    if not isinstance(part, kind):
+        remedy = MODULES if _type_name(kind) == CALLABLE else "name a value of that type"
+        raise ConfigError(
+            f"expected a {_type_name(kind)} in {spec}, got {type(part).__name__}: {remedy}"
+        )
+    return part
 
 
 def module_of(source: str) -> ModuleType:
@@ -89,9 +91,9 @@ def module_of(source: str) -> ModuleType:
         ConfigError: there is no such file or module, or importing it fails.
     """
     try:
-        return _run_file(Path(source).expanduser()) if _is_file(source) else _module(source)
+        return _run_file(Path(source).expanduser()) if _is_file(source) else _import_module(source)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"expected to import {source}, got {_what(error)}") from error
+        raise ConfigError(f"expected to import {source}, got {_describe_error(error)}") from error
 
 
 def source_name(source: str) -> str:
@@ -131,16 +133,16 @@ def digest_of_source(source: str) -> str:
     path = source if _is_file(source) else _module_file(source)
     if path is None:
         return source
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     try:
-        found.update(Path(path).expanduser().read_bytes())
-        for part in _other_modules(Path(path)) if not _is_file(source) else ():
-            code = part.read_bytes()
-            name = part.relative_to(Path(path).parent).as_posix()
-            found.update(f"\0{name}\0{len(code)}\0".encode() + code)
+        hasher.update(Path(path).expanduser().read_bytes())
+        for module_path in _other_modules(Path(path)) if not _is_file(source) else ():
+            code = module_path.read_bytes()
+            name = module_path.relative_to(Path(path).parent).as_posix()
+            hasher.update(f"\0{name}\0{len(code)}\0".encode() + code)
     except OSError as error:
         raise ConfigError(f"expected to import {source}, got: {error.strerror}") from None
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def _other_modules(path: Path) -> list[Path]:
@@ -154,26 +156,26 @@ def _module_file(name: str) -> str | None:
     """Return the file of a module, None if it has none; nothing is imported."""
     try:
         with _working_folder_last():
-            found = _found(name)
+            spec = _find_module_spec(name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"expected to import {name}, got {_what(error)}") from error
-    if found is None:
+        raise ConfigError(f"expected to import {name}, got {_describe_error(error)}") from error
+    if spec is None:
         raise ConfigError(
             f"expected to import {name}, got ModuleNotFoundError: No module named {name!r}"
         )
-    return found.origin if found.has_location else None
+    return spec.origin if spec.has_location else None
 
 
-def _found(name: str) -> ModuleSpec | None:
+def _find_module_spec(name: str) -> ModuleSpec | None:
     """Return where a module is; `importlib.util.find_spec` would import its packages."""
-    first, *others = name.split(".")
-    found, whole = importlib.util.find_spec(first), first
+    top_level, *others = name.split(".")
+    spec, module_name = importlib.util.find_spec(top_level), top_level
     for part in others:
-        whole = f"{whole}.{part}"
-        if found is None or found.submodule_search_locations is None:
+        module_name = f"{module_name}.{part}"
+        if spec is None or spec.submodule_search_locations is None:
             return None
-        found = PathFinder.find_spec(whole, found.submodule_search_locations)
-    return found
+        spec = PathFinder.find_spec(module_name, spec.submodule_search_locations)
+    return spec
 
 
 @contextmanager
@@ -187,7 +189,7 @@ def _working_folder_last() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _word(kind: type) -> str:
+def _type_name(kind: type) -> str:
     return CALLABLE if kind.__name__ == "Callable" else kind.__name__
 
 
@@ -195,7 +197,7 @@ def _is_file(source: str) -> bool:
     return source.endswith(".py")
 
 
-def _module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModuleNotFoundError(f"{name!r} is no name of a module, nor a file that ends in .py")
     with _working_folder_last():
@@ -210,26 +212,27 @@ def _run_file(path: Path) -> ModuleType:
     assert spec is not None  # the path ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = sys.modules.get(name)
+    previous_module = sys.modules.get(name)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before
+        if previous_module is not None:
+            sys.modules[name] = previous_module
         raise
     return module
 
 
-def _what(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return an error and where it happened, in one line."""
     text = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})"
-    known = isinstance(error, OSError | ImportError | SyntaxError)  # they say where themselves
-    about = type(error).__name__ + (f": {text}" if text else "")
-    missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
-    extra = EXTRAS.get(missing.partition(".")[0])
-    about += f": pip install 'silograph[{extra}]'" if extra else ""
-    return about if known else about + where
+    location = f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    # The text of these errors names the place.
+    has_location = isinstance(error, OSError | ImportError | SyntaxError)
+    description = type(error).__name__ + (f": {text}" if text else "")
+    missing_module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    extra = EXTRAS.get(missing_module.partition(".")[0])
+    description += f": pip install 'silograph[{extra}]'" if extra else ""
+    return description if has_location else description + location

@@ -50,7 +50,7 @@ class NoFirstUse:
 
 
 def watch_first_use(
-    kernels: str, tell: Callable[[str], None] = lambda _: None
+    kernels: str, report: Callable[[str], None] = lambda _: None
 ) -> AbstractContextManager[FirstUse]:
     """Return what measures the first use of kernels while it is entered.
 
@@ -58,7 +58,7 @@ def watch_first_use(
 
     Args:
         kernels: what the run trains with: `compiled` or `torch`.
-        tell: told in one line that something is compiled.
+        report: called with one line when something is compiled.
     """
     if kernels != "compiled":
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - by autograd.grad: 500 modules
@@ -66,14 +66,14 @@ def watch_first_use(
         return nullcontext(NoFirstUse())
     from silograph.nn.kernels.arrays import told_of_compiling  # numba imports slowly
 
-    return told_of_compiling(tell)
+    return told_of_compiling(report)
 
 
 @dataclass(frozen=True)
 class TrainingClock:
     """Seconds of training, without what only the first run of a process spends on kernels.
 
-    So the seconds of several runs can be compared, whichever of them came first.
+    So the seconds of several runs can be compared, whichever ran first.
 
     Attributes:
         began: seconds of the monotonic clock at which the run would have begun without breaks.
@@ -95,17 +95,17 @@ def clock_of(config: ResolvedConfig, ids: Sequence[str]) -> VirtualClock | None:
     """
     if config.speeds is None or config.links is None:
         return None
-    return _clock(config.speeds, config.links, config.seed, tuple(ids))
+    return _make_clock(config.speeds, config.links, config.seed, tuple(ids))
 
 
-@lru_cache(maxsize=4)  # asked for in every round
-def _clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
-    given, clients = parse_speeds(speed_text), np.arange(len(ids))
-    if given is None:
+@lru_cache(maxsize=4)  # called in every round
+def _make_clock(speed_text: str, link_text: str, seed: int, ids: tuple[str, ...]) -> VirtualClock:
+    speed_factors, clients = parse_speeds(speed_text), np.arange(len(ids))
+    if speed_factors is None:
         u = Key.of(seed).fold("speeds").uniform(hash_texts(ids), 2).numpy()
         speeds = np.exp(np.sqrt(-2 * np.log(1 - u[:, 0])) * np.cos(2 * math.pi * u[:, 1]))
     else:
-        speeds = np.array(given)[clients % len(given)]
+        speeds = np.array(speed_factors)[clients % len(speed_factors)]
     links = np.array(parse_links(link_text))
     rate, latency = links[clients % len(links)].T
     return VirtualClock(SPEED * speeds, BANDWIDTH * rate, latency.copy())
@@ -135,21 +135,21 @@ class Stop:
 
     Attributes:
         limit: what ends it.
-        found: how the run stands to that limit.
+        reason: the value of the run, and the limit.
     """
 
     limit: Limit
-    found: str
+    reason: str
 
     def __str__(self) -> str:
         """Return it as results and checkpoints have it."""
-        return f"{self.limit}: {self.found}"
+        return f"{self.limit}: {self.reason}"
 
     def after_evaluation(self, more: int) -> "Stop":
         """Return it with the bytes of the last evaluation, where bytes are the reason."""
         if self.limit is not Limit.BYTES or more == 0:
             return self
-        return replace(self, found=f"{self.found}; the evaluation after it took {more} more")
+        return replace(self, reason=f"{self.reason}; the evaluation after it took {more} more")
 
 
 def reason_to_stop(
@@ -179,22 +179,24 @@ def reason_to_stop(
     if target is not None and validation is not None:
         metric, value = METRICS[target.metric], validation[target.metric]
         if metric.reaches(value, target.value):
-            sign, shown = ">=" if metric.higher else "<=", metric.text(value)
-            reached = f"validation {target.metric} {shown} {sign} {target.value:g}"
+            comparison, value_text = ">=" if metric.higher else "<=", metric.text(value)
+            reached = f"validation {target.metric} {value_text} {comparison} {target.value:g}"
             return Stop(Limit.TARGET, reached)
-    waited = config.patience is not None and t - best_round >= config.patience
-    if waited and validation is not None:  # a round that was not judged says nothing
+    is_out_of_patience = config.patience is not None and t - best_round >= config.patience
+    if is_out_of_patience and validation is not None:  # a round that was not judged says nothing
         rounds = counted(t - best_round, "round")
         return Stop(Limit.PATIENCE, f"no better validation for {rounds}, best {best_round}")
     if config.max_bytes is not None and total_bytes >= config.max_bytes:
-        why = f"{total_bytes} bytes exchanged, limit {config.max_bytes}"
-        short = " (less than one round takes)" if first and total_bytes > config.max_bytes else ""
-        return Stop(Limit.BYTES, why + short)
+        description = f"{total_bytes} bytes exchanged, limit {config.max_bytes}"
+        too_small_note = (
+            " (less than one round takes)" if first and total_bytes > config.max_bytes else ""
+        )
+        return Stop(Limit.BYTES, description + too_small_note)
     if config.max_seconds is not None and seconds >= config.max_seconds:
-        trained = f"{seconds:.1f} seconds of training, limit {config.max_seconds:g}"
-        return Stop(Limit.SECONDS, trained)
+        elapsed_training = f"{seconds:.1f} seconds of training, limit {config.max_seconds:g}"
+        return Stop(Limit.SECONDS, elapsed_training)
     limit = config.max_virtual_seconds
     if limit is not None and virtual_seconds is not None and virtual_seconds >= limit:
-        passed = f"{virtual_seconds:.1f} virtual seconds, limit {limit:g}"
-        return Stop(Limit.VIRTUAL_SECONDS, passed)
+        elapsed = f"{virtual_seconds:.1f} virtual seconds, limit {limit:g}"
+        return Stop(Limit.VIRTUAL_SECONDS, elapsed)
     return None

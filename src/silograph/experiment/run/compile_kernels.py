@@ -37,17 +37,17 @@ OF_LABELS: dict[str, dict[str, Any]] = {
 OF_RATINGS: dict[str, Any] = {"model": "rating_gcn", "method": "fedavg", "layers": 2}
 
 
-def compile_kernels(dtype: str, tell: Callable[[str], None]) -> int:
+def compile_kernels(dtype: str, report: Callable[[str], None]) -> int:
     """Compile all kernels for one precision and return how many were not on disk yet.
 
     Args:
         dtype: of weights and features in training, one of `PRECISIONS`.
-        tell: called with a line for each kernel that is compiled.
+        report: called with a line for each kernel that is compiled.
 
     Raises:
         ConfigError: numba is not installed, or there is no folder that it may write to.
     """
-    with told_of_compiling(tell, LINE_FOR_ALL) as watch:
+    with told_of_compiling(report, LINE_FOR_ALL) as watch:
         for graph, options in _runs():
             run(graph, **{**SMALL, **options, "dtype": dtype})
     return watch.kernels

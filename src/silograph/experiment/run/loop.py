@@ -24,40 +24,40 @@ from silograph.experiment.run.clock import (
     reason_to_stop,
     watch_first_use,
 )
-from silograph.experiment.run.progress import Progress, RunFacts, Watched
+from silograph.experiment.run.progress import Progress, RunFacts, TrackerGroup
 from silograph.experiment.run.result import Result, make_result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.round_scores import (
     Counts,
-    Judged,
-    Pending,
-    begin,
+    JudgedRound,
+    PendingRound,
+    add_server_scores,
     check_loss,
-    complete,
     counts_on_receipt,
-    diverged,
+    divergence_error,
     is_better,
     judge,
-    judged,
+    judged_from_counts,
     loss_text,
     progress_of,
     row_of,
+    score_own_models,
     scored_by_participants,
     server_counts_of,
 )
 from silograph.experiment.run.selecting import (
-    Controlling,
+    RunControl,
     Selection,
     check_report,
-    controlling,
+    make_run_control,
     with_knobs,
 )
 from silograph.experiment.run.setup import Setup, first_weights, versions
 from silograph.experiment.run.snapshot import (
     STATISTICS,
     Snapshot,
-    best_apart,
     part_of,
+    separate_best_weights,
     to_checkpoint,
     with_part,
     without_parts,
@@ -90,14 +90,14 @@ class TrainedRound:
     clock: TrainingClock
     virtual: float | None
 
-    def row(self, setup: Setup, now: Judged) -> Row:
+    def row(self, setup: Setup, judged_round: JudgedRound) -> Row:
         """Return its row, once it is scored."""
-        return row_of(setup, now, self.report, self.clock.seconds(), self.virtual)
+        return row_of(setup, judged_round, self.report, self.clock.seconds(), self.virtual)
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """What scoring in a round has come to.
+class RoundScores:
+    """The scores that became known in a round.
 
     Attributes:
         best: the best round so far.
@@ -107,67 +107,77 @@ class Scored:
         pending: this round, where the next one completes its scores.
     """
 
-    best: Judged | None
-    latest: Judged | None
+    best: JudgedRound | None
+    latest: JudgedRound | None
     rows: list[Row]
-    judged: tuple[Judged, ...] = ()
-    pending: Pending | None = None
+    judged: tuple[JudgedRound, ...] = ()
+    pending: PendingRound | None = None
 
 
-def scored_now(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
+def score_now(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> RoundScores:
     """Score a round at once, if it is to be scored."""
-    if not _is_judged(setup, done.t):
-        return Scored(before.best, None, [])
-    now, best = judge_finite(setup, done.state, done.t), before.best
-    best = _with_own(setup, now) if is_better(setup, now, best) else best
-    return Scored(best, now, [done.row(setup, now)], (now,))
+    if not _is_judged(setup, trained_round.t):
+        return RoundScores(before.best, None, [])
+    judged_round, best = judge_finite(setup, trained_round.state, trained_round.t), before.best
+    best = _with_own_models(setup, judged_round) if is_better(setup, judged_round, best) else best
+    return RoundScores(
+        best, judged_round, [trained_round.row(setup, judged_round)], (judged_round,)
+    )
 
 
-def scored_late(setup: Setup, before: Snapshot, done: TrainedRound) -> Scored:
+def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> RoundScores:
     """Complete the scores of the round before, and begin those of this one."""
     best, latest, rows = before.best, None, []
     if before.pending is not None:
         weights, t = before.state.weights, before.round
         assert weights is not None  # clients train from them
-        counts = counts_on_receipt(setup, t, before.state, done.report)
-        latest, row = complete(setup, before.pending, counts, weights)
+        counts = counts_on_receipt(setup, t, before.state, trained_round.report)
+        latest, row = add_server_scores(setup, before.pending, counts, weights)
         best = latest if is_better(setup, latest, best) else best
         rows.append(row)
     pending = None
-    if _is_judged(setup, done.t):
-        seconds = done.clock.seconds()
-        pending = begin(setup, done.t, done.report, seconds, done.virtual)
-    return Scored(best, latest, rows, () if latest is None else (latest,), pending)
+    if _is_judged(setup, trained_round.t):
+        seconds = trained_round.clock.seconds()
+        pending = score_own_models(
+            setup, trained_round.t, trained_round.report, seconds, trained_round.virtual
+        )
+    return RoundScores(best, latest, rows, () if latest is None else (latest,), pending)
 
 
-def scored_at_last(setup: Setup, done: TrainedRound, scored: Scored) -> Scored:
-    """Score the last round, where that is still to be done.
+def score_last_round(setup: Setup, trained_round: TrainedRound, scored: RoundScores) -> RoundScores:
+    """Score the last round, if it is not scored yet.
 
     Where rounds were scored by their participants, all clients score the best one, too: then the
     better of these two is the best one.
     """
-    weights, best, key = done.state.weights, scored.best, training_key(setup.config)
+    weights, best, key = trained_round.state.weights, scored.best, training_key(setup.config)
     if best is not None and scored_by_participants(setup):
-        best = _scored_by_all(setup, done, best)
+        best = _score_by_all_clients(setup, trained_round, best)
     if scored.pending is not None:
         assert weights is not None  # clients train from them
-        counts = server_counts_of(setup, done.state, key.fold("judge server", done.t))
-        now, row = complete(setup, scored.pending, counts, weights)
-        best = now if is_better(setup, now, best) else best
-        return Scored(best, scored.latest, [*scored.rows, row], (*scored.judged, now))
+        counts = server_counts_of(
+            setup, trained_round.state, key.fold("judge server", trained_round.t)
+        )
+        judged_round, row = add_server_scores(setup, scored.pending, counts, weights)
+        best = judged_round if is_better(setup, judged_round, best) else best
+        return RoundScores(best, scored.latest, [*scored.rows, row], (*scored.judged, judged_round))
     if best is None:  # a limit before the first evaluation
-        best = _with_own(setup, judge_finite(setup, done.state, done.t))
-        return Scored(best, scored.latest, [done.row(setup, best)], (best,))
+        best = _with_own_models(setup, judge_finite(setup, trained_round.state, trained_round.t))
+        return RoundScores(best, scored.latest, [trained_round.row(setup, best)], (best,))
     return replace(scored, best=best)
 
 
-def _scored_by_all(setup: Setup, done: TrainedRound, best: Judged) -> Judged:
+def _score_by_all_clients(
+    setup: Setup, trained_round: TrainedRound, best: JudgedRound
+) -> JudgedRound:
     """Return the best round with all clients' counts of the server's model, sent to them again."""
-    key = training_key(setup.config).fold("best", "judge server", done.t)
-    state = replace(done.state, weights=best.weights)
+    key = training_key(setup.config).fold("best", "judge server", trained_round.t)
+    state = replace(trained_round.state, weights=best.weights)
     counts, away = server_counts_of(setup, state, key), setup.federation.away
-    gone = tuple(name for name in setup.federation.ids if name in {*best.away, *away})
-    return judged(setup, best.round, counts, best.personalized, best.weights, gone)
+    absent_clients = tuple(name for name in setup.federation.ids if name in {*best.away, *away})
+    return judged_from_counts(
+        setup, best.round, counts, best.personalized, best.weights, absent_clients
+    )
 
 
 def _is_judged(setup: Setup, t: int) -> bool:
@@ -175,25 +185,25 @@ def _is_judged(setup: Setup, t: int) -> bool:
     return t % setup.config.eval_every == 0 or t == setup.config.rounds
 
 
-def _with_own(setup: Setup, best: Judged) -> Judged:
+def _with_own_models(setup: Setup, judged_round: JudgedRound) -> JudgedRound:
     """Return a round that was just judged, with the clients' own models."""
     method, cfg, states = setup.method, setup.method_config, setup.federation.states()
-    return replace(best, own=own_weights(method, cfg, best.weights or {}, states))
+    return replace(judged_round, own=own_weights(method, cfg, judged_round.weights or {}, states))
 
 
-def judge_finite(setup: Setup, state: ServerState, t: int) -> Judged:
+def judge_finite(setup: Setup, state: ServerState, t: int) -> JudgedRound:
     """Judge a round; raise `TrainingError` where training diverged."""
-    now = judge(setup, state, t, training_key(setup.config))
-    check_loss(now.val.values(), "val", t)
-    check_loss(now.test.values(), "test", t)
-    return now
+    judged_round = judge(setup, state, t, training_key(setup.config))
+    check_loss(judged_round.val.values(), "val", t)
+    check_loss(judged_round.test.values(), "test", t)
+    return judged_round
 
 
-IDLE = 10  # times what a checkpoint took pass before the next one, where nothing says how often
+IDLE = 10  # without `checkpoint_every`, 10 times the seconds of a checkpoint pass before the next
 
 
 def first_snapshot(setup: Setup) -> Snapshot:
-    """Set up the clients and return the run before its first round; they write that down."""
+    """Set up the clients, which save their state, and return the run before its first round."""
     while True:
         try:
             with watch_first_use(setup.config.kernels) as watch:
@@ -207,28 +217,30 @@ def first_snapshot(setup: Setup) -> Snapshot:
 
 def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     config, key = setup.config, training_key(setup.config)
-    specs = setup.sums
-    fitted: dict[str, Tensor] = {}
-    if specs:  # before any features leave a client
-        results = fit_statistics(setup.federation, specs, key.fold("statistics"))
-        fitted = {f"{name}/mean": result.mean for name, result in results.items()}
-        fitted |= {f"{name}/deviation": result.deviation for name, result in results.items()}
+    sum_specs = setup.sums
+    fitted_statistics: dict[str, Tensor] = {}
+    if sum_specs:  # before any features leave a client
+        statistics = fit_statistics(setup.federation, sum_specs, key.fold("statistics"))
+        fitted_statistics = {f"{name}/mean": result.mean for name, result in statistics.items()}
+        fitted_statistics |= {
+            f"{name}/deviation": result.deviation for name, result in statistics.items()
+        }
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
     with at_server(setup.method.init, f"method {setup.method.name}", 0):
         state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
-    if fitted:
-        state = with_part(state, STATISTICS, fitted)
-    selection = _selection(setup)
+    if fitted_statistics:
+        state = with_part(state, STATISTICS, fitted_statistics)
+    selection = _make_selection(setup)
     if selection is not None:
         state = selection.begin(state)
     scores = None
     if setup.method.needs.score_first:
         scores = replace(judge_finite(setup, state, 0), weights=None)
-    control, virtual = controlling(setup), virtual_seconds(setup, None, 0)
-    if control is not None:
-        state = control.begin(state, scores, virtual)
+    run_control, virtual = make_run_control(setup), virtual_seconds(setup, None, 0)
+    if run_control is not None:
+        state = run_control.begin(state, scores, virtual)
     return Snapshot(
         round=0,
         state=state,
@@ -242,7 +254,7 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     )
 
 
-def _selection(setup: Setup) -> Selection | None:
+def _make_selection(setup: Setup) -> Selection | None:
     """Return what selects clients, None where the method's own uniform draw does."""
     selector = setup.parts.selector
     # `all` and `uniform` need nothing from the server, unless the number of clients is limited.
@@ -257,100 +269,109 @@ def train(
     display: Progress,
     snapshot: Snapshot,
     rows: list[Row],
-    trackers: Watched,
+    trackers: TrackerGroup,
     first_use: FirstUse | None = None,
 ) -> Result:
-    """Go on from a snapshot to the end of the run.
+    """Train from a snapshot to the end of the run.
 
     Args:
         setup: the run.
         folder: where checkpoints and results go, or None.
-        display: told of every round.
+        display: called after every round.
         snapshot: where the run is; its federation has the states that belong to it.
         rows: the table of rounds so far; grows.
-        trackers: told of every judged round, unless the run is complete already.
-        first_use: knows what this process has spent on new kernels since the call; None is nothing.
+        trackers: called after every scored round, unless the run is complete already.
+        first_use: measures what this process spends on new kernels; None: nothing.
     """
     config, first_use = setup.config, first_use or NoFirstUse()
     clock = TrainingClock(time.monotonic() - snapshot.seconds, first_use)
     metric = progress_of(setup, rows[-1]) if rows else ""
-    complete, selection = folder is not None and folder.is_complete, _selection(setup)
+    is_complete, selection = folder is not None and folder.is_complete, _make_selection(setup)
     path = None if folder is None else str(folder.path)
-    if not complete:
+    if not is_complete:
         facts = RunFacts(setup.method.name, snapshot.round, path, setup.partition_hash, versions())
         trackers.begin(replace(config, out=path), facts)
-    took, written = 0.0, time.monotonic()  # seconds of the last checkpoint, and when it was there
+    # How long the last checkpoint took to write, and when it was complete.
+    checkpoint_seconds, checkpoint_time = 0.0, time.monotonic()
     while snapshot.round < config.rounds and snapshot.stopped is None:
         committed = () if folder is None else folder.checkpoints.rounds or (0,)
-        snapshot, scored_rows = _whole_round(setup, selection, snapshot, clock, committed)
+        snapshot, scored_rows = _run_round_with_retries(
+            setup, selection, snapshot, clock, committed
+        )
         for row in scored_rows:
             rows.append(row)
             metric = progress_of(setup, row)
             if folder is not None:
                 folder.add_round(row)
             trackers.round(row)
-        if folder is not None and _is_due(config, snapshot, time.monotonic() - written, took):
-            since = time.monotonic()
+        if folder is not None and _is_due(
+            config, snapshot, time.monotonic() - checkpoint_time, checkpoint_seconds
+        ):
+            write_start = time.monotonic()
             _write_checkpoint(setup, snapshot, folder)
-            written = time.monotonic()
-            took = written - since
+            checkpoint_time = time.monotonic()
+            checkpoint_seconds = checkpoint_time - write_start
         if not rows and snapshot.pending is not None:  # round 1 is scored when round 2 begins
             metric = loss_text(snapshot.pending.row)
         display.update(snapshot.round, metric)
-    handed = _hand_over(setup, snapshot)
+    handed_over_bytes = _hand_over(setup, snapshot)
     result = make_result(
         setup,
         snapshot,
         rows,
         path,
-        handed,
+        handed_over_bytes,
         lambda line: display.update(snapshot.round, line),
         first_use.seconds,
     )
     if folder is not None:
-        result = folder.as_told(result) if complete else result
+        result = folder.with_recorded_costs(result) if is_complete else result
         folder.finish(result, setup)
         add_report(folder.path)
-    if not complete:
+    if not is_complete:
         trackers.end(result)
     return result
 
 
 def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
-    """Give the clients what the run has come to; return the bytes that it took."""
+    """Send the clients the best model; return the bytes that it took."""
     best = snapshot.best
     assert best is not None  # a run ends after a judged round
     weights = named("weights", best.weights or {})
     return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
 
 
-def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, took: float) -> bool:
-    """Whether there is to be a checkpoint of a round.
+def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, write_seconds: float) -> bool:
+    """Whether a checkpoint is to be written after a round.
 
     Args:
         config: says every how many rounds; if it does not, the clock does.
         snapshot: of the round.
         idle: seconds since the last checkpoint was there, or the first round of this process began.
-        took: seconds that the last checkpoint took, 0 before the first of this process.
+        write_seconds: seconds that the last checkpoint took, 0 before the first of this process.
     """
-    every = config.checkpoint_every
-    if every == 0:
+    checkpoint_every = config.checkpoint_every
+    if checkpoint_every == 0:
         return False
-    over = snapshot.round == config.rounds or snapshot.stopped is not None
-    due = idle >= IDLE * took if every is None else snapshot.round % every == 0
-    return over or due
+    is_last = snapshot.round == config.rounds or snapshot.stopped is not None
+    is_due = (
+        idle >= IDLE * write_seconds
+        if checkpoint_every is None
+        else snapshot.round % checkpoint_every == 0
+    )
+    return is_last or is_due
 
 
 def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) -> None:
     """Write the ledger so far, the best model where it stays apart, and the snapshot."""
     folder.add_records(setup.federation.ledger)
-    apart = best_apart(snapshot)
-    if apart is not None and snapshot.best is not None:
-        folder.checkpoints.keep_best(snapshot.best.round, apart)
+    separate_weights = separate_best_weights(snapshot)
+    if separate_weights is not None and snapshot.best is not None:
+        folder.checkpoints.keep_best(snapshot.best.round, separate_weights)
     folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.prefixes()))
 
 
-def _whole_round(
+def _run_round_with_retries(
     setup: Setup,
     selection: Selection | None,
     before: Snapshot,
@@ -368,73 +389,93 @@ def _whole_round(
     """
     while True:
         try:
-            after, rows = _round(setup, selection, before, clock)
-            best = () if after.best is None else (after.best.round,)  # silos get it in the end
-            setup.federation.keep(after.round, sorted({*committed, *best}))
+            snapshot, rows = _run_round(setup, selection, before, clock)
+            # Silos are sent the best round when the run is over.
+            best_rounds = () if snapshot.best is None else (snapshot.best.round,)
+            setup.federation.keep(snapshot.round, sorted({*committed, *best_rounds}))
         except AwayError as away:
             setup.federation.rejoin(away)
         else:
-            return after, rows
+            return snapshot, rows
 
 
-def _round(
+def _run_round(
     setup: Setup, selection: Selection | None, before: Snapshot, clock: TrainingClock
 ) -> tuple[Snapshot, list[Row]]:
     """Run one round; return the run after it, and the rows of rounds that were scored in it."""
     config, fed, key = setup.config, setup.federation, training_key(setup.config)
     t, executed = before.round + 1, fed.executed
     fed.start_round(t)
-    control = controlling(setup)
-    cfg = _config_of(setup, selection, control, before)
-    since = clock.seconds()
+    # Choose clients and knobs, which may read the server's state before the round.
+    run_control = make_run_control(setup)
+    cfg = _round_config(setup, selection, run_control, before)
+    start_seconds = clock.seconds()
+    # Train. The method sees its own memory only, not that of selection and control.
     with at_server(setup.method.round, f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     check_report(setup, cfg, report, t, key)
     on_held = setup.method.setting.on_held
-    if on_held is not None and setup.held is not None:
-        state = on_held(cfg, setup.held, state, t, key)
-    if fitted := part_of(before.state, STATISTICS):
-        state = with_part(state, STATISTICS, fitted)
-    own, report = report, with_knobs(report, cfg.knobs)
+    if on_held is not None and setup.server_block is not None:
+        state = on_held(cfg, setup.server_block, state, t, key)
+    # Statistics were fitted once and stay in the state.
+    if fitted_statistics := part_of(before.state, STATISTICS):
+        state = with_part(state, STATISTICS, fitted_statistics)
+    method_report, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
-        raise diverged("training", report.train_loss, t)
-    took, virtual = clock.seconds() - since, virtual_seconds(setup, before, t)
-    done, received = TrainedRound(t, state, report, clock, virtual), cfg.received
-    scored = (scored_late if received == "all" else scored_now)(setup, before, done)
-    now = scored.latest
-    last = before.scores
-    if last is not None and now is not None:
-        last = replace(now, weights=None)
+        raise divergence_error("training", report.train_loss, t)
+    round_seconds, virtual = clock.seconds() - start_seconds, virtual_seconds(setup, before, t)
+    trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.received
+    # Score this round, or the one before if clients score the model that they receive.
+    scored = (score_on_receipt if received == "all" else score_now)(setup, before, trained_round)
+    judged_round = scored.latest
+    last_scores = before.scores
+    if last_scores is not None and judged_round is not None:
+        last_scores = replace(judged_round, weights=None)
+    # Let selection and control learn from the round.
     if selection is not None:
-        late = received == "all"  # scores of the round before, which the selector does not read
-        counts = None if now is None or late else _counts_that_decide(setup, now)
+        # Scores on receipt are of the round before, and the selector does not read them.
+        counts = None
+        if judged_round is not None and received != "all":
+            counts = _deciding_counts(setup, judged_round)
         state = selection.observe(before.state, state, t, report, counts)
-    if control is not None:
-        state = control.observe(before.state, state, t, own, last, cfg.knobs, virtual, took)
-    seconds, exchanged = clock.seconds(), fed.ledger.bytes
-    stop = _reason_to_stop(setup, selection, done, scored, state, seconds)
+    if run_control is not None:
+        state = run_control.observe(
+            before.state, state, t, method_report, last_scores, cfg.knobs, virtual, round_seconds
+        )
+    # The last round is always scored, so limits are checked before its evaluation costs anything.
+    seconds, bytes_before_evaluation = clock.seconds(), fed.ledger.bytes
+    stop = _reason_to_stop(setup, selection, trained_round, scored, state, seconds)
     if stop is not None or t == config.rounds:
-        scored = scored_at_last(setup, done, scored)
+        scored = score_last_round(setup, trained_round, scored)
     if stop is not None:
-        stop = stop.after_evaluation(fed.ledger.bytes - exchanged)
+        stop = stop.after_evaluation(fed.ledger.bytes - bytes_before_evaluation)
     facts = checked_facts(report, len(fed.ids), t)
     if executed is not None and fed.executed is not None:
         executed = (before.executed or 0.0) + fed.executed - executed
     stopped = None if stop is None else str(stop)
-    after = Snapshot(
-        t, state, scored.best, seconds, stopped, last, facts, done.virtual, scored.pending, executed
+    snapshot = Snapshot(
+        t,
+        state,
+        scored.best,
+        seconds,
+        stopped,
+        last_scores,
+        facts,
+        trained_round.virtual,
+        scored.pending,
+        executed,
     )
-    each = before.each
-    for done_round in scored.judged:
-        each = each_best.with_round(setup, each, done_round.personalized)
-    return replace(after, each=each), scored.rows
+    best_by_client = before.each
+    for judged_now in scored.judged:
+        best_by_client = each_best.with_round(setup, best_by_client, judged_now.personalized)
+    return replace(snapshot, each=best_by_client), scored.rows
 
 
 def _reason_to_stop(
     setup: Setup,
     selection: Selection | None,
-    done: TrainedRound,
-    scored: Scored,
+    trained_round: TrainedRound,
+    scored: RoundScores,
     state: ServerState,
     seconds: float,
 ) -> Stop | None:
@@ -443,29 +484,29 @@ def _reason_to_stop(
     Args:
         setup: the run.
         selection: what selects its clients.
-        done: the round.
+        trained_round: the round.
         scored: what has been scored in it.
         state: the server's, once selection and control have observed the round.
         seconds: of training so far.
     """
-    now = scored.latest
+    judged_round = scored.latest
     stop = reason_to_stop(
         setup.config,
-        t=done.t if now is None else now.round,
-        best_round=done.t if scored.best is None else scored.best.round,
-        validation=None if now is None else now.val[setup.method.evaluate.view],
+        t=trained_round.t if judged_round is None else judged_round.round,
+        best_round=trained_round.t if scored.best is None else scored.best.round,
+        validation=None if judged_round is None else judged_round.val[setup.method.evaluate.view],
         total_bytes=setup.federation.ledger.bytes,
         seconds=seconds,
-        virtual_seconds=done.virtual,
-        first=done.t == 1,
+        virtual_seconds=trained_round.virtual,
+        first=trained_round.t == 1,
     )
     if stop is None and selection is not None:
-        return selection.reason_to_stop(state, done.t + 1)
+        return selection.reason_to_stop(state, trained_round.t + 1)
     return stop
 
 
-def _config_of(
-    setup: Setup, selection: Selection | None, control: Controlling | None, before: Snapshot
+def _round_config(
+    setup: Setup, selection: Selection | None, control: RunControl | None, before: Snapshot
 ) -> MethodConfig[Any]:
     """Return the method's config in the next round: who takes part, with which knobs."""
     cfg, t, key = setup.method_config, before.round + 1, training_key(setup.config)
@@ -474,14 +515,15 @@ def _config_of(
     elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
         cfg = replace(cfg, selected=selected(setup.federation, cfg, t, key))
     if control is not None:
-        known = before.state, before.scores, before.virtual_seconds
-        cfg = replace(cfg, knobs=control.propose(*known, t, key))
+        run_state = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*run_state, t, key))
     return cfg.in_round(t)
 
 
-def _counts_that_decide(setup: Setup, now: Judged) -> Counts | None:
+def _deciding_counts(setup: Setup, judged_round: JudgedRound) -> Counts | None:
     """Return the counts of the view that picks the round."""
-    return now.server if setup.method.evaluate.view == "server" else now.personalized
+    is_server_view = setup.method.evaluate.view == "server"
+    return judged_round.server if is_server_view else judged_round.personalized
 
 
 def virtual_seconds(setup: Setup, before: Snapshot | None, t: int) -> float | None:
@@ -489,8 +531,8 @@ def virtual_seconds(setup: Setup, before: Snapshot | None, t: int) -> float | No
     clock = clock_of(setup.config, setup.federation.ids)
     if clock is None:
         return None
-    passed = 0.0 if before is None else before.virtual_seconds or 0.0
-    return passed + clock.seconds(records_of_last_round(setup.federation.ledger, t))
+    previous_seconds = 0.0 if before is None else before.virtual_seconds or 0.0
+    return previous_seconds + clock.seconds(records_of_last_round(setup.federation.ledger, t))
 
 
 def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:

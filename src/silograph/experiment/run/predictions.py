@@ -76,8 +76,8 @@ def predict_to(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
             "--client out"
         )
-    if own and client is not None and client not in (known := _clients_of(folder)):
-        raise unknown("client", client, known)
+    if own and client is not None and client not in (client_names := _clients_of(folder)):
+        raise unknown("client", client, client_names)
     graph_or_silo = read_data(data, data_dir, columns, na_values, with_labels=False)
     if isinstance(graph_or_silo, Graph):
         graph_or_silo = without_classes(graph_or_silo, trained.class_names)
@@ -99,7 +99,7 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
 
     Args:
         run: the result folder, or the file of the model in it.
-        client: the client; None: nobody has said which.
+        client: the client; None: not named.
         features: F of the model.
 
     Raises:
@@ -116,10 +116,10 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
         )
     check_written(folder, [CLIENT_STATISTICS])
     if client is None:
-        known = _clients_of(folder)
+        client_names = _clients_of(folder)
         raise ConfigError(
             f"the model in {run} was trained with normalize standard_client, where each client "
-            f"has its own means and deviations: choose one by --client, of {_some(known)}"
+            f"has its own means and deviations: choose one by --client, of {_some(client_names)}"
         )
     return read_client_statistics(path, client, features)
 
@@ -146,21 +146,21 @@ def read_data(
         check_na_values(data, na_values)
         return read_silo(data)
     source = find_source(os.fspath(data), data_dir=data_dir, columns=columns, na_values=na_values)
-    found = source.read(scale=1.0, with_labels=with_labels)
-    if isinstance(found, Silos):
+    contents = source.read(scale=1.0, with_labels=with_labels)
+    if isinstance(contents, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "
-            f"{_some(found.ids)}: name one of their folders"
+            f"{_some(contents.ids)}: name one of their folders"
         )
-    return found
+    return contents
 
 
-def without_classes(graph: Graph, known: Sequence[str]) -> Graph:
-    """Return a graph without names of classes if all of them are `known` to the model.
+def without_classes(graph: Graph, class_names: Sequence[str]) -> Graph:
+    """Return a graph without names of classes if all of them are `class_names` to the model.
 
     Labels play no part in a prediction, and some nodes may have labels of some classes only.
     """
-    return replace(graph, class_names=()) if {*graph.class_names} <= {*known} else graph
+    return replace(graph, class_names=()) if {*graph.class_names} <= {*class_names} else graph
 
 
 def _check_same_cut(run: Path, silo: Path) -> None:
@@ -169,16 +169,16 @@ def _check_same_cut(run: Path, silo: Path) -> None:
     Nothing is known of folders that no cut was written to. Where the silos came with the data,
     their names are those of the data, and nodes are numbered in the silos' order.
     """
-    ours = read_spec(silo / SPEC).partition_hash
+    silo_hash = read_spec(silo / SPEC).partition_hash
     about = read_json(run / ABOUT) if (run / ABOUT).is_file() else {}
-    theirs, config = about.get("partition_hash"), about.get("config")
+    run_hash, config = about.get("partition_hash"), about.get("config")
     if not isinstance(config, dict) or config.get("partition") == "silo":
         return
-    if ours is not None and ours != theirs:
+    if silo_hash is not None and silo_hash != run_hash:
         raise DataError(
-            f"expected a client's folder of the cut of {run} (hash {theirs}), got {silo}, of "
-            f"another one ({ours}): write it by silograph export-silos with the dataset, partition,"
-            " clients and seed of the run"
+            f"expected a client's folder of the cut of {run} (hash {run_hash}), got {silo}, of "
+            f"another one ({silo_hash}): write it by silograph export-silos with the dataset, "
+            "partition, clients and seed of the run"
         )
 
 
@@ -229,26 +229,29 @@ def model_file(run: Path, silo: str | None = None) -> Path:
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
             "model, or its method has no whole one, as fedper"
         )
-    known = _clients_of(run)
-    if silo not in known:
+    client_names = _clients_of(run)
+    if silo not in client_names:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "
             f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
-            f"export-silos, and give that of one of {_some(known)}, or add --client NAME, or give "
-            f"a model's file, such as {run / MODELS / file_of(0, known[0])}, in place of {run}"
+            f"export-silos, and give that of one of {_some(client_names)}, or add --client NAME, "
+            f"or give a model's file, such as {run / MODELS / file_of(0, client_names[0])}, in "
+            f"place of {run}"
         )
-    return run / MODELS / file_of(known.index(silo), silo)
+    return run / MODELS / file_of(client_names.index(silo), silo)
 
 
 def table(model: TrainedModel, data: Graph | Silo) -> Iterator[list[object]]:
     """Yield the header and a row for each node: its key, what is predicted, probabilities."""
     decided, likely = model.predict(data), model.probabilities(data)
     names = model.class_names or [str(k) for k in range(model.shape.outputs)]
-    several = decided.ndim == 2
-    said = [f"predicted_{name}" for name in names] if several else ["predicted"]
-    yield ["id", *said, *([] if likely is None else [f"p_{name}" for name in names])]
+    has_several_columns = decided.ndim == 2
+    prediction_columns = (
+        [f"predicted_{name}" for name in names] if has_several_columns else ["predicted"]
+    )
+    yield ["id", *prediction_columns, *([] if likely is None else [f"p_{name}" for name in names])]
     one_of = model.shape.task == "multiclass"
     for row, key in enumerate(data.node_id.tolist()):
         values = decided[row].tolist()
-        cells = values if several else [names[values] if one_of else values]
+        cells = values if has_several_columns else [names[values] if one_of else values]
         yield [key, *cells, *([] if likely is None else [f"{p:.6g}" for p in likely[row]])]

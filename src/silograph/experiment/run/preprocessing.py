@@ -21,7 +21,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError, lookup
 from silograph.core.files import write_atomic
-from silograph.experiment.resolve.fitting import Use, silo_as_used, with_edges
+from silograph.experiment.resolve.fitting import Use, prepare_silo, with_edges
 from silograph.graph.column_statistics import ColumnStatistics, standardize
 from silograph.graph.graph import FeatureSource, Graph, row_normalize, with_features
 from silograph.graph.silos.data import Silo
@@ -82,13 +82,13 @@ class Preprocessing:
                 "one client, got none: choose it by `silograph predict RUN --client NAME`, or "
                 "result.model_of(NAME)"
             )
-        use, mean = self.edge_weights, self.mean_edge_weight
+        rule, mean = self.edge_weights, self.mean_edge_weight
         if isinstance(data, Silo):
-            data = silo_as_used(data, self.features, use, mean)
+            data = prepare_silo(data, self.features, rule, mean)
             check_names("features", self.feature_names, data.feature_names, data.name)
             graph = data.graph
         else:
-            graph = with_edges(with_features(data, self.features), use, mean)
+            graph = with_edges(with_features(data, self.features), rule, mean)
             check_names("features", self.feature_names, graph.feature_names, graph.name)
         if self.normalize == "row":
             return row_normalize(graph)
@@ -175,11 +175,11 @@ def read_old_preprocessing(values: Mapping[str, Any], path: str) -> Preprocessin
 
 def _read_statistics(values: Mapping[str, Any], features: int) -> ColumnStatistics | None:
     """Return the statistics; raise `ValueError` unless they are those of the normalization."""
-    wanted = {"standard": True, "standard_client": None}.get(values["normalize"], False)
-    has = "mean" in values or "deviation" in values
-    if wanted is not None and has is not wanted:
+    expects_statistics = {"standard": True, "standard_client": None}.get(values["normalize"], False)
+    has_statistics = "mean" in values or "deviation" in values
+    if expects_statistics is not None and has_statistics is not expects_statistics:
         raise ValueError("statistics")
-    if not has:
+    if not has_statistics:
         return None
     return checked_statistics(_numbers(values["mean"]), _numbers(values["deviation"]), (features,))
 
@@ -206,8 +206,8 @@ def _numbers(values: Any) -> Tensor:
 def checked_statistics(mean: Tensor, deviation: Tensor, shape: tuple[int, ...]) -> ColumnStatistics:
     """Return statistics of a file; raise `ValueError` for other shapes or impossible numbers."""
     for values in (mean, deviation):
-        right = values.dtype is torch.float64 and values.shape == shape
-        if not right or not bool(values.isfinite().all()):
+        has_right_form = values.dtype is torch.float64 and values.shape == shape
+        if not has_right_form or not bool(values.isfinite().all()):
             raise ValueError(f"statistics of shape {tuple(values.shape)}")
     if bool((deviation < 0).any()):
         raise ValueError("negative deviation")
@@ -262,14 +262,18 @@ def check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: st
     """Raise `DataError` where data mean something else than the model by their columns."""
     if not ours or not theirs or tuple(ours) == tuple(theirs):
         return
-    at = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0)
-    mine, others = (_some(ours), _some(theirs)) if at < SHOWN else (ours[at], theirs[at])
-    which = "" if at < SHOWN else f"the {at + 1}th "
+    position = next(
+        (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if len({*pair}) > 1), 0
+    )
+    our_name, their_name = (
+        (_some(ours), _some(theirs)) if position < SHOWN else (ours[position], theirs[position])
+    )
+    which = "" if position < SHOWN else f"the {position + 1}th "
     mend = "rename them or bring them into the model's order"
     if what == "classes":
         mend += ", or read a folder of tables with with_labels=False, as labels are not needed"
     raise DataError(
-        f"expected the {what} of the model in {where}, {which}{mine}, got {others}: {mend}"
+        f"expected the {what} of the model in {where}, {which}{our_name}, got {their_name}: {mend}"
     )
 
 

@@ -29,7 +29,7 @@ PLAIN_LINES = 10  # a run prints about this many plain lines
 
 @runtime_checkable
 class Progress(Protocol):
-    """Told of every round."""
+    """Called after every round."""
 
     def update(self, done: int, metric: str) -> None:
         """Show that `done` rounds are over, and the current metric."""
@@ -45,60 +45,62 @@ class Silent:
 class Plain:
     """Prints about ten lines over a run."""
 
-    def __init__(self, total: int, done: int) -> None:
+    def __init__(self, total: int, first_round: int) -> None:
         self._total = total
-        self._first = done
+        self._first = first_round
         self._pace = Pace(total)
 
-    def update(self, done: int, metric: str) -> None:
+    def update(self, rounds_done: int, metric: str) -> None:
         """Print a line now and then."""
         step = -(-self._total // PLAIN_LINES)  # rounded up
-        left = self._pace.left(done)
-        if done == self._first + 1 or done % step == 0 or done == self._total:
-            words = (f"round {done}/{self._total}", left, metric)
+        time_left = self._pace.left(rounds_done)
+        if rounds_done == self._first + 1 or rounds_done % step == 0 or rounds_done == self._total:
+            words = (f"round {rounds_done}/{self._total}", time_left, metric)
             print("  ".join(w for w in words if w), file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Pace:
-    """Tells how long the rounds to come will take, by those since the first one.
+    """Estimates how long the remaining rounds will take, from those since the first one.
 
-    The first one tells nothing: kernels may be compiled in it, and data loaded.
+    The first one is not counted: kernels may be compiled in it, and data loaded.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._began: tuple[int, float] | None = None  # the first round told of, and when
+        self._began: tuple[int, float] | None = None  # the first round shown, and when
 
-    def left(self, done: int) -> str:
-        """Return the time left in words, once `done` rounds are over; nothing while not known."""
+    def left(self, rounds_done: int) -> str:
+        """Return the time left in words, an empty text while it is not known."""
         now = time.monotonic()
         if self._began is None:
-            self._began = done, now
-        first, start = self._began
-        if done == self._total:
+            self._began = rounds_done, now
+        first, start_time = self._began
+        if rounds_done == self._total:
             return "0 s left"
-        if done == first:
+        if rounds_done == first:
             return ""
-        return f"{(now - start) / (done - first) * (self._total - done):.0f} s left"
+        return (
+            f"{(now - start_time) / (rounds_done - first) * (self._total - rounds_done):.0f} s left"
+        )
 
 
 @contextmanager
-def show_progress(total: int, mode: str | Progress, done: int = 0) -> Iterator[Progress]:
+def show_progress(total: int, mode: str | Progress, rounds_done: int = 0) -> Iterator[Progress]:
     """Yield a progress display: `live`, `plain` or `none`; it goes to standard error.
 
     Args:
         total: rounds of the run.
-        mode: how to show them, or who is told of them.
-        done: rounds that were over before.
+        mode: how to show them, or an object whose `update` is called after every round.
+        rounds_done: rounds that were over before.
     """
     if not isinstance(mode, str):
         yield mode
     elif mode == "none":
         yield Silent()
     elif mode == "plain":
-        yield Plain(total, done)
+        yield Plain(total, rounds_done)
     else:
-        with _live(total, done) as live:
+        with _live(total, rounds_done) as live:
             yield live
 
 
@@ -119,9 +121,9 @@ def round_bar() -> "Bar":
 
 
 @contextmanager
-def _live(total: int, first: int) -> Iterator[Progress]:
+def _live(total: int, rounds_done: int) -> Iterator[Progress]:
     with round_bar() as bar:
-        task = bar.add_task("", total=total, completed=first, left="", metric="first round")
+        task = bar.add_task("", total=total, completed=rounds_done, left="", metric="first round")
         pace = Pace(total)
 
         class Live:
@@ -136,18 +138,18 @@ def best_mode() -> str:
     return "live" if sys.stderr.isatty() else "plain"
 
 
-def generating(progress: str | Progress) -> "ProgressCallback | None":
-    """Return what tells, on standard error, that a graph is being generated."""
-    shown: dict[str, int] = {}  # percent, by what is being made
+def generation_callback(progress: str | Progress) -> "ProgressCallback | None":
+    """Return a callback that shows, on standard error, that a graph is being generated."""
+    percent_by_task: dict[str, int] = {}  # percent, by what is being made
 
-    def report(what: str, share: float) -> None:
-        percent = int(100 * share)
-        if what not in shown:
-            print(what, file=sys.stderr, flush=True)  # noqa: T201
-        elif progress == "live" and percent > shown[what]:
+    def report(task: str, fraction: float) -> None:
+        percent = int(100 * fraction)
+        if task not in percent_by_task:
+            print(task, file=sys.stderr, flush=True)  # noqa: T201
+        elif progress == "live" and percent > percent_by_task[task]:
             end = "\n" if percent == 100 else ""
             print(f"\r{percent:3d} %", end=end, file=sys.stderr, flush=True)  # noqa: T201
-        shown[what] = percent
+        percent_by_task[task] = percent
 
     return report if isinstance(progress, str) and progress != "none" else None
 
@@ -155,18 +157,20 @@ def generating(progress: str | Progress) -> "ProgressCallback | None":
 UNSAID_SAMPLERS = ("full", "fanout")  # every backend draws them
 
 
-def planned(config: ResolvedConfig) -> str:
-    """Return the plan in words."""
+def plan_text(config: ResolvedConfig) -> str:
+    """Describe kernels, sampler, block size and threads of a run."""
     threads = "1 thread" if config.threads == 1 else f"{config.threads} threads"
     clients = "client" if config.block_size == 1 else "clients"
-    in_torch = config.kernels == "torch" and config.neighbors not in UNSAID_SAMPLERS
-    drawn = f", neighbors={config.neighbors} drawn in torch" if in_torch else ""
-    return f"{config.kernels} kernels{drawn}, {config.block_size} {clients} at once, {threads}"
+    draws_in_torch = config.kernels == "torch" and config.neighbors not in UNSAID_SAMPLERS
+    sampler_note = f", neighbors={config.neighbors} drawn in torch" if draws_in_torch else ""
+    return (
+        f"{config.kernels} kernels{sampler_note}, {config.block_size} {clients} at once, {threads}"
+    )
 
 
-# --- Trackers: others who are told of a run as it goes, such as TensorBoard and MLflow -----------
+# --- Trackers, which log a run as it goes, such as TensorBoard and MLflow ------------------------
 #
-# A tracker decides nothing, and a run goes on without one that fails. The packages are extras
+# A tracker influences nothing, and a run continues without one that fails. The packages are extras
 # (`silograph[tensorboard]`, `silograph[mlflow]`) and imported only when they are used.
 
 
@@ -175,7 +179,7 @@ LOG = logging.getLogger("silograph")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a tracker is told of a run besides its config.
+    """What a tracker receives about a run besides its config.
 
     Attributes:
         method: name of the method.
@@ -193,11 +197,11 @@ class RunFacts:
 
 
 class Tracker(Protocol):
-    """Told of a run: its beginning, every judged round, its end.
+    """Logs a run: its beginning, every scored round, its end.
 
-    A run that goes on after an interruption begins again, and tells rounds after its checkpoint
-    once more, with the same values but for seconds: what was told of rounds after `facts.done` is
-    to be replaced or kept, not doubled. A run that is interrupted has no end.
+    A resumed run begins again, and reports the rounds after its checkpoint once more, with the same
+    values except seconds: replace or keep what was logged of rounds after `facts.done`, but do not
+    log it twice. A run that is interrupted has no end.
     """
 
     def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
@@ -222,18 +226,22 @@ class TensorBoard:
         """Open the folder and show the config as a text."""
         from torch.utils.tensorboard import SummaryWriter
 
-        own = Path(facts.result_dir or ".")
-        folder = own / "tensorboard" if self._folder is None else Path(self._folder, own.name)
+        result_dir = Path(facts.result_dir or ".")
+        folder = (
+            result_dir / "tensorboard"
+            if self._folder is None
+            else Path(self._folder, result_dir.name)
+        )
         self._writer = SummaryWriter(str(folder), purge_step=facts.done + 1)
-        lines = [f"    {name}: {value}" for name, value in told(config, facts).items()]
+        lines = [f"    {name}: {value}" for name, value in tracker_params(config, facts).items()]
         self._writer.add_text("config", "\n".join(lines), facts.done)
 
     def round(self, row: Row) -> None:
         """Write a round's values; `val_server_accuracy` becomes `val/server_accuracy`."""
         for name, value in values_of(row).items():
-            part, _, rest = name.partition("_")
-            apart = part in ("val", "test", "train", "fact")
-            tag = f"{part}/{rest}" if apart else f"cost/{name}"
+            group, _, score_name = name.partition("_")
+            has_group = group in ("val", "test", "train", "fact")
+            tag = f"{group}/{score_name}" if has_group else f"cost/{name}"
             self._writer.add_scalar(tag, value, int(row["round"] or 0))
         self._writer.flush()
 
@@ -260,22 +268,22 @@ class MLflow:
         from mlflow import MlflowClient
 
         self._client = MlflowClient(self._uri)
-        known = None if facts.result_dir is None else Path(facts.result_dir, "mlflow-run.txt")
-        if known is not None and known.exists():
-            self._run = known.read_text(encoding="utf-8").strip()
+        id_file = None if facts.result_dir is None else Path(facts.result_dir, "mlflow-run.txt")
+        if id_file is not None and id_file.exists():
+            self._run = id_file.read_text(encoding="utf-8").strip()
             history = self._client.get_metric_history(self._run, "bytes")
             self._logged = max((metric.step for metric in history), default=0)
             return
-        found = self._client.get_experiment_by_name(self._experiment)
-        number = found and found.experiment_id
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = experiment and experiment.experiment_id
         name = f"{facts.method} on {Path(config.dataset).stem}"
         run = self._client.create_run(
-            number or self._client.create_experiment(self._experiment), run_name=name
+            experiment_id or self._client.create_experiment(self._experiment), run_name=name
         )
         self._run = run.info.run_id
-        if known is not None:
-            known.write_text(self._run + "\n", encoding="utf-8")
-        for key, value in told(config, facts).items():
+        if id_file is not None:
+            id_file.write_text(self._run + "\n", encoding="utf-8")
+        for key, value in tracker_params(config, facts).items():
             self._client.log_param(self._run, key, value)
 
     def round(self, row: Row) -> None:
@@ -347,16 +355,16 @@ def check_trackers(trackers: object) -> None:
             )
 
 
-class Watched:
-    """Trackers that a run tells; one that fails is told no more, and a warning says so once."""
+class TrackerGroup:
+    """The trackers of a run; one that fails is removed, with a warning."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
-    def _tell(self, moment: str, tell: Callable[[Tracker], None]) -> None:
+    def _notify_all(self, moment: str, notify: Callable[[Tracker], None]) -> None:
         for tracker in tuple(self._trackers):
             try:
-                tell(tracker)
+                notify(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
                 reason = (str(error).splitlines() or [""])[0]
@@ -370,36 +378,38 @@ class Watched:
 
     def begin(self, config: ResolvedConfig, facts: RunFacts) -> None:
         """Tell all of the beginning."""
-        self._tell("at the beginning", lambda tracker: tracker.begin(config, facts))
+        self._notify_all("at the beginning", lambda tracker: tracker.begin(config, facts))
 
     def round(self, row: Row) -> None:
         """Tell all of a round; each has a row of its own."""
-        self._tell(f"in round {row['round']}", lambda tracker: tracker.round(dict(row)))
+        self._notify_all(f"in round {row['round']}", lambda tracker: tracker.round(dict(row)))
 
     def end(self, result: Result) -> None:
         """Tell all of the end."""
-        self._tell("at the end", lambda tracker: tracker.end(result))
+        self._notify_all("at the end", lambda tracker: tracker.end(result))
 
 
-def told(config: ResolvedConfig, facts: RunFacts) -> dict[str, str]:
-    """Return config, options, cut and versions as texts."""
-    apart = ("options", "tracker")
-    plain = {k: str(v) for k, v in vars(config).items() if v is not None and k not in apart}
-    known = {name: value for name, value in config.options.items() if value is not None}
-    options = {f"option_{name}": str(value) for name, value in known.items()}
+def tracker_params(config: ResolvedConfig, facts: RunFacts) -> dict[str, str]:
+    """Return config, options, partition hash and versions as texts."""
+    excluded = ("options", "tracker")
+    config_texts = {
+        k: str(v) for k, v in vars(config).items() if v is not None and k not in excluded
+    }
+    given_options = {name: value for name, value in config.options.items() if value is not None}
+    options = {f"option_{name}": str(value) for name, value in given_options.items()}
     versions = {f"version_{name}": version for name, version in facts.versions.items()}
-    return plain | options | {"partition_hash": facts.partition_hash} | versions
+    return config_texts | options | {"partition_hash": facts.partition_hash} | versions
 
 
 def values_of(row: Row) -> dict[str, float]:
-    """Return the values of a row that there are."""
+    """Return the values of a row that are not None."""
     return {k: float(v) for k, v in row.items() if v is not None and k != "round"}
 
 
 def final_values(result: Result) -> dict[str, float]:
-    """Return the test scores at the best round that there are."""
-    found: dict[str, float] = {}
+    """Return the existing test scores of the best round."""
+    values: dict[str, float] = {}
     for view in VIEWS:
         scores = result.reported_scores(getattr(result.test, view)) or {}
-        found |= {f"test_{view}_{k}": value for k, value in scores.items() if value is not None}
-    return found
+        values |= {f"test_{view}_{k}": value for k, value in scores.items() if value is not None}
+    return values

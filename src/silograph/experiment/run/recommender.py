@@ -64,7 +64,7 @@ class Recommender:
         """
         row = self._place("user", user)
         column = self._place("item", item)
-        return self._shown(self._ratings(row)[column])
+        return self._clip_to_scale(self._ratings(row)[column])
 
     @standard_numerics()
     def score(self, user: str, item: str) -> float:
@@ -89,7 +89,11 @@ class Recommender:
         ratings = self._ratings(row)
         ratings[self.rated[self.rated[:, 0] == row, 1]] = -torch.inf
         order = ratings.argsort(descending=True, stable=True)[:top].tolist()
-        return [(self.items[i], self._shown(ratings[i])) for i in order if ratings[i] > -torch.inf]
+        return [
+            (self.items[i], self._clip_to_scale(ratings[i]))
+            for i in order
+            if ratings[i] > -torch.inf
+        ]
 
     @standard_numerics()
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -100,7 +104,7 @@ class Recommender:
         data = safetensors.torch.save(tensors, {FORMAT: about})
         write_atomic(Path(path), data, private=True)
 
-    def _shown(self, rating: Tensor) -> float:
+    def _clip_to_scale(self, rating: Tensor) -> float:
         return float(rating if self.scale is None else rating.clamp(*self.scale))
 
     def _ratings(self, row: int) -> Tensor:
@@ -208,43 +212,45 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"expected a recommender at {where}, got: {error}: give the result folder of a silo"
         ) from None
     try:
-        told = json.loads(about[FORMAT])
-        users, items = (_IDS.validate_python(told[name]) for name in ("users", "items"))
-        scale = _SCALE.validate_python(told.get("scale"))
-        made = Recommender(users, items, *(found[name] for name in _TENSORS))
-        made = replace(made, scale=scale)
+        saved = json.loads(about[FORMAT])
+        users, items = (_IDS.validate_python(saved[name]) for name in ("users", "items"))
+        scale = _SCALE.validate_python(saved.get("scale"))
+        recommender = Recommender(users, items, *(tensors[name] for name in _TENSORS))
+        recommender = replace(recommender, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise DataError(f"expected a {FORMAT!r} in {where}, got something else") from None
-    if not _fits(made):
-        raise DataError(f"expected figures for {len(made.users)} users in {where}, got others")
-    return made
+    if not _is_consistent(recommender):
+        raise DataError(
+            f"expected figures for {len(recommender.users)} users in {where}, got others"
+        )
+    return recommender
 
 
-def _fits(made: Recommender) -> bool:
+def _is_consistent(recommender: Recommender) -> bool:
     """Whether ids are distinct, and figures finite and of the shapes that the ids say."""
-    users, items = len(made.users), len(made.items)
-    floats = (made.user, made.item, made.level, made.bias)
-    low, high = made.scale or (0.0, 1.0)
+    users, items = len(recommender.users), len(recommender.items)
+    floats = (recommender.user, recommender.item, recommender.level, recommender.bias)
+    low, high = recommender.scale or (0.0, 1.0)
     return (
         -math.inf < low < high < math.inf
-        and len({*made.users}) == users
-        and len({*made.items}) == items
+        and len({*recommender.users}) == users
+        and len({*recommender.items}) == items
         and all(t.is_floating_point() and bool(t.isfinite().all()) for t in floats)
         and len({t.dtype for t in floats}) == 1
-        and made.user.dim() == 2
-        and made.user.shape[0] == users
-        and made.item.shape == (items, made.user.shape[1])
-        and made.level.shape == (users,)
-        and made.bias.shape == (items,)
-        and made.rated.dtype is torch.int64
-        and made.rated.dim() == 2
-        and made.rated.shape[1] == 2
-        and bool((made.rated >= 0).all())
-        and bool((made.rated < torch.tensor([users, items])).all())
+        and recommender.user.dim() == 2
+        and recommender.user.shape[0] == users
+        and recommender.item.shape == (items, recommender.user.shape[1])
+        and recommender.level.shape == (users,)
+        and recommender.bias.shape == (items,)
+        and recommender.rated.dtype is torch.int64
+        and recommender.rated.dim() == 2
+        and recommender.rated.shape[1] == 2
+        and bool((recommender.rated >= 0).all())
+        and bool((recommender.rated < torch.tensor([users, items])).all())
     )

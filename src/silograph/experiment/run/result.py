@@ -1,4 +1,4 @@
-"""What a run leaves: scores by view, the table of rounds, the model, and how it came about."""
+"""The result of a run: scores by view, the table of rounds, the model, config and costs."""
 
 import io
 import json
@@ -28,16 +28,16 @@ from silograph.experiment.report import write_report
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.cutting import Cut, clients_block
 from silograph.experiment.resolve.resolve import DTYPES
-from silograph.experiment.resolve.user_code import absolute, imported, names_file
+from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import FACT, MODELS, VIRTUAL, Row, frame_of
 from silograph.experiment.run import round_scores as each_best
 from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.round_scores import (
     Counts,
-    Judged,
+    JudgedRound,
     baseline_scores,
     check_loss,
-    clients_scored,
+    count_scored_clients,
     metrics_of,
     run_metric,
     scores_by_class,
@@ -47,11 +47,11 @@ from silograph.experiment.run.round_scores import (
     uncut_rows,
     views_of,
 )
-from silograph.experiment.run.selecting import controlling
+from silograph.experiment.run.selecting import make_run_control
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
 from silograph.experiment.run.trained_model import TrainedModel
-from silograph.experiment.terminal_table import advice_of, console_to, print_fitted
+from silograph.experiment.terminal_table import advice_of, console_to, print_number_table
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -118,7 +118,7 @@ class Result:
         models: the clients' own models at the best round, by client; empty where they
             predict with the server's, and where silos keep theirs.
         local_bias: mean distance of logits to those of a centralized model from the same initial
-            weights after as many epochs; None unless the config asked for it.
+            weights after as many epochs; None unless the config has `local_bias`.
         ledger: what every call cost.
         executed: floating-point operations executed here, all rounds and clients; less than the
             ledger's where work that each client is charged for is done once. None: not known.
@@ -181,7 +181,7 @@ class Result:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what a pickle holds; a file that defines the method is run again."""
         if isinstance(state["method"], str):
-            state = state | {"method": imported(state["method"], Method)}
+            state = state | {"method": import_spec(state["method"], Method)}
         self.__dict__.update(state)
 
     def __repr__(self) -> str:
@@ -246,8 +246,10 @@ class Result:
             ConfigError: there is no such client, or none of its models is here.
         """
         ids = () if self.cut is None else self.cut.partition.ids
-        known: Mapping[str, TrainedModel | None] = self.models or dict.fromkeys(ids, self.model)
-        model = lookup(known, client, "client")
+        models_by_client: Mapping[str, TrainedModel | None] = self.models or dict.fromkeys(
+            ids, self.model
+        )
+        model = lookup(models_by_client, client, "client")
         if model is None:
             raise ConfigError(
                 f"expected a model of {client}, got none: method {self.method.name} has none here"
@@ -274,7 +276,7 @@ class Result:
             "metric": self.metric.name,
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported_scores(self.baseline)},
-            **named_untrained({n: reported_scores(s) for n, s in self.untrained.items()}),
+            **untrained_entry({n: reported_scores(s) for n, s in self.untrained.items()}),
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
@@ -345,7 +347,7 @@ class Result:
     def print_to(self, console: Console) -> None:
         """Print the scores by view, what the run cost, and what picked the round."""
         title, columns, rows = self._table()
-        print_fitted(console, columns, rows, title)
+        print_number_table(console, columns, rows, title)
         console.print()
         for line in self._views():
             console.print(line, style="dim")
@@ -360,21 +362,27 @@ class Result:
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Return title, columns and rows of the scores."""
         config, names = self.config, self.reported
-        found = {view: getattr(self.test, view) for view in VIEWS}
-        scored = {view: scores for view, scores in found.items() if scores is not None}
-        found = scored or {self.method.evaluate.view: None}
+        scores_by_view = {view: getattr(self.test, view) for view in VIEWS}
+        existing_views = {
+            view: scores for view, scores in scores_by_view.items() if scores is not None
+        }
+        scores_by_view = existing_views or {self.method.evaluate.view: None}
         if self.baseline is not None:
-            first = {self.constant: self.baseline, **self.untrained}
-            found = {**first, **found} if self.untrained else {**found, **first}
+            untrained_scores = {self.constant: self.baseline, **self.untrained}
+            scores_by_view = (
+                {**untrained_scores, **scores_by_view}
+                if self.untrained
+                else {**scores_by_view, **untrained_scores}
+            )
         rows = [
             [view, *(METRICS[name].text(scores and scores.get(name)) for name in names)]
-            for view, scores in found.items()
+            for view, scores in scores_by_view.items()
         ]
-        drawn = "" if config.neighbors in ("full", "fanout") else f" with {config.neighbors}"
+        sampler_note = "" if config.neighbors in ("full", "fanout") else f" with {config.neighbors}"
         clients = f"{counted(config.clients, 'client')} ({config.partition})"
-        about = f"{self.method.name}{drawn}, {clients}"
+        description = f"{self.method.name}{sampler_note}, {clients}"
         columns = ["test", *(METRICS[name].title for name in names)]
-        return f"{Path(config.dataset).stem}, {about}", columns, rows
+        return f"{Path(config.dataset).stem}, {description}", columns, rows
 
     def _views(self) -> list[str]:
         """Return what each view means."""
@@ -389,37 +397,39 @@ class Result:
         if self.cut is None or self.config.evaluation_min_count > 1:
             for view, numbers in self._scored_by_few().items():
                 auc = f", the AUC over {numbers['auc']}" if "auc" in numbers else ""
-                few = f"{numbers['nodes']} of {self.config.clients} clients"
-                yield f"{view}: test scores are over {few}{auc}"
+                client_counts = f"{numbers['nodes']} of {self.config.clients} clients"
+                yield f"{view}: test scores are over {client_counts}{auc}"
         yield from (f"{name} was {reason}" for name, reason in self.left_out.items())
         kinds = self.ledger.bytes_by_kind
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
         yield f"bytes: {size_text(self.bytes)} ({parts})"
         yield self._work()
         if self.virtual_seconds is not None:
-            shown = f"speeds {self.config.speeds}, links {self.config.links}"
-            yield f"virtual time: {self.virtual_seconds:,.1f} s ({shown})"
+            clock_settings = f"speeds {self.config.speeds}, links {self.config.links}"
+            yield f"virtual time: {self.virtual_seconds:,.1f} s ({clock_settings})"
         if self.local_bias is not None:
-            mean = "mean distance of logits to a centralized model's"
-            yield f"local bias: {self.local_bias:.4g}, {mean}"
+            distance_note = "mean distance of logits to a centralized model's"
+            yield f"local bias: {self.local_bias:.4g}, {distance_note}"
         if self.held is not None:
             yield f"held by the server: features, labels and edges of {self.held:.0%} of the nodes"
         if self.cut is not None and (leaks := self.cut.test_leaks):
             tests = int(self.cut.copies_split.test.sum())
-            where = "copies of test nodes train at another client, so test scores are too high"
-            yield f"leaks: {leaks:,} of {tests:,} {where}"
+            leak_note = "copies of test nodes train at another client, so test scores are too high"
+            yield f"leaks: {leaks:,} of {tests:,} {leak_note}"
         yield f"stopped: {self.stopped}"
-        unread = self._missing_validation()
-        how = "by validation" if unread is None else f"the last one: {unread}"
+        why_no_validation = self._missing_validation()
+        chosen_by = (
+            "by validation" if why_no_validation is None else f"the last one: {why_no_validation}"
+        )
         yield (
-            f"best round {self.best_round} of {self.config.rounds} ({how}), "
+            f"best round {self.best_round} of {self.config.rounds} ({chosen_by}), "
             f"{self.seconds:.1f} s{self._compiled()}, "
             f"peak memory {size_text(self.peak_memory_bytes)}"
         )
         limits = {"patience": self.config.patience, "target": self.config.target}
-        asked = " and ".join(name for name, value in limits.items() if value is not None)
-        if unread is not None and asked:
-            yield f"{asked} could not stop the run: there were no validation scores to read"
+        unused_limits = " and ".join(name for name, value in limits.items() if value is not None)
+        if why_no_validation is not None and unused_limits:
+            yield f"{unused_limits} could not stop the run: there were no validation scores to read"
         if self.advice is not None:
             yield f"note: {self.advice}"
 
@@ -433,11 +443,11 @@ class Result:
 
     def _scored_by_few(self) -> dict[str, dict[str, int]]:
         """Return `scored_clients` of the views in which some clients have no part."""
-        number = self.config.clients
+        num_clients = self.config.clients
         return {
             view: dict(scored)
             for view, scored in self.scored_clients.items()
-            if min(scored.values()) < number
+            if min(scored.values()) < num_clients
         }
 
     def _work(self) -> str:
@@ -452,13 +462,13 @@ class Result:
 
     def _compiled(self) -> str:
         """Return how much time went into compiling besides, nothing where none did."""
-        spent = self.compile_seconds
-        return f" (and {spent:.1f} s to compile kernels, once)" if spent >= 0.05 else ""
+        seconds = self.compile_seconds
+        return f" (and {seconds:.1f} s to compile kernels, once)" if seconds >= 0.05 else ""
 
 
-def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the key of what predicts without training, none for tasks that have nothing."""
-    return {"untrained": dict(found)} if found else {}
+def untrained_entry(scores_by_name: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry `untrained` of the result, or nothing for tasks without such scores."""
+    return {"untrained": dict(scores_by_name)} if scores_by_name else {}
 
 
 # --- local bias ----------------------------------------------------------------------------------
@@ -469,11 +479,11 @@ def named_untrained(found: Mapping[str, Any]) -> dict[str, Any]:
 # the same initial weights and after as many epochs. It needs the uncut graph: simulation only.
 
 
-TOLD = 5  # lines about the centralized model
+PROGRESS_LINES = 5  # about the centralized model
 
 
 def local_bias(
-    setup: Setup, first: Params, last: Params, rounds: int, key: Key, tell: Callable[[str], None]
+    setup: Setup, first: Params, last: Params, rounds: int, key: Key, report: Callable[[str], None]
 ) -> float:
     """Return the mean distance of logits to those of a model that is trained centrally here.
 
@@ -486,7 +496,7 @@ def local_bias(
         last: the server's weights after the last one.
         rounds: rounds that were trained.
         key: the key of training.
-        tell: told now and then how far the centralized model is.
+        report: called with the progress of the centralized model.
     """
     cut, cfg, device = setup.cut, setup.method_config, setup.device
     dtype = DTYPES[setup.config.dtype]
@@ -511,26 +521,28 @@ def local_bias(
     for t in range(1, rounds + 1):
         fed.start_round(t)
         state, _ = CENTRALIZED.round(fed, central.in_round(t), state, t, key)
-        if t % -(-rounds // TOLD) == 0:
-            tell(f"centralized model for local bias, round {t}/{rounds}")
+        if t % -(-rounds // PROGRESS_LINES) == 0:
+            report(f"centralized model for local bias, round {t}/{rounds}")
     assert state.weights is not None  # the method has a server
     reference = cfg.backend.predict(cfg.model, state.weights, uncut)[cut.partition.copies]
     if setup.method.evaluate.all_silos or setup.method.setting.uncut:
-        ours = cfg.backend.predict(cfg.model, last, uncut)[cut.partition.copies]
+        federated_logits = cfg.backend.predict(cfg.model, last, uncut)[cut.partition.copies]
     else:
         graph = block.to(device, dtype)
         if setup.config.collect:
             clients = InProcess(cfg, graph, route, graph.num_clients)
             collect(clients, setup.config.collect, key.fold("collect"))
             graph = local_graph(graph, clients.states()[0])
-        ours = _own_rows(cfg.backend.predict(cfg.model, last, graph), block, graph)
-    return float((ours - reference).double().norm(dim=1).mean())
+        federated_logits = _select_own_rows(
+            cfg.backend.predict(cfg.model, last, graph), block, graph
+        )
+    return float((federated_logits - reference).double().norm(dim=1).mean())
 
 
-def _own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> Tensor:
-    """Return the rows (n, K) that clients hold, without those that they have fetched."""
-    rows: Tensor = logits[ranges(graph.off[:-1], block.off.diff().to(graph.off.device))]
-    return rows
+def _select_own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> Tensor:
+    """Return the rows (n, K) of the clients' own nodes, without fetched ones."""
+    own_logits: Tensor = logits[ranges(graph.off[:-1], block.off.diff().to(graph.off.device))]
+    return own_logits
 
 
 # --- untrained -----------------------------------------------------------------------------------
@@ -542,7 +554,7 @@ def _own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> Tensor:
 # p: ratings. R: ratings that train.
 
 
-TURNS = 60  # of biases: what is left to solve is far below the noise
+TURNS = 60  # iterations for the biases: the remaining error is far below the noise
 
 
 def untrained_scores(setup: Setup) -> dict[str, Scores]:
@@ -555,38 +567,38 @@ def untrained_scores(setup: Setup) -> dict[str, Scores]:
     graph, split = setup.cut.graph, setup.cut.split
     assert isinstance(graph.x, Tensor)  # a rating graph says what its nodes are
     pairs, owner = pairs_among(graph.x, graph.adj), setup.cut.partition.owner
-    held = owner[pairs.row] >= 0
-    row, user, item = (t[held] for t in (pairs.row, pairs.user, pairs.item))
+    is_held = owner[pairs.row] >= 0
+    row, user, item = (t[is_held] for t in (pairs.row, pairs.user, pairs.item))
     value, silo, train = graph.y[row].double(), owner[row], split.train[row]
     test = split.test[row]
     if not bool(test.any()) or not bool(train.any()):
         return {}
     size, clients = graph.num_nodes, len(setup.cut.partition.ids)
-    one = torch.zeros_like(silo)
-    found = {}
+    single_group = torch.zeros_like(silo)
+    scores_by_name = {}
     for name, group, damping in (
         ("silo mean", silo, None),
         ("silo biases", silo, RatingBiasesOptions().damping),
-        ("all biases", one, RatingBiasesOptions().damping),
+        ("all biases", single_group, RatingBiasesOptions().damping),
     ):
         ends = torch.stack([group * size + user, group * size + item])
-        said, seen = _predicted(value, group, ends, train, damping)
+        predictions, is_seen = _predict_ratings(value, group, ends, train, damping)
         rows = JudgedRows(
-            said[test][:, None],
+            predictions[test][:, None],
             graph.y[row[test]],
             torch.zeros_like(row[test], dtype=torch.bool),
             silo[test],
             clients,
             "rating",
-            seen=seen[test],
+            seen=is_seen[test],
         )
         scores = task_of("rating").scores(counts_of(rows), "test")
         assert scores is not None  # there are test ratings
-        found[name] = scores
-    return found
+        scores_by_name[name] = scores
+    return scores_by_name
 
 
-def _predicted(
+def _predict_ratings(
     value: Tensor, group: Tensor, ends: Tensor, train: Tensor, damping: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return predictions (p,) float64, and which user and item train in the group, (p,) bool.
@@ -598,19 +610,21 @@ def _predicted(
         train: (p,) bool.
         damping: of biases; None: means alone.
     """
-    names, place = torch.unique(ends, return_inverse=True)
-    number = torch.bincount(group[train], minlength=int(group.max()) + 1)
-    total = torch.zeros(len(number), dtype=torch.float64).index_add(0, group[train], value[train])
-    mean = (total / number.clamp(min=1))[group]
-    known = torch.zeros(len(names), dtype=torch.bool)
-    known[place[:, train]] = True
-    seen = known[place].all(dim=0)
+    names, name_index = torch.unique(ends, return_inverse=True)
+    num_ratings = torch.bincount(group[train], minlength=int(group.max()) + 1)
+    total = torch.zeros(len(num_ratings), dtype=torch.float64).index_add(
+        0, group[train], value[train]
+    )
+    mean = (total / num_ratings.clamp(min=1))[group]
+    is_trained = torch.zeros(len(names), dtype=torch.bool)
+    is_trained[name_index[:, train]] = True
+    is_seen = is_trained[name_index].all(dim=0)
     if damping is None:
-        return mean, seen
-    user, item = place
-    left = (value - mean)[train]
-    bias = solved_biases(user[train], item[train], left, len(names), damping, TURNS)
-    return mean + bias[user] + bias[item], seen
+        return mean, is_seen
+    user, item = name_index
+    residual = (value - mean)[train]
+    bias = solved_biases(user[train], item[train], residual, len(names), damping, TURNS)
+    return mean + bias[user] + bias[item], is_seen
 
 
 # --- make result ---------------------------------------------------------------------------------
@@ -623,7 +637,7 @@ def make_result(
     rows: Sequence[Row],
     path: str | None,
     handed_over_bytes: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     compile_seconds: float = 0.0,
 ) -> Result:
     """Return the result of a run that is over.
@@ -634,7 +648,7 @@ def make_result(
         rows: the table of rounds.
         path: the result folder, or None.
         handed_over_bytes: what it took to give the clients the model.
-        tell: told what takes long.
+        report: called with a line before slow steps.
         compile_seconds: that this process has spent on compiling kernels.
 
     Raises:
@@ -643,8 +657,8 @@ def make_result(
     best, config = snapshot.best, setup.config
     assert best is not None  # a run ends after a judged round
     rows_of_all = _uncut_rows(setup, best)
-    uncut = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
-    val, test = _finite_views(setup, best, uncut)
+    uncut_view_counts = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
+    val, test = _finite_views(setup, best, uncut_view_counts)
     task, statistics = task_in(setup), common_statistics(setup, snapshot)
     mean = mean_edge_weight(setup, snapshot)
     return Result(
@@ -658,12 +672,12 @@ def make_result(
         untrained=untrained_scores(setup),
         constant=task.constant,
         metrics=metrics_of(setup),
-        client_scores=scores_by_client(setup, best, uncut),
+        client_scores=scores_by_client(setup, best, uncut_view_counts),
         class_scores=scores_by_class(setup, best),
         confusion=None if rows_of_all is None else confusion(rows_of_all),
         client_facts=snapshot.client_facts,
         judged_without=best.away,
-        scored_clients=clients_scored(best),
+        scored_clients=count_scored_clients(best),
         left_out=setup.federation.left_out,
         best_round=best.round,
         rounds=tuple(rows),
@@ -671,7 +685,7 @@ def make_result(
         advice=_advice(setup, best, rows, snapshot),
         model=None if best.weights is None else _model(setup, best.weights, statistics, mean),
         models=_own_models(setup, best, statistics, mean),
-        local_bias=_local_bias(setup, snapshot, tell),
+        local_bias=_local_bias(setup, snapshot, report),
         ledger=setup.federation.ledger,
         executed=snapshot.executed,
         handed_over_bytes=handed_over_bytes,
@@ -685,8 +699,8 @@ def make_result(
     )
 
 
-def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
-    """Return what the server's model says of the uncut graph, None where there is none."""
+def _uncut_rows(setup: Setup, best: JudgedRound) -> JudgedRows | None:
+    """Return the predictions of the server's model on the uncut graph, None without one."""
     if best.weights is None or setup.simulated is None:
         return None
     if setup.method_config.model.table_widths:
@@ -694,7 +708,7 @@ def _uncut_rows(setup: Setup, best: Judged) -> JudgedRows | None:
     return uncut_rows(setup, best.weights)
 
 
-def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+def _finite_views(setup: Setup, best: JudgedRound, uncut: Counts | None) -> tuple[Views, Views]:
     """Return validation and test scores; raise `TrainingError` where the uncut loss diverged."""
     val, test = views_of(setup, best, uncut)
     check_loss([val.uncut], "val", best.round)
@@ -702,8 +716,8 @@ def _finite_views(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Vie
     return val, test
 
 
-def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
-    """Return what the number of rounds was too small or too large for, None where nothing."""
+def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
+    """Return whether the number of rounds was too small or too large, None if neither."""
     by_scores = advice_of(
         rows,
         setup.method.evaluate.view,
@@ -712,16 +726,16 @@ def _advice(setup: Setup, best: Judged, rows: Sequence[Row], snapshot: Snapshot)
         rounds=setup.config.rounds,
         patience=setup.config.patience,
     )
-    control, said = controlling(setup), None
-    if control is not None:
-        found, known = control.controller, part_of(snapshot.state, CONTROLLER)
-        said = found.note(found.options, known, snapshot.round)
-    lines = said, _method_note(setup, rows), by_scores
+    run_control, controller_note = make_run_control(setup), None
+    if run_control is not None:
+        controller, memory = run_control.controller, part_of(snapshot.state, CONTROLLER)
+        controller_note = controller.note(controller.options, memory, snapshot.round)
+    lines = controller_note, _method_note(setup, rows), by_scores
     return "; ".join(line for line in lines if line is not None) or None
 
 
 def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
-    """Return what the method says of its facts, None where it says nothing."""
+    """Return the method's note on its facts, None if it has none."""
     if setup.method.note is None:
         return None
     names = [name for name in rows[-1] if name.startswith(FACT)]
@@ -750,9 +764,9 @@ def _model(
 
 def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
     """Return the (F,) statistics of features that all clients have in common, None without."""
-    fitted = part_of(snapshot.state, STATISTICS)
-    if f"{FEATURES}/mean" in fitted:
-        return ColumnStatistics(fitted[f"{FEATURES}/mean"], fitted[f"{FEATURES}/deviation"])
+    statistics = part_of(snapshot.state, STATISTICS)
+    if f"{FEATURES}/mean" in statistics:
+        return ColumnStatistics(statistics[f"{FEATURES}/mean"], statistics[f"{FEATURES}/deviation"])
     cut = setup.simulated
     if cut is None or cut.statistics is None or cut.statistics.mean.dim() > 1:
         return None
@@ -761,14 +775,14 @@ def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | No
 
 def mean_edge_weight(setup: Setup, snapshot: Snapshot) -> float | None:
     """Return what divided the weights of edges of all clients, None where nothing did."""
-    fitted = part_of(snapshot.state, STATISTICS).get(f"{EDGE_WEIGHTS}/mean")
-    if fitted is not None:
-        return float(fitted)
+    mean = part_of(snapshot.state, STATISTICS).get(f"{EDGE_WEIGHTS}/mean")
+    if mean is not None:
+        return float(mean)
     return None if setup.simulated is None else setup.simulated.mean_edge_weight
 
 
 def _own_models(
-    setup: Setup, best: Judged, common: ColumnStatistics | None, mean: float | None
+    setup: Setup, best: JudgedRound, common: ColumnStatistics | None, mean: float | None
 ) -> dict[str, TrainedModel]:
     """Return the clients' own models of the best round, if they have any.
 
@@ -781,23 +795,23 @@ def _own_models(
     if best.own is None:
         return {}
     shapes, models = setup.method_config.model.weight_shapes, {}
-    own = None if setup.simulated is None else setup.simulated.statistics
+    client_statistics = None if setup.simulated is None else setup.simulated.statistics
     for number, client in enumerate(setup.federation.ids):
         statistics = common
-        if common is None and own is not None:
-            statistics = own.of_client(number)
+        if common is None and client_statistics is not None:
+            statistics = client_statistics.of_client(number)
         weights = client_weights(shapes, best.own, number)
         models[client] = _model(setup, weights, statistics, mean)
     return models
 
 
-def _local_bias(setup: Setup, snapshot: Snapshot, tell: Callable[[str], None]) -> float | None:
-    """Return the distance to a centralized model, None where it was not asked for."""
-    last = snapshot.state.weights
-    if not setup.config.local_bias or last is None:
+def _local_bias(setup: Setup, snapshot: Snapshot, report: Callable[[str], None]) -> float | None:
+    """Return the distance to a centralized model, None without `local_bias` in the config."""
+    last_weights = snapshot.state.weights
+    if not setup.config.local_bias or last_weights is None:
         return None
     key = training_key(setup.config)
-    return local_bias(setup, first_weights(setup), last, snapshot.round, key, tell)
+    return local_bias(setup, first_weights(setup), last_weights, snapshot.round, key, report)
 
 
 def peak_memory_bytes() -> int:

@@ -44,7 +44,12 @@ from silograph.core.files import check_regular, hold_folder, sync_folder, write_
 from silograph.core.resolved_config import asked_again
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
-from silograph.experiment.resolve.parts import find_method, given_values, left_open, option_help
+from silograph.experiment.resolve.parts import (
+    find_method,
+    non_default_values,
+    option_help,
+    unset_options,
+)
 from silograph.experiment.resolve.trusted_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
@@ -67,7 +72,7 @@ from silograph.experiment.result_files import (
     add_sums,
     check_format,
     check_written,
-    differing,
+    describe_difference,
     digest_of,
     digest_of_bytes,
     is_of_model,
@@ -96,25 +101,27 @@ from silograph.methods.base import seen_by
 SOURCE = {"data_dir", "dataset"}  # what run.json says of data that can be read again
 
 
-def default_folder(config: RunConfig, what: str | None = None) -> str:
+def default_folder(config: RunConfig, part_name: str | None = None) -> str:
     """Return runs/DATASET-METHOD-TIME, with a number behind it if that exists.
 
     Args:
         config: of the run.
-        what: stands in place of the method; None: the method's own name.
+        part_name: stands in place of the method; None: the method's own name.
 
     Raises:
         ConfigError: unknown method, or one that cannot be imported.
     """
-    name = find_method(config).name if what is None else what
+    name = find_method(config).name if part_name is None else part_name
     dataset = Path(os.path.abspath(config.dataset)).stem
     now = time.time()
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
-    base = f"runs/{dataset}-{in_path(name)}-{stamp}"
-    found, number = base, 2
-    while os.path.lexists(found):
-        found, number = f"{base}-{number}", number + 1
-    return found
+    timestamp = (
+        f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
+    )
+    base = f"runs/{dataset}-{in_path(name)}-{timestamp}"
+    folder, number = base, 2
+    while os.path.lexists(folder):
+        folder, number = f"{base}-{number}", number + 1
+    return folder
 
 
 def check_free(path: str) -> None:
@@ -128,15 +135,17 @@ def check_free(path: str) -> None:
         )
 
 
-def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | None) -> None:
-    """Write what is known before the first round."""
-    again = asked_again(replace(setup.config, out=None))
-    chosen = left_open(asked, setup.parts)
-    if again.edge_weights != asked.edge_weights:  # the model has no place for them; another may
-        chosen.add("edge_weights")
-    write_atomic(folder / CONFIG, write_toml(again, chosen))
-    given = given_values(replace(asked, out=None), setup.parts)
-    method, cut = setup.method, setup.simulated
+def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Source | None) -> None:
+    """Write the files that exist before the first round."""
+    rerun_config = asked_again(replace(setup.config, out=None))
+    unset = unset_options(user_config, setup.parts)
+    if (
+        rerun_config.edge_weights != user_config.edge_weights
+    ):  # the model has no place for them; another may
+        unset.add("edge_weights")
+    write_atomic(folder / CONFIG, write_toml(rerun_config, unset))
+    given_options = non_default_values(replace(user_config, out=None), setup.parts)
+    method, simulated_cut = setup.method, setup.simulated
     about: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
@@ -145,7 +154,7 @@ def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | N
         "code": code_digests(setup.config),
         "model": setup.method_config.model.described(),
         "metrics": list(metrics_of(setup)),
-        "given": given,
+        "given": given_options,
         "config": {k: v for k, v in vars(setup.config).items() if k != "out"},
         "help": option_help(setup.parts),
         "method": {
@@ -156,17 +165,22 @@ def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | N
             "seen": seen_by(method, setup.config),
             "held": method.setting.held(setup.method_config.options),
         },
-        "simulated": cut is not None,
+        "simulated": simulated_cut is not None,
         "partition_hash": setup.partition_hash,
         "dataset": _dataset(setup),
     }
     write_atomic(folder / ABOUT, json.dumps(about, indent=2) + "\n")
-    if cut is None:
+    if simulated_cut is None:
         rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
     else:
-        figures = describe(cut.graph, cut.partition, copies=cut.copies_split)
-        rows, known = figures.client_rows(), _simulated(figures, cut.graph)
-        write_atomic(folder / SIMULATION, json.dumps(known) + "\n")
+        figures = describe(
+            simulated_cut.graph, simulated_cut.partition, copies=simulated_cut.copies_split
+        )
+        rows, simulation_facts = (
+            figures.client_rows(),
+            _simulation_facts(figures, simulated_cut.graph),
+        )
+        write_atomic(folder / SIMULATION, json.dumps(simulation_facts) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
     files = [name for name in (CONFIG, ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
     sums = {name: [digest_of(folder / name)] for name in files}
@@ -174,7 +188,7 @@ def write_start(folder: Path, setup: Setup, asked: RunConfig, source: Source | N
 
 
 def _dataset(setup: Setup) -> dict[str, Any]:
-    """Return what is known of the graph: of one that silos hold, not how large it is."""
+    """Return name and sizes of the graph; its numbers of nodes and edges only in a simulation."""
     sizes = {"features": setup.schema.num_features, "classes": setup.schema.num_classes}
     if setup.simulated is None:
         return {"name": setup.config.dataset, **sizes}
@@ -191,8 +205,8 @@ def _class_names(graph: Graph) -> Sequence[str]:
     return graph.class_names or [str(k) for k in range(graph.num_classes)]
 
 
-def _simulated(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
-    """Return what the experiment knows of the cut because it made it; training reads none of it."""
+def _simulation_facts(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
+    """Return statistics of the cut that only a simulation knows; training reads none of them."""
     return {
         "note": "Known in a simulation only: silos would not tell label counts or edges.",
         **figures.totals(),
@@ -221,21 +235,21 @@ def file_of(number: int, client: str) -> str:
 
 GROWING = (ROUNDS, LEDGER)
 FILE_ENDINGS = (".csv", ".html", ".json", ".jsonl", ".safetensors", ".toml")  # of what runs write
-_KNOWN: Mapping[str, TypeAdapter[Any]] = {  # of run.json
+_VALIDATORS: Mapping[str, TypeAdapter[Any]] = {  # of run.json
     "same": TypeAdapter(dict[str, str]),
     "source": TypeAdapter(dict[str, str | None] | None),
 }
 
 
 class Prefix:
-    """Number and digest of the bytes that a growing file begins with, taken as it grows."""
+    """Number and digest of the bytes that a growing file begins with, updated as it grows."""
 
     def __init__(self) -> None:
         self.size = 0
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, data: bytes) -> None:
-        """Take what was appended."""
+        """Add data that were appended."""
         self.size += len(data)
         self._hash.update(data)
 
@@ -276,8 +290,8 @@ class ResultFolder:
         self.path = path
         self.run = ""  # digest of the run's identity, once it is known
         self.checkpoints = CheckpointFolder(path / CHECKPOINTS)
-        self._written = 0  # records of the ledger that are in its file
-        self._grown = {name: Prefix() for name in GROWING}
+        self._num_written_records = 0  # records of the ledger that are in its file
+        self._prefixes_by_file = {name: Prefix() for name in GROWING}
         check_no_links(path)
         for name in (CONFIG, ABOUT, SUMS, *GROWING):
             check_regular(path / name)
@@ -295,13 +309,15 @@ class ResultFolder:
         self._lock = lock
 
     @staticmethod
-    def create(path: str, setup: Setup, asked: RunConfig, source: Source | None) -> "ResultFolder":
+    def create(
+        path: str, setup: Setup, user_config: RunConfig, source: Source | None
+    ) -> "ResultFolder":
         """Make the folder with what is known before the first round, all at once.
 
         Args:
             path: the folder.
             setup: the run.
-            asked: the config as it was given; seeds and defaults are resolved in `setup`.
+            user_config: the config of the user; seeds and defaults are resolved in `setup`.
             source: where the data are; None where silos hold them.
 
         Raises:
@@ -309,15 +325,15 @@ class ResultFolder:
         """
         check_free(path)
         target = Path(path)
-        making = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            making.mkdir()
+            temporary.mkdir()
             try:
-                write_start(making, setup, asked, source)
-                making.rename(target)
+                write_start(temporary, setup, user_config, source)
+                temporary.rename(target)
             except BaseException:
-                shutil.rmtree(making, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
                 raise
         except OSError as error:
             raise ConfigError(
@@ -325,7 +341,7 @@ class ResultFolder:
             ) from None
         folder = ResultFolder(target)
         folder.checkpoints.synced = setup.simulated is None
-        folder.take(identity(setup))
+        folder.set_identity(identity(setup))
         return folder
 
     def about(self) -> dict[str, Any]:
@@ -335,26 +351,30 @@ class ResultFolder:
             CheckpointError: it is missing, damaged, or of another version.
         """
         try:
-            found: dict[str, Any] = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
-            check_format(found, self.path / ABOUT)
-            known: dict[str, Any] = {
-                name: _KNOWN[name].validate_python(found[name]) for name in ("same", "source")
+            run_json: dict[str, Any] = json.loads((self.path / ABOUT).read_text(encoding="utf-8"))
+            check_format(run_json, self.path / ABOUT)
+            identity_and_source: dict[str, Any] = {
+                name: _VALIDATORS[name].validate_python(run_json[name])
+                for name in ("same", "source")
             }
-            code = _KNOWN["same"].validate_python(found.get("code", {}))
-            simulated = found.get("simulated", True) is True
-            if known["source"] is not None and not known["source"].keys() >= SOURCE:
+            code = _VALIDATORS["same"].validate_python(run_json.get("code", {}))
+            simulated = run_json.get("simulated", True) is True
+            if (
+                identity_and_source["source"] is not None
+                and not identity_and_source["source"].keys() >= SOURCE
+            ):
                 raise ValueError(f"a source without {' and '.join(sorted(SOURCE))}")
         # pydantic's ValidationError is a ValueError.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            said = error.strerror if isinstance(error, OSError) else str(error)
-            line = " ".join(str(said).split())[:200]
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            short_reason = " ".join(str(reason).split())[:200]
             raise CheckpointError(
-                f"expected what the run was in {self.path / ABOUT}, got: {line}: restore the file "
-                "from a copy, or begin a new run"
+                f"expected what the run was in {self.path / ABOUT}, got: {short_reason}: restore "
+                "the file from a copy, or begin a new run"
             ) from None
         self._check_sums()
         self.checkpoints.synced = not simulated
-        return {**known, "code": code, "simulated": simulated}
+        return {**identity_and_source, "code": code, "simulated": simulated}
 
     def _check_sums(self) -> None:
         """Raise `CheckpointError` for a file that is not as the run has written it.
@@ -362,23 +382,23 @@ class ResultFolder:
         Models are left out: they are written when the run is over, and it was stopped before. So
         are files of `LATER`: the config and the tables are compared with the run's checkpoints.
         """
-        for name, known in read_sums(self.path).items():
+        for name, digests in read_sums(self.path).items():
             file = self.path / Path(name).name
             if is_of_model(name) or name in LATER:
                 continue
-            if line := differing(file, digest_of(file), known):
+            if line := describe_difference(file, digest_of(file), digests):
                 raise CheckpointError(line)
 
-    def expect(self, name: str, data: bytes) -> None:
-        """Write down that a file may hold this from now on, and what it may have held before."""
+    def record_digest(self, name: str, data: bytes) -> None:
+        """Record the digest of what a file will contain, besides its earlier digests."""
         add_sums(self.path, {name: digest_of_bytes(data)})
 
-    def take(self, same: Mapping[str, str]) -> None:
-        """Say which run writes here from now on."""
+    def set_identity(self, same: Mapping[str, str]) -> None:
+        """Set the identity of the run that writes here."""
         text = json.dumps(same, sort_keys=True)
         self.run = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def fits(self, checkpoint: Checkpoint) -> str | None:
+    def why_checkpoint_unusable(self, checkpoint: Checkpoint) -> str | None:
         """Return why a checkpoint is not of this folder as it is, or None.
 
         Raises:
@@ -386,11 +406,13 @@ class ResultFolder:
         """
         if checkpoint.facts.get("run") != self.run:
             return "it belongs to another run"
-        have = self.sizes()
+        current_sizes = self.sizes()
         try:
             for name, (size, digest) in checkpoint.facts["prefixes"].items():
-                if have[name] < size:
-                    return f"{name} has {have[name]} bytes, fewer than the {size} it had then"
+                if current_sizes[name] < size:
+                    return (
+                        f"{name} has {current_sizes[name]} bytes, fewer than the {size} it had then"
+                    )
                 if self._prefix(name, size).digest != digest:
                     return f"{name} is damaged within the {size} bytes that it had then"
             if checkpoint.facts["best_apart"]:
@@ -399,15 +421,15 @@ class ResultFolder:
             return "its facts are not those that this version writes"
         return None
 
-    def end_early(self, reason: str) -> None:
-        """Say why training ended, for the page."""
+    def record_divergence(self, reason: str) -> None:
+        """Write why training ended, for the page."""
         text = reason + "\n"
         replace_sums(self.path, {DIVERGED: digest_of_bytes(text.encode(errors="backslashreplace"))})
         write_atomic(self.path / DIVERGED, text)
 
     @property
     def has_rounds(self) -> bool:
-        """Whether there is anything of a round."""
+        """Whether the folder contains rounds or checkpoints."""
         return self.sizes()[ROUNDS] > 0 or bool(self.checkpoints.rounds)
 
     def remove(self) -> None:
@@ -425,19 +447,19 @@ class ResultFolder:
         if path.exists() and path.stat().st_size:
             header, _, text = text.partition("\n")
             with path.open(encoding="utf-8") as file:
-                known = file.readline().rstrip("\n")
-            if header != known:
+                known_header = file.readline().rstrip("\n")
+            if header != known_header:
                 raise TrainingError(
                     f"expected the same facts in every round of a method, got columns {header} "
-                    f"after {known}"
+                    f"after {known_header}"
                 )
         self._append(ROUNDS, text)
 
     def add_records(self, ledger: Ledger) -> None:
         """Append what the ledger's file does not have yet."""
-        new = ledger.since(self._written)
+        new = ledger.since(self._num_written_records)
         self._append(LEDGER, "".join(record.to_line() + "\n" for record in new))
-        self._written += len(new)
+        self._num_written_records += len(new)
 
     def _append(self, name: str, text: str) -> None:
         data, path = text.encode(), self.path / name
@@ -449,7 +471,7 @@ class ResultFolder:
                 os.fsync(file.fileno())
         if is_new and self.checkpoints.synced:
             sync_folder(self.path)
-        self._grown[name].add(data)
+        self._prefixes_by_file[name].add(data)
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the growing files."""
@@ -457,16 +479,19 @@ class ResultFolder:
         return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
 
     def prefixes(self) -> dict[str, tuple[int, str]]:
-        """Return bytes and digest of what this process knows to be in the growing files."""
-        return {name: (grown.size, grown.digest) for name, grown in self._grown.items()}
+        """Return size and digest of the growing files, as this process wrote them."""
+        return {
+            name: (file_prefix.size, file_prefix.digest)
+            for name, file_prefix in self._prefixes_by_file.items()
+        }
 
     def _prefix(self, name: str, size: int) -> "Prefix":
-        """Return what a growing file begins with."""
-        found = Prefix()
+        """Return size and digest of the first `size` bytes of a growing file."""
+        prefix = Prefix()
         if size:
             with (self.path / name).open("rb") as file:
-                found.add(file.read(size))
-        return found
+                prefix.add(file.read(size))
+        return prefix
 
     def records(self, size: int) -> list[Record]:
         """Return the records in the first bytes of the ledger's file.
@@ -480,7 +505,7 @@ class ResultFolder:
             lines = file.read(size).decode(errors="replace").splitlines()
         return [Record.from_line(line) for line in lines]
 
-    def cut_back(self, sizes: Mapping[str, int]) -> list[Row]:
+    def truncate_files(self, sizes: Mapping[str, int]) -> list[Row]:
         """Cut the growing files to these bytes, and return the rows that are left.
 
         Raises:
@@ -490,8 +515,8 @@ class ResultFolder:
         for name, size in sizes.items():
             if self.sizes()[name] > size:
                 os.truncate(self.path / name, size)
-        self._grown = {name: self._prefix(name, size) for name, size in sizes.items()}
-        self._written = len(self.records(sizes[LEDGER]))
+        self._prefixes_by_file = {name: self._prefix(name, size) for name, size in sizes.items()}
+        self._num_written_records = len(self.records(sizes[LEDGER]))
         try:
             return read_rounds(self.path / ROUNDS) if sizes[ROUNDS] else []
         except (ValueError, TypeError, csv.Error) as error:
@@ -504,8 +529,8 @@ class ResultFolder:
         """Whether the run is over and its result written."""
         return (self.path / RESULT).exists()
 
-    def as_told(self, result: Result) -> Result:
-        """Return the result of a complete run with what the process that ran it took.
+    def with_recorded_costs(self, result: Result) -> Result:
+        """Return the result of a complete run with memory and compile seconds of its process.
 
         Raises:
             CheckpointError: result.json is damaged.
@@ -513,8 +538,11 @@ class ResultFolder:
         """
         path = self.path / RESULT
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            memory, seconds = int(told["peak_memory_bytes"]), float(told["compile_seconds"])
+            result_json = json.loads(path.read_text(encoding="utf-8"))
+            memory, seconds = (
+                int(result_json["peak_memory_bytes"]),
+                float(result_json["compile_seconds"]),
+            )
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"expected the result of a run in {path}, got something else: remove the file, and "
@@ -538,21 +566,21 @@ class ResultFolder:
         rows: list[dict[str, Any]] = [dict(row) for row in read_csv(self.path / CLIENTS)]
         for name, values in columns.items():
             # Others have no value, or one client that trained on the uncut graph.
-            known = values if len(values) == len(rows) else [None] * len(rows)
-            for row, value in zip(rows, known, strict=True):
+            column = values if len(values) == len(rows) else [None] * len(rows)
+            for row, value in zip(rows, column, strict=True):
                 row[name] = value
         text = to_csv(rows)
-        self.expect(CLIENTS, text.encode())  # before, for the next line may be the last
+        self.record_digest(CLIENTS, text.encode())  # before, for the next line may be the last
         write_atomic(self.path / CLIENTS, text)
         self._save_models(result)
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n"
-        digests = {name: grown.digest for name, grown in self._grown.items()}
+        digests = {name: file_prefix.digest for name, file_prefix in self._prefixes_by_file.items()}
         digests[RESULT] = digest_of_bytes(text.encode(errors="backslashreplace"))
         replace_sums(self.path, digests)
         write_atomic(self.path / RESULT, text)
 
     def _save_models(self, result: Result) -> None:
-        """Write the models that there are, and then their digests, which `load_model` compares."""
+        """Write the models, and then their digests, which `load_model` compares."""
         models = {} if result.model is None else {MODEL: result.model}
         for number, (client, model) in enumerate(result.models.items()):
             models[f"{MODELS}/{file_of(number, client)}"] = model

@@ -42,7 +42,7 @@ ViewScores = Mapping[str, Scores | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedRound:
     """A round as validation sees it.
 
     Attributes:
@@ -87,20 +87,20 @@ def metrics_of(setup: Setup) -> tuple[str, ...]:
 
 def columns_of(setup: Setup) -> tuple[str, ...]:
     """Return the metrics of the table of rounds: those of the task, and the one of the run."""
-    columns, chosen = task_in(setup).columns, run_metric(setup).name
+    columns, metric_name = task_in(setup).columns, run_metric(setup).name
     if setup.config.relevant is not None:
-        return (*columns, *RANKINGS, *({chosen} - {*columns, *RANKINGS}))
-    return columns if chosen in columns else (*columns, chosen)
+        return (*columns, *RANKINGS, *({metric_name} - {*columns, *RANKINGS}))
+    return columns if metric_name in columns else (*columns, metric_name)
 
 
-def judged(
+def judged_from_counts(
     setup: Setup,
     t: int,
     server: Counts | None,
     own: Counts,
     weights: Params | None,
     away: tuple[str, ...],
-) -> Judged:
+) -> JudgedRound:
     """Return a round with the scores of its counts."""
     task = task_in(setup)
     val, test = (
@@ -110,16 +110,16 @@ def judged(
         }
         for part in PARTS
     )
-    return Judged(t, server, own, weights, val, test, away)
+    return JudgedRound(t, server, own, weights, val, test, away)
 
 
-def judge(setup: Setup, state: ServerState, t: int, key: Key) -> Judged:
-    """Ask all clients what the server's and their own models get right."""
+def judge(setup: Setup, state: ServerState, t: int, key: Key) -> JudgedRound:
+    """Have all clients score the server's model and their own."""
     server = None
     if state.weights is not None:
         server = server_counts_of(setup, state, key.fold("judge server", t))
     own = own_counts_of(setup, t, key)
-    return judged(setup, t, server, own, state.weights, setup.federation.away)
+    return judged_from_counts(setup, t, server, own, state.weights, setup.federation.away)
 
 
 def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
@@ -131,7 +131,7 @@ def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
 
 
 def own_counts_of(setup: Setup, t: int, key: Key) -> Counts:
-    """Return all clients' counts of their own models, as round t has left them."""
+    """Return all clients' counts of their own models, after round t."""
     fed, judging = setup.federation, key.fold("judge own", t)
     own = own_counts(fed, judging, setup.method_config.count_rules)
     return own if setup.config.relevant is None else with_rankings(fed, own, "own", judging)
@@ -151,7 +151,7 @@ def weights_message(setup: Setup, state: ServerState, to: Sequence[str]) -> Payl
     return outgoing(cfg, state.weights, remembered_form(state.memory), positions)
 
 
-def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
+def is_better(setup: Setup, new: JudgedRound, old: JudgedRound | None) -> bool:
     """Whether `new` is chosen over `old`: by the run's metric, then loss; the later if none.
 
     Rounds that were judged without some clients compare on the nodes that both have counted. Rounds
@@ -159,34 +159,40 @@ def is_better(setup: Setup, new: Judged, old: Judged | None) -> bool:
     client in common. Of the best and the last one all clients decide in the end.
     """
     view = setup.method.evaluate.view
-    ours, theirs = new.val[view], None if old is None else old.val[view]
+    new_scores, old_scores = new.val[view], None if old is None else old.val[view]
     if scored_by_participants(setup):
-        if ours is None:  # nobody who scored it has a validation node
-            return theirs is None
+        if new_scores is None:  # nobody who scored it has a validation node
+            return old_scores is None
     elif old is not None and new.away != old.away:
-        ours, theirs = (_val_of_both(setup, one, other) for one, other in ((new, old), (old, new)))
-    if ours is None or theirs is None:
+        new_scores, old_scores = (
+            _validation_scores_of_common_clients(setup, judged_round, other)
+            for judged_round, other in ((new, old), (old, new))
+        )
+    if new_scores is None or old_scores is None:
         return True
     metric, loss = run_metric(setup), METRICS[LOSS]
     ranks = [
         (metric.goodness(scores[metric.name]), loss.goodness(scores[LOSS]))
-        for scores in (ours, theirs)
+        for scores in (new_scores, old_scores)
     ]
     return ranks[0] > ranks[1]
 
 
-def _val_of_both(setup: Setup, one: Judged, other: Judged) -> Scores | None:
+def _validation_scores_of_common_clients(
+    setup: Setup, judged_round: JudgedRound, other_round: JudgedRound
+) -> Scores | None:
     """Return validation scores of `one`, on the clients that `other` has counted, too."""
-    counts, others = (
-        j.server if setup.method.evaluate.view == "server" else j.personalized for j in (one, other)
+    counts, other_counts = (
+        j.server if setup.method.evaluate.view == "server" else j.personalized
+        for j in (judged_round, other_round)
     )
-    if counts is None or others is None:
+    if counts is None or other_counts is None:
         return None
-    both = (counts["val.nodes"] > 0) & (others["val.nodes"] > 0)
+    in_both = (counts["val.nodes"] > 0) & (other_counts["val.nodes"] > 0)
     # Histograms are of all clients together: rounds without some of them compare by the loss.
-    mine = (n for n in counts if n.startswith("val.") and not n.endswith(HISTOGRAM))
-    kept = {n: counts[n][both] for n in mine}
-    return task_in(setup).scores(kept, "val")
+    names = (n for n in counts if n.startswith("val.") and not n.endswith(HISTOGRAM))
+    common_counts = {n: counts[n][in_both] for n in names}
+    return task_in(setup).scores(common_counts, "val")
 
 
 def scored_by_participants(setup: Setup) -> bool:
@@ -197,7 +203,7 @@ def scored_by_participants(setup: Setup) -> bool:
 
 def row_of(
     setup: Setup,
-    judged: Judged,
+    judged: JudgedRound,
     report: RoundReport,
     seconds: float,
     virtual_seconds: float | None = None,
@@ -224,12 +230,12 @@ def row_of(
     }
 
 
-def server_columns(setup: Setup, judged: Judged) -> Row:
+def server_columns(setup: Setup, judged: JudgedRound) -> Row:
     """Return the scores of the server's model in a row of the table."""
     return _score_columns(setup, judged, ("server",)) | _scored_clients(setup, judged)
 
 
-def _scored_clients(setup: Setup, judged: Judged) -> Row:
+def _scored_clients(setup: Setup, judged: JudgedRound) -> Row:
     """Return how many clients have nodes in the scores of the server's model, if not all."""
     if not scored_by_participants(setup):
         return {}
@@ -239,10 +245,10 @@ def _scored_clients(setup: Setup, judged: Judged) -> Row:
     return {SCORED_CLIENTS: float(((counts["val.nodes"] + counts["test.nodes"]) > 0).sum())}
 
 
-def _score_columns(setup: Setup, judged: Judged, kept: tuple[str, ...]) -> Row:
+def _score_columns(setup: Setup, judged: JudgedRound, view_names: tuple[str, ...]) -> Row:
     row: Row = {}
     for part, views in (("val", judged.val), ("test", judged.test)):
-        for view in kept:
+        for view in view_names:
             scores = views[view]
             for name in columns_of(setup):
                 if part == "test" or METRICS[name].validation or name == run_metric(setup).name:
@@ -254,8 +260,8 @@ def progress_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
     metric = run_metric(setup)
     value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]
-    shown = "-" if value is None else f"{value:.3f}"
-    return f"val {metric.title} {shown}  {loss_text(row)}"
+    value_text = "-" if value is None else f"{value:.3f}"
+    return f"val {metric.title} {value_text}  {loss_text(row)}"
 
 
 def loss_text(row: Row) -> str:
@@ -268,11 +274,11 @@ def uncut_rows(setup: Setup, weights: Params) -> JudgedRows:
     """Return what the server's model says of the uncut graph, each node counted for its owner."""
     block, partition = uncut_block(setup), setup.cut.partition
     owner = partition.owner.to(setup.device)
-    held = owner >= 0
-    split = block.split.map(lambda mask: mask & held)
-    judged = replace(block, split=split)
+    is_held = owner >= 0
+    split = block.split.map(lambda mask: mask & is_held)
+    judged_block = replace(block, split=split)
     cfg, clients = setup.method_config, len(partition.ids)
-    return rows_here(cfg.backend, cfg.model, weights, judged, owner, clients)
+    return rows_here(cfg.backend, cfg.model, weights, judged_block, owner, clients)
 
 
 def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
@@ -282,27 +288,29 @@ def uncut_counts(setup: Setup, rows: JudgedRows) -> Counts:
     return counts | (unranked(rows.groups) if ranked else {})
 
 
-def baseline_scores(setup: Setup, best: Judged) -> Scores | None:
+def baseline_scores(setup: Setup, best: JudgedRound) -> Scores | None:
     """Return the test scores of the best constant prediction by all training labels.
 
     The experiment knows the labels, as it has cut the graph. Silos would not tell them: what they
     do tell has the classes of validation nodes, and the commonest of these is what counts then.
     """
     if setup.simulated is None:
-        told = best.personalized if best.server is None else best.server
+        reported_counts = best.personalized if best.server is None else best.server
         form = task_in(setup).labels
-        return constant_scores(told, form) if form in ("multiclass", "multilabel") else None
+        return (
+            constant_scores(reported_counts, form) if form in ("multiclass", "multilabel") else None
+        )
     graph, split = setup.cut.graph, setup.cut.split
     owner, task = setup.cut.partition.owner, task_in(setup)
-    known = graph.labeled & (owner >= 0)
-    rows = (known & split.test).nonzero()[:, 0]
+    is_known = graph.labeled & (owner >= 0)
+    rows = (is_known & split.test).nonzero()[:, 0]
     outputs = task.outputs(setup.schema)
-    constant = task.constant_logits(graph.y[known & split.train], outputs)
-    nobody = torch.zeros(len(rows), dtype=torch.bool)
+    constant = task.constant_logits(graph.y[is_known & split.train], outputs)
+    is_unscored = torch.zeros(len(rows), dtype=torch.bool)
     judged = JudgedRows(
         constant.expand(len(rows), outputs),
         graph.y[rows],
-        nobody,
+        is_unscored,
         owner[rows],
         len(setup.cut.partition.ids),
         graph.task,
@@ -313,7 +321,7 @@ def baseline_scores(setup: Setup, best: Judged) -> Scores | None:
     return task.scores(counts, "test")
 
 
-def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, Views]:
+def views_of(setup: Setup, best: JudgedRound, uncut: Counts | None) -> tuple[Views, Views]:
     """Return the validation and test scores of a round in all three views."""
     task = task_in(setup)
     val, test = (
@@ -326,32 +334,35 @@ def views_of(setup: Setup, best: Judged, uncut: Counts | None) -> tuple[Views, V
     return val, test
 
 
-def scores_by_class(setup: Setup, best: Judged) -> dict[str, ClassScores]:
+def scores_by_class(setup: Setup, best: JudgedRound) -> dict[str, ClassScores]:
     """Return the test scores of each class in a round, in the view that picks the round."""
     view = setup.method.evaluate.view
     counts = best.server if view == "server" else best.personalized
     if counts is None or best.test[view] is None:
         return {}
-    found = task_in(setup).class_scores(counts, "test")
-    names = setup.schema.class_names or [str(k) for k in range(len(found))]
-    return dict(zip(names, found, strict=True))
+    class_scores = task_in(setup).class_scores(counts, "test")
+    names = setup.schema.class_names or [str(k) for k in range(len(class_scores))]
+    return dict(zip(names, class_scores, strict=True))
 
 
 def scores_by_client(
-    setup: Setup, best: Judged, uncut: Counts | None
+    setup: Setup, best: JudgedRound, uncut: Counts | None
 ) -> dict[str, dict[str, ClientValues]]:
     """Return each client's test scores in a round, by metric and by the views that exist."""
     views = {"server": best.server, "uncut": uncut, "personalized": best.personalized}
     task = task_in(setup)
-    found = {
+    scores_by_view = {
         view: task.client_scores(counts, "test")
         for view, counts in views.items()
         if counts is not None
     }
-    return {name: {view: by[name] for view, by in found.items()} for name in task.by_client}
+    return {
+        name: {view: view_scores[name] for view, view_scores in scores_by_view.items()}
+        for name in task.by_client
+    }
 
 
-def clients_scored(best: Judged) -> dict[str, dict[str, int]]:
+def count_scored_clients(best: JudgedRound) -> dict[str, dict[str, int]]:
     """Return how many clients are behind the test scores of a round; see `Result`."""
     views = {"server": best.server, "personalized": best.personalized}
     names = {"nodes": "test.nodes", "auc": "test.has_histogram"}
@@ -371,7 +382,7 @@ def clients_scored(best: Judged) -> dict[str, dict[str, int]]:
 # C: clients.
 
 
-def with_round(setup: Setup, known: Counts | None, own: Counts) -> Counts | None:
+def with_round(setup: Setup, best_counts: Counts | None, round_counts: Counts) -> Counts | None:
     """Return the counts of each client's best round so far, after one more was scored.
 
     Clients compare rounds by the run's metric if it is one of single clients, otherwise by their
@@ -380,35 +391,38 @@ def with_round(setup: Setup, known: Counts | None, own: Counts) -> Counts | None
 
     Args:
         setup: the run.
-        known: the counts so far, by name (C, ...); empty before the first scored round, None where
-            earlier rounds are not known.
-        own: counts of the clients' own models in the new round.
+        best_counts: the counts so far, by name (C, ...); empty before the first scored round,
+            None where earlier rounds are not known.
+        round_counts: counts of the clients' own models in the new round.
     """
-    if known is None:
+    if best_counts is None:
         return None
-    found = {name: t for name, t in own.items() if not name.endswith(HISTOGRAM)}
-    if not known:
-        return found
-    better = _better(_ranks(setup, found), _ranks(setup, known))
-    if not better.any():
-        return known
-    return {name: _of_better(better, new, known[name]) for name, new in found.items()}
+    new_counts = {name: t for name, t in round_counts.items() if not name.endswith(HISTOGRAM)}
+    if not best_counts:
+        return new_counts
+    is_better_round = _is_better_by_client(_ranks(setup, new_counts), _ranks(setup, best_counts))
+    if not is_better_round.any():
+        return best_counts
+    return {
+        name: _choose_by_client(is_better_round, new, best_counts[name])
+        for name, new in new_counts.items()
+    }
 
 
-def _of_better(better: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
+def _choose_by_client(is_better_round: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
     """Return the slices (C, ...) of the new round where it is better (C,), else the old ones."""
-    chosen = better.reshape(-1, *[1] * (new.dim() - 1))
-    return torch.from_numpy(np.where(chosen, new.cpu().numpy(), old.cpu().numpy()))
+    mask = is_better_round.reshape(-1, *[1] * (new.dim() - 1))
+    return torch.from_numpy(np.where(mask, new.cpu().numpy(), old.cpu().numpy()))
 
 
 def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     """Return how good each client's validation score and loss are, two (C,); NaN: no nodes."""
     by_metric = task_in(setup).client_scores(counts, "val")
-    chosen = run_metric(setup).name
+    metric_name = run_metric(setup).name
     losses, nodes = (counts[f"val.{name}"].cpu().numpy() for name in ("loss", "nodes"))
     with np.errstate(invalid="ignore", divide="ignore"):
         loss = -losses / nodes
-    name = next((n for n in (chosen, *by_metric) if n in by_metric), None)
+    name = next((n for n in (metric_name, *by_metric) if n in by_metric), None)
     if name is None:
         return loss, loss
     sign = 1.0 if METRICS[name].higher else -1.0
@@ -416,11 +430,13 @@ def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     return np.array(values), loss
 
 
-def _better(new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def _is_better_by_client(
+    new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
     """Return for which clients (C,) the new round is chosen."""
-    closer = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
-    found: np.ndarray = closer | np.isnan(old[0])
-    return found
+    is_higher = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
+    is_chosen: np.ndarray = is_higher | np.isnan(old[0])
+    return is_chosen
 
 
 def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None] | None:
@@ -436,7 +452,7 @@ def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None
 # --- Losses that are NaN or infinite end a run: training diverged --------------------------------
 
 
-def diverged(what: str, loss: float, t: int) -> TrainingError:
+def divergence_error(what: str, loss: float, t: int) -> TrainingError:
     """Return the error for a loss that is NaN or infinite."""
     return TrainingError(
         f"expected a finite {what} loss, got {loss} in round {t}: training diverged; lower --lr, "
@@ -448,7 +464,7 @@ def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
     """Raise `TrainingError` where a judged model's loss is NaN or infinite."""
     for judged in scores:
         if judged is not None and judged.loss is not None and not math.isfinite(judged.loss):
-            raise diverged({"val": "validation", "test": "test"}[part], judged.loss, t)
+            raise divergence_error({"val": "validation", "test": "test"}[part], judged.loss, t)
 
 
 # --- Scores on receipt: what a round was worth is known when the next one has trained ------------
@@ -459,7 +475,7 @@ def check_loss(scores: Iterable[Scores | None], part: Part, t: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Pending:
+class PendingRound:
     """A round whose server's model is not scored yet.
 
     Attributes:
@@ -467,18 +483,18 @@ class Pending:
         row: of the table of rounds, without scores of the server's model.
     """
 
-    judged: Judged
+    judged: JudgedRound
     row: Row
 
 
-def begin(
+def score_own_models(
     setup: Setup, t: int, report: RoundReport, seconds: float, virtual: float | None
-) -> Pending:
+) -> PendingRound:
     """Score the clients' own models of a round."""
     own = own_counts_of(setup, t, training_key(setup.config))
-    now = judged(setup, t, None, own, None, setup.federation.away)
-    _check(now)
-    return Pending(now, row_of(setup, now, report, seconds, virtual))
+    judged_round = judged_from_counts(setup, t, None, own, None, setup.federation.away)
+    _check_losses(judged_round)
+    return PendingRound(judged_round, row_of(setup, judged_round, report, seconds, virtual))
 
 
 def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundReport) -> Counts:
@@ -503,25 +519,33 @@ def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundRep
         )
     fed, config = setup.federation, setup.config
     answered = zip(fed.ids, report.trained["answered"].tolist(), strict=True)
-    others = [name for name, has in answered if not has and name not in fed.away]
+    other_clients = [
+        name for name, has_answered in answered if not has_answered and name not in fed.away
+    ]
     if scored_by_participants(setup):
-        others = []
-    inbox = weights_message(setup, state, others) if others else {}
+        other_clients = []
+    inbox = weights_message(setup, state, other_clients) if other_clients else {}
     key, ranks = training_key(config).fold("judge server", t), config.relevant is not None
     return received_counts(
-        fed, received, others, inbox, key, setup.method_config.count_rules, ranks=ranks
+        fed, received, other_clients, inbox, key, setup.method_config.count_rules, ranks=ranks
     )
 
 
-def complete(setup: Setup, pending: Pending, server: Counts, weights: Params) -> tuple[Judged, Row]:
+def add_server_scores(
+    setup: Setup, pending: PendingRound, server: Counts, weights: Params
+) -> tuple[JudgedRound, Row]:
     """Return a round with the scores of the server's model, and its row."""
-    half, away = pending.judged, setup.federation.away
-    gone = tuple(name for name in setup.federation.ids if name in {*half.away, *away})
-    now = judged(setup, half.round, server, half.personalized, weights, gone)
-    _check(now)
-    return now, pending.row | server_columns(setup, now)
+    partial_scores, away = pending.judged, setup.federation.away
+    absent_clients = tuple(
+        name for name in setup.federation.ids if name in {*partial_scores.away, *away}
+    )
+    judged_round = judged_from_counts(
+        setup, partial_scores.round, server, partial_scores.personalized, weights, absent_clients
+    )
+    _check_losses(judged_round)
+    return judged_round, pending.row | server_columns(setup, judged_round)
 
 
-def _check(now: Judged) -> None:
-    check_loss(now.val.values(), "val", now.round)
-    check_loss(now.test.values(), "test", now.round)
+def _check_losses(judged_round: JudgedRound) -> None:
+    check_loss(judged_round.val.values(), "val", judged_round.round)
+    check_loss(judged_round.test.values(), "test", judged_round.round)

@@ -1,7 +1,7 @@
-"""Selection in a run: clients are drawn before a round, and the round is observed after it.
+"""Selection in a run: clients are drawn before a round, and the selector observes its result.
 
-The selector's state is part of the server's memory, under `selector/`, and so of checkpoints; so is
-the number of selections so far, under `selected/`, where it is limited.
+The selector's state is part of the server's memory, with the prefix `selector/`, and so of
+checkpoints. So is the number of selections so far, with the prefix `selected/`, if it is limited.
 """
 
 import math
@@ -24,7 +24,7 @@ from silograph.evaluation.scoring import RECEIVED, VALIDATION
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.clock import Limit, Stop, clock_of
-from silograph.experiment.run.round_scores import Counts, Judged, run_metric, task_in
+from silograph.experiment.run.round_scores import Counts, JudgedRound, run_metric, task_in
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import CONTROLLER, SELECTED, SELECTOR, part_of, with_part
 from silograph.federation.base import at_server, positions_of
@@ -60,20 +60,20 @@ class Selection:
         Raises:
             ConfigError: the limits of the selector cannot be met.
         """
-        self._check_received()
+        self._check_feedback()
         with at_server(self.selector.init, f"selector {self.selector.name}", 0):
-            known = self.selector.init(self.setup.federation.ids, self.options)
-        state = with_part(state, SELECTOR, known)
+            memory = self.selector.init(self.setup.federation.ids, self.options)
+        state = with_part(state, SELECTOR, memory)
         if self.setup.method_config.limited:
             state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
             self._check_limits(state)
         return state
 
-    def _check_received(self) -> None:
+    def _check_feedback(self) -> None:
         """Raise `ConfigError` where the method does not report what the selector needs."""
         setup, calls = self.setup, self.setup.method.calls
-        learns = self.selector.observe is not None or self.setup.method_config.limited
-        if learns and setup.method.evaluate.crosses:
+        uses_feedback = self.selector.observe is not None or self.setup.method_config.limited
+        if uses_feedback and setup.method.evaluate.crosses:
             raise ConfigError(
                 f"expected selector uniform, round_robin or all, without limits, for "
                 f"{setup.method.name}, which does not report its clients one by one, got selector "
@@ -95,42 +95,46 @@ class Selection:
         Raises:
             ProtocolError: the selector chose nobody, unknown clients, or changed their order.
         """
-        chosen = self._drawn(state, t, key)
+        client_ids = self._draw(state, t, key)
         if self.setup.method_config.limited:
-            number = self._limits(state, t).number(len(chosen))
-            assert number is not None  # else the run had ended: see `reason_to_stop`
+            num_clients = self._limits(state, t).number(len(client_ids))
+            assert num_clients is not None  # else the run had ended: see `reason_to_stop`
             ids = self.setup.federation.ids
-            chosen = resized(chosen, ids, number, key.fold("select", t, "limits"))
-        observed = self.selector.observe is not None
+            client_ids = resized(client_ids, ids, num_clients, key.fold("select", t, "limits"))
+        uses_feedback = self.selector.observe is not None
         cfg = self.setup.method_config
-        return replace(cfg, selected=tuple(chosen), observed=observed or cfg.limited)
+        return replace(cfg, selected=tuple(client_ids), observed=uses_feedback or cfg.limited)
 
-    def _drawn(self, state: ServerState, t: int, key: Key) -> list[str]:
+    def _draw(self, state: ServerState, t: int, key: Key) -> list[str]:
         ids = self.setup.federation.ids
-        known = part_of(state, SELECTOR)
+        memory = part_of(state, SELECTOR)
         with at_server(self.selector.draw, f"selector {self.selector.name}", t):
-            chosen = self.selector.draw(ids, self.options, known, t, key.fold("select", t))
+            client_ids = self.selector.draw(ids, self.options, memory, t, key.fold("select", t))
         try:
-            positions_of(ids, chosen)
+            positions_of(ids, client_ids)
         except ProtocolError as error:
             raise ProtocolError(f"selector {self.selector.name} in round {t}: {error}") from None
-        return list(chosen)
+        return list(client_ids)
 
     def reason_to_stop(self, state: ServerState, t: int) -> Stop | None:
-        """Return why round t is not started, or None: the budget does not pay for it."""
+        """Return why round t is not started (the budget does not pay for it), or None."""
         if self._budget is None or t > self.setup.config.rounds:
             return None
         limits = self._limits(state, t)
         if limits.most == limits.clients:
             return None  # whomever the selector draws
-        wanted = len(self._drawn(state, t, training_key(self.setup.config)))
-        if limits.number(wanted) is not None:
+        num_clients = len(self._draw(state, t, training_key(self.setup.config)))
+        if limits.number(num_clients) is not None:
             return None
-        wanted, least = max(wanted, self._least), self._budget - self._spent()
+        num_clients, bytes_left = (
+            max(num_clients, self._min_clients),
+            self._budget - self._spent_bytes(),
+        )
         return Stop(
             Limit.SELECTOR_BUDGET,
-            f"a round of {counted(wanted, 'client')} takes {size_text(wanted * self._each(t))}, "
-            f"{size_text(least)} of {size_text(self._budget)} are left",
+            f"a round of {counted(num_clients, 'client')} takes "
+            f"{size_text(num_clients * self._bytes_per_client(t))}, {size_text(bytes_left)} of "
+            f"{size_text(self._budget)} are left",
         )
 
     @property
@@ -139,98 +143,98 @@ class Selection:
         return budget
 
     @property
-    def _least(self) -> int:
+    def _min_clients(self) -> int:
         return getattr(self.options, "least_clients", None) or 1
 
     @property
-    def _needed(self) -> int:
+    def _min_selections(self) -> int:
         return getattr(self.options, "least_selections", None) or 0
 
-    def _spent(self) -> int:
+    def _spent_bytes(self) -> int:
         """Return the bytes so far, evaluation apart."""
         ledger = self.setup.federation.ledger
         return ledger.bytes - ledger.bytes_by_kind.get("evaluation", 0)
 
-    def _each(self, t: int) -> int:
+    def _bytes_per_client(self, t: int) -> int:
         """Return the bytes of a round at one client, evaluation apart; see `_bytes_of_round`."""
         calls = self.setup.method.calls
         alike = calls is not None and isinstance(calls.round, AlikeRounds)
-        return self._known(1 if alike else t)
+        return self._cached_bytes_of_round(1 if alike else t)
 
     @cached_property
-    def _known(self) -> Callable[[int], int]:
-        """`_bytes_of_round`, asked for once before a round and once when it begins."""
+    def _cached_bytes_of_round(self) -> Callable[[int], int]:
+        """Cached `_bytes_of_round`: it is read before a round and again when the round begins."""
         return lru_cache(maxsize=1)(self._bytes_of_round)
 
     def _bytes_of_round(self, t: int) -> int:
         """Return the bytes of a round at one client, evaluation apart.
 
         Raises:
-            ConfigError: nobody knows before the round.
+            ConfigError: the size is unknown before the round.
         """
         setup, calls = self.setup, self.setup.method.calls
-        found = None
+        num_bytes = None
         if calls is not None:
             steps = calls.round(setup.method_config, t, training_key(setup.config))
-            found = bytes_of_steps(steps, DTYPES[setup.config.dtype])
-        if found is None:
+            num_bytes = bytes_of_steps(steps, DTYPES[setup.config.dtype])
+        if num_bytes is None:
             raise ConfigError(
                 f"expected a method whose messages are of a known size for selector.budget, got "
                 f"{setup.method.name}: leave the budget out, or use max_bytes"
             )
-        return found
+        return num_bytes
 
     def _limits(self, state: ServerState, t: int) -> SelectionLimits:
         """Return what limits the rounds from t on."""
         affordable = None
         if self._budget is not None:
-            affordable = max(0, self._budget - self._spent()) // self._each(t)
+            affordable = max(0, self._budget - self._spent_bytes()) // self._bytes_per_client(t)
         return SelectionLimits(
             clients=len(self.setup.federation.ids),
-            least=self._least,
+            least=self._min_clients,
             affordable=affordable,
-            lacking=self._needed - int(state.memory[SELECTED + COUNT]),
+            lacking=self._min_selections - int(state.memory[SELECTED + COUNT]),
             rounds=self.setup.config.rounds - t + 1,
         )
 
     def _check_limits(self, state: ServerState) -> None:
         """Raise `ConfigError` where the limits cannot be met from round 1 on."""
-        found, name = self._limits(state, 1), self.selector.name
-        if found.least > found.clients:
+        limits, name = self._limits(state, 1), self.selector.name
+        if limits.least > limits.clients:
             raise ConfigError(
                 f"option selector.least_clients: expected at most "
-                f"{counted(found.clients, 'client')}, got {found.least}: lower it"
+                f"{counted(limits.clients, 'client')}, got {limits.least}: lower it"
             )
-        cost = "" if self._budget is None else self._figures(found)
-        if found.affordable is not None and found.affordable < found.least:
-            raise self._too_little(found.least, "a round", cost)
-        if not found.can_be_met:
+        cost = "" if self._budget is None else self._describe_budget(limits)
+        if limits.affordable is not None and limits.affordable < limits.least:
+            raise self._budget_error(limits.least, "a round", cost)
+        if not limits.can_be_met:
             raise ConfigError(
-                f"option selector.least_selections: expected at most {found.most_in_all}, which "
-                f"{counted(found.rounds, 'round')} of {found.least} to "
-                f"{counted(found.clients, 'client')} can have, got {found.lacking}"
+                f"option selector.least_selections: expected at most {limits.most_in_all}, which "
+                f"{counted(limits.rounds, 'round')} of {limits.least} to "
+                f"{counted(limits.clients, 'client')} can have, got {limits.lacking}"
                 + (cost and f" with a budget of {cost}")
                 + ": lower it"
             )
-        wanted = len(self._drawn(state, 1, training_key(self.setup.config)))
-        if found.number(wanted) is None:
-            raise self._too_little(wanted, f"the first round of {name}", cost)
+        num_clients = len(self._draw(state, 1, training_key(self.setup.config)))
+        if limits.number(num_clients) is None:
+            raise self._budget_error(num_clients, f"the first round of {name}", cost)
 
-    def _too_little(self, clients: int, what: str, cost: str) -> ConfigError:
+    def _budget_error(self, clients: int, what: str, cost: str) -> ConfigError:
         """Return the error for a budget that does not pay for so many clients."""
-        needed = self._spent() + clients * self._each(1)
+        needed = self._spent_bytes() + clients * self._bytes_per_client(1)
         return ConfigError(
             f"option selector.budget: expected at least {needed:,} bytes, which pay for {what}, of "
             f"{counted(clients, 'client')}, got {cost}: raise it"
         )
 
-    def _figures(self, found: SelectionLimits) -> str:
+    def _describe_budget(self, limits: SelectionLimits) -> str:
         """Return what a client costs and what the budget pays for, in words."""
-        assert self._budget is not None  # only then is it asked for
+        assert self._budget is not None  # called only for a selector with a budget
         return (
-            f"{size_text(self._budget)}: {size_text(self._spent())} are spent before round 1 and "
-            f"a client takes {size_text(self._each(1))} in a round, so {found.affordable} "
-            "selections in all"
+            f"{size_text(self._budget)}: {size_text(self._spent_bytes())} are spent before round 1 "
+            f"and a client takes {size_text(self._bytes_per_client(1))} in a round, so "
+            f"{limits.affordable} selections in all"
         )
 
     def observe(
@@ -245,22 +249,22 @@ class Selection:
 
         Args:
             before: the server's state before the round, which has the selector's.
-            after: what the method has returned.
+            after: the state that the method returned.
             t: number of the round.
             report: of the round.
             counts: of the evaluation, None if there was none.
         """
-        known = part_of(before, SELECTOR)
+        memory = part_of(before, SELECTOR)
         if self.selector.observe is not None:
             facts = self._facts(report, counts, t)
             with at_server(self.selector.observe, f"selector {self.selector.name}", t):
-                known = self.selector.observe(self.options, known, t, facts)
-        after = with_part(after, SELECTOR, known)
+                memory = self.selector.observe(self.options, memory, t, facts)
+        after = with_part(after, SELECTOR, memory)
         if not self.setup.method_config.limited:
             return after
         answered = report.trained.get("answered", torch.zeros(0, dtype=torch.bool))
-        total = before.memory[SELECTED + COUNT] + answered.sum()
-        return with_part(after, SELECTED, {COUNT: total})
+        num_selections = before.memory[SELECTED + COUNT] + answered.sum()
+        return with_part(after, SELECTED, {COUNT: num_selections})
 
     def _facts(self, report: RoundReport, counts: Counts | None, t: int) -> RoundFacts:
         setup = self.setup
@@ -270,15 +274,15 @@ class Selection:
         selected[positions_of(ids, report.participants)] = True
         answered, nodes, loss = (
             torch.zeros(clients, dtype=dtype)
-            if (told := report.trained.get(name)) is None
-            else told.to("cpu", dtype)
+            if (tensor := report.trained.get(name)) is None
+            else tensor.to("cpu", dtype)
             for name, dtype in REPORTED.items()
         )
         val_loss = val_accuracy = None
         if counts is not None:
-            found = task_of(setup.schema.task).client_scores(counts, "val").get("accuracy")
-            if found is not None:  # numbers have none
-                values = [float("nan") if value is None else value for value in found]
+            accuracies = task_of(setup.schema.task).client_scores(counts, "val").get("accuracy")
+            if accuracies is not None:  # numbers have none
+                values = [float("nan") if value is None else value for value in accuracies]
                 val_accuracy = torch.tensor(values, dtype=torch.float64)
             val_loss = (counts["val.loss"] / counts["val.nodes"]).cpu().double()
         received = self._received(report)
@@ -310,9 +314,9 @@ class Selection:
         """
         if not self.selector.on_receipt:
             return {}
-        begins, of_validation = f"{RECEIVED}/", f"{RECEIVED}/{VALIDATION}"
-        counts = {n: t for n, t in report.trained.items() if n.startswith(of_validation)}
-        received = {name.removeprefix(begins): t.cpu() for name, t in counts.items()}
+        prefix, validation_prefix = f"{RECEIVED}/", f"{RECEIVED}/{VALIDATION}"
+        counts = {n: t for n, t in report.trained.items() if n.startswith(validation_prefix)}
+        received = {name.removeprefix(prefix): t.cpu() for name, t in counts.items()}
         if not received:
             raise TrainingError(
                 f"expected a method whose clients score what they receive for selector "
@@ -349,7 +353,7 @@ def _bytes_by_client(records: Sequence[Record], clients: int) -> Tensor:
 
 
 def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, key: Key) -> None:
-    """Raise `ProtocolError` where a round has called others than those selected, or hides them.
+    """Raise `ProtocolError` where a round trained unselected clients or does not report who.
 
     Args:
         setup: the run.
@@ -366,15 +370,15 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
         )
     if not method.selects or (cfg.selected is None and cfg.participation == 1):
         return
-    others = set(report.participants).difference(selected(setup.federation, cfg, t, key))
-    if others:
+    unselected = set(report.participants).difference(selected(setup.federation, cfg, t, key))
+    if unselected:
         raise ProtocolError(
-            f"expected method {method.name} to train at selected clients only, got {min(others)} "
-            f"besides in round {t}: give fed.call to=selected(fed, cfg, t, key), and RoundReport "
-            "the same clients"
+            f"expected method {method.name} to train at selected clients only, got "
+            f"{min(unselected)} besides in round {t}: give fed.call to=selected(fed, cfg, t, key), "
+            "and RoundReport the same clients"
         )
-    unscored = cfg.received and not report.trained  # which has an error of its own
-    if cfg.observed and not unscored and "answered" not in report.trained:
+    has_no_scores = cfg.received and not report.trained  # which has an error of its own
+    if cfg.observed and not has_no_scores and "answered" not in report.trained:
         raise ProtocolError(
             f"expected method {method.name} to report who trained, for a selector that learns from "
             f"it or has limits, got RoundReport.trained without 'answered' in round {t}: call by "
@@ -386,7 +390,7 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
 
 
 @dataclass(frozen=True, eq=False)
-class Controlling:
+class RunControl:
     """What sets the knobs of a run.
 
     Attributes:
@@ -400,25 +404,32 @@ class Controlling:
     setup: Setup
 
     def begin(
-        self, state: ServerState, scores: Judged | None, virtual: float | None
+        self, state: ServerState, scores: JudgedRound | None, virtual: float | None
     ) -> ServerState:
         """Return the server's first state with that of the controller; `virtual`: see `propose`."""
-        found, standing = self.controller, self._standing(0, scores, state, virtual)
-        if found.needs_scores and scores is None:
+        controller, run_standing = self.controller, self._make_standing(0, scores, state, virtual)
+        if controller.needs_scores and scores is None:
             raise ConfigError(
-                f"expected a method that scores the first weights for controller {found.name}, got "
-                f"{self.setup.method.name}: it needs Needs(score_first=True)"
+                "expected a method that scores the first weights for controller "
+                f"{controller.name}, got {self.setup.method.name}: it needs Needs(score_first=True)"
             )
-        return with_part(state, CONTROLLER, found.init(found.options, self.knobs, standing))
+        return with_part(
+            state, CONTROLLER, controller.init(controller.options, self.knobs, run_standing)
+        )
 
     def propose(
-        self, state: ServerState, scores: Judged | None, virtual: float | None, t: int, key: Key
+        self,
+        state: ServerState,
+        scores: JudgedRound | None,
+        virtual: float | None,
+        t: int,
+        key: Key,
     ) -> Mapping[str, Tensor]:
         """Return the knobs of a round.
 
         Args:
             state: the server's before the round.
-            scores: the last ones, None where they are not kept.
+            scores: the last ones, None where the run does not keep them.
             virtual: seconds of the virtual clock so far, None without one.
             t: number of the round.
             key: of the run.
@@ -426,12 +437,14 @@ class Controlling:
         Raises:
             TrainingError: the controller has left one out, or set one to what it may not be.
         """
-        found, known = self.controller, part_of(state, CONTROLLER)
-        standing = self._standing(t - 1, scores, state, virtual)
-        values = found.propose(found.options, self.knobs, known, standing, key.fold("control", t))
-        who = f"controller {found.name} in round {t}"
+        controller, memory = self.controller, part_of(state, CONTROLLER)
+        run_standing = self._make_standing(t - 1, scores, state, virtual)
+        values = controller.propose(
+            controller.options, self.knobs, memory, run_standing, key.fold("control", t)
+        )
+        description = f"controller {controller.name} in round {t}"
         for knob in self.knobs:
-            knob.check(values.get(knob.name), standing.clients, who)
+            knob.check(values.get(knob.name), run_standing.clients, description)
         return {knob.name: values[knob.name] for knob in self.knobs}
 
     def observe(
@@ -440,7 +453,7 @@ class Controlling:
         after: ServerState,
         t: int,
         report: RoundReport,
-        scores: Judged | None,
+        scores: JudgedRound | None,
         values: Mapping[str, Tensor],
         virtual: float | None,
         seconds: float,
@@ -449,32 +462,34 @@ class Controlling:
 
         Args:
             before: the server's state before the round, which has the controller's.
-            after: what the round has made of it.
+            after: the server's state after the round.
             t: number of the round.
             report: of the round, as the method has returned it.
-            scores: the last ones, None where they are not kept.
+            scores: the last ones, None where the run does not keep them.
             values: the knobs of the round.
             virtual: seconds of the virtual clock so far, None without one.
             seconds: that the round took, measured.
         """
-        found, known = self.controller, part_of(before, CONTROLLER)
-        if found.observe is not None:
+        controller, memory = self.controller, part_of(before, CONTROLLER)
+        if controller.observe is not None:
             facts = {**report.facts, "seconds": seconds}
             if report.train_loss is not None:
                 facts["train_loss"] = report.train_loss
-            standing = self._standing(t, scores, after, virtual)
-            known = found.observe(found.options, self.knobs, known, standing, facts, values)
-        return with_part(after, CONTROLLER, known)
+            run_standing = self._make_standing(t, scores, after, virtual)
+            memory = controller.observe(
+                controller.options, self.knobs, memory, run_standing, facts, values
+            )
+        return with_part(after, CONTROLLER, memory)
 
-    def _standing(
-        self, t: int, scores: Judged | None, state: ServerState, virtual: float | None
+    def _make_standing(
+        self, t: int, scores: JudgedRound | None, state: ServerState, virtual: float | None
     ) -> RunStanding:
         setup, ledger = self.setup, self.setup.federation.ledger
-        most, loss, score = setup.config.max_bytes, None, None
+        max_bytes, loss, score = setup.config.max_bytes, None, None
         if scores is not None:
-            found = scores.val[setup.method.evaluate.view]
-            if found is not None:
-                loss, score = found.loss, found[run_metric(setup).name]
+            val_scores = scores.val[setup.method.evaluate.view]
+            if val_scores is not None:
+                loss, score = val_scores.loss, val_scores[run_metric(setup).name]
             elif scores.away and self.controller.needs_scores:
                 raise TrainingError(
                     f"expected validation scores of round {scores.round} for controller "
@@ -485,7 +500,7 @@ class Controlling:
             round=t,
             clients=len(setup.federation.ids),
             bytes=ledger.bytes,
-            bytes_left=None if most is None else most - ledger.bytes,
+            bytes_left=None if max_bytes is None else max_bytes - ledger.bytes,
             scored=None if scores is None else scores.round,
             val_loss=loss,
             val_score=score,
@@ -495,18 +510,20 @@ class Controlling:
         )
 
 
-def controlling(setup: Setup) -> Controlling | None:
+def make_run_control(setup: Setup) -> RunControl | None:
     """Return what sets the knobs of a run, None where its method has none."""
     options, needs = setup.method_config.options, setup.method.needs
     knobs = needs.knobs(options)
-    return Controlling(needs.controller(options), knobs, setup) if knobs else None
+    return RunControl(needs.controller(options), knobs, setup) if knobs else None
 
 
 def with_knobs(report: RoundReport, values: Mapping[str, Tensor]) -> RoundReport:
     """Return the report of a round with the knobs among its facts, those by client as a mean."""
     means = {f"knob_{name}": t.double().mean().item() for name, t in values.items()}
-    own = {f"knob_{name}": t.double() for name, t in values.items() if t.dim()}
+    client_facts = {f"knob_{name}": t.double() for name, t in values.items() if t.dim()}
     assert all(map(math.isfinite, means.values()))  # they are within their ranges
     return replace(
-        report, facts={**report.facts, **means}, client_facts={**report.client_facts, **own}
+        report,
+        facts={**report.facts, **means},
+        client_facts={**report.client_facts, **client_facts},
     )

@@ -20,7 +20,7 @@ from silograph.exchange.collect import SumSpecs
 from silograph.experiment.resolve.cutting import Cut
 from silograph.experiment.resolve.own_partition import CutGraph
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, simulated
+from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, resolve_simulation
 from silograph.federation.base import Engine, Federation
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
@@ -42,11 +42,11 @@ def versions() -> dict[str, str]:
 
 @cache  # a quarter of the time of a short run: every package's whole description is parsed
 def _installed() -> Mapping[str, str]:
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions_by_name = {name: importlib.metadata.version(name) for name in PACKAGES}
     for name in EXTRAS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return MappingProxyType(found)
+            versions_by_name[name] = importlib.metadata.version(name)
+    return MappingProxyType(versions_by_name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +61,13 @@ class Setup:
         federation: the engine.
         device: where it computes.
         simulated: the graph and how it was cut; None where silos hold it.
-        held: nodes that the server holds itself; None is no node.
+        server_block: nodes that the server holds itself; None is no node.
         edge_weights: what becomes of the weights of edges; None where there are none, or where
             silos of their own say so.
         feature_names: names of the given features in their order; empty where nobody knows them.
         sums: federated sums that come first, by name.
         why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
-            was asked for.
+            the config names torch.
     """
 
     config: ResolvedConfig
@@ -77,7 +77,7 @@ class Setup:
     federation: Engine
     device: torch.device
     simulated: Cut | None = None
-    held: ClientBlock | None = None
+    server_block: ClientBlock | None = None
     edge_weights: str | None = None
     feature_names: tuple[str, ...] = ()
     sums: SumSpecs = field(default_factory=dict)
@@ -116,7 +116,7 @@ def uncut_block(setup: Setup) -> ClientBlock:
 
 
 def prepare(
-    asked: RunConfig,
+    config: RunConfig,
     data: Graph | CutGraph | Silos,
     parts: Parts | None = None,
     make: Make | None = None,
@@ -124,15 +124,15 @@ def prepare(
     """Build everything a simulation needs; nothing is written anywhere.
 
     Args:
-        asked: the config of the run.
+        config: the config of the run.
         data: the graph, perhaps cut already, or the silos that hold it.
         parts: of the config, if they were chosen already.
-        make: the module that `asked.model` names, if it is one; None: it is imported.
+        make: the module that `config.model` names, if it is one; None: it is imported.
 
     Raises:
         SilographError: something about config or graph cannot be used.
     """
-    return set_up(simulated(asked, data, parts, make))
+    return set_up(resolve_simulation(config, data, parts, make))
 
 
 def set_up(run: SimulatedRun) -> Setup:
@@ -159,7 +159,7 @@ def set_up(run: SimulatedRun) -> Setup:
         federation,
         run.resolved.device,
         run.cut,
-        run.held,
+        run.server_block,
         run.edge_weights,
         run.cut.graph.feature_names,
         run.sums,

@@ -22,7 +22,13 @@ from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
 from silograph.experiment.resolve.trusted_code import code_digests, differs
 from silograph.experiment.run.preprocessing import checked_statistics
-from silograph.experiment.run.round_scores import Counts, Judged, Pending, judged, task_in
+from silograph.experiment.run.round_scores import (
+    Counts,
+    JudgedRound,
+    PendingRound,
+    judged_from_counts,
+    task_in,
+)
 from silograph.experiment.run.setup import Setup, versions
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
@@ -33,7 +39,7 @@ from silograph.nn.conv import Params
 from silograph.task.least_count import specs_to_send
 
 # --- server parts --------------------------------------------------------------------------------
-# What parts of a run keep in the server's memory beside the method, and so in checkpoints.
+# What parts of a run other than the method store in the server's memory, and so in checkpoints.
 
 
 SELECTOR, CONTROLLER, SELECTED = "selector/", "controller/", "selected/"
@@ -42,18 +48,22 @@ PARTS = SELECTOR, CONTROLLER, SELECTED, STATISTICS
 
 
 def without_parts(state: ServerState) -> ServerState:
-    """Return the server's state as the method knows it."""
-    kept = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
-    return state if len(kept) == len(state.memory) else ServerState(state.weights, kept)
+    """Return the server's state with the method's own memory only."""
+    method_memory = {n: t for n, t in state.memory.items() if not n.startswith(PARTS)}
+    return (
+        state
+        if len(method_memory) == len(state.memory)
+        else ServerState(state.weights, method_memory)
+    )
 
 
 def parts_on_cpu(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the server's memory with what parts keep on the CPU, where they compute."""
+    """Return the server's memory with the tensors of parts on the CPU, where they compute."""
     return {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
 
 
 class PartMemory(dict[str, Tensor]):
-    """What a part keeps between rounds, by name.
+    """The tensors of a part between rounds, by name.
 
     A checkpoint of an older version may lack a name that the part reads now.
     """
@@ -72,16 +82,16 @@ class PartMemory(dict[str, Tensor]):
 
 
 def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
-    """Return what one part keeps."""
-    kept = state.memory.items()
-    own = {name.removeprefix(prefix): t for name, t in kept if name.startswith(prefix)}
-    return PartMemory(prefix.removesuffix("/"), own)
+    """Return the tensors of one part, without the prefix of their names."""
+    items = state.memory.items()
+    tensors = {name.removeprefix(prefix): t for name, t in items if name.startswith(prefix)}
+    return PartMemory(prefix.removesuffix("/"), tensors)
 
 
-def with_part(state: ServerState, prefix: str, known: Mapping[str, Tensor]) -> ServerState:
-    """Return the server's state with what one part keeps from now on."""
+def with_part(state: ServerState, prefix: str, tensors: Mapping[str, Tensor]) -> ServerState:
+    """Return the server's state with the tensors of one part replaced."""
     others = {name: t for name, t in state.memory.items() if not name.startswith(prefix)}
-    return ServerState(state.weights, {**others, **named(prefix[:-1], known)})
+    return ServerState(state.weights, {**others, **named(prefix[:-1], tensors)})
 
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
@@ -116,24 +126,24 @@ class Snapshot:
 
     round: int
     state: ServerState
-    best: Judged | None
+    best: JudgedRound | None
     seconds: float
     stopped: str | None
-    scores: Judged | None = None
+    scores: JudgedRound | None = None
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
     virtual_seconds: float | None = None
-    pending: Pending | None = None
+    pending: PendingRound | None = None
     executed: float | None = None
     each: Counts | None = None
 
 
 def identity(setup: Setup) -> dict[str, str]:
-    """Return everything that must be the same for a run to go on, by name."""
+    """Return everything that must be equal for a run to be resumed, by name."""
     config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
     for name in ("out", "tracker"):  # they decide no number
         del config[name]
     options = config.pop("options")
-    found = versions()
+    installed_versions = versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
         **{f"option {name}": repr(value) for name, value in options.items()},
@@ -142,13 +152,13 @@ def identity(setup: Setup) -> dict[str, str]:
         **({} if setup.simulated is None else {"graph": setup.cut.fingerprint}),
         **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
         "partition": setup.partition_hash,
-        **{name: found.get(name, "not installed") for name in NUMERIC},
+        **{name: installed_versions.get(name, "not installed") for name in NUMERIC},
     }
 
 
 def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
     """Return hashes of the files or packages of users' parts, by kind; of models see below."""
-    return {kind: found for kind, found in code_digests(config).items() if kind != "model"}
+    return {kind: digest for kind, digest in code_digests(config).items() if kind != "model"}
 
 
 def source_of_module(model: AnyModel) -> dict[str, str]:
@@ -159,26 +169,32 @@ def source_of_module(model: AnyModel) -> dict[str, str]:
     return {"source of the model": digest}
 
 
-def check_identity(theirs: Mapping[str, str], ours: Mapping[str, str], config: RunConfig) -> None:
+def check_identity(
+    run_identity: Mapping[str, str], current_identity: Mapping[str, str], config: RunConfig
+) -> None:
     """Raise `CheckpointError` unless two identities are the same.
 
     A field or option that the run did not have came later, and its default says how things were
     then.
 
     Args:
-        theirs: of the run.
-        ours: of the run as it would go on.
+        run_identity: of the run.
+        current_identity: of the run as it would go on.
         config: of the run's folder.
 
     Raises:
         CheckpointError: names what differs, and both values.
     """
-    later = {f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default}
-    options = {name for name in ours if name.startswith("option ")}
-    later |= {name for name in options if name.removeprefix("option ") not in config.options}
-    for name in sorted((ours.keys() | theirs.keys()) - (later - theirs.keys())):
-        if theirs.get(name) != ours.get(name):
-            raise differs(name, ours.get(name), theirs.get(name))
+    added_fields = {
+        f"config {f.name}" for f in fields(config) if getattr(config, f.name) == f.default
+    }
+    options = {name for name in current_identity if name.startswith("option ")}
+    added_fields |= {name for name in options if name.removeprefix("option ") not in config.options}
+    for name in sorted(
+        (current_identity.keys() | run_identity.keys()) - (added_fields - run_identity.keys())
+    ):
+        if run_identity.get(name) != current_identity.get(name):
+            raise differs(name, current_identity.get(name), run_identity.get(name))
 
 
 def to_checkpoint(
@@ -220,7 +236,7 @@ def to_checkpoint(
         "prefixes": dict(prefixes),
         "groups": [prefix for prefix, group in groups.items() if group is not None],
         "best_round": None if best is None else best.round,
-        "best_apart": best_apart(snapshot) is not None,
+        "best_apart": separate_best_weights(snapshot) is not None,
         "best_away": [] if best is None else list(best.away),
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
@@ -238,7 +254,7 @@ def to_checkpoint(
     return Checkpoint(snapshot.round, tensors, facts)
 
 
-def best_apart(snapshot: Snapshot) -> Params | None:
+def separate_best_weights(snapshot: Snapshot) -> Params | None:
     """Return the best round's weights, and clients' own, where they are not the current ones."""
     best = snapshot.best
     if best is None or best.round == snapshot.round:
@@ -246,19 +262,21 @@ def best_apart(snapshot: Snapshot) -> Params | None:
     return {**(best.weights or {}), **named(OWN, best.own or {})} or None
 
 
-def _number(found: Any) -> float | None:
-    number = None if found is None else float(found)
+def _finite_number(value: Any) -> float | None:
+    number = None if value is None else float(value)
     if number is not None and not math.isfinite(number):
         raise ValueError(number)
     return number
 
 
 def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
-    """Raise `ValueError` for facts that no run writes after such a round."""
+    """Raise `ValueError` for invalid facts of a checkpoint."""
     facts, ids = checkpoint.facts, setup.federation.ids
-    for found in (facts["best_round"], facts.get("scores_round")):
-        if found is not None and (type(found) is not int or not 0 <= found <= checkpoint.round):
-            raise ValueError(found)
+    for round_number in (facts["best_round"], facts.get("scores_round")):
+        if round_number is not None and (
+            type(round_number) is not int or not 0 <= round_number <= checkpoint.round
+        ):
+            raise ValueError(round_number)
     if not isinstance(facts["stopped"], str | None):
         raise TypeError(facts["stopped"])
     for name in ("best_away", "scores_away", "pending_away"):
@@ -274,8 +292,9 @@ def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
         t = counts.get(name)
         if t is None:
             continue
-        each = () if name.endswith(HISTOGRAM) else (clients,)  # those are summed over clients
-        if t.shape != (*each, *spec.shape):
+        # Histograms are summed over clients.
+        client_dims = () if name.endswith(HISTOGRAM) else (clients,)
+        if t.shape != (*client_dims, *spec.shape):
             raise ValueError(name)
         floating = spec.dtype.is_floating_point or (name.endswith(HISTOGRAM) and rules.merges)
         if t.is_floating_point() is not floating:
@@ -300,20 +319,22 @@ def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
 
 
 def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
-    """Raise `ValueError` for groups of tensors that no run of this model writes."""
+    """Raise `ValueError` for invalid groups of tensors."""
     groups = facts["groups"]
     if not isinstance(groups, list) or not all(isinstance(prefix, str) for prefix in groups):
         raise ValueError(groups)
     for prefix in COUNTED:
-        found = below(prefix, parts)
-        if found and prefix not in groups:
+        counts = below(prefix, parts)
+        if counts and prefix not in groups:
             raise ValueError(prefix)
-        if any(not t.is_floating_point() and bool((t < 0).any()) for t in found.values()):
+        if any(not t.is_floating_point() and bool((t < 0).any()) for t in counts.values()):
             raise ValueError(prefix)
-        _check_counts(setup, found)
-    each, best = (below(name, parts) for name in ("each", "best/personalized"))
-    if each and each.keys() != {name for name in best if not name.endswith(HISTOGRAM)}:
-        raise ValueError(each.keys())
+        _check_counts(setup, counts)
+    best_by_client, best = (below(name, parts) for name in ("each", "best/personalized"))
+    if best_by_client and best_by_client.keys() != {
+        name for name in best if not name.endswith(HISTOGRAM)
+    }:
+        raise ValueError(best_by_client.keys())
     weights, calls = below("server/weights", parts), setup.method.calls
     has_model = calls is not None and calls.scores_server(setup.method_config)
     if "server/weights" not in groups and (weights or has_model):
@@ -327,15 +348,15 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
         raise ValueError(weights.keys())
     memory = below("server/memory", parts)  # where methods without a server's model keep weights
-    held = {n: tuple(w.shape) for n, w in {**memory, **weights}.items()}
-    if not _weights_sent(setup).items() <= held.items():
-        raise ValueError(held.keys())
+    shapes_by_name = {n: tuple(w.shape) for n, w in {**memory, **weights}.items()}
+    if not _weights_sent(setup).items() <= shapes_by_name.items():
+        raise ValueError(shapes_by_name.keys())
     check_remembered(setup.method_config, memory, len(setup.federation.ids))
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
-    """Raise `CheckpointError` where what is read inside the block has another form."""
+def _checking_form() -> Iterator[None]:
+    """Turn errors of reading an invalid checkpoint inside the block into `CheckpointError`."""
     try:
         yield
     except KeyError as error:
@@ -350,14 +371,14 @@ def _as_written() -> Iterator[None]:
 
 
 def from_checkpoint(
-    setup: Setup, checkpoint: Checkpoint, apart: Mapping[str, Tensor] | None
+    setup: Setup, checkpoint: Checkpoint, best_weights: Mapping[str, Tensor] | None
 ) -> tuple[Snapshot, list[State]]:
     """Return the snapshot and the clients' states by block.
 
     Args:
         setup: the run.
         checkpoint: what `to_checkpoint` made.
-        apart: weights of the best round where the facts say that they are kept apart.
+        best_weights: of the best round, if they are in a file of their own according to the facts.
 
     Raises:
         CheckpointError: something that every checkpoint has is missing.
@@ -368,11 +389,11 @@ def from_checkpoint(
     def group(prefix: str) -> dict[str, Tensor] | None:
         return below(prefix, parts) if prefix in facts["groups"] else None
 
-    def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> Judged:
+    def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> JudgedRound:
         own = below(f"{prefix}/personalized", parts)
-        return judged(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
+        return judged_from_counts(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
 
-    with _as_written():
+    with _checking_form():
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         memory = parts_on_cpu(below("server/memory", parts))
@@ -382,27 +403,27 @@ def from_checkpoint(
         state = ServerState(group("server/weights"), memory)
         best, scores, pending = None, None, None
         if facts["best_round"] is not None:
-            apart_here = {name: w.to(setup.device) for name, w in (apart or {}).items()}
-            server = {n: w for n, w in apart_here.items() if not n.startswith(f"{OWN}/")}
+            best_on_device = {name: w.to(setup.device) for name, w in (best_weights or {}).items()}
+            server = {n: w for n, w in best_on_device.items() if not n.startswith(f"{OWN}/")}
             weights, away = server or state.weights, facts.get("best_away", ())
             best = scored("best", facts["best_round"], weights, away)
-            best = replace(best, own=below(OWN, apart_here) or None)
+            best = replace(best, own=below(OWN, best_on_device) or None)
         if "scores_round" in facts:
             scores = scored("scores", facts["scores_round"], None, facts["scores_away"])
         if "pending_row" in facts:
             own, away = below("pending", parts), tuple(facts["pending_away"])
-            half = judged(setup, checkpoint.round, None, own, None, away)
-            pending = Pending(half, dict(facts["pending_row"]))
-        each = group("each")
-        seconds, stopped = _number(facts["seconds"]) or 0.0, facts["stopped"]
-        virtual, executed = (_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
+            partial_scores = judged_from_counts(setup, checkpoint.round, None, own, None, away)
+            pending = PendingRound(partial_scores, dict(facts["pending_row"]))
+        best_by_client = group("each")
+        seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]
+        virtual, executed = (_finite_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
     blocks = range(len(setup.federation.states()))
     states = [state_from(below(f"client/{number}", parts)) for number in blocks]
     if best is not None and best.round == checkpoint.round:
-        kept = own_weights(setup.method, setup.method_config, best.weights or {}, states)
-        best = replace(best, own=kept or None)
+        own_models = own_weights(setup.method, setup.method_config, best.weights or {}, states)
+        best = replace(best, own=own_models or None)
     facts = {name: t.cpu() for name, t in below("facts", parts).items()}
     snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed
     )
-    return replace(snapshot, each=each), states
+    return replace(snapshot, each=best_by_client), states

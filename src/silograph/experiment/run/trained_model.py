@@ -23,7 +23,7 @@ from silograph.core.errors import DataError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import state_of_fields
-from silograph.experiment.resolve.user_code import absolute, imported, names_file
+from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import MODEL, check_model_file
 from silograph.experiment.run.preprocessing import (
     Preprocessing,
@@ -85,7 +85,7 @@ class TrainedModel:
         """Restore what a pickle holds; a file that makes the module is run again."""
         shape = state["shape"]
         if isinstance(shape, dict):
-            make = imported(shape["make"], cast("type[Make]", Callable))
+            make = import_spec(shape["make"], cast("type[Make]", Callable))
             state = state | {"shape": ModuleModel(**shape | {"make": make})}
         self.__dict__.update(state)
 
@@ -146,8 +146,8 @@ class TrainedModel:
     @standard_numerics()
     def probabilities(self, graph: Graph | Silo) -> np.ndarray | None:
         """Return how likely each class or label bit is, (n, K) float64; None for numbers."""
-        found = task_of(self.shape.task).probabilities(self.logits(graph).cpu())
-        return None if found is None else found.numpy()
+        values = task_of(self.shape.task).probabilities(self.logits(graph).cpu())
+        return None if values is None else values.numpy()
 
     @standard_numerics()
     def predict(self, graph: Graph | Silo) -> np.ndarray:
@@ -185,45 +185,45 @@ def _repeat_graph(graph: Graph, times: int) -> Graph:
     )
 
 
-def _check_sizes(shape: AnyModel, found: Mapping[str, Sequence[int]], path: str) -> None:
-    """Raise `DataError` for sizes that the weights do not have: they may ask for any memory."""
-    largest = max((n for dims in found.values() for n in dims), default=0)
-    usable = 1 <= shape.features <= MOST_SIZE and 1 <= shape.outputs <= MOST_SIZE
+def _check_sizes(shape: AnyModel, weight_shapes: Mapping[str, Sequence[int]], path: str) -> None:
+    """Raise `DataError` for sizes that the weights do not have; they could allocate any memory."""
+    largest = max((n for dims in weight_shapes.values() for n in dims), default=0)
+    is_usable = 1 <= shape.features <= MOST_SIZE and 1 <= shape.outputs <= MOST_SIZE
     if isinstance(shape, Model):
         hidden = shape.hidden if isinstance(shape.hidden, tuple) else (shape.hidden,)
         sizes = [shape.features, shape.outputs, shape.heads, *(hidden if shape.layers > 1 else ())]
-        usable = (
+        is_usable = (
             shape.conv in MODELS
             and all(1 <= size <= largest for size in sizes)
             and all(1 <= width <= MOST_SIZE for width in hidden)
             and not (shape.residual and len(set(hidden)) > 1)
-            and 1 <= shape.layers <= len(found)
+            and 1 <= shape.layers <= len(weight_shapes)
             and 0 <= shape.hops <= MOST_HOPS
             and 0 <= shape.teleport <= 1
         )
     if isinstance(shape, RatingProfiles):
         widths = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
-        usable = (
+        is_usable = (
             all(1 <= width <= largest for width in widths)
-            and 1 <= shape.layers <= len(found)
+            and 1 <= shape.layers <= len(weight_shapes)
             and (isinstance(shape.hidden, int) or len(widths) == shape.layers)
         )
     if isinstance(shape, RatingModel):
-        given = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
-        sizes = [*given, shape.heads, shape.embedding]
-        usable = (
+        hidden = (shape.hidden,) if isinstance(shape.hidden, int) else shape.hidden
+        sizes = [*hidden, shape.heads, shape.embedding]
+        is_usable = (
             all(1 <= size <= largest for size in sizes)
-            and 1 <= shape.layers <= len(found)
-            and (isinstance(shape.hidden, int) or len(given) == shape.layers)
+            and 1 <= shape.layers <= len(weight_shapes)
+            and (isinstance(shape.hidden, int) or len(hidden) == shape.layers)
         )
-    if not usable:
-        raise DataError(f"expected weights of {shape} in {path}, got {found}")
+    if not is_usable:
+        raise DataError(f"expected weights of {shape} in {path}, got {weight_shapes}")
 
 
 def _check_usable(
     shape: AnyModel, weights: Params, classes: Sequence[str], features: Sequence[str], path: str
 ) -> None:
-    """Raise `DataError` for a file that no run writes: what is in it may come from anybody."""
+    """Raise `DataError` for an invalid file: it may come from anybody."""
     dtypes = sorted({str(w.dtype) for w in weights.values()})
     if dtypes not in (["torch.float32"], ["torch.float64"]):
         raise DataError(f"expected weights of float32 or float64 in {path}, got {dtypes}")
@@ -237,40 +237,47 @@ def _check_usable(
             raise DataError(f"expected names of {count} {what} in {path}, got {len(names)}")
 
 
-def _shape(told: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
-    """Return the model that was described.
+def _read_shape(saved: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
+    """Return the model of a saved description.
 
     Raises:
-        DataError: it is a module, and the class was not given.
+        DataError: the model is a torch.nn.Module, and its class is missing.
     """
-    if told.get("task") == "rating":
-        given = {name: value for name, value in told.items() if name not in ("task", "kind")}
-        return TypeAdapter(RATING_KINDS[_rating_kind(told)]).validate_python(given)
-    if "module" not in told:
-        return TypeAdapter(Model).validate_python(told)
+    if saved.get("task") == "rating":
+        options = {name: value for name, value in saved.items() if name not in ("task", "kind")}
+        return TypeAdapter(RATING_KINDS[_rating_kind(saved)]).validate_python(options)
+    if "module" not in saved:
+        return TypeAdapter(Model).validate_python(saved)
     if make is None:
         raise DataError(
             f"expected the class of the model in {path}, got none: it is a torch.nn.Module, "
-            f"{told['module']}, and files are not trusted to name code; use "
+            f"{saved['module']}, and files are not trusted to name code; use "
             "sg.load_model(PATH, model=...)"
         )
-    task: LabelForm = TypeAdapter(LabelForm).validate_python(told["task"])
-    return ModuleModel(told["module"], make, int(told["features"]), int(told["outputs"]), task)
+    task: LabelForm = TypeAdapter(LabelForm).validate_python(saved["task"])
+    return ModuleModel(saved["module"], make, int(saved["features"]), int(saved["outputs"]), task)
 
 
-def _rating_kind(told: Mapping[str, Any]) -> str:
+def _rating_kind(saved: Mapping[str, Any]) -> str:
     """Return the kind of a model of ratings; an older file says it by an option of its own."""
-    own = {"social": "factors", "sampled": "consisrec", "embedding": "graph", "folds": "profiles"}
-    found = next((kind for option, kind in own.items() if option in told), "biases")
-    return str(told.get("kind", found))
+    kind_by_option = {
+        "social": "factors",
+        "sampled": "consisrec",
+        "embedding": "graph",
+        "folds": "profiles",
+    }
+    default_kind = next(
+        (kind for option, kind in kind_by_option.items() if option in saved), "biases"
+    )
+    return str(saved.get("kind", default_kind))
 
 
-def _no_model(path: Path) -> DataError:
+def _no_model_error(path: Path) -> DataError:
     """Return the error for a path at which there is no file of a model."""
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*/*.safetensors")])
-        mend = f"give a file in it, such as {files[0]}" if files else "there is no model in it"
-        return DataError(f"expected a model file, got the folder {path}: {mend}")
+        remedy = f"give a file in it, such as {files[0]}" if files else "there is no model in it"
+        return DataError(f"expected a model file, got the folder {path}: {remedy}")
     got = "one that cannot be read or is no model" if path.exists() else "no such file"
     return DataError(
         f"expected a model file at {path}, got {got}: give model.safetensors of a result folder or "
@@ -300,28 +307,29 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
             about = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
-        raise _no_model(Path(path)) from None
+        raise _no_model_error(Path(path)) from None
     if FORMAT not in about:
         raise DataError(f"expected a {FORMAT!r} in {os.fspath(path)}, got keys {sorted(about)}")
     try:
-        told = json.loads(about[FORMAT])
-        shape = _shape(told["shape"], model, os.fspath(path))
-        names = TypeAdapter(tuple[str, ...]).validate_python(told["class_names"])
-        if "preprocessing" in told:
-            values = TypeAdapter(dict[str, Any]).validate_python(told["preprocessing"])
+        saved = json.loads(about[FORMAT])
+        shape = _read_shape(saved["shape"], model, os.fspath(path))
+        names = TypeAdapter(tuple[str, ...]).validate_python(saved["class_names"])
+        if "preprocessing" in saved:
+            values = TypeAdapter(dict[str, Any]).validate_python(saved["preprocessing"])
             preprocessing = read_preprocessing(values, shape.features, os.fspath(path))
         else:
-            preprocessing = read_old_preprocessing(told, os.fspath(path))
+            preprocessing = read_old_preprocessing(saved, os.fspath(path))
     except DataError:
         raise
     # pydantic's ValidationError is a ValueError; nested or huge values of a file are the last two.
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
-    found = {name: tuple(w.shape) for name, w in weights.items()}
-    _check_sizes(shape, found, os.fspath(path))
-    if found != shape.weight_shapes:
+    weight_shapes = {name: tuple(w.shape) for name, w in weights.items()}
+    _check_sizes(shape, weight_shapes, os.fspath(path))
+    if weight_shapes != shape.weight_shapes:
         raise DataError(
-            f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got {found}"
+            f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got "
+            f"{weight_shapes}"
         )
     _check_usable(shape, weights, names, preprocessing.feature_names, os.fspath(path))
     return TrainedModel(shape, weights, names, preprocessing)

@@ -273,30 +273,3 @@ def _whole(path: Path, number: np.ndarray, key: str) -> int:
     if number.size != 1 or number.dtype.kind not in "iu":
         raise DataError(f"{path}: expected {key} to be one whole number, got {number.dtype}")
     return int(number.item())
-
-
-# --- checked pickle ------------------------------------------------------------------------------
-# Files of loaders that are pickles: read first with nothing but arrays, sparse matrices and dicts.
-#
-# To unpickle a file is to call what it names. The raw files of Planetoid are pickles, and what
-# torch_geometric keeps of any graph is one, too. Their digests are published nowhere, so a file
-# counts as good where it names only what such a file needs.
-
-
-# What numpy and scipy of all versions, and Python 2, name in a pickle of arrays.
-
-
-def _check_allowed_type(loaded: object) -> None:
-    if isinstance(loaded, dict):
-        return
-    if type(loaded) is np.ndarray and loaded.dtype.kind in "biuf":
-        return
-    if type(loaded) is not sp.csr_matrix:
-        raise TypeError(f"a {type(loaded).__name__}")
-    # Compiled code reads the parts without checking; methods may hide behind attributes.
-    if any(type(value) not in _PLAIN for value in vars(loaded).values()):
-        raise TypeError("a sparse matrix with foreign attributes")
-    data, indices, indptr = (vars(loaded)[name] for name in _PARTS)
-    if data.dtype.kind not in "biuf":
-        raise TypeError(f"a sparse matrix of {data.dtype}")
-    sp.csr_matrix((data, indices, indptr), shape=loaded.shape).check_format(full_check=True)

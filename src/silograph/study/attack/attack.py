@@ -23,16 +23,16 @@ from silograph.nn.model import Model
 from silograph.study.attack.attacks import (
     CRAFTED,
     Finding,
-    Overheard,
-    crafted_rows,
+    RecordingFederation,
+    attack_features,
+    attack_first_weights,
+    attack_labels,
+    attack_separable_rows,
+    attack_test_counts,
+    attack_with_crafted_weights,
     features,
-    features_of,
     first_map,
-    labels_of,
-    overhear,
-    separable_of,
-    tested_labels,
-    words_of,
+    record_server_view,
 )
 from silograph.task.counts import BINS, STEEPNESS, CountRules, bins_of, log_odds
 from silograph.task.least_count import spread_bins
@@ -77,7 +77,7 @@ def evaluation_findings(setup: Setup, block: ClientBlock) -> list[Finding]:
 
 
 def _scored(setup: Setup, key: Key) -> "ScoredNodes":
-    fed = Overheard(setup.federation)
+    fed = RecordingFederation(setup.federation)
     setup.method.init(fed, setup.method_config, first_weights(setup), key)
     return ScoredNodes(fed, key, setup.method_config.count_rules)
 
@@ -91,7 +91,7 @@ class ScoredNodes:
         rules: what the replies hold.
     """
 
-    def __init__(self, fed: Overheard, key: Key, rules: CountRules) -> None:
+    def __init__(self, fed: RecordingFederation, key: Key, rules: CountRules) -> None:
         self._fed, self._key, self._rules = fed, key, rules
 
     def reply(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,7 +106,7 @@ def _labels(setup: Setup, block: ClientBlock) -> list[Finding]:
     cfg, silos = setup.method_config, _scored(setup, key)
     test = block.split.test.nonzero()[:, 0]
     y, client = block.y[test], block.client[test]
-    known = []
+    replies_and_bins = []
     for call in range(LABEL_CALLS):
         weights = dict(cfg.model.init_weights(key.fold("call", call), first_dtype(setup)))
         odds = log_odds(cfg.backend.predict(cfg.model, weights, block)[test], "multiclass")
@@ -114,20 +114,20 @@ def _labels(setup: Setup, block: ClientBlock) -> list[Finding]:
         weights |= {name: w * scale for name, w in weights.items() if name.startswith("1.")}
         logits = cfg.backend.predict(cfg.model, weights, block)[test]
         bins = bins_of(log_odds(logits, "multiclass"), cfg.model.outputs)
-        known.append((silos.reply(weights), bins))
-    least = cfg.count_rules.min_count
-    prior = label_shares([reply for reply, _ in known])
+        replies_and_bins.append((silos.reply(weights), bins))
+    min_count = cfg.count_rules.min_count
+    prior = label_shares([reply for reply, _ in replies_and_bins])
     chances = torch.stack(
-        [chances_of(reply, bins, client, prior, least) for reply, bins in known]
+        [chances_of(reply, bins, client, prior, min_count) for reply, bins in replies_and_bins]
     ).log()
     logs = chances.sum(0) - (LABEL_CALLS - 1) * prior[client].log()
     shares = logs.nan_to_num(nan=-1e9, neginf=-1e9).softmax(dim=1)
-    sure, guess = shares.max(dim=1)
-    named = sure >= SURE
+    confidence, predictions = shares.max(dim=1)
+    is_sure = confidence >= SURE
     what = f"labels of test nodes whose features and edges are known, {LABEL_CALLS} evaluations"
-    right = float((guess == y)[named].double().mean()) if bool(named.any()) else None
+    accuracy = float((predictions == y)[is_sure].double().mean()) if bool(is_sure.any()) else None
     return [
-        Finding(MADE, what, float(named.double().mean()), len(y), right, "active"),
+        Finding(MADE, what, float(is_sure.double().mean()), len(y), accuracy, "active"),
     ]
 
 
@@ -138,13 +138,13 @@ def first_dtype(setup: Setup) -> torch.dtype:
 
 def label_shares(replies: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Return the share of test nodes of each class at each silo, (C, K) float64; not all 0."""
-    has = torch.stack([reply["test.tp"] + reply["test.fn"] for reply in replies]).amax(0)
-    shares = has.double() + 1
+    class_counts = torch.stack([reply["test.tp"] + reply["test.fn"] for reply in replies]).amax(0)
+    shares = class_counts.double() + 1
     return shares / shares.sum(1, keepdim=True)
 
 
 def chances_of(
-    reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior: Tensor, least: int
+    reply: Mapping[str, Tensor], bins: Tensor, client: Tensor, prior: Tensor, min_count: int
 ) -> Tensor:
     """Return how likely each class is for each node by one reply, (j, K) float64.
 
@@ -153,7 +153,7 @@ def chances_of(
         bins: (j, K) of the nodes.
         client: (j,) their silos.
         prior: (C, K) float64, for classes of which no histogram came.
-        least: the least count of the run.
+        min_count: the least count of the run.
     """
     table = reply["test.histogram"]
     merges = "test.merged.tp" in reply
@@ -166,7 +166,7 @@ def chances_of(
             own, true = bins[rows, k], table[silo, k, 1].double()
             nodes = torch.bincount(own, minlength=BINS).double()
             if merges:  # near a bin, and not quite sure
-                true = spread_bins(table[silo : silo + 1, k : k + 1], least)[0, 1]
+                true = spread_bins(table[silo : silo + 1, k : k + 1], min_count)[0, 1]
                 true, nodes = smooth(true) + prior[silo, k], smooth(nodes) + 1
             guess[rows, k] = (true / nodes.clamp(min=1e-9))[own].clamp(max=1)
     return guess
@@ -190,27 +190,29 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
     for trial in range(TRIALS):
         u = key.fold("trial", trial).matrix(inputs.shape[1], 1)[:, 0] - 0.5
         u = u / max(float((inputs @ u).std()), 1e-9) * SPREAD
-        top, second = highest(silos.reply(adding(setup, u)), silo)
+        top, second = highest(silos.reply(linear_score_weights(setup, u)), silo)
         trials.append((score_at(top) - score_at(second), u, top))
     gap, u, top = max(trials, key=lambda trial: trial[0])
     rows = block.split.test & (block.client == silo)
-    scores = cfg.backend.predict(cfg.model, adding(setup, u), block)[:, 0]
+    scores = cfg.backend.predict(cfg.model, linear_score_weights(setup, u), block)[:, 0]
     order = scores.masked_fill(~rows, -torch.inf).argsort(descending=True)
     target = int(order[cfg.count_rules.min_count // 2])  # in the middle of the highest group
-    asked = (inputs != 0).sum(0).argsort(descending=True)[:FEATURE_CALLS]
-    raised = []
-    for feature in asked.tolist():
-        more = u.clone()
-        more[feature] += gap / 2 / entry  # not so far that others come by
-        raised.append(highest(silos.reply(adding(setup, more)), silo)[0] > top)
-    claimed, there = torch.tensor(raised), inputs[target][asked] != 0
-    what = f"features of one test node, {len(asked)} evaluations"
-    right = float((claimed == there).double().mean())
-    share_right = float(claimed[there].double().mean()) if bool(there.any()) else 0.0
-    return [Finding(MADE, what, share_right, int(there.sum()), right, "active")]
+    tested_features = (inputs != 0).sum(0).argsort(descending=True)[:FEATURE_CALLS]
+    score_rose = []
+    for feature in tested_features.tolist():
+        raised_weights = u.clone()
+        raised_weights[feature] += gap / 2 / entry  # not so far that others come by
+        score_rose.append(
+            highest(silos.reply(linear_score_weights(setup, raised_weights)), silo)[0] > top
+        )
+    predicted, is_present = torch.tensor(score_rose), inputs[target][tested_features] != 0
+    what = f"features of one test node, {len(tested_features)} evaluations"
+    accuracy = float((predicted == is_present).double().mean())
+    share_right = float(predicted[is_present].double().mean()) if bool(is_present.any()) else 0.0
+    return [Finding(MADE, what, share_right, int(is_present.sum()), accuracy, "active")]
 
 
-def adding(setup: Setup, u: Tensor) -> dict[str, Tensor]:
+def linear_score_weights(setup: Setup, u: Tensor) -> dict[str, Tensor]:
     """Return weights under which the score of class 0 of a row x (F,) without neighbors is x u.
 
     The logits of all other classes are 0, so the log-odds of class 0 is that and a bias.
@@ -254,37 +256,37 @@ ALL = 10**9  # clients in a block
 
 
 @standard_numerics()
-def attack(asked: RunConfig, graph: Graph | None = None) -> list[Finding]:
+def attack(config: RunConfig, graph: Graph | None = None) -> list[Finding]:
     """Simulate a run and return what attacks recover from it; none if none applies.
 
     Args:
-        asked: the run; its rounds are as many as the attacks need.
+        config: the run; its rounds are as many as the attacks need.
         graph: its data, if not what the config names.
 
     Raises:
-        SilographError: the run cannot be made, or is none of silos.
+        SilographError: the run cannot be set up, or its method does not train at silos.
     """
-    data = source_of(asked).read(asked.scale) if graph is None else graph
-    setup = prepare(dataclasses.replace(asked, block_size=ALL), data)
+    data = source_of(config).read(config.scale) if graph is None else graph
+    setup = prepare(dataclasses.replace(config, block_size=ALL), data)
     if setup.method.setting.uncut:
         raise ConfigError(
             f"expected a method that trains at silos to attack, got {setup.method.name}, which "
             "trains on the uncut graph in simulation only: choose another method"
         )
-    seen = overhear(setup, rounds_of(setup))
+    seen = record_server_view(setup, rounds_of(setup))
     block = seen.blocks[0]
     return [
-        *features_of(seen, setup, block),
-        *separable_of(seen, setup, block),
-        *labels_of(seen, setup, block),
-        *words_of(seen, setup, block),
-        *crafted_rows(setup, block),
-        *tested_labels(seen),
+        *attack_features(seen, setup, block),
+        *attack_separable_rows(seen, setup, block),
+        *attack_labels(seen, setup, block),
+        *attack_first_weights(seen, setup, block),
+        *attack_with_crafted_weights(setup, block),
+        *attack_test_counts(seen),
         *evaluation_findings(setup, block),
     ]
 
 
-def write_findings(found: Sequence[Finding], config: RunConfig, folder: Path) -> None:
+def write_findings(findings: Sequence[Finding], config: RunConfig, folder: Path) -> None:
     """Write `attack.json` and `attack.md` into a new folder.
 
     Raises:
@@ -293,25 +295,29 @@ def write_findings(found: Sequence[Finding], config: RunConfig, folder: Path) ->
     if folder.exists():
         raise ConfigError(f"expected a folder to make, got {folder}, which exists: use another")
     folder.mkdir(parents=True)
-    rows = [dataclasses.asdict(one) for one in found]
+    rows = [dataclasses.asdict(finding) for finding in findings]
     text = json.dumps({"method": config.method, "findings": rows}, indent=1)
     (folder / "attack.json").write_text(text + "\n", encoding="utf-8")
     page = f"# What a server recovers from {config.method} on {config.dataset}\n\n"
-    table = markdown_table(COLUMNS, [shown_row(one) for one in found]) if found else NOTHING
-    told = "".join(f"\n{line}\n" for line in unmeasured(found))
-    (folder / "attack.md").write_text(page + table + "\n" + told, encoding="utf-8")
+    table = (
+        markdown_table(COLUMNS, [finding_row(finding) for finding in findings])
+        if findings
+        else NOTHING
+    )
+    notes = "".join(f"\n{line}\n" for line in unmeasured_notes(findings))
+    (folder / "attack.md").write_text(page + table + "\n" + notes, encoding="utf-8")
 
 
-def unmeasured(found: Sequence[Finding]) -> list[str]:
-    """Return a line for an attack that could not be tried, none if all were."""
-    return [] if any(one.attack == CRAFTED for one in found) else [UNMEASURED]
+def unmeasured_notes(findings: Sequence[Finding]) -> list[str]:
+    """Return a note on an attack that could not be tried, or nothing."""
+    return [] if any(finding.attack == CRAFTED for finding in findings) else [UNMEASURED]
 
 
-def shown_row(found: Finding) -> list[str]:
+def finding_row(finding: Finding) -> list[str]:
     """Return a finding as the texts of `COLUMNS`."""
-    right = "-" if found.right is None else f"{100 * found.right:.1f} %"
-    count = f"{100 * found.share:.1f} % of {found.of:,}"
-    return [found.attack, found.recovered, count, right, found.server]
+    precision = "-" if finding.right is None else f"{100 * finding.right:.1f} %"
+    count = f"{100 * finding.share:.1f} % of {finding.of:,}"
+    return [finding.attack, finding.recovered, count, precision, finding.server]
 
 
 def rounds_of(setup: Setup) -> int:

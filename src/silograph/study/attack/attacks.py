@@ -48,7 +48,7 @@ class SeenCall:
 
 
 @dataclass(frozen=True, eq=False)
-class Overheard:
+class RecordingFederation:
     """A federation of one block whose server writes down what it sees.
 
     Attributes:
@@ -85,30 +85,30 @@ class Overheard:
         """See `Federation`."""
         self.fed.start_round(number)
 
-    def call(self, op: Op, inbox: Payload, **how: Any) -> Payload:
-        """Call, and write down what every silo replies."""
+    def call(self, op: Op, inbox: Payload, **call_options: Any) -> Payload:
+        """Call an op, and record the inbox and reply of every silo."""
         name = f"{op.__module__.rpartition('.')[2]}.{op.__name__}"
 
         @wraps(op)
-        def told(
-            cfg: Any, block: ClientBlock, state: State, given: Payload, key: Key
+        def record_and_call(
+            cfg: Any, block: ClientBlock, state: State, op_inbox: Payload, key: Key
         ) -> tuple[State, Payload]:
-            state, reply = op(cfg, block, state, given, key)
-            self.calls.append(SeenCall(name, _kept(given), reply))
+            state, reply = op(cfg, block, state, op_inbox, key)
+            self.calls.append(SeenCall(name, _copy_inbox(op_inbox), reply))
             self.blocks[:] = [block]
             return state, reply
 
-        return self.fed.call(told, inbox, **how)
+        return self.fed.call(record_and_call, inbox, **call_options)
 
 
-def _kept(inbox: Payload) -> Payload:
-    """Return an inbox whose weights stay as they were sent: servers step in place."""
+def _copy_inbox(inbox: Payload) -> Payload:
+    """Return the inbox with copies of shared weights, because servers update them in place."""
     return {n: Shared(f.t.clone()) if isinstance(f, Shared) else f for n, f in inbox.items()}
 
 
-def overhear(setup: Setup, rounds: int) -> Overheard:
+def record_server_view(setup: Setup, rounds: int) -> RecordingFederation:
     """Train some rounds of a run and score the last, and return what its server saw."""
-    fed, key = Overheard(setup.federation), training_key(setup.config)
+    fed, key = RecordingFederation(setup.federation), training_key(setup.config)
     method, cfg = setup.method, setup.method_config
     knobs = {k.name: k.constant(k.start, len(fed.ids)) for k in method.needs.knobs(cfg.options)}
     cfg = replace(cfg, knobs=knobs)
@@ -146,13 +146,13 @@ def single_labels(counts: Tensor) -> Tensor:
 MOST_GROUPS = 64  # of rows seen in the same steps; each is a system of its own
 
 
-def solved_features(
+def solve_features(
     maps: Sequence[Tensor], rows: Sequence[Tensor], places: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return what first-stage messages are made of, by solving message = x @ map in all steps.
+    """Recover the inputs of first-stage messages, by solving message = x @ map over all steps.
 
-    The server knows the weights, and what stands behind a message stays the same from step to
-    step, so T steps give T H equations for F unknowns.
+    The server knows the weights, and the inputs of a message stay the same from step to step, so T
+    steps give T H equations for F unknowns.
 
     Args:
         maps: (F, H) first weights of each step.
@@ -161,60 +161,63 @@ def solved_features(
 
     Returns:
         (S,) places with as many equations as unknowns, and (S, F) float64 solutions: a sum over
-        the nodes behind a place, each scaled by a number that depends on its degree.
+        the nodes that contribute to a place, each scaled by a number that depends on its degree.
     """
     needed = -(-maps[0].shape[0] // maps[0].shape[1]) + 1
     seen: dict[int, list[int]] = defaultdict(list)
-    for step, here in enumerate(places):
-        for place in here.tolist():
+    for step, step_places in enumerate(places):
+        for place in step_places.tolist():
             seen[place].append(step)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, steps in seen.items():
         if len(steps) >= needed:
             groups[tuple(steps[:needed])].append(place)
     largest = sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_GROUPS]
-    found, solutions = [torch.zeros(0, dtype=torch.int64)], [maps[0].new_zeros(0, len(maps[0]))]
-    for steps_of, members in largest:
-        wanted = torch.tensor(members).sort().values
-        known = [_at(rows[t], places[t], wanted) for t in steps_of]
+    solved_places, solutions = (
+        [torch.zeros(0, dtype=torch.int64)],
+        [maps[0].new_zeros(0, len(maps[0]))],
+    )
+    for steps_of, group_members in largest:
+        group_places = torch.tensor(group_members).sort().values
+        messages = [_rows_at(rows[t], places[t], group_places) for t in steps_of]
         equations = torch.cat([maps[t] for t in steps_of], 1).T.double()
-        values = torch.cat(known, 1).T.double()
+        values = torch.cat(messages, 1).T.double()
         solutions.append(torch.linalg.lstsq(equations, values).solution.T)
-        found.append(wanted)
-    return torch.cat(found), torch.cat([s.double() for s in solutions])
+        solved_places.append(group_places)
+    return torch.cat(solved_places), torch.cat([s.double() for s in solutions])
 
 
-def _at(rows: Tensor, places: Tensor, wanted: Tensor) -> Tensor:
+def _rows_at(rows: Tensor, places: Tensor, place_ids: Tensor) -> Tensor:
     """Return the rows (k, H) at some places (k,), ascending."""
     order = places.argsort()
-    return rows[order[torch.searchsorted(places[order], wanted)]]
+    return rows[order[torch.searchsorted(places[order], place_ids)]]
 
 
-def separable(behind: Tensor) -> Tensor:
-    """Return which nodes' own messages are combinations of a silo's rows, (n,) bool.
+def find_separable_nodes(counts: Tensor) -> Tensor:
+    """Return which nodes' own messages are linear combinations of a silo's rows, (n,) bool.
 
     Args:
-        behind: (S, n) how often each node is behind each row: what a server knows that has the
+        counts: (S, n) how often each node is behind each row: what a server knows that has the
             silo's edges from elsewhere.
     """
-    if not len(behind):
-        return torch.zeros(behind.shape[1], dtype=torch.bool)
+    if not len(counts):
+        return torch.zeros(counts.shape[1], dtype=torch.bool)
     # Pivoted, for it tells the rank; a singular value decomposition fails where many values repeat.
-    q, r, _ = qr(behind.double().numpy().T, mode="economic", pivoting=True)
+    q, r, _ = qr(counts.double().numpy().T, mode="economic", pivoting=True)
     sizes = abs(r.diagonal())
     spanned = q[:, sizes > 1e-9 * max(sizes[0], 1e-300)]
     return torch.from_numpy((spanned**2).sum(1) > 1 - 1e-6)
 
 
-def labels_behind(cotangents: Tensor) -> Tensor:
-    """Return the only class that training nodes behind each row (S, K) can have, -1 for several.
+def infer_labels(cotangents: Tensor) -> Tensor:
+    """Infer the only class of the training nodes in each row's sum (S, K), -1 for several.
 
     A training node's gradient is p - 1 at its class and p > 0 elsewhere, so it is negative there
     only. A sum over nodes of one class is negative at that class only, too.
     """
     negative = cotangents < 0
-    one = negative.sum(1) == 1
-    return negative.long().argmax(1).where(one, -1)
+    is_single = negative.sum(1) == 1
+    return negative.long().argmax(1).where(is_single, -1)
 
 
 def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> Tensor:
@@ -230,8 +233,8 @@ def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> 
         return hit
     unit = truth.double() / lengths[0].double().clamp(min=1e-12)[:, None]
     for part in real.split(4096):
-        near = (part @ unit.T).argmax(1)
-        hit[near[(part - unit[near]).abs().amax(1) <= tolerance]] = True
+        nearest = (part @ unit.T).argmax(1)
+        hit[nearest[(part - unit[nearest]).abs().amax(1) <= tolerance]] = True
     return hit & (own > 0)
 
 
@@ -243,7 +246,9 @@ def same_up_to_scale(solved: Tensor, truth: Tensor, tolerance: float = 1e-4) -> 
 # C: silos. F: features. H: width of the first hidden layer. K: classes.
 
 
-def untouched(weights: Mapping[str, Tensor], optimizer: Optimizer, steps: int) -> Params:
+def weights_without_gradient(
+    weights: Mapping[str, Tensor], optimizer: Optimizer, steps: int
+) -> Params:
     """Return what weights become in some steps of a silo whose data give no gradient at all."""
     own = {name: w[None].clone() for name, w in weights.items()}
     state = optimizer.init(own)
@@ -264,7 +269,7 @@ def occurring_features(after: Tensor, without_data: Tensor) -> Tensor:
     return (after - without_data).abs().amax(2) > 1e-9
 
 
-def crafted(weights: Mapping[str, Tensor], center: float, spread: float) -> Params:
+def craft_weights(weights: Mapping[str, Tensor], center: float, spread: float) -> Params:
     """Return weights of two layers under which an SGD step holds single rows.
 
     Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the fed", ICLR 2022: all hidden units
@@ -355,7 +360,7 @@ FORWARD = (
 BACKWARD = ("passes.return_sums", "cagnet.send_back")
 
 
-def rows_seen(call: SeenCall, fed: Overheard) -> tuple[Tensor, Tensor]:
+def rows_seen(call: SeenCall, fed: RecordingFederation) -> tuple[Tensor, Tensor]:
     """Return the rows (k, D) of a reply, and which slot, boundary row or node each belongs to."""
     rows = call.reply["rows"]
     assert isinstance(rows, Ragged)
@@ -368,7 +373,7 @@ def rows_seen(call: SeenCall, fed: Overheard) -> tuple[Tensor, Tensor]:
     return rows.t, starts[:-1][owners(rows.off)] + field.t.long()
 
 
-def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Solve first-stage messages for features."""
     maps: list[Tensor] = []
     rows: list[Tensor] = []
@@ -377,17 +382,21 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     for call in seen.calls:
         if call.name == "passes.begin" and f"weights/{first_map(setup)}" in call.inbox:
             weights = call.inbox[f"weights/{first_map(setup)}"].t
-        here = call.name in FORWARD and "stage" in call.inbox
-        if weights is None or not here or int(call.inbox["stage"].t) != 0:
+        is_first_stage = call.name in FORWARD and "stage" in call.inbox
+        if weights is None or not is_first_stage or int(call.inbox["stage"].t) != 0:
             continue
         if name not in ("", call.name):  # evaluation's sums, after rows of training
             continue
         name = call.name
-        found = rows_seen(call, seen)
-        maps, rows, places = [*maps, weights], [*rows, found[0]], [*places, found[1]]
-    if not maps or _drawn(setup):
+        rows_and_places = rows_seen(call, seen)
+        maps, rows, places = (
+            [*maps, weights],
+            [*rows, rows_and_places[0]],
+            [*places, rows_and_places[1]],
+        )
+    if not maps or _draws_neighbors(setup):
         return []
-    where, solved = solved_features(maps, rows, places)
+    where, solved = solve_features(maps, rows, places)
     starts = {"bns.serve": seen.route.boundary_off, "cagnet.send": block.off}.get(
         name, seen.route.slot_off
     )
@@ -399,10 +408,10 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     ]
     hit = torch.cat(hits)
     what = "sums" if name == "passes.contribute" else "rows"
-    made = f"solve the first layer's {what} of {len(maps)} steps"
+    attack_name = f"solve the first layer's {what} of {len(maps)} steps"
     return [
         Finding(
-            made,
+            attack_name,
             "features of nodes, to 1e-4 up to a factor",
             share(hit),
             len(hit),
@@ -412,36 +421,38 @@ def features_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Findi
     ]
 
 
-def _drawn(setup: Setup) -> bool:
+def _draws_neighbors(setup: Setup) -> bool:
     """Whether what stands behind a row is drawn anew in every step, which is not measured."""
     return getattr(setup.method_config.options, "sample", None) is not None
 
 
-def separable_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_separable_rows(
+    seen: RecordingFederation, setup: Setup, block: ClientBlock
+) -> list[Finding]:
     """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
     calls = [call for call in seen.calls if call.name == "passes.contribute"]
-    if not calls or _drawn(setup) or setup.method.rows != "sums":
+    if not calls or _draws_neighbors(setup) or setup.method.rows != "sums":
         return []
-    _, sent = rows_seen(calls[0], seen)
+    _, places = rows_seen(calls[0], seen)
     halo = block.halo.adj
-    kept = torch.zeros(halo.num_cols, dtype=torch.bool)
-    kept[sent] = True
+    is_kept = torch.zeros(halo.num_cols, dtype=torch.bool)
+    is_kept[places] = True
     hits = [
-        separable(halo.tensor.to_dense()[rows][:, slots][:, kept[slots]].T)
+        find_separable_nodes(halo.tensor.to_dense()[rows][:, slots][:, is_kept[slots]].T)
         for rows, slots in zip(_runs(block.off), _runs(block.halo.off), strict=True)
     ]
-    made = "combine the sums, knowing each silo's edges from elsewhere"
+    attack_name = "combine the sums, knowing each silo's edges from elsewhere"
     what, hit = "messages of single nodes, which give their features", torch.cat(hits)
-    return [Finding(made, what, share(hit), len(hit), None, "honest but curious")]
+    return [Finding(attack_name, what, share(hit), len(hit), None, "honest but curious")]
 
 
 def _runs(off: Tensor) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(off.tolist())]
 
 
-def labels_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_labels(seen: RecordingFederation, setup: Setup, block: ClientBlock) -> list[Finding]:
     """Read training labels off the signs of the last layer's cotangents."""
-    if setup.schema.task != "multiclass" or _drawn(setup):
+    if setup.schema.task != "multiclass" or _draws_neighbors(setup):
         return []
     wide = setup.schema.num_classes
     calls = [c for c in seen.calls if c.name in BACKWARD and c.reply["rows"].t.shape[1] == wide]
@@ -449,32 +460,32 @@ def labels_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding
         return []
     last = max(int(call.inbox["stage"].t) for call in calls)
     parts = [rows_seen(call, seen) for call in calls if int(call.inbox["stage"].t) == last]
-    place, node = nodes_behind(calls[0].name, block)
+    place, node = contributing_nodes(calls[0].name, block)
     guess = first_guesses(parts, int(max(seen.route.slot_off[-1], block.off[-1])))
     claimed = guess[place]
-    right = claimed == block.y[node]
+    is_right = claimed == block.y[node]
     single = torch.bincount(place, minlength=len(guess))[place] == 1
-    count, good = int(block.split.train.sum()), int(right.sum())
+    count, num_right = int(block.split.train.sum()), int(is_right.sum())
     claims = int((claimed >= 0).sum())
-    made = "read the signs of the last layer's cotangents"
+    attack_name = "read the signs of the last layer's cotangents"
     return [
         Finding(
-            made,
+            attack_name,
             what,
-            len(node[right & mask].unique()) / max(count, 1),
+            len(node[is_right & mask].unique()) / max(count, 1),
             count,
-            good / claims if claims else None,
+            num_right / claims if claims else None,
             "honest but curious",
         )
         for what, mask in (
             ("labels of training nodes alone behind a row", single),
-            ("labels of training nodes, those among others of their class included", right),
+            ("labels of training nodes, those among others of their class included", is_right),
         )
     ]
 
 
 def first_guesses(parts: Sequence[tuple[Tensor, Tensor]], places: int) -> Tensor:
-    """Return what the first row of each place says, (places,) classes, -1 for nothing.
+    """Infer a class from the first row of each place, (places,) int64, -1 for none.
 
     Before training all classes are about as likely, so signs are clear.
     """
@@ -482,19 +493,19 @@ def first_guesses(parts: Sequence[tuple[Tensor, Tensor]], places: int) -> Tensor
     fresh = torch.ones(places, dtype=torch.bool)
     for rows, where in parts:
         new = fresh[where]
-        guess[where[new]] = labels_behind(rows[new])
+        guess[where[new]] = infer_labels(rows[new])
         fresh[where] = False
     return guess
 
 
-def nodes_behind(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
-    """Return the training nodes that can be behind each place of replies, as (place, node)."""
+def contributing_nodes(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
+    """Return the training nodes that can contribute to each place of replies, as (place, node)."""
     if op == "cagnet.send_back":
         node = block.split.train.nonzero()[:, 0]
         return node, node
     halo = block.halo.adj
-    kept = block.split.train[halo.row]
-    return halo.indices.long()[kept], halo.row[kept]
+    is_training = block.split.train[halo.row]
+    return halo.indices.long()[is_training], halo.row[is_training]
 
 
 # --- What attacks on weights and counts recover from a simulated run -----------------------------
@@ -503,39 +514,41 @@ def nodes_behind(op: str, block: ClientBlock) -> tuple[Tensor, Tensor]:
 CRAFTED = "send crafted weights once"
 
 
-def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]:
+def attack_first_weights(
+    seen: RecordingFederation, setup: Setup, block: ClientBlock
+) -> list[Finding]:
     """Compare first weights with those of a silo without data."""
     cfg, name = setup.method_config.in_round(1), f"weights/{first_map(setup)}"
     calls = [
         call for call in seen.calls if call.name == "local_training.train" and name in call.reply
     ]
-    plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
-    if not calls or not plain or cfg.keep_optimizer:
+    is_plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
+    if not calls or not is_plain or cfg.keep_optimizer:
         return []
-    sent = {k.removeprefix("weights/"): f.t for k, f in calls[0].inbox.items()}
-    idle = rests(cfg, sent).get(name)
+    sent_weights = {k.removeprefix("weights/"): f.t for k, f in calls[0].inbox.items()}
+    idle = rests(cfg, sent_weights).get(name)
     if idle is None:
         return []
-    idle = idle.reshape(sent[first_map(setup)].shape)
-    found = occurring_features(dense(calls[0].reply[name]), idle)
+    idle = idle.reshape(sent_weights[first_map(setup)].shape)
+    occurs = occurring_features(dense(calls[0].reply[name]), idle)
     support = (features(block) != 0).split(block.off.diff().tolist())
-    there = torch.stack([part.any(0) for part in support])
-    rows = [bool((part == own).all(1).any()) for part, own in zip(support, found, strict=True)]
+    is_present = torch.stack([part.any(0) for part in support])
+    is_exact = [bool((part == own).all(1).any()) for part, own in zip(support, occurs, strict=True)]
     trains = block.num_train > 0
-    made, both = "see which first weights moved", int((found & there).sum())
+    attack, num_true = "see which first weights moved", int((occurs & is_present).sum())
     return [
         Finding(
-            made,
+            attack,
             "features that occur at a silo",
-            both / max(int(there.sum()), 1),
-            int(there.sum()),
-            both / max(int(found.sum()), 1),
+            num_true / max(int(is_present.sum()), 1),
+            int(is_present.sum()),
+            num_true / max(int(occurs.sum()), 1),
             "honest but curious",
         ),
         Finding(
-            made,
+            attack,
             "silos of which a node's features are seen, all of them and no other",
-            share(torch.tensor(rows)[trains]),
+            share(torch.tensor(is_exact)[trains]),
             int(trains.sum()),
             None,
             "honest but curious",
@@ -543,26 +556,28 @@ def words_of(seen: Overheard, setup: Setup, block: ClientBlock) -> list[Finding]
     ]
 
 
-def crafted_rows(setup: Setup, block: ClientBlock) -> list[Finding]:
-    """Send weights that make a step of SGD hold single rows."""
+def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Finding]:
+    """Recover single rows from a step of SGD on crafted weights."""
     cfg, model = setup.method_config.in_round(1), setup.method_config.model
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
     fits = isinstance(model, Model) and set(model.weight_shapes) == names
-    one = cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)
+    is_single_step = (
+        cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)
+    )
     plain = not cfg.corrections and not cfg.losses and not cfg.keep_optimizer
     averages = setup.method.name in {"fedavg", "fedopt"}
-    if not (fits and one and plain and averages) or setup.schema.task != "multiclass":
+    if not (fits and is_single_step and plain and averages) or setup.schema.task != "multiclass":
         return []
     inputs = first_inputs(setup, block)
     sums = inputs.sum(1)
-    weights = crafted(first_weights(setup), float(sums.mean()), float(sums.std()))
-    fed, key = Overheard(setup.federation), Key.of(setup.config.seed).fold("attack")
+    weights = craft_weights(first_weights(setup), float(sums.mean()), float(sums.std()))
+    fed, key = RecordingFederation(setup.federation), Key.of(setup.config.seed).fold("attack")
     setup.method.init(fed, cfg, weights, key)
     fed.call(
         train, shared("weights", weights), what=Kind.WEIGHTS, key=key, reduce=WeightedMean("nodes")
     )
     after = {name: dense(fed.calls[-1].reply[f"weights/{name}"]) for name in names}
-    rows = single_rows(untouched(weights, cfg.optimizer, 1), after)
+    rows = single_rows(weights_without_gradient(weights, cfg.optimizer, 1), after)
     hits = [
         same_up_to_scale(rows[c], inputs[block.off[c] : block.off[c + 1]], 1e-3)
         for c in range(block.num_clients)
@@ -583,15 +598,17 @@ def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
     return matrix.tensor.to(x.dtype) @ x
 
 
-def tested_labels(seen: Overheard) -> list[Finding]:
+def attack_test_counts(seen: RecordingFederation) -> list[Finding]:
     """Read the label of a silo's only test node off its counts."""
     calls = [call for call in seen.calls if {"test.tp", "test.fn"} <= call.reply.keys()]
     if not calls:
         return []
     counts = calls[-1].reply["test.tp"].t + calls[-1].reply["test.fn"].t
-    known = single_labels(counts) >= 0
-    nodes, made = int(counts.sum()), "read a silo's counts by class"
+    is_single = single_labels(counts) >= 0
+    nodes, attack = int(counts.sum()), "read a silo's counts by class"
     what = "labels of test nodes that are alone at their silo"
     return [
-        Finding(made, what, int(known.sum()) / max(nodes, 1), nodes, None, "honest but curious")
+        Finding(
+            attack, what, int(is_single.sum()) / max(nodes, 1), nodes, None, "honest but curious"
+        )
     ]

@@ -22,29 +22,29 @@ from silograph.experiment.report import LINES, PAIRED
 from silograph.experiment.report import TABLES as PAGE
 from silograph.experiment.resolve.asked_run import (
     Own,
-    asked_run,
-    check_known_again,
+    check_identifiable,
+    merge_config,
     name_of,
     own_of,
     with_absolute_paths,
     with_model_for,
 )
 from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.own_partition import taken
+from silograph.experiment.resolve.own_partition import parse_call_arguments
 from silograph.experiment.resolve.parts import (
     TABLES,
     find_method,
+    find_option,
     named_parts,
     own_code,
     owners_of,
-    place_of,
 )
-from silograph.experiment.resolve.resolve import resolved_without_data
+from silograph.experiment.resolve.resolve import resolve_without_data
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.varied_parts import (
     check_some_have,
-    fitting,
     has_option,
+    without_foreign_options,
     without_method,
     without_unread,
 )
@@ -61,11 +61,18 @@ from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of, words_of
 from silograph.study.compare.comparison import VIEW_CHOICES, Comparison
-from silograph.study.compare.tables import TESTS, Asked, Test, paired_tables
-from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
+from silograph.study.compare.tables import TESTS, ComparisonRequest, Test, paired_tables
+from silograph.study.study import (
+    ExecutionOptions,
+    StudyFile,
+    check_processes,
+    load_study_data,
+    read_lines,
+    run_missing_cells,
+)
 from silograph.task.metric_table import added, metric_of
 
-# --- What is asked of a comparison, looked at before anything runs -------------------------------
+# --- The request of a comparison, checked before anything runs -----------------------------------
 
 
 FIELDS = [f.name for f in dataclasses.fields(RunConfig)]
@@ -73,20 +80,20 @@ SHARED = ("partition", "model", "neighbors", "selector", "aggregator")  # parts 
 VARIABLE = [name for name in FIELDS if name not in APART]
 
 
-def check(asked: Asked) -> None:
+def check(request: ComparisonRequest) -> None:
     """Raise `ConfigError` for names that do not exist."""
-    for name in asked.options:
-        if name not in (*asked.methods, *SHARED):
-            raise unknown("method or part with options", name, [*asked.methods, *SHARED])
-    if asked.baseline is not None and asked.baseline not in asked.methods:
-        raise unknown("baseline", asked.baseline, asked.methods)
-    if asked.metric is not None:
-        metric_of(asked.metric)
-    if asked.view not in VIEW_CHOICES:
-        raise unknown("view", asked.view, VIEW_CHOICES)
-    if asked.test not in TESTS:
-        raise unknown("test", asked.test, TESTS)
-    for key in asked.over:
+    for name in request.options:
+        if name not in (*request.methods, *SHARED):
+            raise unknown("method or part with options", name, [*request.methods, *SHARED])
+    if request.baseline is not None and request.baseline not in request.methods:
+        raise unknown("baseline", request.baseline, request.methods)
+    if request.metric is not None:
+        metric_of(request.metric)
+    if request.view not in VIEW_CHOICES:
+        raise unknown("view", request.view, VIEW_CHOICES)
+    if request.test not in TESTS:
+        raise unknown("test", request.test, TESTS)
+    for key in request.over:
         if isinstance(key, str) and key.startswith("options."):
             raise ConfigError(f"expected NAME or PART.NAME of an option to vary, got {key!r}")
         if not isinstance(key, str) or (key in FIELDS and key not in VARIABLE):
@@ -102,7 +109,7 @@ def check_key(key: str, config: RunConfig, method: Method | None) -> None:
         method: its method, where that is a value.
     """
     if owners_of(key.rpartition(".")[2]):
-        kind, name = place_of(key, named_parts(config, method))
+        kind, name = find_option(key, named_parts(config, method))
         raise ConfigError(
             f"expected a key that one of these runs reads, got {key}: other options of {kind} say "
             f"that nothing reads {name}: leave it out, or change those"
@@ -111,10 +118,10 @@ def check_key(key: str, config: RunConfig, method: Method | None) -> None:
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """Raise `ConfigError` for runs that no data would make possible; it names them."""
+    """Raise `ConfigError`, which names the runs, for runs that are impossible with any data."""
     for cell in cells:
         try:
-            resolved_without_data(cell.config, cell.method)
+            resolve_without_data(cell.config, cell.method)
         except ConfigError as error:
             name = words_of({key: value for key, value in cell.labels.items() if key != "seed"})
             raise ConfigError(f"{error} (runs of {name})") from None
@@ -128,13 +135,13 @@ def checked_list(what: str, values: object) -> tuple[Any, ...]:
     """
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(f"expected a list of {what}, got {shown(values)}")
-    found = tuple(values)
-    if not found:
+    entries = tuple(values)
+    if not entries:
         raise ConfigError(f"expected at least one of {what}, got none")
-    for number, value in enumerate(found):
-        if value in found[:number]:
+    for number, value in enumerate(entries):
+        if value in entries[:number]:
             raise ConfigError(f"expected {what} that differ, got {shown(value)} twice")
-    return found
+    return entries
 
 
 def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
@@ -143,21 +150,25 @@ def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
     Raises:
         ConfigError: not a dict of lists.
     """
-    given = checked_mapping("over", over)
-    cuts = given.get("partition", ())
-    if not isinstance(cuts, str) and isinstance(cuts, Sequence):
-        for cut in cuts:
-            if not isinstance(cut, str):
+    values_by_key = checked_mapping("over", over)
+    partitions = values_by_key.get("partition", ())
+    if not isinstance(partitions, str) and isinstance(partitions, Sequence):
+        for partition in partitions:
+            if not isinstance(partition, str):
                 raise ConfigError(
-                    f"expected partitions to vary by name or as FILE.csv, got {type(cut).__name__}"
+                    "expected partitions to vary by name or as FILE.csv, got "
+                    f"{type(partition).__name__}"
                 )
-    return {key: checked_list(f"values of {key}", values) for key, values in given.items()}
+    return {key: checked_list(f"values of {key}", values) for key, values in values_by_key.items()}
 
 
 def checked_options(options: object) -> dict[str, Mapping[str, Any]]:
     """Return the options of methods; raise `ConfigError` for anything but a dict of dicts."""
-    given = checked_mapping("options", options)
-    return {name: checked_mapping(f"options of {name}", own) for name, own in given.items()}
+    options_by_method = checked_mapping("options", options)
+    return {
+        name: checked_mapping(f"options of {name}", method_options)
+        for name, method_options in options_by_method.items()
+    }
 
 
 def checked_mapping(what: str, values: object) -> Mapping[str, Any]:
@@ -186,11 +197,11 @@ def checked_seeds(seeds: object) -> tuple[int, ...]:
         if seeds < 1:
             raise ConfigError(f"seeds: expected at least one, got {seeds}")
         return tuple(range(seeds))
-    found = checked_list("seeds", seeds)
-    for seed in found:
+    checked_values = checked_list("seeds", seeds)
+    for seed in checked_values:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"expected seeds that are whole numbers from 0, got {seed!r}")
-    return found
+    return checked_values
 
 
 LOG = logging.getLogger("silograph")
@@ -240,8 +251,8 @@ def compare(
         processes: runs at the same time, each in a process of its own; None for as many as there
             are cores for their threads, 0 for this process alone, as where methods or models are
             values.
-        out: folder for lines, tables and result folders; one that holds the same cells, or part
-            of them, is gone on with. None writes nothing.
+        out: folder for lines, tables and result folders; if it holds the same cells, or part of
+            them, they are not run again. None writes nothing.
         progress: `live`, `plain` or `none`, on standard error.
         config: where to start from.
         run_options: fields of `RunConfig`, for all methods.
@@ -251,9 +262,9 @@ def compare(
     """
     check_mode(progress)
     refuse_in_memory(graph)
-    call = taken(graph, dict(run_options))
-    asked, own, given = _named_parts(
-        Asked(
+    call = parse_call_arguments(graph, dict(run_options))
+    request, own, options_with_names = _replace_values_by_names(
+        ComparisonRequest(
             methods=checked_list("methods", methods),
             seeds=checked_seeds(seeds),
             over=checked_over(over),
@@ -265,45 +276,48 @@ def compare(
         ),
         call.options,
     )
-    base, _ = asked_run(call.graph, config, given)
+    base_config, _ = merge_config(call.graph, config, options_with_names)
     if metric is not None:
-        base = replace(base, metric=metric)
-    asked = replace(asked, metric=metric or base.metric)
-    check_some_have({*given, *asked.over}, base, asked.over)
-    how = How(
-        check_processes(processes, base.threads, [*own.names, *added([asked.metric])]), progress
+        base_config = replace(base_config, metric=metric)
+    request = replace(request, metric=metric or base_config.metric)
+    check_some_have({*options_with_names, *request.over}, base_config, request.over)
+    execution = ExecutionOptions(
+        check_processes(processes, base_config.threads, [*own.names, *added([request.metric])]),
+        progress,
     )
-    held = call.graph if isinstance(call.graph, Graph) else None
+    graph_in_memory = call.graph if isinstance(call.graph, Graph) else None
     if call.partition is not None:
-        held, base = cut_for_studies(held, call.partition, base)
-    plan = ComparisonPlan(asked, base, own, held)
+        graph_in_memory, base_config = cut_for_studies(graph_in_memory, call.partition, base_config)
+    plan = ComparisonPlan(request, base_config, own, graph_in_memory)
     cells = plan.cells()
-    check_cells(cell for cell in cells if cell.config.seed == asked.seeds[0])
-    return _compared(plan, cells, how, None if out is None else Path(out))
+    check_cells(cell for cell in cells if cell.config.seed == request.seeds[0])
+    return _run_comparison(plan, cells, execution, None if out is None else Path(out))
 
 
-def _named_parts(asked: Asked, run_options: Mapping[str, Any]) -> tuple[Asked, Own, dict[str, Any]]:
-    """Return the question and the options with names for parts that are values, and those parts.
+def _replace_values_by_names(
+    request: ComparisonRequest, run_options: Mapping[str, Any]
+) -> tuple[ComparisonRequest, Own, dict[str, Any]]:
+    """Replace parts that are values by their names in request and options; also return the parts.
 
     Raises:
         ConfigError: a name that does not exist, or a seed of one run.
     """
     check_no_seed(run_options)
-    for name in asked.methods:
+    for name in request.methods:
         if not isinstance(name, str | Method):
             raise ConfigError(f"expected methods or their names as methods, got {name!r}")
-    models = asked.over.get("model", ())
-    own = own_of([*asked.methods, *models, run_options.get("model")])
-    over = {**asked.over, **({"model": tuple(map(name_of, models))} if models else {})}
+    models = request.over.get("model", ())
+    own = own_of([*request.methods, *models, run_options.get("model")])
+    over = {**request.over, **({"model": tuple(map(name_of, models))} if models else {})}
     for key, values in over.items():
         checked_list(f"values of {key}", values)
-    methods = checked_list("methods", [name_of(method) for method in asked.methods])
-    asked = replace(asked, methods=methods, over=over)
-    check(asked)
+    methods = checked_list("methods", [name_of(method) for method in request.methods])
+    request = replace(request, methods=methods, over=over)
+    check(request)
     options = dict(run_options)
     if "model" in options:
         options["model"] = name_of(options["model"])
-    return asked, own, options
+    return request, own, options
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,13 +325,13 @@ class ComparisonPlan:
     """A comparison before it runs.
 
     Attributes:
-        asked: what is compared.
-        base: the run; what is compared goes over it.
+        request: what is compared.
+        base: the config of all runs; what is compared replaces its values.
         own: parts that are values.
         graph: the graph, where it is in memory.
     """
 
-    asked: Asked
+    request: ComparisonRequest
     base: RunConfig
     own: Own
     graph: Graph | None
@@ -328,84 +342,88 @@ class ComparisonPlan:
         Raises:
             ConfigError: a method, an option or a value that cannot be used.
         """
-        asked, cells = self.asked, []
-        points = list(product(*asked.over.values()))
-        for seed, point, method in product(asked.seeds, points, asked.methods):
-            varied = dict(zip(asked.over, point, strict=True))
+        request, cells = self.request, []
+        points = list(product(*request.over.values()))
+        for seed, point, method in product(request.seeds, points, request.methods):
+            varied = dict(zip(request.over, point, strict=True))
             config = self._config(method, varied, seed)
             labels = {"method": method, **varied, "seed": seed}
             parts = self.own.methods.get(method), self.own.models.get(config.model or "")
             cells.append(Cell(labels, config, self.graph, *parts))
             _ = cells[-1].start  # a wrong name costs no run
-        for key in asked.over:
+        for key in request.over:
             if key not in FIELDS and not any(key in cell.config.options for cell in cells):
                 check_key(key, cells[0].config, cells[0].method)
         return cells
 
     def _config(self, method: str, varied: Mapping[str, Scalar], seed: int) -> RunConfig:
-        """Return the run of a method; what is varied and is no option of its parts is left out."""
-        values = {name: value for name, value in vars(self.base).items() if value is not None}
-        given, value = self._given(method), self.own.methods.get(method)
-        fields = {key: each for key, each in varied.items() if key in FIELDS}
+        """Return the config of a method, without varied options that its parts do not have."""
+        values = {
+            name: method_value
+            for name, method_value in vars(self.base).items()
+            if method_value is not None
+        }
+        method_options, method_value = self._method_options(method), self.own.methods.get(method)
+        fields = {key: field_value for key, field_value in varied.items() if key in FIELDS}
         base = make_config(values | fields | {"method": method, "options": {}})
-        parts = named_parts(with_model_for(base, self.graph, value), value)
+        parts = named_parts(with_model_for(base, self.graph, method_value), method_value)
         options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
-        for key, other in product(options, given):
-            if place_of(key, parts) == place_of(other, parts):
+        for key, option in product(options, method_options):
+            if find_option(key, parts) == find_option(option, parts):
                 raise ConfigError(
                     f"expected {key} of {method} either varied or with a value, got both: leave "
                     "one of them out"
                 )
-        said = [*in_full(fields), *options, *given]
-        usual = not_said_again(self._options(method), said) | dict(given)
-        own = without_unread(usual | options, options, parts)
-        changes = {**fields, "method": method, "options": own, "seed": seed, "out": None}
-        config = with_model_for(make_config(values | changes), self.graph, value)
-        return fitting(config, value)
+        set_keys = [*in_full(fields), *options, *method_options]
+        base_options = not_said_again(self._base_options(method), set_keys) | dict(method_options)
+        read_options = without_unread(base_options | options, options, parts)
+        changes = {**fields, "method": method, "options": read_options, "seed": seed, "out": None}
+        config = with_model_for(make_config(values | changes), self.graph, method_value)
+        return without_foreign_options(config, method_value)
 
-    def _given(self, method: str) -> dict[str, Scalar]:
-        """Return the options that were given to all methods, by part, and to this one."""
-        of_parts = {
+    def _method_options(self, method: str) -> dict[str, Scalar]:
+        """Return the options for all methods, by part, and those for this one."""
+        part_options = {
             f"{kind}.{name}": value
             for kind in SHARED
-            if kind not in self.asked.methods
-            for name, value in self.asked.options.get(kind, {}).items()
+            if kind not in self.request.methods
+            for name, value in self.request.options.get(kind, {}).items()
         }
-        own = self.asked.options.get(method, {})
-        return not_said_again(of_parts, list(own)) | dict(own)
+        own_options = self.request.options.get(method, {})
+        return not_said_again(part_options, list(own_options)) | dict(own_options)
 
-    def _options(self, method: str) -> dict[str, Scalar]:
-        """Return the options of the base for a method: those of another one are not its own."""
+    def _base_options(self, method: str) -> dict[str, Scalar]:
+        """Return the options of the base config, without those of another method."""
         if method == self.base.method or not self.base.options:
             return dict(self.base.options)
-        known = find_method(self.base, self.own.methods.get(self.base.method))
-        return without_method(self.base, known)
+        base_method = find_method(self.base, self.own.methods.get(self.base.method))
+        return without_method(self.base, base_method)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `resume` reads: how the comparison was asked for."""
+        """Return what `resume` reads: the request, and the config of the runs."""
         in_memory = self.graph is not None
         base = replace(with_absolute_paths(self.base, in_memory=in_memory), out=None)
         config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
-        known = {"in_memory": in_memory, "values": self.own.names, "config": config}
-        return known | dataclasses.asdict(self.asked)
+        plan_values = {"in_memory": in_memory, "values": self.own.names, "config": config}
+        return plan_values | dataclasses.asdict(self.request)
 
 
-def _checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:
+def _read_checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:
     """Return the lines of the folder of a comparison, none where there is no folder yet.
 
     Raises:
         ConfigError: something else is there, or cells that this comparison does not have.
     """
-    ours = any((folder / name).is_file() for name in (PLAN, LINES))
-    if os.path.lexists(folder) and not ours and not _is_empty(folder):
+    is_comparison_folder = any((folder / name).is_file() for name in (PLAN, LINES))
+    if os.path.lexists(folder) and not is_comparison_folder and not _is_empty(folder):
         raise ConfigError(
             f"expected a folder of a comparison, or none yet, got {folder}: choose another --out, "
             "nothing was overwritten"
         )
     lines = read_lines(folder / LINES)
-    known = {cell.digest for cell in cells}
+    cell_digests = {cell.digest for cell in cells}
     for line in lines:
-        if digest_of(line) not in known:
+        if digest_of(line) not in cell_digests:
             labels = ", ".join(f"{key} {value}" for key, value in line["labels"].items())
             raise ConfigError(
                 f"expected a folder whose cells are among those asked for, got {folder} with "
@@ -419,36 +437,36 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _compared(
-    plan: ComparisonPlan, cells: Sequence[Cell], how: How, out: Path | None
+def _run_comparison(
+    plan: ComparisonPlan, cells: Sequence[Cell], execution: ExecutionOptions, out: Path | None
 ) -> Comparison:
-    """Run what is missing and return the tables, written beside the lines."""
+    """Run the missing cells, write lines and tables, and return the comparison."""
     if out is None:
-        fetch(cells, [], None)
+        load_study_data(cells, [], None)
         with StudyFile(None) as file:
-            run_missing(cells, file, how, len(cells))
-        return _comparison(plan, cells, file, None)
-    check_known_again(plan.own)
+            run_missing_cells(cells, file, execution, len(cells))
+        return _collect_comparison(plan, cells, file, None)
+    check_identifiable(plan.own)
     for name in (PAGE, PAIRED):
         check_regular(out / name)
-    fetch(cells, _checked_lines(out, cells), out / LINES)
+    load_study_data(cells, _read_checked_lines(out, cells), out / LINES)
     with StudyFile(out / LINES) as file:
         file.warn_of_unchecked()
-        for left in (out / "runs").glob(".*"):  # folders that were being made at a kill
-            shutil.rmtree(left, ignore_errors=True)
+        for unfinished in (out / "runs").glob(".*"):  # from a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         write_atomic(out / PLAN, json.dumps(with_digest(plan.to_dict()), indent=2) + "\n")
-        run_missing(cells, file, replace(how, runs=out / "runs"), len(cells))
-        found = _comparison(plan, cells, file, str(out))
-        paired = json.dumps(with_digest(paired_tables(found)), indent=2) + "\n"
-        write_with_sums(out, {PAGE: found.to_markdown(), PAIRED: paired})
-    return found
+        run_missing_cells(cells, file, replace(execution, runs=out / "runs"), len(cells))
+        comparison = _collect_comparison(plan, cells, file, str(out))
+        paired = json.dumps(with_digest(paired_tables(comparison)), indent=2) + "\n"
+        write_with_sums(out, {PAGE: comparison.to_markdown(), PAIRED: paired})
+    return comparison
 
 
-def _comparison(
+def _collect_comparison(
     plan: ComparisonPlan, cells: Sequence[Cell], file: StudyFile, folder: str | None
 ) -> Comparison:
-    lines = tuple(file.found(cell.digest) for cell in cells)
-    return Comparison(plan.asked, tuple(cells), lines, folder)
+    lines = tuple(file.find_line(cell.digest) for cell in cells)
+    return Comparison(plan.request, tuple(cells), lines, folder)
 
 
 def is_comparison(folder: str | os.PathLike[str]) -> bool:
@@ -456,15 +474,15 @@ def is_comparison(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / PLAN).is_file()
 
 
-def _code_in(plan: Mapping[str, Any], config: RunConfig) -> dict[str, str]:
-    """Return the code that a plan names: of its config, its methods and what it varies."""
+def _collect_code(plan: Mapping[str, Any], config: RunConfig) -> dict[str, str]:
+    """Return the code that a plan names: in its config, its methods and its varied values."""
     varied = {kind: values for kind, values in plan["over"].items() if kind in TABLES}
-    found = own_code(config)
+    code = own_code(config)
     for kind, values in {"method": plan["methods"], **varied}.items():
         for number, value in enumerate(values):
-            named = own_code(replace(config, **{kind: value}))
-            found |= {f"{kind} {number + 1}": named[kind]} if kind in named else {}
-    return found
+            code_of_value = own_code(replace(config, **{kind: value}))
+            code |= {f"{kind} {number + 1}": code_of_value[kind]} if kind in code_of_value else {}
+    return code
 
 
 @standard_numerics()
@@ -475,7 +493,7 @@ def resume_comparison(
     processes: int | None = None,
     progress: str = "none",
 ) -> Comparison:
-    """Go on with a comparison that was interrupted; `trust` as in `silograph.resume`.
+    """Resume an interrupted comparison; `trust` as in `silograph.resume`.
 
     Raises:
         ConfigError: its plan is unreadable or names code that is not trusted, or its graph was in
@@ -487,7 +505,7 @@ def resume_comparison(
         plan, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
         in_memory, config = plan.pop("in_memory"), plan.pop("config")
         values = plan.pop("values", [])
-        check_trusted(_code_in(plan, make_config(config, source=str(path))), trust, folder)
+        check_trusted(_collect_code(plan, make_config(config, source=str(path))), trust, folder)
     except SilographError:
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:

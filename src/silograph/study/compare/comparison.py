@@ -12,20 +12,20 @@ from silograph.core.config import Scalar
 from silograph.core.kinds import Kind
 from silograph.core.text import counted
 from silograph.experiment.resolve.parts import find_method
-from silograph.experiment.resolve.resolve import choose, known_values
+from silograph.experiment.resolve.resolve import choose, fill_defaults
 from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
 from silograph.methods.base import seen_by
 from silograph.nn.model_options import RATING_MODELS
 from silograph.study.cells import LASTING, Cell, Line, metric_in, words_of
 from silograph.study.compare.tables import (
-    Asked,
+    ComparisonRequest,
     ComparisonRow,
     Paired,
     Test,
     holm,
     overlap_of,
-    paired,
+    paired_test,
     power_of,
     without_options,
 )
@@ -49,47 +49,47 @@ ROW_KINDS = (  # of what belongs to single nodes; scores are a kind of their own
 
 
 def without_errors(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines of runs that came to an end."""
+    """Return the lines of runs without an error."""
     return [line for line in lines if "error" not in line]
 
 
 def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
-    """Return a line of text for what failed, one for seeds that failed alike."""
+    """Return a line of text for each failure; seeds with the same error share a line."""
     seeds: dict[tuple[str, str], list[str]] = {}
     for cell, line in zip(cells, lines, strict=True):
         if line is not None and "error" in line:
-            others = {name: value for name, value in cell.labels.items() if name != "seed"}
-            alike = (words_of(others), line["error"])
-            seeds.setdefault(alike, []).append(str(cell.labels["seed"]))
+            other_labels = {name: value for name, value in cell.labels.items() if name != "seed"}
+            name_and_error = (words_of(other_labels), line["error"])
+            seeds.setdefault(name_and_error, []).append(str(cell.labels["seed"]))
     return [
-        f"{name}, seed{'s' * (len(found) > 1)} {', '.join(found)}: {error}"
-        for (name, error), found in seeds.items()
+        f"{name}, seed{'s' * (len(failed_seeds) > 1)} {', '.join(failed_seeds)}: {error}"
+        for (name, error), failed_seeds in seeds.items()
     ]
 
 
-def own_views(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return which view picks the rounds of each method, given pairs of both."""
+def describe_judging_views(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return which view picks the rounds of each method, from pairs of view and name."""
     methods: dict[str, dict[str, None]] = {}
     for view, name in pairs:
         methods.setdefault(view, {})[name] = None
-    several = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
-    return f"views that pick the rounds: {'; '.join(several if several[1:] else methods)}"
+    view_texts = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
+    return f"views that pick the rounds: {'; '.join(view_texts if view_texts[1:] else methods)}"
 
 
-def ends_best(line: Line) -> bool:
-    """Whether a run of more than one evaluation was best in the last round that it was to have."""
+def improves_to_last_round(line: Line) -> bool:
+    """Whether a run of more than one evaluation was best in the last planned round."""
     last = line["config"]["rounds"]
     return len(line["curve"]["round"]) > 1 and line["best_round"] == line["rounds"] == last
 
 
 def outcome_of(line: Line) -> list[Any]:
-    """Return what a run came to, without its costs."""
+    """Return scores and curves of a run, without its costs."""
     curve = {name: values for name, values in line["curve"].items() if name != "bytes"}
     return [line["val"], line["test"], curve]
 
 
 def metric_in_words(metric: Metric) -> str:
-    """Return what is shown of a metric."""
+    """Describe a metric in the legend of a table."""
     return f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
 
 
@@ -100,13 +100,13 @@ def best_mean(scores: Mapping[str, Mapping[int, float]], metric: Metric) -> str 
 
 
 def cost_of(line: Line, name: str) -> Any:
-    """Return what a run cost; None is not known."""
+    """Return a cost of a run; None: not known."""
     if name == "row_bytes":
         return sum(line["bytes"]["by_kind"].get(kind, 0) for kind in ROW_KINDS)
     return line["bytes"]["total"] if name == "bytes" else line.get(name)
 
 
-def tested_columns(
+def test_columns(
     reference: str | None, test: Paired | None, adjusted: float | None
 ) -> ComparisonRow:
     """Return the columns of a paired test; `adjusted`: its p-value among several tests."""
@@ -139,14 +139,13 @@ class Comparison:
     """The outcome of a comparison.
 
     Attributes:
-        asked: what was compared.
+        request: what was compared.
         cells: all of its cells.
-        lines: what came of each, in the order of the cells; one is missing where a cell has not
-            run.
+        lines: the outcome of each cell, in the order of the cells; None where a cell has not run.
         folder: where it was written, or None.
     """
 
-    asked: Asked
+    request: ComparisonRequest
     cells: tuple[Cell, ...]
     lines: tuple[Line | None, ...]
     folder: str | None = None
@@ -174,7 +173,7 @@ class Comparison:
         return [row for point in points for row in self._rows_at(point)]
 
     def _point(self, cell: Cell) -> Point:
-        return tuple(cell.labels[key] for key in self.asked.over)
+        return tuple(cell.labels[key] for key in self.request.over)
 
     def _lines_at(self, point: Point) -> list[Line | None]:
         pairs = zip(self.cells, self.lines, strict=True)
@@ -182,7 +181,7 @@ class Comparison:
 
     def _metric(self, lines: Sequence[Line | None]) -> Metric:
         """Return the metric that lines are compared by."""
-        name = self.asked.metric
+        name = self.request.metric
         return metric_in(lines) or METRICS["accuracy"] if name is None else METRICS[name]
 
     @property
@@ -192,80 +191,91 @@ class Comparison:
         return list(dict.fromkeys(self._metric(self._lines_at(point)) for point in points))
 
     def _rows_at(self, point: Point) -> list[ComparisonRow]:
-        asked, metric = self.asked, self._metric(self._lines_at(point))
-        ran = {m: self._ran(point, m) for m in asked.methods}
-        rows = [self._means(point, m, ran[m], metric) for m in asked.methods]
-        for shown in VIEWS:
-            means = [row[f"{shown}_mean"] for row in rows]
+        request, metric = self.request, self._metric(self._lines_at(point))
+        lines_by_method = {m: self._lines_of_method(point, m) for m in request.methods}
+        rows = [self._means(point, m, lines_by_method[m], metric) for m in request.methods]
+        for view_name in VIEWS:
+            means = [row[f"{view_name}_mean"] for row in rows]
             best = metric.best(means)
             for row in rows:
-                row["best"] += [shown] if best is not None and row[f"{shown}_mean"] == best else []
+                row["best"] += (
+                    [view_name] if best is not None and row[f"{view_name}_mean"] == best else []
+                )
         view = self._test_view(point)
-        scores = {m: self._scores(without_errors(ran[m]), view, metric) for m in asked.methods}
-        reference = asked.baseline or best_mean(scores, metric)
+        scores = {
+            m: self._scores(without_errors(lines_by_method[m]), view, metric)
+            for m in request.methods
+        }
+        reference = request.baseline or best_mean(scores, metric)
         tests: dict[str, Paired] = {}
         test, overlap = self._test(point)
-        for method in asked.methods:
+        for method in request.methods:
             if reference is None or method == reference:
                 continue
             # A method whose runs all failed has a test of no pairs; one without the view has none.
-            if all(scores[m] or not without_errors(ran[m]) for m in (method, reference)):
-                shared = sorted(scores[method].keys() & scores[reference].keys())
-                ours, theirs = ([scores[m][s] for s in shared] for m in (method, reference))
-                tests[method] = paired(ours, theirs, test, overlap)
+            if all(
+                scores[m] or not without_errors(lines_by_method[m]) for m in (method, reference)
+            ):
+                shared_seeds = sorted(scores[method].keys() & scores[reference].keys())
+                method_scores, reference_scores = (
+                    [scores[m][s] for s in shared_seeds] for m in (method, reference)
+                )
+                tests[method] = paired_test(method_scores, reference_scores, test, overlap)
         adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
         for row in rows:
             method = row["method"]
             row["view"] = view if scores[method] else None
-            row |= tested_columns(reference, tests.get(method), adjusted.get(method))
+            row |= test_columns(reference, tests.get(method), adjusted.get(method))
         return rows
 
     def _test_view(self, point: Point) -> str | None:
         """Return the view whose scores are tested at values of what is varied.
 
         Scores of two views are never compared: they are of different models, or of nodes that see
-        different neighbors. Unless a view was asked for, it is one that all methods have, and of
-        several the one that most methods are about. If there is none, it is the view that most
+        different neighbors. Unless the request names a view, it is one that all methods have, and
+        of several the one that most methods are about. If there is none, it is the view that most
         methods have, the baseline among them; methods without it are not tested.
         """
-        asked = self.asked
-        if asked.view != "own":
-            return asked.view
+        request = self.request
+        if request.view != "own":
+            return request.view
         metric = self._metric(self._lines_at(point))
-        own = [self._own_view(point, method) for method in asked.methods]
-        having = {
-            view: [m for m in asked.methods if self._has_view(point, m, view, metric)]
+        own_views = [self._judging_view(point, method) for method in request.methods]
+        methods_by_view = {
+            view: [m for m in request.methods if self._has_view(point, m, view, metric)]
             for view in VIEWS
         }
         ranks = {
-            view: (len(methods), own.count(view))
-            for view, methods in having.items()
-            if methods and (asked.baseline is None or asked.baseline in methods)
+            view: (len(methods), own_views.count(view))
+            for view, methods in methods_by_view.items()
+            if methods and (request.baseline is None or request.baseline in methods)
         }
         return max(ranks, key=lambda view: ranks[view]) if ranks else None  # the first of equals
 
     def _has_view(self, point: Point, method: str, view: str, metric: Metric) -> bool:
         """Return whether a method has scores in a view."""
-        return bool(self._scores(without_errors(self._ran(point, method)), view, metric))
+        return bool(
+            self._scores(without_errors(self._lines_of_method(point, method)), view, metric)
+        )
 
     def _test(self, point: Point) -> tuple[Test, float]:
         """Return the test at values of what is varied, and how far its seeds' splits overlap."""
         config = next(cell.config for cell in self.cells if self._point(cell) == point)
         overlap = overlap_of(config.split, config.split_seed)
-        if self.asked.test == "auto":
+        if self.request.test == "auto":
             return ("t", 0.0) if overlap is None else ("resampled", overlap)
-        return self.asked.test, overlap or 0.0
+        return self.request.test, overlap or 0.0
 
     def _test_notes(self) -> list[str]:
         """Return which test is printed, if one is, and what so many seeds can show."""
-        asked = self.asked
-        if not asked.tests:
+        request = self.request
+        if not request.tests:
             return []
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
         views = dict.fromkeys(self._test_view(point) for point in points)
         view = f"the {' or '.join(view or 'missing' for view in views)} view"
         tests = dict.fromkeys(self._test(point) for point in points)
-        if len(asked.seeds) == 1:
+        if len(request.seeds) == 1:
             powers = dict.fromkeys(power_of(1, *test) for test in tests)
             return [f"difference: in {view}", *self._view_notes(), *powers]
         notes = [
@@ -273,21 +283,22 @@ class Comparison:
             for test in dict.fromkeys(test for test, _ in tests)
         ]
         notes += self._view_notes()
-        redrawn = any(overlap for _, overlap in tests)
-        if redrawn and asked.test in ("t", "wilcoxon"):
+        splits_overlap = any(overlap for _, overlap in tests)
+        if splits_overlap and request.test in ("t", "wilcoxon"):
             notes.append(
                 "every seed splits the graph anew, and such splits overlap: p-values are too "
                 "small; --test resampled corrects this"
             )
-        return notes + [power_of(len(asked.seeds), *test) for test in tests]
+        return notes + [power_of(len(request.seeds), *test) for test in tests]
 
     def _view_notes(self) -> list[str]:
         """Return in which view each method is judged, and which methods are not tested."""
         points = dict.fromkeys(self._point(cell) for cell in self.cells)
         pairs = [
-            (self._own_view(p, m), self.names[m]) for p, m in product(points, self.asked.methods)
+            (self._judging_view(p, m), self.names[m])
+            for p, m in product(points, self.request.methods)
         ]
-        notes = [own_views(pairs)] if len({view for view, _ in pairs}) > 1 else []
+        notes = [describe_judging_views(pairs)] if len({view for view, _ in pairs}) > 1 else []
         untested = dict.fromkeys(
             self.names[row["method"]] for row in self.rows if row["view"] is None and row["seeds"]
         )
@@ -300,12 +311,12 @@ class Comparison:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What tables call the methods: their own names where a file was given for them."""
+        """What tables call the methods: their own names where the config has a file."""
         methods = {str(c.labels["method"]): find_method(c.config, c.method) for c in self.cells}
         names = [method.name for method in methods.values()]
         return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}
 
-    def _ran(self, point: Point, method: str) -> list[Line]:
+    def _lines_of_method(self, point: Point, method: str) -> list[Line]:
         """Return the lines of a method, also of failed cells."""
         return [
             line
@@ -315,12 +326,15 @@ class Comparison:
         ]
 
     def _means(
-        self, point: Point, method: str, ran: Sequence[Line], metric: Metric
+        self, point: Point, method: str, method_lines: Sequence[Line], metric: Metric
     ) -> ComparisonRow:
-        row: ComparisonRow = {"method": method, **dict(zip(self.asked.over, point, strict=True))}
-        lines, without = without_errors(ran), [line for line in ran if "error" in line]
-        diverged = sum(line.get("kind") == LASTING for line in without)
-        row |= {"seeds": len(lines), "diverged": diverged, "failed": len(without) - diverged}
+        row: ComparisonRow = {"method": method, **dict(zip(self.request.over, point, strict=True))}
+        lines, failed_lines = (
+            without_errors(method_lines),
+            [line for line in method_lines if "error" in line],
+        )
+        diverged = sum(line.get("kind") == LASTING for line in failed_lines)
+        row |= {"seeds": len(lines), "diverged": diverged, "failed": len(failed_lines) - diverged}
         for view in VIEWS:
             values = list(self._scores(lines, view, metric).values())
             row[f"{view}_mean"] = statistics.mean(values) if values else None
@@ -336,29 +350,32 @@ class Comparison:
         """Return the metric by seed, where there is one."""
         scores = {}
         for line in lines:
-            judged = line["test"].get(view)
-            if judged is not None and judged.get(metric.name) is not None:
-                scores[line["config"]["seed"]] = judged[metric.name]
+            view_scores = line["test"].get(view)
+            if view_scores is not None and view_scores.get(metric.name) is not None:
+                scores[line["config"]["seed"]] = view_scores[metric.name]
         return scores
 
-    def _own_view(self, point: Point, method: str) -> str:
+    def _judging_view(self, point: Point, method: str) -> str:
         """Return the view that picks the rounds of a method."""
         cells = (c for c in self.cells if self._point(c) == point)
         cell = next(cell for cell in cells if cell.labels["method"] == method)
         return find_method(cell.config, cell.method).evaluate.view
 
-    def _ways(self) -> dict[str, list[str]]:
-        """Return how nodes are seen in the server view, and the methods that see them so."""
-        ways: dict[str, list[str]] = {}
+    def _methods_by_server_view(self) -> dict[str, list[str]]:
+        """Return how nodes are seen in the server view, and the methods of each kind."""
+        methods_by_description: dict[str, list[str]] = {}
         for cell in self.cells:
             method = find_method(cell.config, cell.method)
             if method.evaluate.view != "server":
                 continue
-            way = seen_by(method, cell.config)
-            names, name = ways.setdefault(way, []), self.names[str(cell.labels["method"])]
+            description = seen_by(method, cell.config)
+            names, name = (
+                methods_by_description.setdefault(description, []),
+                self.names[str(cell.labels["method"])],
+            )
             if name not in names:
                 names.append(name)
-        return ways
+        return methods_by_description
 
     @cached_property
     def constants(self) -> list[ComparisonRow]:
@@ -373,40 +390,47 @@ class Comparison:
         lines = self._lines_at(point)
         metric = self._metric(lines)
         # All methods of a seed have one partition, so any of their lines says it.
-        found = {
+        constant_by_seed = {
             line["config"]["seed"]: line["constant"]
             for line in lines
             if line is not None and line.get("constant") is not None
         }
-        scores = [constant["scores"].get(metric.name) for constant in found.values()]
+        scores = [constant["scores"].get(metric.name) for constant in constant_by_seed.values()]
         values = [score for score in scores if score is not None]
         return {
-            "name": next((constant["name"] for constant in found.values()), None),
+            "name": next((constant["name"] for constant in constant_by_seed.values()), None),
             "metric": metric.name,
             "mean": statistics.mean(values) if values else None,
             "std": statistics.stdev(values) if len(values) > 1 else None,
         }
 
-    def _improving(self) -> list[str]:
+    def _still_improving(self) -> list[str]:
         """Return which methods had their best round last, in one line or none."""
-        found = []
-        for method in self.asked.methods:
+        texts = []
+        for method in self.request.methods:
             pairs = zip(self.cells, self.lines, strict=True)
-            ran = without_errors([ln for c, ln in pairs if ln and c.labels["method"] == method])
-            if last := sum(ends_best(line) for line in ran):
-                found.append(f"{self.names[method]} in {last} of {counted(len(ran), 'run')}")
-        what = "the last round was the best one, and scores were still improving: raise --rounds"
-        return [f"{what} ({', '.join(found)})"] if found else []
+            finished_lines = without_errors(
+                [ln for c, ln in pairs if ln and c.labels["method"] == method]
+            )
+            if num_improving := sum(improves_to_last_round(line) for line in finished_lines):
+                texts.append(
+                    f"{self.names[method]} in {num_improving} of "
+                    f"{counted(len(finished_lines), 'run')}"
+                )
+        message = "the last round was the best one, and scores were still improving: raise --rounds"
+        return [f"{message} ({', '.join(texts)})"] if texts else []
 
-    def _alike(self) -> list[list[str]]:
+    def _identical_methods(self) -> list[list[str]]:
         """Return the groups of methods whose runs coincide in all scores and losses."""
         groups: dict[str, list[str]] = {}
-        for method in self.asked.methods:
+        for method in self.request.methods:
             pairs = zip(self.cells, self.lines, strict=True)
-            ran = [line for cell, line in pairs if cell.labels["method"] == method]
-            if all(line is not None and "error" not in line for line in ran):
-                came = json.dumps([outcome_of(line) for line in ran if line is not None])
-                groups.setdefault(came, []).append(method)
+            method_lines = [line for cell, line in pairs if cell.labels["method"] == method]
+            if all(line is not None and "error" not in line for line in method_lines):
+                outcome = json.dumps(
+                    [outcome_of(line) for line in method_lines if line is not None]
+                )
+                groups.setdefault(outcome, []).append(method)
         return [names for names in groups.values() if len(names) > 1]
 
     def _untrained(self) -> list[str]:
@@ -414,32 +438,34 @@ class Comparison:
         notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
         for point in points:
             lines = without_errors([line for line in self._lines_at(point) if line is not None])
-            found = [line["untrained"] for line in lines if "untrained" in line]
+            scores_by_line = [line["untrained"] for line in lines if "untrained" in line]
             metric = self._metric(lines)
             texts = []
-            for name in found[0] if found else ():
-                values = [each[name].get(metric.name) for each in found]
+            for name in scores_by_line[0] if scores_by_line else ():
+                values = [line_scores[name].get(metric.name) for line_scores in scores_by_line]
                 if None not in values:
                     texts.append(f"{name} {metric.text(sum(values) / len(values))}")
             if texts:
-                where = f" ({', '.join(map(str, point))})" if len(points) > 1 else ""
-                notes.append(f"without training, test {metric.title}{where}: {', '.join(texts)}")
+                point_text = f" ({', '.join(map(str, point))})" if len(points) > 1 else ""
+                notes.append(
+                    f"without training, test {metric.title}{point_text}: {', '.join(texts)}"
+                )
         return notes
 
     def _cautions(self) -> list[str]:
-        """Return what methods say of their defaults, where clients train by these."""
-        found: dict[str, dict[str, None]] = {}  # names of the methods that each is of
+        """Return cautions about the defaults of methods that are trained with these."""
+        methods_by_caution: dict[str, dict[str, None]] = {}  # names of the methods that each is of
         for cell in self.cells:
             method = find_method(cell.config, cell.method)
-            by_default = replace(cell.config, optimizer=None, lr=None, local_epochs=None)
-            given, default = (
-                known_values(c, choose(c, cell.method)) for c in (cell.config, by_default)
+            default_config = replace(cell.config, optimizer=None, lr=None, local_epochs=None)
+            values, default_values = (
+                fill_defaults(c, choose(c, cell.method)) for c in (cell.config, default_config)
             )
-            rates = cell.config.model in RATING_MODELS
-            caution = method.caution_on("ratings" if rates else "labels of nodes")
-            if caution and given == default:
-                found.setdefault(caution, {})[method.name] = None
-        return [f"{', '.join(names)}: {caution}" for caution, names in found.items()]
+            has_ratings = cell.config.model in RATING_MODELS
+            caution = method.caution_on("ratings" if has_ratings else "labels of nodes")
+            if caution and values == default_values:
+                methods_by_caution.setdefault(caution, {})[method.name] = None
+        return [f"{', '.join(names)}: {caution}" for caution, names in methods_by_caution.items()]
 
     @property
     def failed(self) -> list[str]:
@@ -449,25 +475,30 @@ class Comparison:
 
     @property
     def failed_alike(self) -> list[str]:
-        """The same, seeds that failed alike in one line."""
+        """The same, with one line for seeds that failed with the same error."""
         return failures(self.cells, self.lines)
 
     @property
     def legend(self) -> str:
         """What the tables of scores show."""
-        shown = " and ".join(metric_in_words(metric) for metric in self.metrics)
-        return f"mean ± sample standard deviation over seeds, {shown}; * best mean of its view"
+        metric_texts = " and ".join(metric_in_words(metric) for metric in self.metrics)
+        return (
+            f"mean ± sample standard deviation over seeds, {metric_texts}; * best mean of its view"
+        )
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
-        asked = self.asked
+        request = self.request
         notes = [self.legend, *self._test_notes()]
-        ways = self._ways()
-        if len(ways) > 1:
-            each = "; ".join(f"{', '.join(names)}: {way}" for way, names in ways.items())
-            notes.append(f"the server view sees a node differently ({each}); the uncut view alike")
-        if asked.tests and asked.baseline is None and len(asked.seeds) > 1:
+        methods_by_description = self._methods_by_server_view()
+        if len(methods_by_description) > 1:
+            texts = "; ".join(
+                f"{', '.join(names)}: {description}"
+                for description, names in methods_by_description.items()
+            )
+            notes.append(f"the server view sees a node differently ({texts}); the uncut view alike")
+        if request.tests and request.baseline is None and len(request.seeds) > 1:
             notes.append(
                 "the reference is the best mean of the same scores, which favors it: p-values are "
                 "too small; name a baseline to avoid that"
@@ -475,10 +506,10 @@ class Comparison:
         notes += [
             f"{' and '.join(names)} have the same scores and losses in every round: with these "
             "settings they are the same method"
-            for names in self._alike()
+            for names in self._identical_methods()
         ]
-        notes += without_options(self.cells, self.names, tuple(self.asked.over))
-        notes += self._improving()
+        notes += without_options(self.cells, self.names, tuple(self.request.over))
+        notes += self._still_improving()
         notes += self._untrained()
         notes += self._cautions()
         if any(row["diverged"] or row["failed"] for row in self.rows):
@@ -494,7 +525,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
-            **asdict(self.asked),
+            **asdict(self.request),
             "metric": " ".join(metric.name for metric in self.metrics),
             "rows": self.rows,
             "constants": self.constants,

@@ -15,7 +15,7 @@ from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError
 from silograph.core.text import counted, decimals, html_lines, html_table
 from silograph.experiment.run.result import VIEWS
-from silograph.experiment.terminal_table import console_to, markdown_table, print_fitted
+from silograph.experiment.terminal_table import console_to, markdown_table, print_number_table
 from silograph.graph.datasets import is_path
 from silograph.graph.partition.split import parse_ratios
 from silograph.study.cells import Cell
@@ -52,7 +52,7 @@ class Paired:
     p: float | None
 
 
-def paired(
+def paired_test(
     ours: Sequence[float], theirs: Sequence[float], test: Test = "t", overlap: float = 0.0
 ) -> Paired:
     """Compare two methods on the same seeds.
@@ -132,14 +132,14 @@ def _wilcoxon(differences: Sequence[float]) -> float:
 
     # Scores are shares of nodes: .8 - .7 and .7 - .6 are one rank, though not one float.
     rounded = (round(d, DIGITS) for d in differences)
-    kept = [d for d in rounded if d != 0]
-    if not kept:
+    nonzero = [d for d in rounded if d != 0]
+    if not nonzero:
         return 1.0
-    tied = len({abs(d) for d in kept}) < len(kept)
+    tied = len({abs(d) for d in nonzero}) < len(nonzero)
     method: Any = "exact"
     if tied:
         method = stats.PermutationMethod(n_resamples=MOST_EXACT, rng=np.random.default_rng(0))
-    return float(stats.wilcoxon(kept, method=method).pvalue)
+    return float(stats.wilcoxon(nonzero, method=method).pvalue)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -148,11 +148,11 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     >>> holm([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
     """
-    known = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    ranked = sorted((p, place) for place, p in enumerate(values) if p is not None)
     adjusted: list[float | None] = [None] * len(values)
     largest = 0.0
-    for rank, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
+    for rank, (p, place) in enumerate(ranked):
+        largest = max(largest, min(1.0, (len(ranked) - rank) * p))
         adjusted[place] = largest
     return adjusted
 
@@ -163,9 +163,9 @@ def power_of(n: int, test: Test, overlap: float = 0.0) -> str:
         return f"{n} seed: no spread and no test; give at least 2, better 5 to 10"
     if test == "wilcoxon":
         return f"{n} seeds: the smallest p-value that signed ranks can give is {2 / 2**n:.3g}"
-    least = f"{half_width(n, overlap):.2f}"
+    smallest = f"{half_width(n, overlap):.2f}"
     return (
-        f"{n} seeds: a difference shows at the 5 % level only above {least} standard "
+        f"{n} seeds: a difference shows at the 5 % level only above {smallest} standard "
         "deviations of the differences, and a p-value rests on their being about normal"
     )
 
@@ -177,7 +177,7 @@ ComparisonRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonRequest:
     """What is compared, and how it is judged.
 
     Attributes:
@@ -217,7 +217,7 @@ class Compared(Protocol):
     """What is shown of a comparison; `Comparison` says what each part is."""
 
     @property
-    def asked(self) -> Asked:
+    def request(self) -> ComparisonRequest:
         """What is compared."""
 
     @property
@@ -249,7 +249,7 @@ class Compared(Protocol):
         """A line for what failed, one for seeds that failed alike."""
 
 
-def shown(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
+def format_value(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
     """Return a score of a row, or a difference of two, in the unit of all tables and files."""
     if value is None:
         return "-"
@@ -262,7 +262,7 @@ def small(p: float | None) -> str:
     return "-" if p is None else "< .001" if p < 0.001 else f"{p:.3f}".lstrip("0")
 
 
-def scaled(value: float | None, unit: float, digits: int) -> str:
+def format_cost(value: float | None, unit: float, digits: int) -> str:
     """Return a cost in its unit."""
     return "-" if value is None else decimals(value / unit, digits)
 
@@ -270,9 +270,9 @@ def scaled(value: float | None, unit: float, digits: int) -> str:
 def _score(view: str) -> Column:
     def text(row: ComparisonRow) -> str:
         mean, std = row[f"{view}_mean"], row[f"{view}_std"]
-        spread = "" if std is None else f" ± {shown(row, std)}"
+        spread = "" if std is None else f" ± {format_value(row, std)}"
         few = f" ({_of_all(row)})" if row["diverged"] or row["failed"] else ""
-        return f"{shown(row, mean)}{spread}{'*' if view in row['best'] else ''}{few}"
+        return f"{format_value(row, mean)}{spread}{'*' if view in row['best'] else ''}{few}"
 
     return view, text
 
@@ -293,14 +293,15 @@ def _tested() -> list[Column]:
     def interval(row: ComparisonRow) -> str:
         if row["low"] is None:
             return "-"
-        return f"{shown(row, row['low'], signed=True)} to {shown(row, row['high'], signed=True)}"
+        low, high = (format_value(row, row[end], signed=True) for end in ("low", "high"))
+        return f"{low} to {high}"
 
     def difference(row: ComparisonRow) -> str:
         if row["method"] == row["reference"]:
             return "reference"
         if row["view"] is None and row["seeds"]:
             return "no common view"
-        return shown(row, row["difference"], signed=True)
+        return format_value(row, row["difference"], signed=True)
 
     return [
         ("difference", difference),
@@ -315,13 +316,13 @@ def _tested() -> list[Column]:
 SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
 TESTED = _tested()
 COSTS: list[Column] = [
-    ("MB", lambda row: scaled(row["bytes"], 1e6, 1)),
-    ("GFLOP", lambda row: scaled(row["flops"], 1e9, 1)),
-    ("seconds", lambda row: scaled(row["seconds"], 1, 1)),
-    ("peak MB", lambda row: scaled(row["peak_memory_bytes"], 1e6, 0)),
-    ("best round", lambda row: scaled(row["best_round"], 1, 0)),
+    ("MB", lambda row: format_cost(row["bytes"], 1e6, 1)),
+    ("GFLOP", lambda row: format_cost(row["flops"], 1e9, 1)),
+    ("seconds", lambda row: format_cost(row["seconds"], 1, 1)),
+    ("peak MB", lambda row: format_cost(row["peak_memory_bytes"], 1e6, 0)),
+    ("best round", lambda row: format_cost(row["best_round"], 1, 0)),
 ]
-ROWS: Column = ("rows MB", lambda row: scaled(row["row_bytes"], 1e6, 1))
+ROWS: Column = ("rows MB", lambda row: format_cost(row["row_bytes"], 1e6, 1))
 BIAS: Column = (
     "local bias",
     lambda row: "-" if row["local_bias"] is None else f"{row['local_bias']:.4g}",
@@ -330,20 +331,20 @@ BIAS: Column = (
 
 def tables_of(comparison: Compared, width: float) -> list[Titled]:
     """Return the tables that fit a width."""
-    asked = any(row["local_bias"] is not None for row in comparison.rows)
-    sent = any(row["row_bytes"] for row in comparison.rows)
-    costs = [COSTS[0], *[ROWS] * sent, *COSTS[1:], *[BIAS] * asked]
-    tested = [("paired test", TESTED)] * comparison.asked.tests
+    has_local_bias = any(row["local_bias"] is not None for row in comparison.rows)
+    has_row_bytes = any(row["row_bytes"] for row in comparison.rows)
+    costs = [COSTS[0], *[ROWS] * has_row_bytes, *COSTS[1:], *[BIAS] * has_local_bias]
+    tested = [("paired test", TESTED)] * comparison.request.tests
     if width >= WIDE:
-        apart = [
+        sections = [
             ("scores, and costs as means of a run", [*SCORES, *costs]),
             *tested,
         ]
     else:
-        apart = [("scores", SCORES), *tested, ("costs, mean of a run", costs)]
+        sections = [("scores", SCORES), *tested, ("costs, mean of a run", costs)]
     names = comparison.names
     method: Column = ("method", lambda row: names[row["method"]])
-    return [(title, [method, *columns]) for title, columns in apart]
+    return [(title, [method, *columns]) for title, columns in sections]
 
 
 def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
@@ -353,7 +354,7 @@ def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
     """
     method: Column = ("method", lambda row: comparison.names[row["method"]])
 
-    def made(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    def make_rows(columns: Sequence[Column]) -> list[dict[str, Any]]:
         return [
             {
                 "title": point,
@@ -364,32 +365,34 @@ def paired_tables(comparison: Compared) -> dict[str, list[Any]]:
         ]
 
     return {
-        "scores": made([method, *SCORES]),
-        "tables": made([method, *TESTED]) if comparison.asked.tests else [],
+        "scores": make_rows([method, *SCORES]),
+        "tables": make_rows([method, *TESTED]) if comparison.request.tests else [],
         "notes": list(comparison.notes),
     }
 
 
 def groups(comparison: Compared) -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:
     """Return the rows by the values of what is varied, those values in words, and the constant."""
-    over = comparison.asked.over
-    found = groupby(comparison.rows, key=lambda row: [row[key] for key in over])
+    keys = comparison.request.over
+    grouped_rows = groupby(comparison.rows, key=lambda row: [row[key] for key in keys])
     return [
-        (", ".join(f"{k} {value}" for k, value in zip(over, point, strict=True)), list(rows), last)
-        for (point, rows), last in zip(found, comparison.constants, strict=True)
+        (", ".join(f"{k} {value}" for k, value in zip(keys, point, strict=True)), list(rows), last)
+        for (point, rows), last in zip(grouped_rows, comparison.constants, strict=True)
     ]
 
 
 def title_of(comparison: Compared) -> str:
     """Return dataset and metric in words."""
     config = comparison.cells[0].config
-    known = comparison.asked.over
+    varied_values = comparison.request.over
     name = Path(config.dataset).name if is_path(config.dataset) else config.dataset
-    words = [] if "dataset" in known else [name]
+    words = [] if "dataset" in varied_values else [name]
     words += (
-        [] if "clients" in known or config.clients is None else [counted(config.clients, "client")]
+        []
+        if "clients" in varied_values or config.clients is None
+        else [counted(config.clients, "client")]
     )
-    words += [] if "partition" in known else [config.partition]
+    words += [] if "partition" in varied_values else [config.partition]
     return ", ".join(words)
 
 
@@ -400,8 +403,8 @@ def _texts(
     texts = [[text(row) for _, text in columns] for row in rows]
     if constant["mean"] is None or SCORES[0] not in columns:
         return texts
-    spread = "" if constant["std"] is None else f" ± {shown(constant, constant['std'])}"
-    text = f"{shown(constant, constant['mean'])}{spread}"
+    spread = "" if constant["std"] is None else f" ± {format_value(constant, constant['std'])}"
+    text = f"{format_value(constant, constant['mean'])}{spread}"
     filled = {v for v in VIEWS if any(row[f"{v}_mean"] is not None for row in rows)}
     ends = [text if name in filled else "-" for name, _ in columns[1:]]
     return [*texts, [constant["name"], *ends]]
@@ -415,7 +418,7 @@ def text_of(comparison: Compared, width: int) -> str:
         for title, columns in tables_of(comparison, width):
             words = [w for w in (title_of(comparison), point, title) if w]
             names = [name for name, _ in columns]
-            print_fitted(console, names, _texts(columns, rows, last), ": ".join(words))
+            print_number_table(console, names, _texts(columns, rows, last), ": ".join(words))
             console.print()
     for note in comparison.notes:
         console.print(note)
@@ -466,10 +469,14 @@ def without_options(
     for key in options:
         none = []
         for method, name in names.items():
-            mine = [c for c in cells if c.labels["method"] == method]
-            without = [c.labels for c in mine if key not in c.config.options]
+            method_cells = [c for c in cells if c.labels["method"] == method]
+            without = [c.labels for c in method_cells if key not in c.config.options]
             at = (", ".join(f"{k}={e[k]}" for k in over if k not in options) for e in without)
-            part = "" if len(without) == len(mine) else f" at {' and '.join(dict.fromkeys(at))}"
+            part = (
+                ""
+                if len(without) == len(method_cells)
+                else f" at {' and '.join(dict.fromkeys(at))}"
+            )
             none += [f"{name}{part}"] if without else []
         if none:
             notes.append(f"without option {key}, alike for each of its values: {', '.join(none)}")

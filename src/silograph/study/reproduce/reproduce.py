@@ -1,4 +1,4 @@
-"""`reproduce`: run what a recipe lacks, then write its page; what ran before is kept."""
+"""`reproduce`: run what a recipe lacks, then write its page; finished cells do not run again."""
 
 import contextlib
 import io
@@ -22,17 +22,24 @@ from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.resolve.trusted_code import check_trusted
-from silograph.experiment.resolve.user_code import imported, is_spec
+from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.terminal_table import markdown_table
-from silograph.study.cells import Cell, Line, digest_of, lasts
-from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
+from silograph.study.cells import Cell, Line, digest_of, is_final
+from silograph.study.study import (
+    ExecutionOptions,
+    StudyFile,
+    check_processes,
+    load_study_data,
+    read_lines,
+    run_missing_cells,
+)
 
 # --- plots ---------------------------------------------------------------------------------------
 # Curves as SVG by matplotlib, on white, so that they are legible on light and dark pages.
 
 
-# Okabe and Ito's colors, told apart without color vision; yellow left out, too faint on white.
+# Okabe and Ito's colors, which color-blind readers can tell apart; yellow is too faint on white.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 INK = "#222222"
 LEGEND_COLUMNS, LEGEND_INCHES = 2, 0.23  # of the legend; a line of it is so high
@@ -160,9 +167,9 @@ class Recipe:
     Attributes:
         name: FOLDER/NAME, the place of its files.
         title: one line for listings.
-        cells: returns the cells that are to be run, given what has been found. It is asked again
+        cells: returns the cells to run, from the lines so far. It is called again
             when they have run, so that later cells may depend on earlier ones.
-        page: returns tables and curves of what has been found.
+        page: returns tables and curves of the lines.
         text: the page before its sections are filled in: Markdown with pairs of marks
             `<!-- NAME -->`. A page that exists keeps its own text.
     """
@@ -230,12 +237,12 @@ Only = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Reproduced:
-    """What came of a call.
+    """The outcome of `reproduce`.
 
     Attributes:
         page: the file of the page.
         ran: cells that ran now.
-        taken: cells that another recipe of the folder has run, whose lines were copied now.
+        copied: cells that another recipe of the folder has run, whose lines were copied now.
         failed: cells without a result, of those that ran or had run.
         missing: cells that have not run.
     """
@@ -244,7 +251,7 @@ class Reproduced:
     ran: int
     failed: int
     missing: int
-    taken: int = 0
+    copied: int = 0
 
 
 def paths_of(recipe: Recipe, out: Path) -> tuple[Path, Path]:
@@ -279,54 +286,56 @@ def reproduce(
         progress: `live`, `plain` or `none`, on standard error.
 
     Raises:
-        SilographError: a file cannot be used, or no cell is asked for.
+        SilographError: a file cannot be used, or `only` matches no cell.
     """
     check_mode(progress)
     if not max_minutes >= 0:
         raise ConfigError(f"expected at least 0 minutes, got {max_minutes}")
     check_plots()
     lines, page = paths_of(recipe, Path(out))
-    until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
-    how = How(0, progress, until=until)
-    _chosen(recipe, read_lines(lines), only or {})  # before there is a file
+    deadline = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
+    execution = ExecutionOptions(0, progress, deadline=deadline)
+    _select_cells(recipe, read_lines(lines), only or {})  # before there is a file
     with StudyFile(lines) as file:
-        taken = _take(recipe, file)
-        ran = _run(recipe, file, only or {}, data_dir, processes, how)
+        num_copied = _copy_lines(recipe, file)
+        ran = _run(recipe, file, only or {}, data_dir, processes, execution)
         write_page(recipe, page, file.lines, recipe.name if name is None else name)
-        found = Found(file.lines)
-    all_cells = recipe.cells(found)
-    known = [found.any(cell) for cell in all_cells]
+        finished = Found(file.lines)
+    all_cells = recipe.cells(finished)
+    cell_lines = [finished.any(cell) for cell in all_cells]
     return Reproduced(
         page=page,
         ran=ran,
-        failed=sum(line is not None and "error" in line for line in known),
-        missing=sum(line is None for line in known),
-        taken=taken,
+        failed=sum(line is not None and "error" in line for line in cell_lines),
+        missing=sum(line is None for line in cell_lines),
+        copied=num_copied,
     )
 
 
-def _take(recipe: Recipe, file: StudyFile) -> int:
-    """Copy lines that recipes beside this one have of its cells; return how many."""
+def _copy_lines(recipe: Recipe, file: StudyFile) -> int:
+    """Copy lines of this recipe's cells from other recipes of the folder; return how many."""
     missing = [c for c in recipe.cells(Found(file.lines)) if not _is_done(file, c)]
     if not missing or file.path is None:
         return 0
-    taken, known = 0, _lines_beside(file.path)
+    num_copied, line_by_digest = 0, _read_neighboring_lines(file.path)
     for cell in missing:
-        line = known.get(cell.digest)
+        line = line_by_digest.get(cell.digest)
         if line is not None:
             file.add({**line, "labels": dict(cell.labels)})
-            taken += 1
-    return taken
+            num_copied += 1
+    return num_copied
 
 
-def _lines_beside(path: Path) -> dict[str, Line]:
+def _read_neighboring_lines(path: Path) -> dict[str, Line]:
     """Return finished lines of the other files of a folder by cell; other files have none."""
-    known: dict[str, Line] = {}
-    for other in sorted(path.parent.glob("*.jsonl")):
-        if other != path:
+    line_by_digest: dict[str, Line] = {}
+    for lines_file in sorted(path.parent.glob("*.jsonl")):
+        if lines_file != path:
             with contextlib.suppress(ConfigError, KeyError, TypeError, AttributeError):
-                known |= {digest_of(line): line for line in read_lines(other) if lasts(line)}
-    return known
+                line_by_digest |= {
+                    digest_of(line): line for line in read_lines(lines_file) if is_final(line)
+                }
+    return line_by_digest
 
 
 def _run(
@@ -335,49 +344,51 @@ def _run(
     only: Only,
     data_dir: str | None,
     processes: int | None,
-    how: How,
+    execution: ExecutionOptions,
 ) -> int:
-    """Run what is missing, and then what follows from it; return how many cells ran."""
+    """Run missing cells, and then cells that depend on them; return how many cells ran."""
     ran = 0
     while True:
-        chosen = _chosen(recipe, file.lines, only)
-        if how.until is not None and time.monotonic() >= how.until:
+        runnable = _select_cells(recipe, file.lines, only)
+        if execution.deadline is not None and time.monotonic() >= execution.deadline:
             return ran
-        cells = [replace(c, config=replace(c.config, data_dir=data_dir)) for c in chosen]
-        fetch(cells, file.lines, file.path)
+        cells = [replace(c, config=replace(c.config, data_dir=data_dir)) for c in runnable]
+        load_study_data(cells, file.lines, file.path)
         missing = [cell for cell in cells if not _is_done(file, cell)]
         if not missing:
             return ran
         at_once = check_processes(processes, missing[0].config.threads)
-        tried = run_missing(missing, file, replace(how, processes=at_once), len(missing)).ran
-        ran += tried
-        if tried < len(missing) or not all(_is_done(file, cell) for cell in missing):
+        num_ran = run_missing_cells(
+            missing, file, replace(execution, processes=at_once), len(missing)
+        ).ran
+        ran += num_ran
+        if num_ran < len(missing) or not all(_is_done(file, cell) for cell in missing):
             return ran  # later cells may need these
 
 
 def _is_done(file: StudyFile, cell: Cell) -> bool:
-    line = file.found(cell.digest)
-    return line is not None and lasts(line)
+    line = file.find_line(cell.digest)
+    return line is not None and is_final(line)
 
 
-def _chosen(recipe: Recipe, lines: Sequence[Line], only: Only) -> list[Cell]:
+def _select_cells(recipe: Recipe, lines: Sequence[Line], only: Only) -> list[Cell]:
     """Return the cells that may run now.
 
     Raises:
-        ConfigError: `only` names what no cell has.
+        ConfigError: `only` has a key or value that no cell has.
     """
     cells = recipe.cells(Found(lines))
     for key, values in only.items():
-        have = {value_of(cell, key) for cell in cells}
+        available_values = {value_of(cell, key) for cell in cells}
         for value in values:
-            if value not in have:
-                raise ConfigError(_not_there(key, value, have - {""}))
+            if value not in available_values:
+                raise ConfigError(_unknown_value_message(key, value, available_values - {""}))
     return [c for c in cells if all(value_of(c, key) in only[key] for key in only)]
 
 
-def _not_there(key: str, value: str, have: Collection[str]) -> str:
-    if have:
-        return f"expected {key} among {', '.join(sorted(have))}, got {value!r}"
+def _unknown_value_message(key: str, value: str, available_values: Collection[str]) -> str:
+    if available_values:
+        return f"expected {key} among {', '.join(sorted(available_values))}, got {value!r}"
     return f"expected a label or key that the cells of the recipe have, got {key!r}"
 
 
@@ -387,28 +398,32 @@ def value_of(cell: Cell, key: str) -> str:
 
 
 def write_page(recipe: Recipe, path: Path, lines: Sequence[Line], name: str) -> None:
-    """Write page and plots; text outside the marks of an existing page is kept.
+    """Write page and plots; text outside the marks of an existing page stays.
 
     Raises:
         ConfigError: a mark in the page stands there once, or more than twice.
     """
-    found = Found(lines)
-    made = recipe.page(found)
-    sections = {**made.sections, "cells": cells_section(recipe, found), "again": again(name)}
+    finished = Found(lines)
+    page = recipe.page(finished)
+    sections = {
+        **page.sections,
+        "cells": cells_section(recipe, finished),
+        "again": rerun_text(name),
+    }
     sections["machine"] = machine_section(lines)
     text = path.read_text(encoding="utf-8") if path.exists() else recipe.text
     for name, section in sections.items():
-        text = filled(text, name, section)
+        text = replace_section(text, name, section)
     path.parent.mkdir(parents=True, exist_ok=True)
-    for file, curves in made.plots.items():
+    for file, curves in page.plots.items():
         write_atomic(path.with_name(file), svg_of(curves))
     write_atomic(path, text)
 
 
-def filled(text: str, name: str, section: str) -> str:
+def replace_section(text: str, name: str, section: str) -> str:
     r"""Return a page with the text between the two marks of a name replaced; added if it has none.
 
-    >>> filled("a <!-- t -->old<!-- t --> b", "t", "new")
+    >>> replace_section("a <!-- t -->old<!-- t --> b", "t", "new")
     'a <!-- t -->\nnew\n<!-- t --> b'
 
     Raises:
@@ -423,18 +438,18 @@ def filled(text: str, name: str, section: str) -> str:
     return f"{parts[0]}{mark}\n{section}\n{mark}{parts[2]}"
 
 
-def again(name: str) -> str:
-    """Return how to make the page again."""
+def rerun_text(name: str) -> str:
+    """Return the section on how to make the page again."""
     return (
         f"Run again: `silograph reproduce {shlex.quote(name)} --data-dir DIR`; it goes on "
         "where it stopped, `--max-minutes 0` only writes this page."
     )
 
 
-def cells_section(recipe: Recipe, found: Found) -> str:
+def cells_section(recipe: Recipe, finished: Found) -> str:
     """Return which cells of a recipe have run, failed or not."""
-    cells = recipe.cells(found)
-    lines = [(cell, found.any(cell)) for cell in cells]
+    cells = recipe.cells(finished)
+    lines = [(cell, finished.any(cell)) for cell in cells]
     failed = [f"{c.name}: {line['error']}" for c, line in lines if line and "error" in line]
     missing = [cell for cell, line in lines if line is None]
     parts = [f"{len(cells) - len(missing)} of {len(cells)} cells have run."]
@@ -452,23 +467,26 @@ def cells_section(recipe: Recipe, found: Found) -> str:
 def machine_section(lines: Sequence[Line]) -> str:
     """Return the versions that computed the lines, and the machine that wrote the page."""
     packages = ("silograph", "torch", "numpy")
-    told = Counter(
+    version_counts = Counter(
         ", ".join(f"{p} {line['versions'][p]}" for p in packages if p in line.get("versions", {}))
         for line in lines
     )
-    texts = [f"{count} by {text or 'versions not written down'}" for text, count in told.items()]
-    here = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    return f"Cells: {'; '.join(texts) or 'none yet'}. Page written on {here}."
+    texts = [
+        f"{count} by {text or 'versions not written down'}"
+        for text, count in version_counts.items()
+    ]
+    machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return f"Cells: {'; '.join(texts) or 'none yet'}. Page written on {machine}."
 
 
 def listing(out: Path, recipes: Sequence[Recipe]) -> list[list[str]]:
     """Return name, cells done and title of recipes."""
     rows = []
     for recipe in recipes:
-        found = Found(read_lines(paths_of(recipe, out)[0]))
-        cells = recipe.cells(found)
-        done = sum(found.any(cell) is not None for cell in cells)
-        rows.append([recipe.name, f"{done}/{len(cells)}", recipe.title])
+        finished = Found(read_lines(paths_of(recipe, out)[0]))
+        cells = recipe.cells(finished)
+        num_done = sum(finished.any(cell) is not None for cell in cells)
+        rows.append([recipe.name, f"{num_done}/{len(cells)}", recipe.title])
     return rows
 
 
@@ -522,7 +540,7 @@ def find_recipe(name: str, folder: Path, *, trust: bool) -> Recipe:
     spec = name if is_spec(name) else lookup(recipes_in(folder), name, "recipe")
     if not is_spec(name) and not own_recipes(folder):
         check_trusted({"recipe": spec}, trust, folder)
-    recipe = imported(spec, Recipe)
+    recipe = import_spec(spec, Recipe)
     if not re.fullmatch(rf"{_PART}(/{_PART})*", recipe.name):
         raise ConfigError(f"expected a recipe's name like folder/name, got {recipe.name!r}")
     return recipe

@@ -20,12 +20,16 @@ from silograph.experiment.resolve.asked_run import Own, with_absolute_paths, wit
 from silograph.experiment.resolve.parts import (
     TABLES,
     find_method,
+    find_option,
     named_parts,
     options_of,
-    place_of,
 )
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.varied_parts import check_some_have, fitting, without_unread
+from silograph.experiment.resolve.varied_parts import (
+    check_some_have,
+    without_foreign_options,
+    without_unread,
+)
 from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
 from silograph.experiment.terminal_table import markdown_table
@@ -198,8 +202,8 @@ class Tuned:
         scored = [line["test"] for line in self.winner if "error" not in line]
         means = {}
         for view in VIEWS:
-            found = [test[view].get(self.metric.name) for test in scored if test[view]]
-            values = [value for value in found if value is not None]
+            scores = [test[view].get(self.metric.name) for test in scored if test[view]]
+            values = [value for value in scores if value is not None]
             means[view] = statistics.mean(values) if values else None
         return means
 
@@ -222,10 +226,10 @@ class Tuned:
 
     def _constant(self) -> list[str]:
         """Return what the best constant prediction has on test nodes, in one text or none."""
-        found = [line["constant"] for line in self.winner if line.get("constant")]
-        scores = [constant["scores"].get(self.metric.name) for constant in found]
+        constants = [line["constant"] for line in self.winner if line.get("constant")]
+        scores = [constant["scores"].get(self.metric.name) for constant in constants]
         values = [score for score in scores if score is not None]
-        return [f"{found[0]['name']} {self._text(statistics.mean(values))}"] if values else []
+        return [f"{constants[0]['name']} {self._text(statistics.mean(values))}"] if values else []
 
     def _text(self, value: float) -> str:
         """Return a score in the unit of all tables and files."""
@@ -245,11 +249,11 @@ class Tuned:
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
-        from silograph.experiment.terminal_table import console_to, print_fitted
+        from silograph.experiment.terminal_table import console_to, print_number_table
 
         file = io.StringIO()
         console = console_to(file, width)
-        print_fitted(console, *self._texts())
+        print_number_table(console, *self._texts())
         console.print()
         for note in self.notes:
             console.print(note)
@@ -313,10 +317,10 @@ NO_FIELDS: Mapping[str, "dataclasses.Field[Any]"] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What is searched.
+    """The search space: config, ranges, seeds and view.
 
     Attributes:
-        base: the run; tuned keys go over it.
+        base: config of all trials; tuned keys replace its values.
         ranges: of the tuned keys: fields of `RunConfig`, or options of the method.
         seeds: every trial runs with all of them.
         view: whose validation scores count.
@@ -338,12 +342,12 @@ class Space:
         fields = {key: value for key, value in params.items() if key in FIELDS}
         options = {key: value for key, value in params.items() if key not in FIELDS}
         values = {k: v for k, v in vars(self.base).items() if v is not None}
-        kept = not_said_again(self.base.options, [*in_full(fields), *options])
-        config = make_config(values | fields | {"options": kept | options})
+        base_options = not_said_again(self.base.options, [*in_full(fields), *options])
+        config = make_config(values | fields | {"options": base_options | options})
         method = self.own.methods.get(config.method)
         config = with_model_for(config, self.graph, method)
-        read = without_unread(config.options, options, named_parts(config, method))
-        return fitting(dataclasses.replace(config, options=read), method)
+        read_options = without_unread(config.options, options, named_parts(config, method))
+        return without_foreign_options(dataclasses.replace(config, options=read_options), method)
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
         """Return the cells of a trial, one for each seed."""
@@ -360,7 +364,7 @@ class Space:
         return find_method(self.base, self.own.methods.get(self.base.method))
 
     def plan(self) -> dict[str, Any]:
-        """Return what must be the same for a search to go on, as plain values."""
+        """Return what must be equal for a search to be resumed, as plain values."""
         base = with_absolute_paths(self.base, in_memory=self.graph is not None)
         config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
         return {
@@ -384,7 +388,7 @@ def key_of(key: Any, base: RunConfig, own: Own) -> Any:
     if not isinstance(key, str) or key in FIELDS:  # `chosen_ranges` refuses what is no text
         return key
     try:
-        kind, name = place_of(key, named_parts(base, own.methods.get(base.method)))
+        kind, name = find_option(key, named_parts(base, own.methods.get(base.method)))
     except ConfigError:  # it is no key; `chosen_ranges` says so
         return key
     return name if kind == "method" else f"{kind}.{name}"
@@ -404,7 +408,7 @@ def part_options(base: RunConfig, own: Own) -> "dict[str, dataclasses.Field[Any]
 def chosen_ranges(
     method: Method,
     keys: Sequence[str] | None,
-    given: Mapping[str, Range | str],
+    user_ranges: Mapping[str, Range | str],
     fixed: Collection[str] = (),
     others: Mapping[str, "dataclasses.Field[Any]"] = NO_FIELDS,
 ) -> dict[str, Range]:
@@ -412,8 +416,8 @@ def chosen_ranges(
 
     Args:
         method: whose options may be tuned.
-        keys: those asked for; None for all that declare a range and have no value yet.
-        given: ranges in place of those declared.
+        keys: keys to tune; None for all that declare a range and have no value yet.
+        user_ranges: ranges in place of those declared.
         fixed: keys that have a value already.
         others: options of the other parts, as PART.NAME.
 
@@ -422,26 +426,28 @@ def chosen_ranges(
             a range is wrong.
     """
     options = {f.name: f for f in dataclasses.fields(method.options)} | dict(others)
-    own = {key: checked_range(key, value) for key, value in given.items()}
-    known = declared(FIELDS | options) | own
-    asked = [*([] if keys is None else checked_list("keys", keys)), *given]
-    for key in asked:
+    checked_ranges = {key: checked_range(key, value) for key, value in user_ranges.items()}
+    range_by_key = declared(FIELDS | options) | checked_ranges
+    requested_keys = [*([] if keys is None else checked_list("keys", keys)), *user_ranges]
+    for key in requested_keys:
         if key in APART or (key not in FIELDS and key not in options):
             raise unknown("key to tune", key, declared(FIELDS | options))
-        if key not in known:
+        if key not in range_by_key:
             raise ConfigError(f"expected a range for {key}, got none: give --range {key}=LOW:HIGH")
         if key in fixed:
             raise ConfigError(
                 f"expected {key} either with a value or searched, got both: leave one of them out"
             )
-    wanted = [key for key in known if key not in fixed] if keys is None else asked
-    if not wanted:
+    tuned_keys = (
+        [key for key in range_by_key if key not in fixed] if keys is None else requested_keys
+    )
+    if not tuned_keys:
         raise ConfigError("expected at least one key to tune, got a value for each: leave one out")
-    return {key: known[key] for key in wanted}
+    return {key: range_by_key[key] for key in tuned_keys}
 
 
 def checked_range(key: str, value: object) -> Range:
-    """Return a range that may be given as text; raise `ConfigError` for anything else."""
+    """Parse a range, which may be text; raise `ConfigError` for anything else."""
     if not isinstance(value, str | Range):
         raise ConfigError(
             f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "
@@ -455,8 +461,8 @@ def checked_range(key: str, value: object) -> Range:
 
 def check_ends(space: Space, run_options: Collection[str]) -> None:
     """Raise `ConfigError` where a config cannot have the ends or choices of a range."""
-    over = {kind: space.ranges[kind].ends for kind in TABLES if kind in space.ranges}
-    check_some_have({*run_options, *space.ranges}, space.base, over)
+    ends_by_kind = {kind: space.ranges[kind].ends for kind in TABLES if kind in space.ranges}
+    check_some_have({*run_options, *space.ranges}, space.base, ends_by_kind)
     for key, values in space.ranges.items():
         for value in values.ends:
             config = space.config({key: value})

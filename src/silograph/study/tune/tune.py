@@ -18,17 +18,17 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
 from silograph.core.setting_values import Range, declared
 from silograph.experiment.resolve.asked_run import (
-    asked_run,
-    check_known_again,
+    check_identifiable,
+    merge_config,
     name_of,
     own_of,
     with_absolute_paths,
     with_model_for,
 )
 from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.own_partition import Taken, taken
-from silograph.experiment.resolve.parts import TABLES, left_open, named_parts, own_code
-from silograph.experiment.resolve.resolve import choose, spelled_out
+from silograph.experiment.resolve.own_partition import CallArguments, parse_call_arguments
+from silograph.experiment.resolve.parts import TABLES, named_parts, own_code, unset_options
+from silograph.experiment.resolve.resolve import choose, with_defaults
 from silograph.experiment.resolve.trusted_code import Trust, check_trusted
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.resolve.varied_parts import is_unread
@@ -37,7 +37,7 @@ from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
 from silograph.graph.graph import Graph
-from silograph.study.cells import Cell, Line, lasts, metric_in
+from silograph.study.cells import Cell, Line, is_final, metric_in
 from silograph.study.compare.compare import (
     check_no_seed,
     checked_list,
@@ -45,7 +45,14 @@ from silograph.study.compare.compare import (
     checked_seeds,
 )
 from silograph.study.compare.comparison import VIEW_CHOICES
-from silograph.study.study import How, StudyFile, check_processes, fetch, read_lines, run_missing
+from silograph.study.study import (
+    ExecutionOptions,
+    StudyFile,
+    check_processes,
+    load_study_data,
+    read_lines,
+    run_missing_cells,
+)
 from silograph.study.tune.outcome import (
     FIELDS,
     Space,
@@ -74,7 +81,7 @@ PLAN, LINES, WINNER, PAGE, BEST = (
 
 
 def check_folder(out: Path | None) -> None:
-    """Raise `ConfigError` where something else than a search is."""
+    """Raise `ConfigError` where the folder contains something else than a search."""
     if out is None or not os.path.lexists(out) or _is_empty(out):
         return
     if not any((out / name).is_file() for name in (PLAN, LINES)):
@@ -84,36 +91,42 @@ def check_folder(out: Path | None) -> None:
         )
 
 
-def asked_params(space: Space, out: Path | None) -> list[TrialParams]:
-    """Return the settings of a search that is there, in the order in which they were proposed.
+def read_proposed_params(space: Space, out: Path | None) -> list[TrialParams]:
+    """Return the settings that an existing search has proposed, in their order.
 
     Raises:
-        ConfigError: it is a search of something else.
+        ConfigError: the folder holds another search.
     """
     if out is None or not (out / PLAN).is_file():
         return []
-    plan, now = read_plan(out), json.loads(json.dumps(space.plan()))
-    plan_config, now_config = (make_config(p["config"], source=str(out)) for p in (plan, now))
-    differs = [key for key in now if key != "config" and plan.get(key) != now[key]]
-    differs += [] if plan_config == now_config else ["config"]
-    if differs:
+    plan, current_plan = read_plan(out), json.loads(json.dumps(space.plan()))
+    plan_config, now_config = (
+        make_config(p["config"], source=str(out)) for p in (plan, current_plan)
+    )
+    different_keys = [
+        key for key in current_plan if key != "config" and plan.get(key) != current_plan[key]
+    ]
+    different_keys += [] if plan_config == now_config else ["config"]
+    if different_keys:
         raise ConfigError(
-            f"expected a folder of this search, got {out} with another {differs[0]}: choose "
+            f"expected a folder of this search, got {out} with another {different_keys[0]}: choose "
             "another --out, nothing was overwritten"
         )
-    asked: list[TrialParams] = plan["asked"]
-    return asked
+    proposed: list[TrialParams] = plan["asked"]
+    return proposed
 
 
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def write_plan(space: Space, asked: Sequence[TrialParams], trials: int, out: Path | None) -> None:
-    """Write what was proposed before it is tried."""
+def write_plan(
+    space: Space, proposed: Sequence[TrialParams], trials: int, out: Path | None
+) -> None:
+    """Write the proposed settings before they are tried."""
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        plan = space.plan() | {"trials": trials, "asked": list(asked)}
+        plan = space.plan() | {"trials": trials, "asked": list(proposed)}
         text = json.dumps(with_digest(plan), indent=2)
         write_atomic(out / PLAN, text + "\n")
 
@@ -127,8 +140,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
     check_regular(path)
     try:
-        told, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
-        plan: dict[str, Any] = {"values": []} | told
+        saved, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
+        plan: dict[str, Any] = {"values": []} | saved
         plan["asked"] = [dict(params) for params in plan["asked"]]
         plan |= {key: plan[key] for key in ("in_memory", "config", "ranges", "seeds", "trials")}
     except DataError:
@@ -168,16 +181,16 @@ def tune(
     Args:
         graph: as for `run`.
         trials: settings to try.
-        max_minutes: when to try no more.
+        max_minutes: no trial starts later.
         seeds: how many (from 0 on), or which; a trial is judged by their mean.
         keys: fields of `RunConfig` and options of the method to tune; None for all that declare a
-            range and that are not given among `run_options`.
+            range and have no value in `run_options`.
         ranges: ranges in place of those declared, or of further keys: `Range` or text such as
             `0.001:0.3:log`, `1:5` and `gcn,sage`.
         view: server, uncut, personalized, or own: the view that the method is about.
         search_seed: another one tries other settings.
-        processes: as for `compare`; one process repeats exactly, more try what is then known.
-        out: folder for lines, tables and the best run file; a search that is there goes on. None
+        processes: as for `compare`; only a search with one process is repeatable.
+        out: folder for lines, tables and the best run file; an existing search is resumed. None
             writes nothing.
         progress: `live`, `plain` or `none`, on standard error.
         config: where to start from.
@@ -194,22 +207,26 @@ def tune(
     if view not in VIEW_CHOICES:
         raise unknown("view", view, VIEW_CHOICES)
     own = own_of([run_options.get("method"), run_options.get("model")])
-    call = taken(graph, dict(run_options))
-    base, held = _base(call, config)
-    named = keys if isinstance(keys, Iterable) else ()  # anything else is refused below
-    if "model" not in {*(named or ()), *(ranges or {})}:
-        base = with_model_for(base, held, own.methods.get(base.method))
-    space = Space(base, {}, checked_seeds(seeds), view, search_seed, held, own)
+    call = parse_call_arguments(graph, dict(run_options))
+    base_config, graph_in_memory = _base_config(call, config)
+    requested_keys = keys if isinstance(keys, Iterable) else ()  # anything else is refused below
+    if "model" not in {*(requested_keys or ()), *(ranges or {})}:
+        base_config = with_model_for(
+            base_config, graph_in_memory, own.methods.get(base_config.method)
+        )
+    space = Space(base_config, {}, checked_seeds(seeds), view, search_seed, graph_in_memory, own)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
-    fixed = given_keys(call.options, base, own)
+    fixed = given_keys(call.options, base_config, own)
     space = _with_ranges(space, keys, ranges, fixed)
     if keys is None and progress != "none":
-        _tell_fixed(space, fixed)
+        _report_fixed_keys(space, fixed)
     check_ends(space, call.options)
-    until = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
-    at_once = check_processes(processes, base.threads, [*own.names, *added([base.metric])])
-    how = How(at_once, progress, test=False, until=until)
-    return _searched(space, trials, how, None if out is None else Path(out))
+    deadline = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
+    num_processes = check_processes(
+        processes, base_config.threads, [*own.names, *added([base_config.metric])]
+    )
+    execution = ExecutionOptions(num_processes, progress, test=False, deadline=deadline)
+    return _search(space, trials, execution, None if out is None else Path(out))
 
 
 def _with_ranges(
@@ -218,19 +235,23 @@ def _with_ranges(
     ranges: Mapping[str, Range | str] | None,
     fixed: Collection[str],
 ) -> Space:
-    """Return the space with what is tuned: `keys`, or all with a range that are not fixed."""
-    base, own, given = space.base, space.own, checked_mapping("ranges", ranges)
-    asked = None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
-    given = {key_of(key, base, own): values for key, values in given.items()}
-    found = chosen_ranges(space.method, asked, given, fixed, part_options(base, own))
-    if keys is None:  # what nothing reads is not worth a trial
+    """Return the space with the ranges of `keys`, or of all unfixed keys with a range."""
+    base, own, user_ranges = space.base, space.own, checked_mapping("ranges", ranges)
+    requested_keys = (
+        None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
+    )
+    user_ranges = {key_of(key, base, own): values for key, values in user_ranges.items()}
+    ranges_by_key = chosen_ranges(
+        space.method, requested_keys, user_ranges, fixed, part_options(base, own)
+    )
+    if keys is None:  # options that nothing reads are not tried
         parts = named_parts(base, own.methods.get(base.method))
-        found = {
+        ranges_by_key = {
             key: values
-            for key, values in found.items()
-            if key in FIELDS or key in given or not is_unread(key, parts, base.options)
+            for key, values in ranges_by_key.items()
+            if key in FIELDS or key in user_ranges or not is_unread(key, parts, base.options)
         }
-    return replace(space, ranges=found)
+    return replace(space, ranges=ranges_by_key)
 
 
 def check_numbers(trials: object, max_minutes: object, search_seed: object) -> None:
@@ -243,10 +264,10 @@ def check_numbers(trials: object, max_minutes: object, search_seed: object) -> N
         raise ConfigError(f"search_seed: expected a whole number, got {search_seed!r}")
 
 
-def _base(call: Taken, config: RunConfig | None) -> tuple[RunConfig, Graph | None]:
-    """Return the run that settings are tried on, and its graph where that is in memory.
+def _base_config(call: CallArguments, config: RunConfig | None) -> tuple[RunConfig, Graph | None]:
+    """Return the base config of all trials, and its graph where that is in memory.
 
-    Parts that are values stand by their names.
+    Parts that are values are replaced by their names.
 
     Raises:
         ConfigError: a key or value that it cannot have.
@@ -254,19 +275,19 @@ def _base(call: Taken, config: RunConfig | None) -> tuple[RunConfig, Graph | Non
     check_no_seed(call.options)
     options = dict(call.options)
     options |= {key: name_of(options[key]) for key in ("method", "model") if key in options}
-    base = replace(asked_run(call.graph, config, options)[0], out=None)
+    base = replace(merge_config(call.graph, config, options)[0], out=None)
     if base.tracker is not None:
         raise ConfigError(
             f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
             "scores of trials; track the winner, which is run from its file"
         )
-    held = call.graph if isinstance(call.graph, Graph) else None
+    graph_in_memory = call.graph if isinstance(call.graph, Graph) else None
     if call.partition is not None:
-        held, base = cut_for_studies(held, call.partition, base)
-    return base, held
+        graph_in_memory, base = cut_for_studies(graph_in_memory, call.partition, base)
+    return base, graph_in_memory
 
 
-def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
+def _report_fixed_keys(space: Space, fixed: Collection[str]) -> None:
     options = {f.name: f for f in dataclasses.fields(space.method.options)}
     options |= part_options(space.base, space.own)
     keys = [key for key in declared(FIELDS | options) if key in fixed]
@@ -274,86 +295,99 @@ def _tell_fixed(space: Space, fixed: Collection[str]) -> None:
         say(f"given, and so not searched: {', '.join(keys)}")
 
 
-def _searched(space: Space, trials: int, how: How, out: Path | None) -> Tuned:
-    """Try what has not been tried, judge the winner, and write all of it."""
+def _search(space: Space, trials: int, execution: ExecutionOptions, out: Path | None) -> Tuned:
+    """Run the missing trials, test the winner, and write the results."""
     check_folder(out)
     if out is not None:
-        check_known_again(space.own)
-    asked = asked_params(space, out)
+        check_identifiable(space.own)
+    proposed = read_proposed_params(space, out)
     path = None if out is None else out / LINES
-    _fetch(space, asked[:trials], trials, path)
+    _fetch_graphs(space, proposed[:trials], trials, path)
     with StudyFile(path) as file:
         file.warn_of_unchecked()
-        tried = _try(space, asked, trials, how, file, out)
-        best = best_of(tried)
-        found = Tuned(
+        finished_trials = _run_trials(space, proposed, trials, execution, file, out)
+        best = best_of(finished_trials)
+        outcome = Tuned(
             ranges=dict(space.ranges),
             seeds=space.seeds,
             view=space.view,
-            trials=tuple(tried),
+            trials=tuple(finished_trials),
             best=best,
             config=space.base if best is None else space.config(best.params),
             method=space.method.name,
-            winner=tuple(_judged(space, best, how, out)),
+            winner=tuple(_run_winner(space, best, execution, out)),
             folder=None if out is None else str(out),
         )
         if out is not None:
-            write_atomic(out / PAGE, found.to_markdown())
+            write_atomic(out / PAGE, outcome.to_markdown())
             if best is not None:
                 in_memory = space.graph is not None
-                config = with_absolute_paths(found.config, in_memory=in_memory)
+                config = with_absolute_paths(outcome.config, in_memory=in_memory)
                 parts = choose(config, space.own.methods.get(config.method))
-                again = write_toml(spelled_out(config, parts), left_open(config, parts))
-                write_atomic(out / BEST, again)
-    return found
+                run_file = write_toml(with_defaults(config, parts), unset_options(config, parts))
+                write_atomic(out / BEST, run_file)
+    return outcome
 
 
-def _fetch(space: Space, asked: Sequence[TrialParams], trials: int, path: Path | None) -> None:
+def _fetch_graphs(
+    space: Space, proposed: Sequence[TrialParams], trials: int, path: Path | None
+) -> None:
     """Read the graph once, unless all trials have run; see `fetch`."""
-    cells = [cell for n, params in enumerate(asked) for cell in space.cells(n, params)]
-    if len(asked) < trials:
-        cells += space.cells(len(asked), {})
-    fetch(cells, [] if path is None else read_lines(path), path)
+    cells = [cell for n, params in enumerate(proposed) for cell in space.cells(n, params)]
+    if len(proposed) < trials:
+        cells += space.cells(len(proposed), {})
+    load_study_data(cells, [] if path is None else read_lines(path), path)
 
 
-def _try(
-    space: Space, asked: list[TrialParams], trials: int, how: How, file: StudyFile, out: Path | None
+def _run_trials(
+    space: Space,
+    proposed: list[TrialParams],
+    trials: int,
+    execution: ExecutionOptions,
+    file: StudyFile,
+    out: Path | None,
 ) -> list[Trial]:
-    """Run trials up to their number; `asked` grows by what is proposed."""
-    tried = {n: trial_of(space, file, n, asked[n]) for n in range(min(trials, len(asked)))}
+    """Run trials up to their number; proposed params are appended to `proposed`."""
+    trial_by_number = {
+        n: trial_of(space, file, n, proposed[n]) for n in range(min(trials, len(proposed)))
+    }
 
-    def known() -> list[Trial]:
-        """Return what has been tried, by the metric that any trial tells."""
-        told = [trial for trial in tried.values() if trial.diverged < len(trial.values)]
-        metric = told[0].metric if told else METRICS[space.base.metric or "accuracy"]
-        return [replace(tried[n], metric=metric) for n in sorted(tried)]
+    def finished_trials() -> list[Trial]:
+        """Return the finished trials, with the metric of any of their lines."""
+        scored_trials = [
+            trial for trial in trial_by_number.values() if trial.diverged < len(trial.values)
+        ]
+        metric = (
+            scored_trials[0].metric if scored_trials else METRICS[space.base.metric or "accuracy"]
+        )
+        return [replace(trial_by_number[n], metric=metric) for n in sorted(trial_by_number)]
 
-    write_plan(space, asked, trials, out)
+    write_plan(space, proposed, trials, out)
 
-    def source() -> Iterator[Cell]:
+    def iter_cells() -> Iterator[Cell]:
         for number in range(trials):
-            if how.until is not None and time.monotonic() >= how.until:
+            if execution.deadline is not None and time.monotonic() >= execution.deadline:
                 return
-            if number == len(asked):
-                asked.append(propose(number, space.ranges, known(), space.seed))
-                write_plan(space, asked, trials, out)
-            yield from space.cells(number, asked[number])
+            if number == len(proposed):
+                proposed.append(propose(number, space.ranges, finished_trials(), space.seed))
+                write_plan(space, proposed, trials, out)
+            yield from space.cells(number, proposed[number])
 
-    def ended(cell: Cell, line: Line) -> None:
-        del line  # it stands in the file by now
+    def on_cell(cell: Cell, line: Line) -> None:
+        del line  # it is in the file already
         number = int(cell.labels["trial"])
-        tried[number] = trial_of(space, file, number, asked[number])
+        trial_by_number[number] = trial_of(space, file, number, proposed[number])
 
-    run_missing(source(), file, how, trials * len(space.seeds), ended)
-    return known()
+    run_missing_cells(iter_cells(), file, execution, trials * len(space.seeds), on_cell)
+    return finished_trials()
 
 
 def trial_of(space: Space, file: StudyFile, number: int, params: TrialParams) -> Trial:
-    """Return what is known of a trial."""
+    """Return a trial with the values of its finished lines."""
     cells = space.cells(number, params)
-    lines = [line for cell in cells if (line := file.found(cell.digest)) is not None]
+    lines = [line for cell in cells if (line := file.find_line(cell.digest)) is not None]
     errors = [line["error"] for line in lines if "error" in line]
-    lasting = [line for line in lines if lasts(line)]
+    lasting = [line for line in lines if is_final(line)]
     return Trial(
         number=number,
         params=params,
@@ -381,18 +415,20 @@ def value_of(line: Line, view: str) -> float | None:
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Return the trial with the best mean validation score, the earliest of equals."""
-    good = [trial for trial in trials if trial.mean is not None and trial.error is None]
-    return max(good, key=lambda t: (t.metric.goodness(t.mean), -t.number), default=None)
+    valid_trials = [trial for trial in trials if trial.mean is not None and trial.error is None]
+    return max(valid_trials, key=lambda t: (t.metric.goodness(t.mean), -t.number), default=None)
 
 
-def _judged(space: Space, best: Trial | None, how: How, out: Path | None) -> list[Line]:
+def _run_winner(
+    space: Space, best: Trial | None, execution: ExecutionOptions, out: Path | None
+) -> list[Line]:
     """Run the winner once more, this time with its test scores."""
     if best is None:
         return []
     cells = [replace(c, labels={"seed": c.labels["seed"]}) for c in space.cells(0, best.params)]
-    with StudyFile(None if out is None else out / WINNER, held=True) as file:
-        run_missing(cells, file, replace(how, test=True, until=None), len(cells))
-        lines = [file.found(cell.digest) for cell in cells]
+    with StudyFile(None if out is None else out / WINNER, is_locked=True) as file:
+        run_missing_cells(cells, file, replace(execution, test=True, deadline=None), len(cells))
+        lines = [file.find_line(cell.digest) for cell in cells]
     return [line for line in lines if line is not None]
 
 
@@ -404,7 +440,7 @@ def resume_search(
     processes: int | None = None,
     progress: str = "none",
 ) -> Tuned:
-    """Go on with a search that was interrupted, up to the trials that it was asked for.
+    """Resume an interrupted search, up to its number of trials.
 
     `trust` as in `silograph.resume`.
 
@@ -425,8 +461,10 @@ def resume_search(
         )
     config = make_config(plan["config"], source=str(Path(folder) / PLAN))
     choices = {kind: str(plan["ranges"].get(kind, "")).split(",") for kind in TABLES}
-    named = {f"{kind} {word}": word for kind, ws in choices.items() for word in ws if is_spec(word)}
-    check_trusted(own_code(config) | named, trust, folder)
+    code_in_ranges = {
+        f"{kind} {word}": word for kind, ws in choices.items() for word in ws if is_spec(word)
+    }
+    check_trusted(own_code(config) | code_in_ranges, trust, folder)
     return tune(
         config=config,
         trials=plan["trials"],
