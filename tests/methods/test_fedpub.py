@@ -30,9 +30,9 @@ from silograph.methods.fedpub import (
     embedding_of,
     functional_embedding,
     mean_of,
+    mean_similarity,
     shared_graph,
     shares,
-    to_others,
 )
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import convolve
@@ -140,9 +140,9 @@ def test_shares_by_hand() -> None:
     expected = expected / expected.sum(1, keepdim=True)
     torch.testing.assert_close(found[:3, :3], expected, rtol=0, atol=1e-12)
     assert found[:3, 3].tolist() == [0, 0, 0]
-    assert to_others(alike, gives).tolist()[:3] == pytest.approx([-0.25, 0.0, -0.75])
+    assert mean_similarity(alike, gives).tolist()[:3] == pytest.approx([-0.25, 0.0, -0.75])
     alone = torch.tensor([True, False, False, False])
-    assert bool(to_others(cosines(h, alone), alone).isnan().all())
+    assert bool(mean_similarity(cosines(h, alone), alone).isnan().all())
     none = torch.zeros(4).bool()
     nobody = shares(cosines(h, none), none, 2.0)
     assert nobody.tolist() == [[0.0] * 4] * 4

@@ -76,7 +76,7 @@ StartFields = Mapping[str, Stacked | Patched]
 def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Stacked | Patched]:
     """Return every weight as a value, in the model's order; shared tensors are a single base."""
     fields: dict[str, Stacked | Patched] = {}
-    first: Tensor | None = None  # the base of all clients
+    base_of_client: Tensor | None = None  # the base of all clients
     for name, shape in model.weight_shapes.items():
         w = start[name]
         if not isinstance(w, Tensor):
@@ -84,9 +84,9 @@ def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Sta
         elif w.dim() > len(shape):
             fields[name] = Stacked(w)
         else:
-            if first is None:
-                first = torch.zeros(clients, dtype=torch.int64, device=w.device)
-            fields[name] = from_bases(w[None], first)
+            if base_of_client is None:
+                base_of_client = torch.zeros(clients, dtype=torch.int64, device=w.device)
+            fields[name] = from_bases(w[None], base_of_client)
     return fields
 
 
@@ -217,7 +217,7 @@ class Training:
     def correct(
         self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
     ) -> Params:
-        """Return the gradients that the optimizer follows."""
+        """Return the gradients with all corrections added."""
         for correction in self.corrections:
             grads = correction(grads, weights, start)
         return grads
@@ -225,7 +225,7 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class TrainingInputs:
-    """What clients train from.
+    """What clients need to train.
 
     Attributes:
         block: their rows, C clients.
@@ -246,13 +246,13 @@ class TrainingInputs:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What training leaves.
+    """The result of training.
 
     Attributes:
         weights: of every client, (C, ...).
         memory: optimizer state (C, ...), empty if it was not to be kept.
         loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
-        logits: (n, K) what each client's model says of its rows.
+        logits: (n, K) of each client's model for its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
         neighbors: what the neighbor sampler remembers of every client.
         tables: of every client, where the model has any, with what the optimizer keeps of them.
@@ -296,33 +296,33 @@ class InTraining:
 
     Attributes:
         held: weights, (C, ...) or rows (R, D) of all clients.
-        given: optimizer state (C, ...); empty if a fresh one is made and thrown away.
+        memory: optimizer state (C, ...); empty if a fresh one is made and thrown away.
         sampler: what the neighbor sampler remembers.
         loss: (C,) float64 mean of the last epoch; 0 without training nodes.
         steps: (C,) int64 steps taken.
     """
 
     held: Held
-    given: Held
+    memory: Held
     sampler: State
     loss: Tensor = field(default_factory=lambda: torch.empty(0))
     steps: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def take(self, positions: Tensor) -> "InTraining":
         """Return the clients at `positions` (k,) int64."""
-        held, given, sampler = (
+        held, memory, sampler = (
             state_of(take_all(fields, positions))
-            for fields in (self.held, self.given, self.sampler)
+            for fields in (self.held, self.memory, self.sampler)
         )
         loss, steps = (t[positions.to(t.device)] if len(t) else t for t in (self.loss, self.steps))
-        return InTraining(held, given, sampler, loss, steps)
+        return InTraining(held, memory, sampler, loss, steps)
 
     def put(self, part: "InTraining", positions: Tensor) -> "InTraining":
         """Return all clients, those at `positions` as in `part`, the others without a step."""
         clients = len(next(f.t for f in self.held.values() if isinstance(f, Stacked)))
         return InTraining(
             {name: put(self.held[name], f, positions) for name, f in part.held.items()},
-            {name: put(self.given[name], f, positions) for name, f in part.given.items()},
+            {name: put(self.memory[name], f, positions) for name, f in part.memory.items()},
             self.sampler,
             part.loss.new_zeros(clients).index_copy(0, positions, part.loss),
             part.steps.new_zeros(clients).index_copy(0, positions.cpu(), part.steps),
@@ -362,13 +362,13 @@ class _Live:
 
 @dataclass(frozen=True, eq=False)
 class _Targets:
-    """What a step is to predict.
+    """The labels that a step predicts.
 
     Attributes:
-        rows: (r,) bool which rows of the pass; None: all of them.
-        row: (t,) int64 where they are among the rows of the clients.
+        rows: (r,) bool which rows of the pass have labels to predict; None: all of them.
+        row: (t,) int64 their positions among the rows of the clients.
         y: (t, ...) their labels, by client.
-        off: (A + 1,) int64 how many each client has.
+        off: (A + 1,) int64 offsets of each client's labels.
     """
 
     rows: Tensor | None
@@ -416,20 +416,20 @@ class Trainer:
         """Return the clients after training; those without training nodes are as they were."""
         schedule = self.training.schedule
         if not schedule.whole:
-            return self._sorted(batch_plan(block, schedule.batch_size), begun)
+            return self._train_in_plan_order(batch_plan(block, schedule.batch_size), begun)
         active = (block.num_train > 0).nonzero()[:, 0]
         if len(active) == block.num_clients:
-            return self._whole(block, begun)
+            return self._train_on_all_rows(block, begun)
         if not len(active):
             zero = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
             return replace(begun, loss=zero, steps=zero.long().cpu())
         with work_of(active):
-            part = self.of(active)._whole(block.take(active), begun.take(active))
+            part = self.of(active)._train_on_all_rows(block.take(active), begun.take(active))
         return begun.put(part, active)
 
-    def _whole(self, block: ClientBlock, begun: InTraining) -> InTraining:
+    def _train_on_all_rows(self, block: ClientBlock, begun: InTraining) -> InTraining:
         """Take steps on all rows; every client has training nodes."""
-        live, epochs = self._live(begun), self.training.schedule.epochs
+        live, epochs = self._start_steps(begun), self.training.schedule.epochs
         dtype = next(iter(live.weights.values())).dtype
         inputs = whole_pass(self.model, block, dtype)
         inputs = replace(inputs, x=features_for(block, self.compact))
@@ -440,17 +440,17 @@ class Trainer:
             key = self.key.fold("epoch", epoch, "batch", 0)
             loss = self._step(live, [(0, block.num_clients)], inputs, targets, key)
         steps = torch.full((block.num_clients,), epochs)
-        return self._done(begun, live, begun.sampler, loss.double(), steps)
+        return self._after_training(begun, live, begun.sampler, loss.double(), steps)
 
-    def _sorted(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+    def _train_in_plan_order(self, plan: BatchPlan, begun: InTraining) -> InTraining:
         """Take steps on batches, with the clients in the order of the plan."""
         if not plan.moved:
-            return self._batched(plan, begun)
-        return self.of(plan.order)._batched(plan, begun.take(plan.order)).take(plan.back)
+            return self._train_on_batches(plan, begun)
+        return self.of(plan.order)._train_on_batches(plan, begun.take(plan.order)).take(plan.back)
 
-    def _batched(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+    def _train_on_batches(self, plan: BatchPlan, begun: InTraining) -> InTraining:
         """Let the clients that have a batch `number` take that step together, in every epoch."""
-        live, state, block = self._live(begun), begun.sampler, plan.block
+        live, state, block = self._start_steps(begun), begun.sampler, plan.block
         schedule = self.training.schedule
         loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
         for epoch in range(schedule.epochs):
@@ -458,17 +458,21 @@ class Trainer:
             train = shuffled(block, schedule.batch_size, key)
             for number, active in enumerate(plan.active):
                 # A fresh optimizer has counted as many steps for all in the first epoch.
-                alike = epoch == 0 and not self.keep
-                runs = [(0, active)] if alike else plan.groups(number)
+                counted_alike = epoch == 0 and not self.keep
+                runs = [(0, active)] if counted_alike else plan.groups(number)
                 seeds, off = plan.seeds(train, number)
                 with work_of(plan.order[:active]):
                     part, step_key = live.part(0, active), key.fold("batch", number)
-                    own = state is not begun.sampler  # what was given is not ours to change
-                    found, state = self._batch(block, part, runs, seeds, off, step_key, state, own)
-                loss[:active] += found.double() * off.diff() / block.num_train[:active]
-        return self._done(begun, live, state, loss, plan.batches * schedule.epochs)
+                    may_change_state = (
+                        state is not begun.sampler
+                    )  # what was given is not ours to change
+                    batch_loss, state = self._step_on_batch(
+                        block, part, runs, seeds, off, step_key, state, may_change_state
+                    )
+                loss[:active] += batch_loss.double() * off.diff() / block.num_train[:active]
+        return self._after_training(begun, live, state, loss, plan.batches * schedule.epochs)
 
-    def _batch(
+    def _step_on_batch(
         self,
         block: ClientBlock,
         live: _Live,
@@ -477,17 +481,19 @@ class Trainer:
         off: Tensor,
         key: Key,
         state: State,
-        own: bool,
+        may_change_state: bool,
     ) -> tuple[Tensor, State]:
         """Take one step on rows `seeds` (s,) of the first A clients; see `_step` and `Signal`."""
         neighbors = self.training.schedule.neighbors
         clients = torch.arange(len(off) - 1, device=off.device)
-        sums = [stage.conv.sums for stage in self.model.stages]
+        sums_neighbors = [stage.conv.sums for stage in self.model.stages]
         x = self._first_rows(block, live)
-        inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums, state)
+        inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums_neighbors, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
         loss = trainer._step(live, runs, inputs, _Targets(None, seeds, block.y[seeds], off), key)
-        return loss, neighbors.learn(block, state, Signal(clients, draws, loss, key, own))
+        return loss, neighbors.learn(
+            block, state, Signal(clients, draws, loss, key, may_change_state)
+        )
 
     def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
         """Return features for the weights that these clients hold."""
@@ -499,21 +505,21 @@ class Trainer:
         csr = CSR(x.csr.indptr, x.csr.indices, x.csr.values, used)
         return replace(x, csr=csr)
 
-    def _live(self, begun: InTraining) -> _Live:
+    def _start_steps(self, begun: InTraining) -> _Live:
         weights = {name: f.t for name, f in begun.held.items()}
         start = {k: w.clone() for k, w in weights.items()} if self.training.corrections else {}
-        memory = {name: f.t for name, f in begun.given.items()}
+        memory = {name: f.t for name, f in begun.memory.items()}
         if not self.keep:
             memory = self.training.optimizer.init(weights)
         off = {name: f.off for name, f in begun.held.items() if isinstance(f, Ragged)}
         return _Live(weights, start, memory, off)
 
-    def _done(
+    def _after_training(
         self, begun: InTraining, live: _Live, sampler: State, loss: Tensor, steps: Tensor
     ) -> InTraining:
         held = {name: replace(f, t=live.weights[name]) for name, f in begun.held.items()}
-        given: Held = {name: Stacked(live.memory[name]) for name in begun.given}
-        return InTraining(held, given, sampler, loss, steps)
+        memory: Held = {name: Stacked(live.memory[name]) for name in begun.memory}
+        return InTraining(held, memory, sampler, loss, steps)
 
     def _step(
         self,
@@ -536,8 +542,8 @@ class Trainer:
         total = segment_sum(self._losses(leaves, inputs, targets, key), targets.off)
         loss = total / targets.off.diff()
         # Clients share no weight, so the gradient of the sum holds each client's own.
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        grads = dict(zip(leaves, found, strict=True))
+        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        grads = dict(zip(leaves, gradients, strict=True))
         grads = self.training.correct(grads, live.weights, live.start)
         report_steps(self.training.step_flops)
         for a, b in runs:
@@ -549,27 +555,27 @@ class Trainer:
         """Return the loss of each target, (t,)."""
         model, losses = self.model, self.training.losses
         if not losses:
-            logits = _at(targets, forward_pass(model, leaves, inputs, key))
+            logits = _target_rows(targets, forward_pass(model, leaves, inputs, key))
             report_rows(targets.off, LOSS_FLOPS * model.outputs)
             return task_of(model.task).loss(logits, targets.y)
-        found = embedded_pass(model, leaves, inputs, key)
-        logits, embeddings = (_at(targets, t) for t in found)
+        outputs = embedded_pass(model, leaves, inputs, key)
+        logits, embeddings = (_target_rows(targets, t) for t in outputs)
         report_rows(targets.off, LOSS_FLOPS * model.outputs)
-        each = task_of(model.task).loss(logits, targets.y)
+        target_losses = task_of(model.task).loss(logits, targets.y)
         nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
         for term in losses:
-            more = term(nodes)
-            if more.shape != each.shape:
+            extra_losses = term(nodes)
+            if extra_losses.shape != target_losses.shape:
                 raise ConfigError(
-                    f"expected a loss {tuple(each.shape)} of {type(term).__name__}, one for each "
-                    f"node, got {tuple(more.shape)}"
+                    f"expected a loss {tuple(target_losses.shape)} of {type(term).__name__}, one "
+                    f"for each node, got {tuple(extra_losses.shape)}"
                 )
             report_rows(targets.off, term.flops(embeddings.shape[1]))
-            each = each + more
-        return each
+            target_losses = target_losses + extra_losses
+        return target_losses
 
 
-def _at(targets: _Targets, t: Tensor) -> Tensor:
+def _target_rows(targets: _Targets, t: Tensor) -> Tensor:
     """Return the rows of a pass that are targets."""
     return t if targets.rows is None else t[targets.rows]
 
@@ -589,18 +595,20 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
     held = held_start(model, block, fields, compact=compact)
-    given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
+    optimizer_memory: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
     trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
-    found = trainer.run(block, InTraining(held, given, inputs.sampler))
-    held, given = found.held, found.given
+    trained = trainer.run(block, InTraining(held, optimizer_memory, inputs.sampler))
+    held, optimizer_memory = trained.held, trained.memory
     tensors = {name: f.t for name, f in held.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         dtype = next(iter(tensors.values())).dtype
-        read = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
-        logits = forward_pass(model, tensors, read, None)
-    weights = _weights(training, block, fields, held, found.steps)
-    kept = {name: f.t for name, f in given.items()}
-    return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)
+        inputs_at_end = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
+        logits = forward_pass(model, tensors, inputs_at_end, None)
+    weights = _weights(training, block, fields, held, trained.steps)
+    final_memory = {name: f.t for name, f in optimizer_memory.items()}
+    return Fitted(
+        weights, final_memory, trained.loss.to(logits.dtype), logits, trained.steps, trained.sampler
+    )
 
 
 def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
@@ -616,12 +624,16 @@ def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compac
 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     name = f"{FIRST}rows"  # only first weights have rows that no data reaches
-    weights, zero, begin = {name: own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
+    weights, no_gradient, base = (
+        {name: own_copy(start[None])},
+        torch.zeros_like(start)[None],
+        start[None],
+    )
     state = training.optimizer.init(weights)
     for _ in range(steps):
-        grads = training.correct({name: zero}, weights, {name: begin})
+        grads = training.correct({name: no_gradient}, weights, {name: base})
         training.optimizer.step_(weights, grads, state)
     return weights[name][0]
 
@@ -629,7 +641,7 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
 def _weights(
     training: Training, block: ClientBlock, fields: StartFields, held: Held, steps: Tensor
 ) -> dict[str, Stacked | Patched]:
-    """Return trained weights; used rows stand in what the others have become in as many steps."""
+    """Return trained weights; rows of unused features follow their path without data."""
     weights: dict[str, Stacked | Patched] = {}
     for name, f in held.items():
         if isinstance(f, Stacked):
@@ -651,23 +663,25 @@ def patched(
 ) -> Patched:
     """Return first weights whose used rows (U, H) were trained for `steps` (C,) steps.
 
-    `rest` tells where the other rows are after a number of steps from a base (F, H); `flops` are
-    the operations of a step for one parameter, for what is not executed here (`report_spared`).
+    `rest` returns the other rows after a number of steps from a base (F, H); `flops` are the
+    operations of a step for one parameter, for the work saved here (`report_spared`).
     """
     assert isinstance(start, Patched)  # see `starts_compact`
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
-    place = {path: number for number, path in enumerate(sorted(set(paths)))}
-    bases = [rest(start.base[g], count) for g, count in place]
-    unused = start.base.shape[1] - x.used.off.diff().cpu()
-    together = start.base.shape[1] * sum(count for _, count in place)
-    report_spared(flops * rows.shape[1] * float(int((steps.cpu() * unused).sum()) - together))
+    base_number = {path: number for number, path in enumerate(sorted(set(paths)))}
+    bases = [rest(start.base[g], count) for g, count in base_number]
+    unused_rows = start.base.shape[1] - x.used.off.diff().cpu()
+    computed_once = start.base.shape[1] * sum(count for _, count in base_number)
+    report_spared(
+        flops * rows.shape[1] * float(int((steps.cpu() * unused_rows).sum()) - computed_once)
+    )
     base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
-    which = torch.tensor([place[path] for path in paths], device=rows.device)
+    which = torch.tensor([base_number[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)
 
 
-# --- doors ---------------------------------------------------------------------------------------
-# What comes from outside is checked here before code that trusts it, compiled or not, reads it.
+# --- input checks --------------------------------------------------------------------------------
+# What comes from outside is checked here before any code that trusts it reads it.
 #
 # Compiled kernels and torch's fused optimizers check no bounds: a weight that is too small makes
 # them read, and optimizer state that is too small makes them write, where they must not. Weights
@@ -719,10 +733,10 @@ def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
     for name, shape in shapes.items():
         match start[name]:
             case Stacked(t) if t.shape != (block.num_clients, *shape) or t.dtype is not dtype:
-                _refuse(name, t, (block.num_clients, *shape), dtype, ANOTHER)
+                _raise_misfit(name, t, (block.num_clients, *shape), dtype, ANOTHER)
             case Patched(base) as field:
                 if base.shape[1:] != shape or base.dtype is not dtype or not len(base):
-                    _refuse(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
+                    _raise_misfit(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
                 problem = patched_problem(field, block.num_clients)
                 if problem is None and field.t.dtype is not dtype:
                     problem = f"rows of {dtype}, got {field.t.dtype}"
@@ -740,7 +754,9 @@ def _shapes(
             f"expected a model of {block.num_features} features, got one of {model.features}"
         )
     if weights.keys() != shapes.keys():
-        raise ProtocolError(f"expected the weights {_few(shapes)}, got {_few(weights)}: {ANOTHER}")
+        raise ProtocolError(
+            f"expected the weights {_name_some(shapes)}, got {_name_some(weights)}: {ANOTHER}"
+        )
     return shapes
 
 
@@ -758,7 +774,7 @@ def _check_slices(
     for name, shape in shapes.items():
         w = weights[name]
         if w.shape != clients + shape or w.dtype is not dtype:
-            _refuse(name, w, clients + shape, dtype, ANOTHER)
+            _raise_misfit(name, w, clients + shape, dtype, ANOTHER)
 
 
 def check_memory(
@@ -768,13 +784,15 @@ def check_memory(
     expected = _memory_shapes(model, optimizer, dtype_of(block))
     if memory.keys() != expected.keys():
         raise ProtocolError(
-            f"expected the optimizer state {_few(expected)}, got {_few(memory)}: it is of another "
-            "optimizer or model"
+            f"expected the optimizer state {_name_some(expected)}, got {_name_some(memory)}: it is "
+            "of another optimizer or model"
         )
     for name, (shape, dtype) in expected.items():
-        m, whole = memory[name], (block.num_clients, *shape)
-        if m.shape != whole or m.dtype is not dtype:
-            _refuse(name, m, whole, dtype, "this is optimizer state of another model")
+        m, expected_shape = memory[name], (block.num_clients, *shape)
+        if m.shape != expected_shape or m.dtype is not dtype:
+            _raise_misfit(
+                name, m, expected_shape, dtype, "this is optimizer state of another model"
+            )
     steps = memory.get("steps")
     if steps is not None and not bool(((steps >= 0) & (steps < MOST_STEPS)).all()):
         raise ProtocolError(
@@ -790,8 +808,8 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
     if name in block.memo:
         return
     y, task = block.y, task_of(model.task)
-    wrong = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
-    if wrong or y.is_floating_point() == task.classes:
+    is_other_task = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
+    if is_other_task or y.is_floating_point() == task.classes:
         what = "numbers" if not task.classes else "bits" if task.wide else "classes"
         raise ProtocolError(
             f"expected {model.outputs} {what} as labels, got labels of "
@@ -807,27 +825,32 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
     block.memo[name] = True
 
 
-def check_places(named: Ragged, off: Tensor, what: str) -> Tensor:
-    """Return places (k,) int64 in the order of a block, of what clients name in their own order.
+def check_places(positions: Ragged, off: Tensor, what: str) -> Tensor:
+    """Return positions (k,) int64 in a block from positions that clients count each by themselves.
 
     Args:
-        named: (k,) integers, ascending in each client.
-        off: (C + 1,) int64, how many places each client has.
+        positions: (k,) integers, ascending in each client.
+        off: (C + 1,) int64 offsets of the clients' positions in the block.
         what: what they are, for the message.
 
     Raises:
         ProtocolError: a place that does not exist, or one out of order.
     """
-    t = named.t
-    if t.dim() != 1 or t.is_floating_point() or t.dtype is torch.bool or len(named.off) != len(off):
+    t = positions.t
+    if (
+        t.dim() != 1
+        or t.is_floating_point()
+        or t.dtype is torch.bool
+        or len(positions.off) != len(off)
+    ):
         raise ProtocolError(
             f"expected {what} as whole numbers for each of {len(off) - 1} clients, got {t.dtype} "
-            f"of shape {tuple(t.shape)} for {len(named.off) - 1}"
+            f"of shape {tuple(t.shape)} for {len(positions.off) - 1}"
         )
-    own, client = t.long(), owners(named.off)
-    if not bool(((own >= 0) & (own < off.diff()[client])).all()):
+    local, client = t.long(), owners(positions.off)
+    if not bool(((local >= 0) & (local < off.diff()[client])).all()):
         raise ProtocolError(f"expected {what}, got others")
-    places = off[client] + own
+    places = off[client] + local
     if not bool((places.diff() > 0).all()):
         raise ProtocolError(f"expected {what} in ascending order, got another order")
     return places
@@ -861,13 +884,15 @@ def _memory_shapes(
     return {name: (tuple(t.shape[1:]), t.dtype) for name, t in optimizer.init(blank).items()}
 
 
-def _refuse(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:
+def _raise_misfit(
+    name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str
+) -> None:
     if t.shape != shape:
         raise ProtocolError(f"expected {name} of shape {shape}, got {tuple(t.shape)}: {reason}")
     raise ProtocolError(f"expected {name} of {dtype}, got {t.dtype}: {reason}")
 
 
-def _few(names: Mapping[str, object]) -> str:
-    """Return some of the names, as a server may send any number of any length."""
+def _name_some(names: Mapping[str, object]) -> str:
+    """Return at most six names, shortened: a server may send any number of any length."""
     shown = [repr(name[:40])[1:-1] for name in list(names)[:6]]
     return ", ".join(shown + ["..."] * (len(names) > 6)) or "none"

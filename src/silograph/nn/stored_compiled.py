@@ -89,29 +89,31 @@ def train_(
         ProtocolError: weights, moments or stored rows are not those of the model and block.
     """
     compact = isinstance(held[f"weights/{model.first_maps[0]}"], Ragged)
-    data, wanted = prepared(model, block, compact=compact), stored_stages(model)
+    data, stages = prepared(model, block, compact=compact), stored_stages(model)
     check_held(model, training, held, block.num_clients, int(data.called.used_off[-1]))
     check_stored(model, stored, block)
-    like = held[f"weights/{FLAT}"].t
-    own = torch.cat([like.new_empty(len(block.row_key), 0), *(stored.own[n] for n in wanted)], 1)
-    arranged = _arranged(model, block, batches, stored, own, keys)
-    w, m1, m2 = (_trained(model, held, kind) for kind in _kinds(held))
+    flat_weights = held[f"weights/{FLAT}"].t
+    own_rows = torch.cat(
+        [flat_weights.new_empty(len(block.row_key), 0), *(stored.own[n] for n in stages)], 1
+    )
+    batch_arrays = _arrange_batches(model, block, batches, stored, own_rows, keys)
+    w, m1, m2 = (_tensors_of_kind(model, held, kind) for kind in _kinds(held))
     clients = kernels.TrainingArrays(w, m1, m2, held[STEPS].t.numpy())
     rule, shape = step_rule(training), model_shape(model, Schedule(1))
 
     def train(first: int, end: int) -> None:
         kernels.train_stored(
-            first, end, data.called, data.rows, data.inputs, shape, rule, arranged, clients
+            first, end, data.called, data.rows, data.inputs, shape, rule, batch_arrays, clients
         )
 
     share_out(block, train)
-    for number, part in zip(wanted, own.split([*_widths(model)], dim=1), strict=True):
+    for number, part in zip(stages, own_rows.split([*_widths(model)], dim=1), strict=True):
         stored.own[number].copy_(part)
-    for chosen in batches:
-        report_clients(_work(model, block, chosen))
-        report_steps((chosen.batch.off.diff() > 0).double() * training.step_flops)
-    losses: tuple[Tensor, ...] = torch.from_numpy(arranged.loss).split(
-        [len(chosen.batch.rows) for chosen in batches]
+    for batch in batches:
+        report_clients(_step_flops(model, block, batch))
+        report_steps((batch.batch.off.diff() > 0).double() * training.step_flops)
+    losses: tuple[Tensor, ...] = torch.from_numpy(batch_arrays.loss).split(
+        [len(batch.batch.rows) for batch in batches]
     )
     return losses
 
@@ -135,26 +137,31 @@ def check_held(model: Staged, training: Training, held: Held, clients: int, used
     kinds = [KINDS[0], *(f"memory/{moment}" for moment in moments if moment != STEPS)]
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected[STEPS] = (clients,)
-    found = {name: tuple(f.t.flatten(0, -2).shape) for name, f in held.items() if name != STEPS}
-    found[STEPS] = tuple(held[STEPS].t.shape) if STEPS in held else ()
-    wrong = min((n for n in found.keys() | expected if found.get(n) != expected.get(n)), default="")
-    if wrong or len({field.t.dtype for name, field in held.items() if name != STEPS}) > 1:
+    shapes_found = {
+        name: tuple(f.t.flatten(0, -2).shape) for name, f in held.items() if name != STEPS
+    }
+    shapes_found[STEPS] = tuple(held[STEPS].t.shape) if STEPS in held else ()
+    misfit = min(
+        (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
+        default="",
+    )
+    if misfit or len({field.t.dtype for name, field in held.items() if name != STEPS}) > 1:
         raise ProtocolError(
-            f"expected clients in training whose {wrong or 'weights'} has shape "
-            f"{expected.get(wrong)} and the run's dtype, got {found.get(wrong)}: they are of "
-            "another model, optimizer or block"
+            f"expected clients in training whose {misfit or 'weights'} has shape "
+            f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
+            "of another model, optimizer or block"
         )
 
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless stored rows are those of a block's rows and slots."""
     widths = dict(zip(stored_stages(model), _widths(model), strict=True))
-    for rows, held in (len(block.row_key), stored.own), (len(block.halo.key), stored.halo):
-        for number, found in held.items():
-            if found.shape != (rows, widths.get(number)):
+    for rows, rows_by_stage in (len(block.row_key), stored.own), (len(block.halo.key), stored.halo):
+        for number, stored_rows in rows_by_stage.items():
+            if stored_rows.shape != (rows, widths.get(number)):
                 raise ProtocolError(
                     f"expected stored rows of shape {(rows, widths.get(number))} for stage "
-                    f"{number}, got {tuple(found.shape)}"
+                    f"{number}, got {tuple(stored_rows.shape)}"
                 )
 
 
@@ -165,20 +172,22 @@ def _widths(model: Staged) -> list[int]:
 
 def _kinds(held: Held) -> tuple[str, str, str]:
     """Return the names of weights and of two moments; weights, where there is no such moment."""
-    one = next((kind for kind in ("memory/first", "memory/momentum") if _has(held, kind)), KINDS[0])
-    return KINDS[0], one, "memory/second" if _has(held, "memory/second") else KINDS[0]
+    first_moment = next(
+        (kind for kind in ("memory/first", "memory/momentum") if _has_kind(held, kind)), KINDS[0]
+    )
+    return KINDS[0], first_moment, "memory/second" if _has_kind(held, "memory/second") else KINDS[0]
 
 
-def _has(held: Held, kind: str) -> bool:
+def _has_kind(held: Held, kind: str) -> bool:
     return f"{kind}/{FLAT}" in held
 
 
-def _trained(model: Staged, held: Held, kind: str) -> kernels.Trained:
+def _tensors_of_kind(model: Staged, held: Held, kind: str) -> kernels.Trained:
     first = [held[f"{kind}/{name}"].t.flatten(0, -2).numpy() for name in model.first_maps]
     return kernels.Trained(first[0], first[-1], held[f"{kind}/{FLAT}"].t.numpy())
 
 
-def _arranged(
+def _arrange_batches(
     model: Staged,
     block: ClientBlock,
     batches: Sequence[TrainingRows],
@@ -187,21 +196,25 @@ def _arranged(
     keys: Sequence[Key],
 ) -> kernels.BatchArrays:
     """Return the batches side by side, as kernels read them."""
-    wanted, rows = stored_stages(model), torch.cat([chosen.batch.rows for chosen in batches])
-    starts = dict(zip(wanted, offsets(torch.tensor([*_widths(model), 0])).tolist(), strict=False))
-    later = model.stages[-1 if not wanted else wanted[0]].conv
-    halo = [stored.halo[number] for number in wanted if number in stored.halo]
+    stages, rows = stored_stages(model), torch.cat([batch.batch.rows for batch in batches])
+    first_column = dict(
+        zip(stages, offsets(torch.tensor([*_widths(model), 0])).tolist(), strict=False)
+    )
+    later = model.stages[-1 if not stages else stages[0]].conv
+    halo = [stored.halo[number] for number in stages if number in stored.halo]
     pairs = [(c.batch, c.batch.first) for c in batches], [(c.batch, c.batch.later) for c in batches]
     return kernels.BatchArrays(
         key=np.array([key.value for key in keys], np.uint64),
         clients=block.num_clients,
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_joined_off([chosen.batch.off for chosen in batches]),
-        share=contiguous(torch.cat([share_of(chosen, own.dtype) for chosen in batches])),
+        off=_joined_off([batch.batch.off for batch in batches]),
+        share=contiguous(torch.cat([share_of(batch, own.dtype) for batch in batches])),
         first=_senders(model.stages[0].conv, block, pairs[0], []),
         later=_senders(later, block, pairs[1], halo),
         own=own.numpy(),
-        place=np.array([starts.get(number, -1) for number in range(len(model.stages))], np.int64),
+        place=np.array(
+            [first_column.get(number, -1) for number in range(len(model.stages))], np.int64
+        ),
         loss=np.zeros(len(rows)),
     )
 
@@ -218,18 +231,18 @@ def _senders(
     rows = torch.cat([senders.rows for _, senders in pairs])
     slots = torch.cat([senders.slots for _, senders in pairs])
     edges = [_edges(conv, batch, senders) for batch, senders in pairs]
-    own = [_own_weight(conv, senders) for _, senders in pairs]
-    none = own[0].new_empty(len(slots), 0)
+    own_weights = [_own_weight(conv, senders) for _, senders in pairs]
+    no_columns = own_weights[0].new_empty(len(slots), 0)
     return kernels.SenderArrays(
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
         off=_joined_off([senders.off for _, senders in pairs]),
-        slot=contiguous(torch.cat([none, *(rows[slots] for rows in halo)], dim=1)),
+        slot=contiguous(torch.cat([no_columns, *(rows[slots] for rows in halo)], dim=1)),
         slot_key=contiguous(block.halo.key[slots], np.int64).view(np.uint64),
         slot_off=_joined_off([senders.slot_off for _, senders in pairs]),
         ptr=contiguous(offsets(torch.cat([s.adj.indptr.diff() for _, s in pairs])), np.int64),
         col=contiguous(torch.cat([col for col, _ in edges]), np.int32),
         value=contiguous(torch.cat([value for _, value in edges])),
-        own=contiguous(torch.cat(own)),
+        own=contiguous(torch.cat(own_weights)),
     )
 
 
@@ -244,14 +257,14 @@ def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
     """Return the sender of each edge (e,) as its client numbers them, and both scales times it."""
     adj, scales = senders.adj, scales_of(conv)
     assert adj.values is not None  # how many edges each stands for
-    size, others = len(batch.rows), len(senders.rows)
+    size, num_senders = len(batch.rows), len(senders.rows)
     col, client = adj.indices.long(), owners(batch.off)[adj.row]
-    counts, mine = batch.off.diff(), senders.off.diff()
+    counts, sender_counts = batch.off.diff(), senders.off.diff()
     value = adj.values
     before = scales.before(torch.cat([senders.messages.sender, senders.degree]))
     if before is not None:  # slots come scaled by their owners
-        one = before.new_ones(len(senders.slots))
-        value = value * torch.cat([before[:, 0], one])[col]
+        ones = before.new_ones(len(senders.slots))
+        value = value * torch.cat([before[:, 0], ones])[col]
     after = scales.after(senders.messages.receiver)
     if after is not None:
         value = value * after[adj.row, 0]
@@ -259,42 +272,42 @@ def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
         col < size,
         col - batch.off[client],
         torch.where(
-            col < size + others,
+            col < size + num_senders,
             col - size - senders.off[client] + counts[client],
-            col - size - others - senders.slot_off[client] + (counts + mine)[client],
+            col - size - num_senders - senders.slot_off[client] + (counts + sender_counts)[client],
         ),
     )
     return local, value
 
 
-def share_of(chosen: TrainingRows, dtype: torch.dtype) -> Tensor:
+def share_of(batch: TrainingRows, dtype: torch.dtype) -> Tensor:
     """Return the weight of each row's loss, (b,)."""
-    if chosen.share is not None:
-        return chosen.share
-    counts = chosen.batch.off.diff()
+    if batch.share is not None:
+        return batch.share
+    counts = batch.batch.off.diff()
     return torch.repeat_interleave(1 / counts.to(dtype), counts)
 
 
-def _work(model: Staged, block: ClientBlock, chosen: TrainingRows) -> Tensor:
+def _step_flops(model: Staged, block: ClientBlock, batch: TrainingRows) -> Tensor:
     """Return operations of a step on a batch, (C,) float64: what the torch layers report."""
-    rows = chosen.batch.off.diff().double()
+    rows = batch.batch.off.diff().double()
     total = LOSS_FLOPS * model.outputs * rows
     for number, stage in enumerate(model.stages):
         conv, inner, out = stage.conv, 2.0 * stage.inputs * stage.outputs, stage.outputs
-        senders = chosen.batch.later if number else chosen.batch.first
+        senders = batch.batch.later if number else batch.batch.first
         others, slots, edges = (torch.zeros_like(rows) for _ in range(3))
         if conv.sums:
             others, slots = senders.off.diff().double(), senders.slot_off.diff().double()
-            edges = senders.adj.indptr[chosen.batch.off].diff().double()
+            edges = senders.adj.indptr[batch.batch.off].diff().double()
             slots = slots * (number > 0)
         if number == 0 and isinstance(block.x, SparseRows):
-            held = block.x.csr.degree.double()
-            mine = segment_sum(held[chosen.batch.rows], chosen.batch.off)
-            theirs = segment_sum(held[senders.rows], senders.off) * conv.sums
-            total += 4 * out * (mine * (1 + conv.rooted) + theirs)
+            entries = block.x.csr.degree.double()
+            batch_entries = segment_sum(entries[batch.batch.rows], batch.batch.off)
+            sender_entries = segment_sum(entries[senders.rows], senders.off) * conv.sums
+            total += 4 * out * (batch_entries * (1 + conv.rooted) + sender_entries)
         else:
-            fresh = 3 if number else 2
-            total += inner * (fresh * rows * (1 + conv.rooted) + 2 * (others + slots))
+            products = 3 if number else 2
+            total += inner * (products * rows * (1 + conv.rooted) + 2 * (others + slots))
         if conv.sums:
             scales = scales_of(conv)
             total += 2 * out * (scales.pre is not None) * (rows + others)

@@ -56,7 +56,7 @@ class Surroundings:
     """The rows and halo slots of a block as rows of one graph, without features.
 
     Attributes:
-        graph: a client's slots come behind its own rows; without the halo, the block itself.
+        graph: the slots of a client follow its own rows; without the halo, the block itself.
         place: (n,) int64 of the block's rows in the graph.
         row: (m,) int64 row of the block that a row of the graph is, -1 for a slot.
         slot: (m,) int64 slot that it is, -1 for a row of the block.
@@ -70,12 +70,12 @@ class Surroundings:
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """What is stored of rows, by the number of the stage that it enters.
+    """Stored rows by the number of the stage that they enter.
 
     Attributes:
         own: (n, I) of the block's rows.
         halo: (S, I) of slots, scaled by their owners.
-        known: (S,) bool slots of which rows are there.
+        known: (S,) bool, slots whose rows have been received.
     """
 
     own: Mapping[int, Tensor]
@@ -85,7 +85,7 @@ class StoredRows:
 
 @dataclass(frozen=True, eq=False)
 class Senders:
-    """Who sends to the rows of a batch in a stage, besides themselves.
+    """The rows and slots that send to the rows of a batch in a stage, besides these themselves.
 
     Attributes:
         rows: (o,) int64 own rows, ascending.
@@ -110,19 +110,19 @@ class Senders:
     @cached_property
     def parts(self) -> tuple[CSR, CSR]:
         """`adj` as what own rows send (b, b + o), and what slots of the block do (b, S)."""
-        inside = self.adj.num_cols - len(self.slots)
-        of_slots = self.adj.indices >= inside
-        columns = self.slots[self.adj.indices[of_slots].long() - inside]
-        return _part(self.adj, ~of_slots, inside), _part(
-            self.adj, of_slots, self.num_slots, columns
+        num_own = self.adj.num_cols - len(self.slots)
+        is_slot = self.adj.indices >= num_own
+        columns = self.slots[self.adj.indices[is_slot].long() - num_own]
+        return _masked_matrix(self.adj, ~is_slot, num_own), _masked_matrix(
+            self.adj, is_slot, self.num_slots, columns
         )
 
 
-def _part(adj: CSR, kept: Tensor, columns: int, indices: Tensor | None = None) -> CSR:
+def _masked_matrix(adj: CSR, mask: Tensor, columns: int, indices: Tensor | None = None) -> CSR:
     """Return the entries of a matrix in the mask (nnz,), maybe with other columns."""
-    starts = offsets(kept.long())[adj.indptr.long()]
-    values = None if adj.values is None else adj.values[kept]
-    return CSR(starts, adj.indices[kept].long() if indices is None else indices, values, columns)
+    starts = offsets(mask.long())[adj.indptr.long()]
+    values = None if adj.values is None else adj.values[mask]
+    return CSR(starts, adj.indices[mask].long() if indices is None else indices, values, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +144,8 @@ class Batch:
 
 def stored_stages(model: Staged) -> tuple[int, ...]:
     """Return the stages whose neighbors' rows are stored: all with a sum, but that of features."""
-    found = (number for number, stage in enumerate(model.stages) if number and stage.conv.sums)
-    return tuple(found)
+    stages = (number for number, stage in enumerate(model.stages) if number and stage.conv.sums)
+    return tuple(stages)
 
 
 def batch_pass(
@@ -168,7 +168,7 @@ def batch_pass(
         stored: rows of the others.
         key: key of the dropout draws; None turns dropout off.
     """
-    h, entered = _passed(model, weights, block, x, batch, stored, key, len(model.stages))
+    h, entered = _pass_until(model, weights, block, x, batch, stored, key, len(model.stages))
     assert isinstance(h, Tensor)  # at least one stage
     return h, entered
 
@@ -183,10 +183,10 @@ def rows_entering(
 ) -> dict[int, Tensor]:
     """Return what enters each stage of `stored_stages` of a batch (b, I), as `batch_pass` does."""
     last = max(stored_stages(model), default=0)
-    return _passed(model, weights, block, x, batch, stored, None, last + 1)[1]
+    return _pass_until(model, weights, block, x, batch, stored, None, last + 1)[1]
 
 
-def _passed(
+def _pass_until(
     model: Staged,
     weights: Mapping[str, Tensor],
     block: ClientBlock,
@@ -196,8 +196,8 @@ def _passed(
     key: Key | None,
     until: int,
 ) -> tuple[Rows, dict[int, Tensor]]:
-    """Pass through the stages before `until`; of the last, if others follow, only what enters."""
-    wanted, entered = stored_stages(model), dict[int, Tensor]()
+    """Pass through the stages before `until`; if more follow, stop at the inputs of the last."""
+    stages_stored, entered = stored_stages(model), dict[int, Tensor]()
     h, origin = _rows_at(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
     for number, stage in enumerate(model.stages):
@@ -207,7 +207,7 @@ def _passed(
             for name, w in weights.items()
             if name.startswith(f"{number}.")
         }
-        if number in wanted:
+        if number in stages_stored:
             assert isinstance(h, Tensor)  # only features can be sparse
             entered[number] = h.detach()
         if number + 1 == until < len(model.stages):
@@ -218,7 +218,7 @@ def _passed(
         inputs = after_dropout(stage, number, h, row_key, batch.off, key)
         others = _other_inputs(model, number, block, x, senders, stored, key)
         dropped = key is not None
-        out = _convolved(stage.conv, params, inputs, others, senders, dropped=dropped)
+        out = _convolve(stage.conv, params, inputs, others, senders, dropped=dropped)
         h = leave(stage, out, h, origin, senders.messages)
     return h, entered
 
@@ -257,7 +257,7 @@ def _other_inputs(
     return own, halo
 
 
-def _convolved(
+def _convolve(
     conv: Conv,
     params: Mapping[str, Tensor],
     x: Rows,
@@ -276,20 +276,20 @@ def _convolved(
     scales, off = scales_of(conv), messages.off
     z, other = conv.map(params, x, off), conv.map(params, others[0], senders.off)
     parts = [
-        _scaled(z, scales.before(messages.sender), off),
-        _scaled(other, scales.before(senders.degree), senders.off),
+        _scale_rows(z, scales.before(messages.sender), off),
+        _scale_rows(other, scales.before(senders.degree), senders.off),
     ]
     if others[1] is None:
-        heard = _summed(senders.adj, torch.cat(parts), off)
+        total = _sum_rows(senders.adj, torch.cat(parts), off)
     elif dropped:
         mapped = conv.map(params, others[1], senders.slot_off)
-        heard = _summed(senders.adj, torch.cat([*parts, mapped]), off)
+        total = _sum_rows(senders.adj, torch.cat([*parts, mapped]), off)
     else:
         near, far = senders.parts
-        mapped = conv.map(params, _summed(far, others[1], off), off)
+        mapped = conv.map(params, _sum_rows(far, others[1], off), off)
         report_rows(off, z.shape[1])
-        heard = _summed(near, torch.cat(parts), off) + mapped
-    s, work = _scaled(heard, scales.after(messages.receiver), off), 1 + gradients(z)
+        total = _sum_rows(near, torch.cat(parts), off) + mapped
+    s, work = _scale_rows(total, scales.after(messages.receiver), off), 1 + gradients(z)
     own = scales.itself(messages.receiver)
     if own is not None:
         report_rows(off, 2 * z.shape[1] * work)
@@ -297,13 +297,13 @@ def _convolved(
     return conv.finish(params, x, s, messages)
 
 
-def _summed(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
+def _sum_rows(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
     """Return sums (b, I) of rows (s, I) by a matrix (b, s), and report their work."""
     report_entries(adj.indptr, off, 2 * x.shape[1] * (1 + gradients(x)))
     return sparse_product(adj, x)
 
 
-def _scaled(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
+def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
     if scale is None:
         return z
     report_rows(off, z.shape[1] * (1 + gradients(z)))
@@ -315,7 +315,7 @@ def to_send(
 ) -> Tensor:
     """Return what rows (k,) send to other silos in a stage, x (k, I) with their own scale."""
     degree = around.graph.adj.degree[around.place[rows]].to(x.dtype)[:, None]
-    return _scaled(x, scales_of(model.stages[number].conv).before(degree), client_off)
+    return _scale_rows(x, scales_of(model.stages[number].conv).before(degree), client_off)
 
 
 # --- Batches of rows with those who send to them: own rows, and slots of the halo ----------------
@@ -326,13 +326,13 @@ def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
     if halo:
         return block.once("surroundings", Surroundings, lambda: _surroundings(block))
     # Kept without the block, which would hold itself, and all that a call to it worked out.
-    place, none = block.once("rows alone", tuple, lambda: _alone(block))
+    place, none = block.once("rows alone", tuple, lambda: _own_positions(block))
     return Surroundings(block, place, place, none)
 
 
-def _alone(block: ClientBlock) -> tuple[Tensor, Tensor]:
-    place = torch.arange(len(block.row_key), device=block.off.device)
-    return place, torch.full_like(place, -1)
+def _own_positions(block: ClientBlock) -> tuple[Tensor, Tensor]:
+    own_positions = torch.arange(len(block.row_key), device=block.off.device)
+    return own_positions, torch.full_like(own_positions, -1)
 
 
 def _surroundings(block: ClientBlock) -> Surroundings:
@@ -348,9 +348,11 @@ def _surroundings(block: ClientBlock) -> Surroundings:
         whole = surroundings(block.source[0]).graph
         return Surroundings(whole.called(block.source[1]), place, row, slot)
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    none = block.adj.values.new_zeros(n, 0)
-    every = torch.arange(slots, device=device)
-    graph = extended(replace(block, x=none), every, block.halo.off, none.new_zeros(slots, 0))
+    no_features = block.adj.values.new_zeros(n, 0)
+    all_slots = torch.arange(slots, device=device)
+    graph = extended(
+        replace(block, x=no_features), all_slots, block.halo.off, no_features.new_zeros(slots, 0)
+    )
     return Surroundings(graph, place, row, slot)
 
 
@@ -361,14 +363,14 @@ def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) ->
     send in later layers only: which slots are known changes in the first rounds only.
     """
     name = ("whole batch", around.graph is block, 0 in stored.halo)
-    kept = block.memo.get(name)
-    if not isinstance(kept, tuple) or not torch.equal(kept[0], stored.known):
+    cached = block.memo.get(name)
+    if not isinstance(cached, tuple) or not torch.equal(cached[0], stored.known):
         rows = torch.arange(len(block.row_key), device=block.off.device)
-        kept = stored.known, batch_of_edges(block, around, stored, rows, block.off)
-        block.memo[name] = kept
-    found = kept[1]
-    assert isinstance(found, Batch)
-    return found
+        cached = stored.known, batch_of_edges(block, around, stored, rows, block.off)
+        block.memo[name] = cached
+    batch = cached[1]
+    assert isinstance(batch, Batch)
+    return batch
 
 
 def batch_of_edges(
@@ -442,42 +444,47 @@ def _batch(
 def _senders(
     block: ClientBlock, around: Surroundings, known: Tensor, rows: Tensor, off: Tensor, drawn: Drawn
 ) -> Senders:
-    """Return who sends along drawn edges, without slots of which no row is there."""
+    """Return the senders along drawn edges, without slots whose rows have not been received."""
     row, slot = around.row[drawn.neighbor], around.slot[drawn.neighbor]
     position, share = drawn.position, drawn.share
     if bool((slot >= 0).any()):
-        kept = (slot < 0) | known[slot.clamp(min=0)]
-        if not bool(kept.all()):
-            share = _made_up(position, share, kept, len(rows))
-            row, slot, position, share = row[kept], slot[kept], position[kept], share[kept]
+        is_available = (slot < 0) | known[slot.clamp(min=0)]
+        if not bool(is_available.all()):
+            share = _shares_for_missing(position, share, is_available, len(rows))
+            row, slot, position, share = (
+                row[is_available],
+                slot[is_available],
+                position[is_available],
+                share[is_available],
+            )
     own = row >= 0
-    senders = _others(len(block.row_key), row[own], rows)
-    slots = _others(len(block.halo.key), slot[~own], slot[:0])
+    senders = _selected_rows(len(block.row_key), row[own], rows)
+    slots = _selected_rows(len(block.halo.key), slot[~own], slot[:0])
     place = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
     place[rows] = torch.arange(len(rows), device=rows.device)
     place[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
-    of_slot = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
-    of_slot[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
+    slot_position = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
+    slot_position[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
     column = torch.empty_like(row)
     column[own] = place[row[own]]
-    column[~own] = of_slot[slot[~own]]
+    column[~own] = slot_position[slot[~own]]
     total = len(rows) + len(senders) + len(slots)
     starts = offsets(torch.bincount(position, minlength=len(rows)))
     degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
-    mine = degree[rows]
+    batch_degree = degree[rows]
     return Senders(
         rows=senders,
         off=torch.searchsorted(senders, block.off),
         slots=slots,
         slot_off=torch.searchsorted(slots, block.halo.off),
-        adj=CSR(starts, *_in_order(position * total + column, column, share), total),
-        messages=Messages(_no_edges(rows), False, mine, mine, None, off, off),
+        adj=CSR(starts, *_sort_edges(position * total + column, column, share), total),
+        messages=Messages(_no_edges(rows), False, batch_degree, batch_degree, None, off, off),
         degree=degree[senders],
         num_slots=len(block.halo.key),
     )
 
 
-def _in_order(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_edges(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Return columns and shares (e,) of edges in the order of their places, which are distinct."""
     if bool((place.diff() > 0).all()):  # as they are where all rows are worked out
         return column, share
@@ -486,23 +493,23 @@ def _in_order(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Ten
 
 
 def _no_edges(rows: Tensor) -> CSR:
-    """Return a matrix (b, b) without entries: sums are made elsewhere."""
+    """Return a matrix (b, b) without entries: `Senders.adj` makes the sums instead."""
     starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
     return CSR(starts, rows[:0], None, len(rows))
 
 
-def _made_up(position: Tensor, share: Tensor, kept: Tensor, rows: int) -> Tensor:
-    """Return shares (e,) with which the edges that are kept stand for all of their receiver's."""
+def _shares_for_missing(position: Tensor, share: Tensor, is_available: Tensor, rows: int) -> Tensor:
+    """Return shares (e,) scaled so that available edges stand for all edges of their receiver."""
     total = share.new_zeros(rows).index_add_(0, position, share)
-    there = share.new_zeros(rows).index_add_(0, position[kept], share[kept])
-    return share * (total / there.clamp(min=torch.finfo(share.dtype).tiny))[position]
+    available = share.new_zeros(rows).index_add_(0, position[is_available], share[is_available])
+    return share * (total / available.clamp(min=torch.finfo(share.dtype).tiny))[position]
 
 
-def _others(count: int, named: Tensor, but: Tensor) -> Tensor:
-    """Return those of `count` rows that are named, ascending, each once, but for some."""
-    mask = torch.zeros(count, dtype=torch.bool, device=named.device)
-    mask[named] = True
-    mask[but] = False
+def _selected_rows(count: int, selected: Tensor, excluded: Tensor) -> Tensor:
+    """Return the distinct selected rows of `count`, ascending, without the excluded ones."""
+    mask = torch.zeros(count, dtype=torch.bool, device=selected.device)
+    mask[selected] = True
+    mask[excluded] = False
     return mask.nonzero()[:, 0]
 
 
@@ -532,7 +539,7 @@ class TrainingRows:
     share: Tensor | None
 
 
-def started(
+def start_training(
     model: Staged,
     training: Training,
     block: ClientBlock,
@@ -555,19 +562,21 @@ def started(
     small = compact and memory is None and starts_compact(model, fields, block.x)
     held = held_start(model, block, fields, compact=small)
     off = {name: f.off for name, f in held.items() if isinstance(f, Ragged)}
-    given = memory
-    if given is None:
-        given = training.optimizer.init({name: f.t for name, f in held.items()})
-    found: Held = {f"weights/{name}": f for name, f in held.items()}
-    for name, m in given.items():
+    optimizer_state = memory
+    if optimizer_state is None:
+        optimizer_state = training.optimizer.init({name: f.t for name, f in held.items()})
+    fields_in_training: Held = {f"weights/{name}": f for name, f in held.items()}
+    for name, m in optimizer_state.items():
         if name != STEPS:
-            own = off.get(name.rpartition("/")[2])
+            used_off = off.get(name.rpartition("/")[2])
             t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
-            found[f"memory/{name}"] = Stacked(t) if own is None else Ragged(t, own)
+            fields_in_training[f"memory/{name}"] = (
+                Stacked(t) if used_off is None else Ragged(t, used_off)
+            )
     steps = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     if memory is not None and STEPS in memory:
         steps = memory[STEPS].long()
-    return found | {STEPS: Stacked(steps)}
+    return fields_in_training | {STEPS: Stacked(steps)}
 
 
 def weights_of(held: Held) -> Params:
@@ -582,24 +591,24 @@ def is_compact(held: Held) -> bool:
 
 def memory_of(training: Training, held: Held) -> Params:
     """Return the optimizer's state (C, ...), as `Optimizer.init` makes it."""
-    found = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
-    counts = STEPS in training.optimizer.init({"": held[STEPS].t.float()})
-    return found | ({STEPS: held[STEPS].t.float()} if counts else {})
+    memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
+    counts_steps = STEPS in training.optimizer.init({"": held[STEPS].t.float()})
+    return memory | ({STEPS: held[STEPS].t.float()} if counts_steps else {})
 
 
-def alike(held: Held, active: Tensor) -> list[Tensor]:
+def groups_by_steps(held: Held, active: Tensor) -> list[Tensor]:
     """Return the clients in the mask (C,) bool, in groups that have taken equally many steps."""
     steps = held[STEPS].t
     counts = torch.unique(steps[active])
     return [(active & (steps == count)).nonzero()[:, 0] for count in counts]
 
 
-def part_of(held: Held, positions: Tensor) -> Held:
+def take_clients(held: Held, positions: Tensor) -> Held:
     """Return a copy of the clients at `positions` (k,) int64."""
     return fields_of(take_all(held, positions))
 
 
-def put_back(held: Held, part: Held, positions: Tensor) -> Held:
+def put_clients(held: Held, part: Held, positions: Tensor) -> Held:
     """Return all clients, those at `positions` as in `part`."""
     return {name: put(held[name], f, positions) for name, f in part.items()}
 
@@ -630,34 +639,34 @@ def step_(
             counts = batch.off.diff()
             share = torch.repeat_interleave(1 / counts.to(losses.dtype), counts)
         # Clients share no weight, so the gradient of the sum holds each client's own.
-        found = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
+        gradients = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
     report_steps(training.step_flops)
     memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
-    counted = memory | {STEPS: held[STEPS].t[:1].float()}
-    training.optimizer.step_(weights, dict(zip(leaves, found, strict=True)), counted)
+    optimizer_state = memory | {STEPS: held[STEPS].t[:1].float()}
+    training.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), optimizer_state)
     held[STEPS].t.add_(1)
     return losses.detach(), entered
 
 
-def finished(
+def finish_training(
     training: Training, block: ClientBlock, held: Held, base: Mapping[str, Tensor]
 ) -> dict[str, Stacked | Patched]:
-    """Return trained weights, (C, ...); used rows stand in what the others have become.
+    """Return trained weights, (C, ...); rows of unused features follow their path without data.
 
     Args:
         training: how they were trained.
         block: the clients.
-        held: they.
-        base: (F, D) what the first weights were, where they are held as used rows.
+        held: their fields in training.
+        base: (F, D) first weights before training, where only used rows were trained.
     """
-    nobody = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
+    base_of_client = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     weights: dict[str, Stacked | Patched] = {}
     for name, w in weights_of(held).items():
         if isinstance(held[f"weights/{name}"], Stacked):
             weights[name] = Stacked(w)
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            start, path = from_bases(base[name][None], nobody), partial(rest, training)
+            start, path = from_bases(base[name][None], base_of_client), partial(rest, training)
             flops = training.flops_of(name)
             weights[name] = patched(path, start, w, block.x, held[STEPS].t, flops)
     return weights
