@@ -6,7 +6,7 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key, hash_texts
-from silograph.selection.base import drawn, draws_of, highest, race, top
+from silograph.selection.base import draw_ids, draws_of, highest, race_scores, top
 from silograph.selection.harmony import numpy_loop
 from silograph.selection.oort import quantile
 from silograph.selection.registry import SELECTORS
@@ -33,12 +33,12 @@ def test_the_highest_are_those_of_a_sort(number: int, kinds: int) -> None:
     by_place = sorted(range(len(IDS)), key=lambda i: (-scores[i], i))[:number]
     assert top(scores, number).nonzero()[0].tolist() == sorted(by_place)
     lowest = sorted(range(len(IDS)), key=lambda i: draws[i])[:number]
-    assert drawn(IDS, number, key) == [IDS[i] for i in sorted(lowest)]
+    assert draw_ids(IDS, number, key) == [IDS[i] for i in sorted(lowest)]
 
 
 def test_weight_0_comes_last_in_a_race() -> None:
     weights = np.where(np.arange(len(IDS)) < 30, 0.0, 1.0)
-    found = race(IDS, weights, Key.of(1))
+    found = race_scores(IDS, weights, Key.of(1))
     assert np.isfinite(found).all()
     assert top(found, 10).nonzero()[0].tolist() == list(range(30, 40))
 

@@ -20,7 +20,7 @@ from silograph.control.base import (
     ControllerState,
     Knobs,
     RunStanding,
-    affordable,
+    affordable_interval,
     costs_after,
     no_costs,
 )
@@ -44,7 +44,9 @@ def propose(
     loss, first = max(loss_of(standing), 0.0), float(state["first"])
     share = math.sqrt(loss / first) if first > 0 else 1.0
     share = math.inf if math.isnan(share) else share
-    return {knob.name: affordable(knob, share * knob.start, state, standing) for knob in knobs}
+    return {
+        knob.name: affordable_interval(knob, share * knob.start, state, standing) for knob in knobs
+    }
 
 
 def observe(

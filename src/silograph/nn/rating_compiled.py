@@ -21,21 +21,29 @@ from silograph.nn.forward import dropped
 from silograph.nn.kernel_block import contiguous
 from silograph.nn.kernels import ratings as kernels
 from silograph.nn.rating_model import HEAD_BIAS, HEAD_WEIGHT, RatingModel
-from silograph.nn.rating_steps import alone, at_ratings, fit_pairs, rating_graph, values_of
+from silograph.nn.rating_steps import (
+    at_ratings,
+    fit_pairs,
+    rating_graph,
+    require_one_client,
+    values_of,
+)
 from silograph.nn.segment import sparse_product
 from silograph.nn.shared_items import BIAS, EMBEDDING
 
 
 def fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitted:
     """Train one client; see `fit_pairs`."""
-    return fit_pairs(model, training, inputs, CompiledPasses(model, alone(inputs.block)))
+    return fit_pairs(
+        model, training, inputs, CompiledPasses(model, require_one_client(inputs.block))
+    )
 
 
 def predict(
     model: RatingModel, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
 ) -> Tensor:
     """Return predictions (n, 1) of one client; see `RatingModel.forward`."""
-    return CompiledPasses(model, alone(block)).predict(weights, tables)
+    return CompiledPasses(model, require_one_client(block)).predict(weights, tables)
 
 
 class CompiledPasses:

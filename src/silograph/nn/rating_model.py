@@ -40,12 +40,12 @@ from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype
 from silograph.nn.forward import dropped
 from silograph.nn.rating_steps import (
     RatingGraph,
-    alone,
     at_nodes,
     at_ratings,
-    drawn_table,
+    draw_table,
     fit_pairs,
     rating_graph,
+    require_one_client,
     values_of,
 )
 from silograph.nn.segment import edge_product, sparse_product
@@ -136,7 +136,7 @@ class RatingModel:
 
         Rows of unseen users and items are 0.
         """
-        table = drawn_table(block, key, self.embedding)
+        table = draw_table(block, key, self.embedding)
         return {EMBEDDING: table, BIAS: Ragged(table.t.new_zeros(len(table.t), 1), table.off)}
 
     def forward(
@@ -147,7 +147,7 @@ class RatingModel:
         Raises:
             ProtocolError: several clients, or not the tables of this one.
         """
-        graph = rating_graph(alone(block), dtype_of(block))
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, len(graph.row), passes=1))
         found = self._ratings(values, graph, graph.user, graph.item, None)
@@ -157,7 +157,7 @@ class RatingModel:
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
         """Return what orders the items of one client; see `RankingModel`."""
-        graph = rating_graph(alone(block), dtype_of(block))
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, 0, passes=1))
         h, bias = self._nodes(values, graph, None)
@@ -169,7 +169,7 @@ class RatingModel:
         """Train one client; every step sends messages along all of its edges."""
         return fit_pairs(self, training, inputs)
 
-    def said(
+    def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
         """Return what is predicted of ratings in a step; see `PairModel`."""

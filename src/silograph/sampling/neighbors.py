@@ -84,17 +84,19 @@ class DropEdge(Stateless):
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep edges by a hash that is the same from both ends."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        kept = self._kept(block, key, reached.rows[every.position], every.neighbor)
-        left = self._kept(block, key, block.adj.row, block.adj.indices.long())
-        degree = torch.bincount(block.adj.row[left], minlength=block.adj.num_rows)
-        share = every.share[kept]
-        return Drawn(every.position[kept], every.neighbor[kept], share, degree.to(share.dtype))
+        all_edges = edges_of(block, reached.rows)
+        is_kept = self._is_kept(block, key, reached.rows[all_edges.position], all_edges.neighbor)
+        is_kept_in_block = self._is_kept(block, key, block.adj.row, block.adj.indices.long())
+        degree = torch.bincount(block.adj.row[is_kept_in_block], minlength=block.adj.num_rows)
+        share = all_edges.share[is_kept]
+        return Drawn(
+            all_edges.position[is_kept], all_edges.neighbor[is_kept], share, degree.to(share.dtype)
+        )
 
-    def _kept(self, block: ClientBlock, key: Key, a: Tensor, b: Tensor) -> Tensor:
+    def _is_kept(self, block: ClientBlock, key: Key, a: Tensor, b: Tensor) -> Tensor:
         """Return which edges between rows a and b (e,) are kept, (e,) bool."""
-        hashed = mix_words(block.row_key ^ signed(key.value))
-        return uniform_of(mix_words(hashed[a] + hashed[b])) >= self.drop
+        row_hashes = mix_words(block.row_key ^ signed(key.value))
+        return uniform_of(mix_words(row_hashes[a] + row_hashes[b])) >= self.drop
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,13 @@ class DropNode(Stateless):
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep senders by hashes of their keys."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        hashed = mix_words(block.row_key ^ signed(key.value))
-        kept = uniform_of(hashed[every.neighbor]) >= self.drop
+        all_edges = edges_of(block, reached.rows)
+        row_hashes = mix_words(block.row_key ^ signed(key.value))
+        is_kept = uniform_of(row_hashes[all_edges.neighbor]) >= self.drop
         return Drawn(
-            every.position[kept], every.neighbor[kept], every.share[kept] / (1 - self.drop)
+            all_edges.position[is_kept],
+            all_edges.neighbor[is_kept],
+            all_edges.share[is_kept] / (1 - self.drop),
         )
 
 
@@ -204,15 +208,15 @@ class Bernoulli(Stateless):
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep neighbors by hashes of both rows' keys."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        words = edge_words(block, reached.rows, key, every)
-        kept = uniform_of(words) <= self.keep
-        position, share = every.position[kept], every.share[kept] / self.keep
+        all_edges = edges_of(block, reached.rows)
+        words = edge_words(block, reached.rows, key, all_edges)
+        is_kept = uniform_of(words) <= self.keep
+        position, share = all_edges.position[is_kept], all_edges.share[is_kept] / self.keep
         if self.by_degree:
             count = torch.bincount(position, minlength=len(reached.rows))
             degree = block.adj.degree[reached.rows]
             share = degree[position].to(share.dtype) / count[position]
-        return Drawn(position, every.neighbor[kept], share)
+        return Drawn(position, all_edges.neighbor[is_kept], share)
 
 
 def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:

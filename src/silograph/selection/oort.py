@@ -39,9 +39,9 @@ from silograph.selection.base import (
     RoundFacts,
     Selector,
     SelectorState,
-    at,
-    highest_mask,
-    race,
+    ids_of_mask,
+    mask_of_highest,
+    race_scores,
     top,
 )
 from silograph.selection.options import (
@@ -99,13 +99,13 @@ def draw(
     exploit = number - explore
     chosen = np.zeros(len(ids), dtype=bool)
     if explore:
-        chosen = highest_mask(ids, (~seen).astype(np.float64), explore, key.fold("explore"))
+        chosen = mask_of_highest(ids, (~seen).astype(np.float64), explore, key.fold("explore"))
     if exploit:
         scores = utilities(options, state, t)
         least = CUT * np.partition(scores[seen], known - exploit)[known - exploit]
         weights = np.where(seen & (scores >= least), scores, 0.0)
-        chosen |= top(race(ids, weights, key.fold("exploit")), exploit)
-    return at(ids, chosen)
+        chosen |= top(race_scores(ids, weights, key.fold("exploit")), exploit)
+    return ids_of_mask(ids, chosen)
 
 
 def utilities(options: OortOptions, state: SelectorState, t: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState, highest, race, top
+from silograph.selection.base import RoundFacts, Selector, SelectorState, highest, race_scores, top
 from silograph.selection.options import (
     Budget,
     Least,
@@ -81,7 +81,7 @@ def draw(
     del t
     number = number_of(options.clients, len(ids))
     most = min(options.candidates or 2 * number, len(ids))
-    drawing = race(ids, sizes(state["nodes"].numpy()), key.fold("candidates"))
+    drawing = race_scores(ids, sizes(state["nodes"].numpy()), key.fold("candidates"))
     among = top(drawing, most)
     return highest(ids, np.where(among, state["loss"].numpy(), -np.inf), number, key)
 

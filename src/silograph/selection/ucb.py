@@ -49,7 +49,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState, drawn, highest
+from silograph.selection.base import RoundFacts, Selector, SelectorState, draw_ids, highest
 from silograph.selection.options import (
     Budget,
     Least,
@@ -140,7 +140,7 @@ def draw(
         scores = bounds(known["number_reward"], known["number_count"], t, -math.inf)
         number = numbers[scores.argmax()]  # the smallest of equals
     if explores or options.level == "number":
-        return drawn(ids, int(number), key)
+        return draw_ids(ids, int(number), key)
     scores = bounds(known["reward"], known["count"], t, math.inf)
     return highest(ids, scores, int(number), key)
 

@@ -300,8 +300,8 @@ class RatingTask:
                 which = chosen & mask
                 count = torch.bincount(rows.group[which], minlength=rows.groups)
                 fields[f"{part}.{kind}nodes"] = count.int()
-                fields[f"{part}.{kind}square"] = rows.summed(error[which].square(), which)
-            fields[f"{part}.absolute"] = rows.summed(error[chosen].abs(), chosen)
+                fields[f"{part}.{kind}square"] = rows.sum_by_client(error[which].square(), which)
+            fields[f"{part}.absolute"] = rows.sum_by_client(error[chosen].abs(), chosen)
             fields[f"{part}.loss"] = fields[f"{part}.square"].clone()
         return fields
 
