@@ -82,19 +82,19 @@ LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # where a method names none of its 
 
 
 def fixed_knobs(options: Any) -> Controller:
-    """Knobs stay what the options say."""
+    """Return the controller that leaves knobs at the values of the options."""
     del options
     return FIXED
 
 
 def no_losses(options: Any) -> tuple[LossTerm, ...]:
-    """Add nothing."""
+    """Return no loss terms."""
     del options
     return ()
 
 
 def no_corrections(options: Any) -> tuple[Correction, ...]:
-    """Local steps follow the gradient of the data."""
+    """Return no corrections."""
     del options
     return ()
 
@@ -156,8 +156,8 @@ class Needs:
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the default of the run's `lr` with an optimizer."""
-        own = self.lr if optimizer == self.optimizer else None
-        return LEARNING_RATES[optimizer] if own is None else own
+        method_rate = self.lr if optimizer == self.optimizer else None
+        return LEARNING_RATES[optimizer] if method_rate is None else method_rate
 
 
 Options = TypeVar("Options", default=Any)
@@ -238,8 +238,8 @@ class MethodConfig(Generic[Options]):
             return cfg
         optimizer = self.optimizer
         assert isinstance(optimizer, SGD | Adam)  # all that a run can name
-        rate = optimizer.lr * self.rates.at(number)
-        return replace(cfg, optimizer=replace(optimizer, lr=rate), rates=CONSTANT)
+        learning_rate = optimizer.lr * self.rates.at(number)
+        return replace(cfg, optimizer=replace(optimizer, lr=learning_rate), rates=CONSTANT)
 
     @property
     def everyone_trains(self) -> bool:
@@ -274,7 +274,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round tells.
+    """The report of a round.
 
     Attributes:
         participants: clients that were selected.
@@ -387,7 +387,7 @@ class ServerHolds:
 
 
 def any_config(cfg: MethodConfig[Any]) -> None:
-    """Take every config."""
+    """Accept every config: the default of `Method.check`."""
     del cfg
 
 
@@ -463,12 +463,14 @@ class Method(Generic[Options]):
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse cautions that are texts, as they once were."""
-        given = self.cautions
-        if not isinstance(given, tuple) or not all(isinstance(part, Caution) for part in given):
+        """Raise `ConfigError` unless cautions are a tuple of `Caution`."""
+        cautions = self.cautions
+        if not isinstance(cautions, tuple) or not all(
+            isinstance(part, Caution) for part in cautions
+        ):
             raise ConfigError(
                 f"expected cautions of method {self.name} as a tuple of Caution, got "
-                f"{shown(given)}: write (Caution(TEXT),)"
+                f"{shown(cautions)}: write (Caution(TEXT),)"
             )
 
     @property
@@ -533,7 +535,7 @@ def client_weights(
 
 
 def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
-    """Return how a node is seen in the `server` view of a run."""
+    """Return which graph a node sees in the `server` view of a run."""
     return UNCUT if method.setting.uncut else method.evaluate.seen(config.collect)
 
 
@@ -546,29 +548,30 @@ def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
 
 
 def finite_or_old(new: State, old: State) -> State:
-    """Return what clients keep to themselves; who got anything infinite or NaN keeps the old.
+    """Return private state after training; a client with infinite values or NaN keeps its old one.
 
-    Else one round's weights from a server, or a step too long, would spoil all later rounds.
+    Otherwise bad weights from the server, or one step that is too long, would spoil all later
+    rounds.
 
     Args:
         new: fields of the state after training.
         old: the state before, with these fields.
     """
     # Adam's second moments are as finite as its first ones, of which they are the squares.
-    looked = [
+    checked_fields = [
         f for n, f in new.items() if n.replace("first/", "second/", 1) not in new.keys() - {n}
     ]
     # A pass over moments costs some percent of a round: by client only where something is wrong.
-    if all(math.isfinite(float(f.t.sum())) for f in looked):
+    if all(math.isfinite(float(f.t.sum())) for f in checked_fields):
         return new
-    good = torch.stack([_is_finite(f) for f in looked]).all(0)
-    bad = (~good).nonzero()[:, 0]
-    before = state_of(take_all({name: old[name] for name in new}, bad))
-    return {name: put(f, before[name], bad) for name, f in new.items()}
+    is_good = torch.stack([_is_finite(f) for f in checked_fields]).all(0)
+    bad_clients = (~is_good).nonzero()[:, 0]
+    old_fields = state_of(take_all({name: old[name] for name in new}, bad_clients))
+    return {name: put(f, old_fields[name], bad_clients) for name, f in new.items()}
 
 
 def _is_finite(field: Stacked | Ragged) -> Tensor:
-    """Return for which clients all numbers of a field are finite, (C,) bool."""
+    """Return a mask (C,) bool of the clients whose numbers of a field are all finite."""
     rows = field.t.isfinite()
     rows = rows.flatten(1).all(1) if rows.dim() > 1 else rows
     return segment_sum((~rows).long(), field.off) == 0 if isinstance(field, Ragged) else rows
@@ -586,13 +589,15 @@ def preset(base: AnyMethod, name: str, title: str, **defaults: object) -> AnyMet
         title: one line for listings.
         defaults: of its options that differ.
     """
-    given = base.options
-    own = {
+    base_options = base.options
+    option_fields = {
         f.name: field(default=defaults.get(f.name, f.default), metadata=f.metadata)
-        for f in fields(given)
+        for f in fields(base_options)
     }
-    space = {"__module__": given.__module__, "__doc__": given.__doc__}
-    types = {"__annotations__": {f.name: f.type for f in fields(given)}}
-    options: type[Any] = type(f"{name.capitalize()}Options", (), {**own, **space, **types})
-    made = checked_dataclass(options, config=STRICT, frozen=True)
-    return replace(base, name=name, title=title, options=made)
+    namespace = {"__module__": base_options.__module__, "__doc__": base_options.__doc__}
+    types = {"__annotations__": {f.name: f.type for f in fields(base_options)}}
+    options: type[Any] = type(
+        f"{name.capitalize()}Options", (), {**option_fields, **namespace, **types}
+    )
+    options_type = checked_dataclass(options, config=STRICT, frozen=True)
+    return replace(base, name=name, title=title, options=options_type)

@@ -46,10 +46,10 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import (
+    calls_of_global_training,
     check_together,
     start_together,
     steps_together,
-    together,
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import check_like
@@ -245,6 +245,6 @@ CAGNET = Method(
     check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
-    calls=together(step_steps, setup_steps, state_specs),
+    calls=calls_of_global_training(step_steps, setup_steps, state_specs),
     rows="single",
 )

@@ -40,13 +40,15 @@ def begin_own(
 ) -> tuple[State, Payload]:
     """Set up the state and keep the initial weights as own. In: `weights/*`. Out: nothing."""
     new, reply = begin(cfg, block, state, inbox, key)
-    own = stacked_copies(under("weights", inbox), block.num_clients)
+    initial_weights = stacked_copies(under("weights", inbox), block.num_clients)
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
         weights, tables = under("weights", inbox), below(TABLES, new)
-        said: State = remembered(cfg.backend.predict(cfg.model, weights, graph, tables), graph)
-        said = {**said, **ranked(cfg, "own", weights, graph, tables)}
-    return {**new, **stacked("weights", own), **said}, reply
+        score_fields: State = remembered(
+            cfg.backend.predict(cfg.model, weights, graph, tables), graph
+        )
+        score_fields = {**score_fields, **ranked(cfg, "own", weights, graph, tables)}
+    return {**new, **stacked("weights", initial_weights), **score_fields}, reply
 
 
 def train_own(
