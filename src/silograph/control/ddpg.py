@@ -57,7 +57,8 @@ from silograph.nn.optim import Adam
 # reinforcement learning", ICLR 2016, algorithm 1. Networks have two hidden layers with ReLU; the
 # actor ends in a sigmoid, so that actions are in (0, 1).
 #
-# Nothing here draws: initial weights take a key, and whoever calls `updated` draws the batch.
+# Nothing here draws: initial weights take a key, and the caller of `update_networks` draws the
+# batch.
 #
 # S: values of a state. A: values of an action. B: transitions.
 

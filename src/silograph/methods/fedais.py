@@ -387,7 +387,7 @@ def clients_in_training(cfg: Config, state: State) -> Held:
         return fields
     from silograph.nn import stored_compiled  # numba takes a while to import
 
-    return stored_compiled.unpacked(divisible(cfg.model), fields)
+    return stored_compiled.unpack_weights(divisible(cfg.model), fields)
 
 
 def pack_for_training(cfg: Config, fields: Held) -> Held:
@@ -396,7 +396,7 @@ def pack_for_training(cfg: Config, fields: Held) -> Held:
         return fields
     from silograph.nn import stored_compiled
 
-    return stored_compiled.packed(divisible(cfg.model), fields)
+    return stored_compiled.pack_weights(divisible(cfg.model), fields)
 
 
 def sends_bytes(cfg: Config) -> bool:
@@ -459,8 +459,8 @@ def surroundings_of(cfg: Config, block: ClientBlock) -> Surroundings:
 #
 # What we changed: a share of the probability is spread evenly (`floor`), so that no node is never
 # drawn; nodes whose losses all stayed are alike. Nodes are drawn without replacement. The mean of
-# a batch's losses is then biased towards important nodes, as in the paper; `inclusions` and
-# `systematic` are the unbiased way.
+# a batch's losses is then biased towards important nodes, as in the paper; the functions
+# `inclusion_probabilities` and `draw_systematically` are the unbiased way.
 #
 # Everything is done for all clients at once; draws depend on keys of nodes, not on their order.
 #

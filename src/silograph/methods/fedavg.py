@@ -29,7 +29,7 @@ from silograph.aggregation.aggregators import (
     ServerAdam,
     ServerMomentum,
     ServerStep,
-    replace,
+    take_mean,
 )
 from silograph.core.config import STRICT
 from silograph.core.key import Key
@@ -119,7 +119,7 @@ class FedOptOptions:
 def server_step(options: object) -> ServerStep:
     """Return the server's step from the mean; without options of FedOpt it takes the mean."""
     if not isinstance(options, FedOptOptions):
-        return replace
+        return take_mean
     assert options.server_lr is not None  # written out
     lr, tau = options.server_lr, options.server_tau
     betas = options.server_beta1, options.server_beta2

@@ -82,7 +82,7 @@ from silograph.nn.mini_batches import (
     Reached,
     edge_words,
     edges_of,
-    entering,
+    features_of,
     one_stage,
     uniform_of,
 )
@@ -296,7 +296,7 @@ def sampled_inputs(
             )
         messages.append(stage_messages)
     keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
-    return Pass(entering(block.x, stages[0].input_rows), tuple(messages), keys)
+    return Pass(features_of(block.x, stages[0].input_rows), tuple(messages), keys)
 
 
 SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
@@ -456,7 +456,7 @@ def _requested_messages(
     z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
     row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
     row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
-    scale = scales_of(conv).before(stage.degree[stage.requested_rows])
+    scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
     rows = z[row_position[stage.requested_rows]]
     if scale is None:
         return rows
@@ -783,7 +783,7 @@ def round_steps(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> Steps:
 
 
 def _exchange_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
-    """Return the calls of `_exchange`."""
+    """Return the calls of `_exchange_rows`."""
     numbers = shared_stages(cfg)
     requests: dict[int, FieldSpecs] = {n: {"stage": exactly(n)} for n in numbers}
     return (

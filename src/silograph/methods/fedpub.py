@@ -384,7 +384,7 @@ def count_nonzero(rows: Tensor) -> Tensor:
 
 def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:
     """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
-    assert cfg.model.staged is not None  # see `masked`
+    assert cfg.model.staged is not None  # see `with_masks`
     return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)
 
 
@@ -495,7 +495,7 @@ def _is_finite(rows: Tensor) -> Tensor:
 def round_steps(cfg: MethodConfig[FedPubOptions], t: int, key: Key) -> Steps:
     """Return the call of `fit_round`."""
     weights, staged = weight_specs(cfg.model, Stacked), with_masks(cfg).model.staged
-    assert staged is not None  # see `masked`
+    assert staged is not None  # see `with_masks`
     reply_specs = {
         **weights,
         "embedding": FieldSpec(Stacked, (body(staged)[-1].outputs,)),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from silograph.aggregation.aggregators import combined
+from silograph.aggregation.aggregators import combine_weights
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -297,8 +297,8 @@ def local_round(
     if weights:
         is_trained = by_client["answered"] & (by_client["nodes"] > 0)
         client_weights = {name.partition("/")[2]: by_client[name][is_trained] for name in weights}
-        with at_server(combine or combined, f"aggregator {cfg.aggregator.name}", t):
-            new = combined(
+        with at_server(combine or combine_weights, f"aggregator {cfg.aggregator.name}", t):
+            new = combine_weights(
                 cfg.aggregator,
                 cfg.aggregator_options,
                 by_client["nodes"][is_trained],

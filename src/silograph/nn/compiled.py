@@ -36,18 +36,18 @@ from silograph.nn.fit import (
     whole,
 )
 from silograph.nn.flow import FlowRule, rule_of
-from silograph.nn.flow_compiled import as_drawn, networks_of
+from silograph.nn.flow_compiled import networks_of, with_full_fanout
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import (
     BlockArrays,
     contiguous,
-    flattened,
-    flushed,
+    flatten_weights,
+    flush_subnormals,
     model_shape,
-    prepared,
-    share_out,
+    prepare_block,
+    run_in_threads,
     step_rule,
-    unflattened,
+    unflatten_weights,
 )
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import flow as flow_kernels
@@ -77,7 +77,7 @@ def params_of(
     `compact`: these are not all of their rows.
     """
     maps = model.first_maps
-    flat = flattened(model, {n: whole(field) for n, field in fields.items() if n not in maps})
+    flat = flatten_weights(model, {n: whole(field) for n, field in fields.items() if n not in maps})
     empty3, empty2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
     first_rows_at_start, moments_at_start = empty3, [empty3, empty3]
     bases, which = joined_bases([fields[name] for name in maps])
@@ -177,7 +177,7 @@ def _moment_arrays(
         _first_matrices(model, m) if m else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
         for m in pairs
     ]
-    by_flat = [flattened(model, m) if m else np.zeros_like(flat) for m in pairs]
+    by_flat = [flatten_weights(model, m) if m else np.zeros_like(flat) for m in pairs]
     return [by_kind for by_kind, _ in by_rows] + by_flat, [begun for _, begun in by_rows]
 
 
@@ -205,7 +205,7 @@ def weights_of(
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
     weights: dict[str, Stacked | Patched] = {
-        name: Stacked(t) for name, t in unflattened(model, params.flat).items()
+        name: Stacked(t) for name, t in unflatten_weights(model, params.flat).items()
     }
     if before is None:
         weights |= {n: Stacked(t) for n, t in _split_by_client(model, block, params.rows).items()}
@@ -265,7 +265,7 @@ def memory_of(
         moments = {"momentum": moments["first"]} if optimizer.momentum else {}
     state: Params = {}
     for kind, (rows, flat) in moments.items():
-        tensors = unflattened(model, flat) | _split_by_client(model, block, rows)
+        tensors = unflatten_weights(model, flat) | _split_by_client(model, block, rows)
         state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
     if isinstance(optimizer, Adam):
         state["steps"] = torch.from_numpy(params.steps).float()
@@ -284,7 +284,7 @@ def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Par
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
     weight = start.clone(memory_format=torch.contiguous_format)
-    with flushed():  # as rows are in training
+    with flush_subnormals():  # as rows are in training
         kernels_optim.rest(weight.numpy(), step_rule(training), steps)
     return weight
 
@@ -410,7 +410,7 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
-    data = prepared(model, block, compact=compact)
+    data = prepare_block(model, block, compact=compact)
     params = params_of(
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
     )
@@ -431,7 +431,7 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
         shapes = model.weight_shapes.items()
         empty_weights = {name: torch.empty(clients, *shape, dtype=dtype) for name, shape in shapes}
         memory = training.optimizer.init(empty_weights)
-    data = prepared(model.inner, block, compact=False)
+    data = prepare_block(model.inner, block, compact=False)
     params = masked_params_of(model, training, block, fields, memory)
     before = params.steps.copy()
     outputs, sampler = _train(model.inner, training, inputs, data, params)
@@ -464,7 +464,7 @@ def _train(
             first, end, data.called, data.rows, data.inputs, shape, rule, params, seed, outputs
         )
 
-    share_out(block, train)
+    run_in_threads(block, train)
     return outputs, {}
 
 
@@ -479,7 +479,7 @@ def _train_flow(
     """Do the same on nodes that flow networks choose."""
     block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _shape(model, as_drawn(model, training.schedule), block)
+    shape = _shape(model, with_full_fanout(model, training.schedule), block)
     networks = networks_of(flow, model, block, inputs.sampler)
     rows_without_own = data.rows._replace(own=np.zeros_like(data.rows.own))
     step_arrays = StepArrays(rows_without_own, data.inputs, shape, rule)
@@ -497,8 +497,8 @@ def _train_flow(
             outputs,
         )
 
-    share_out(block, train)
-    return outputs, networks.after()
+    run_in_threads(block, train)
+    return outputs, networks.new_state()
 
 
 def _shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
@@ -534,10 +534,10 @@ def _empty_outputs(model: Staged, block: ClientBlock, params: arrays.ParamArrays
 
 def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
     """Return logits (n, K) of one model for all clients."""
-    data = prepared(model, block, compact=isinstance(block.x, SparseRows))
+    data = prepare_block(model, block, compact=isinstance(block.x, SparseRows))
     first = [weights[name].contiguous().numpy() for name in model.first_maps]
     w = arrays.Weights(
-        first[0], first[-1], flattened(model, {k: t[None] for k, t in weights.items()})[0]
+        first[0], first[-1], flatten_weights(model, {k: t[None] for k, t in weights.items()})[0]
     )
     logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
     shape = _shape(model, PREDICTS, block)
@@ -547,6 +547,6 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
             start, end, data.called, data.rows, data.inputs, data.features, shape, w, logits
         )
 
-    share_out(block, run)
+    run_in_threads(block, run)
     report_pass(model, block)
     return torch.from_numpy(logits)

@@ -46,7 +46,7 @@ from silograph.nn.mini_batches import (
     Signal,
     batch_plan,
     sampled_pass,
-    shuffled,
+    shuffle_train,
 )
 from silograph.nn.optim import FIRST, Optimizer
 from silograph.nn.segment import segment_sum
@@ -444,9 +444,13 @@ class Trainer:
 
     def _train_in_plan_order(self, plan: BatchPlan, begun: InTraining) -> InTraining:
         """Take steps on batches, with the clients in the order of the plan."""
-        if not plan.moved:
+        if not plan.is_reordered:
             return self._train_on_batches(plan, begun)
-        return self.of(plan.order)._train_on_batches(plan, begun.take(plan.order)).take(plan.back)
+        return (
+            self.of(plan.order)
+            ._train_on_batches(plan, begun.take(plan.order))
+            .take(plan.inverse_order)
+        )
 
     def _train_on_batches(self, plan: BatchPlan, begun: InTraining) -> InTraining:
         """Let the clients that have a batch `number` take that step together, in every epoch."""
@@ -455,7 +459,7 @@ class Trainer:
         loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
         for epoch in range(schedule.epochs):
             loss, key = torch.zeros_like(loss), self.key.fold("epoch", epoch)
-            train = shuffled(block, schedule.batch_size, key)
+            train = shuffle_train(block, schedule.batch_size, key)
             for number, active in enumerate(plan.active):
                 # A fresh optimizer has counted as many steps for all in the first epoch.
                 counted_alike = epoch == 0 and not self.keep

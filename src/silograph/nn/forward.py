@@ -209,7 +209,7 @@ def _passed(
         h = _entered(model, number, x, inputs, key)
         if stage.edge_drop and key is not None:
             draws = key.fold("attention", number)
-            messages = messages.dropping(stage.edge_drop, inputs.row_key[number], draws)
+            messages = messages.with_dropout(stage.edge_drop, inputs.row_key[number], draws)
         if stage.teleport:
             assert isinstance(x, Tensor)  # linear stages come first
             origin = messages.own_of(x if origin is None else origin)

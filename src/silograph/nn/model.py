@@ -253,7 +253,7 @@ class Inputs:
     Attributes:
         model: the shape.
         number: of the stage, from 0.
-        x: (r, I) what enters; features in compact form if sparse (see `entering`).
+        x: (r, I) what enters; features in compact form if sparse (see `features_of`).
         origin: (r, O) what entered the first stage with a restart; None before that stage.
         row_key: (r,) of the rows.
         key: key of the step; None turns dropout off.

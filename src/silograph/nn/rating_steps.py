@@ -227,7 +227,7 @@ def check_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params:
 def values_of(
     model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
 ) -> Params:
-    """Return one client's weights and tables; see `checked_tables`."""
+    """Return one client's weights and tables; see `check_tables`."""
     return {**one_client(model, weights), **check_tables(model, block, tables)}
 
 

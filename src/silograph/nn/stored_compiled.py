@@ -24,13 +24,13 @@ from silograph.nn.fit import LOSS_FLOPS, Held, Schedule, Training
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import (
     contiguous,
-    flattened,
+    flatten_weights,
     later_names,
     model_shape,
-    prepared,
-    share_out,
+    prepare_block,
+    run_in_threads,
     step_rule,
-    unflattened,
+    unflatten_weights,
 )
 from silograph.nn.kernels import stored as kernels
 from silograph.nn.model import scales_of
@@ -41,23 +41,23 @@ FLAT = "flat"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
 
 
-def packed(model: Staged, held: Held) -> Held:
+def pack_weights(model: Staged, held: Held) -> Held:
     """Return clients in training with the weights after the first matrices side by side."""
     names, new = tuple(later_names(model)), dict(held)
     for kind in KINDS:
         if f"{kind}/{names[0]}" in held:
             parts = {name: new.pop(f"{kind}/{name}").t for name in names}
-            new[f"{kind}/{FLAT}"] = Stacked(torch.from_numpy(flattened(model, parts)))
+            new[f"{kind}/{FLAT}"] = Stacked(torch.from_numpy(flatten_weights(model, parts)))
     return new
 
 
-def unpacked(model: Staged, held: Held) -> Held:
+def unpack_weights(model: Staged, held: Held) -> Held:
     """Return clients in training with all weights by name; views of what they were."""
     new = dict(held)
     for kind in KINDS:
         field = new.pop(f"{kind}/{FLAT}", None)
         if field is not None:
-            parts = unflattened(model, field.t.numpy())
+            parts = unflatten_weights(model, field.t.numpy())
             new |= {f"{kind}/{name}": Stacked(t) for name, t in parts.items()}
     return new
 
@@ -77,7 +77,7 @@ def train_(
         model: a shape that is compiled.
         training: how they train.
         block: C clients.
-        held: they, `packed`.
+        held: their fields, from `pack_weights`.
         batches: J of them, of clients that have rows in them or not.
         stored: rows of others; `own` becomes what entered the stages of the batches' rows.
         keys: of the batches.
@@ -89,7 +89,7 @@ def train_(
         ProtocolError: weights, moments or stored rows are not those of the model and block.
     """
     compact = isinstance(held[f"weights/{model.first_maps[0]}"], Ragged)
-    data, stages = prepared(model, block, compact=compact), stored_stages(model)
+    data, stages = prepare_block(model, block, compact=compact), stored_stages(model)
     check_held(model, training, held, block.num_clients, int(data.called.used_off[-1]))
     check_stored(model, stored, block)
     flat_weights = held[f"weights/{FLAT}"].t
@@ -106,7 +106,7 @@ def train_(
             first, end, data.called, data.rows, data.inputs, shape, rule, batch_arrays, clients
         )
 
-    share_out(block, train)
+    run_in_threads(block, train)
     for number, part in zip(stages, own_rows.split([*_widths(model)], dim=1), strict=True):
         stored.own[number].copy_(part)
     for batch in batches:
@@ -124,7 +124,7 @@ def check_held(model: Staged, training: Training, held: Held, clients: int, used
     Args:
         model: the shape.
         training: how they train.
-        held: they, `packed`.
+        held: their fields, from `pack_weights`.
         clients: how many.
         used: rows of the first matrices of all of them.
     """
@@ -261,11 +261,11 @@ def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
     col, client = adj.indices.long(), owners(batch.off)[adj.row]
     counts, sender_counts = batch.off.diff(), senders.off.diff()
     value = adj.values
-    before = scales.before(torch.cat([senders.messages.sender, senders.degree]))
+    before = scales.sender_scale(torch.cat([senders.messages.sender, senders.degree]))
     if before is not None:  # slots come scaled by their owners
         ones = before.new_ones(len(senders.slots))
         value = value * torch.cat([before[:, 0], ones])[col]
-    after = scales.after(senders.messages.receiver)
+    after = scales.receiver_scale(senders.messages.receiver)
     if after is not None:
         value = value * after[adj.row, 0]
     local = torch.where(

@@ -276,8 +276,8 @@ def _convolve(
     scales, off = scales_of(conv), messages.off
     z, other = conv.map(params, x, off), conv.map(params, others[0], senders.off)
     parts = [
-        _scale_rows(z, scales.before(messages.sender), off),
-        _scale_rows(other, scales.before(senders.degree), senders.off),
+        _scale_rows(z, scales.sender_scale(messages.sender), off),
+        _scale_rows(other, scales.sender_scale(senders.degree), senders.off),
     ]
     if others[1] is None:
         total = _sum_rows(senders.adj, torch.cat(parts), off)
@@ -289,7 +289,7 @@ def _convolve(
         mapped = conv.map(params, _sum_rows(far, others[1], off), off)
         report_rows(off, z.shape[1])
         total = _sum_rows(near, torch.cat(parts), off) + mapped
-    s, work = _scale_rows(total, scales.after(messages.receiver), off), 1 + gradients(z)
+    s, work = _scale_rows(total, scales.receiver_scale(messages.receiver), off), 1 + gradients(z)
     own = scales.itself(messages.receiver)
     if own is not None:
         report_rows(off, 2 * z.shape[1] * work)
@@ -315,7 +315,7 @@ def to_send(
 ) -> Tensor:
     """Return what rows (k,) send to other silos in a stage, x (k, I) with their own scale."""
     degree = around.graph.adj.degree[around.place[rows]].to(x.dtype)[:, None]
-    return _scale_rows(x, scales_of(model.stages[number].conv).before(degree), client_off)
+    return _scale_rows(x, scales_of(model.stages[number].conv).sender_scale(degree), client_off)
 
 
 # --- Batches of rows with those who send to them: own rows, and slots of the halo ----------------

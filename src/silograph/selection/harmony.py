@@ -154,7 +154,7 @@ def numpy_loop(
     first: bool,
     tie: float,
 ) -> None:
-    """Fill picks (number,); see `balancing`.
+    """Fill picks (number,); see `select_balancing`.
 
     Args:
         labels: (K, n) of each client.

@@ -86,8 +86,8 @@ class GAT:
         total = loop.index_add(0, rows, edge)
         self._report(z, edge, m)
         if m.attention is not None:
-            edge = m.attention.applied(edge, rows, columns)
-            loop = m.attention.applied(loop, None, None)
+            edge = m.attention.apply_dropout(edge, rows, columns)
+            loop = m.attention.apply_dropout(loop, None, None)
         s = edge_product(m.adj, edge, z.view(len(z), self.heads, -1))
         s = s + loop[..., None] * own.view(s.shape)
         return s / total[..., None]
