@@ -216,7 +216,7 @@ def test_an_optimum_that_depends_on_the_state_is_learned_and_not_without_it() ->
 
 # --- what it keeps --------------------------------------------------------------------------------
 
-SMALL = AgentOptions(hidden=(8, 4), kept=30, batch=5)
+SMALL = AgentOptions(hidden=(8, 4), capacity=30, batch=5)
 
 
 def standing_at(t: int, score: float = 0.4) -> RunStanding:

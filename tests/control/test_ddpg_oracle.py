@@ -97,7 +97,7 @@ def test_updates_are_those_of_modules_and_optimizers(decay: float) -> None:
 # --- what enters an update ------------------------------------------------------------------------
 
 KNOBS = (Knob("share", 0.0, 1.0, 0.5),)
-SMALL = AgentOptions(hidden=(8, 4), kept=64, batch=5, least_noise=0.05)
+SMALL = AgentOptions(hidden=(8, 4), capacity=64, batch=5, least_noise=0.05)
 
 
 def standing_at(t: int) -> RunStanding:
@@ -136,7 +136,7 @@ def test_updates_draw_anew_in_every_round_among_what_is_there(
         drawn.append(found.reward.tolist())
         return networks
 
-    monkeypatch.setattr(agents, "updated", noted)
+    monkeypatch.setattr(agents, "update_networks", noted)
     state = after_rounds(agents.PROFILE + 30)
     known = state["replay/reward"].tolist()
     for number, rewards in enumerate(drawn, start=agents.PROFILE + 1):

@@ -412,7 +412,7 @@ class AgentOptions:
     hidden: tuple[int, ...] = (512, 256)
     learning: Learning = field(default_factory=Learning)
     batch: int = 64
-    kept: int = 4096
+    capacity: int = 4096
     noise: float = 0.3
     decay: float = 0.998
     least_noise: float = 0.1
@@ -458,7 +458,7 @@ def _check(options: AgentOptions, standing: RunStanding) -> None:
 
 def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, Tensor]:
     """Return an agent that has seen no round."""
-    size, capacity = action_size(knobs, clients), options.kept
+    size, capacity = action_size(knobs, clients), options.capacity
     networks = first_networks(COMPONENTS, size, options.hidden, Key.of(options.seed).fold("ddpg"))
     return {
         **named("net", networks.weights),

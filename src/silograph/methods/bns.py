@@ -112,15 +112,15 @@ def serve(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Compute rows, and send the requested ones. In: `stage`, `row` (k,). Out: `rows`."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    z = before(params, at)
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    z = before(params, stage_inputs)
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
     requested_rows = block.halo.boundary[
         check_places(row, block.halo.boundary_off, "boundary rows")
     ]
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[requested_rows]
-    new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
+    rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)[requested_rows]
+    new = {**state, f"pass/z/{stage_inputs.number}": Ragged(z, stage_inputs.reach.off)}
     return new, {"rows": Ragged(rows, row.off)}
 
 
@@ -128,10 +128,10 @@ def store(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Add the received rows and finish the stage. In: `stage`, `rows` (t, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["rows"].t, state[f"pass/z/{at.number}"].t)
-    halo_sum = gathered(at.reach, at.reach.outer.transposed, rows)
-    return finish(cfg, block, state, key, at, params, halo_sum), {}
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["rows"].t, state[f"pass/z/{stage_inputs.number}"].t)
+    halo_sum = gathered(stage_inputs.reach, stage_inputs.reach.outer.transposed, rows)
+    return finish(cfg, block, state, key, stage_inputs, params, halo_sum), {}
 
 
 def fetch_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:

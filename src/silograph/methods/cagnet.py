@@ -131,10 +131,10 @@ def send(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Work out all rows. In: `stage`. Out: `rows` (n, O)."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    z = before(params, at)
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)
-    new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    z = before(params, stage_inputs)
+    rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)
+    new = {**state, f"pass/z/{stage_inputs.number}": Ragged(z, stage_inputs.reach.off)}
     return new, {"rows": Ragged(rows, block.off)}
 
 
@@ -142,19 +142,25 @@ def hear(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Take the halo's rows and finish the stage. In: `stage`, `all` (N, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["all"].t, state[f"pass/z/{at.number}"].t)
-    halo_sum = gathered(at.reach, _incoming(block, state, at.reach, len(rows)), rows)
-    return finish(cfg, block, state, key, at, params, halo_sum), {}
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["all"].t, state[f"pass/z/{stage_inputs.number}"].t)
+    halo_sum = gathered(
+        stage_inputs.reach, _incoming(block, state, stage_inputs.reach, len(rows)), rows
+    )
+    return finish(cfg, block, state, key, stage_inputs, params, halo_sum), {}
 
 
 def send_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
     """Compute gradients back to the sum. In: `stage`. Out: `rows` (n, O)."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    new, s = back_to_sum(block, state, at, params)
-    return new, {"rows": Ragged(messages_back(scales_of(at.stage.conv), s, at.reach), block.off)}
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    new, s = back_to_sum(block, state, stage_inputs, params)
+    return new, {
+        "rows": Ragged(
+            messages_back(scales_of(stage_inputs.stage.conv), s, stage_inputs.reach), block.off
+        )
+    }
 
 
 def hear_back(
@@ -164,10 +170,12 @@ def hear_back(
 
     Out: nothing.
     """
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     rows = check_like(inbox["all"].t, state["pass/sum"].t)
-    halo_sum = gathered(at.reach, _incoming(block, state, at.reach, len(rows)), rows)
-    return finish_back(cfg, block, state, key, at, params, halo_sum), {}
+    halo_sum = gathered(
+        stage_inputs.reach, _incoming(block, state, stage_inputs.reach, len(rows)), rows
+    )
+    return finish_back(cfg, block, state, key, stage_inputs, params, halo_sum), {}
 
 
 def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR:

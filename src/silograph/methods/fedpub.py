@@ -85,7 +85,7 @@ from silograph.nn.conv import Messages, Params, convolve
 from silograph.nn.conv.layers import PlainConv, operator
 from silograph.nn.correction import Correction
 from silograph.nn.forward import Stage, Staged, last_layer, leave
-from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, prune_mask
 from silograph.nn.model import Model
 
 # --- functional embedding ------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def train_masked(
     weights = fitted.tensors
     trained_masks = {name: w for name, w in weights.items() if is_mask(name)}
     trained_weights = {name: w for name, w in weights.items() if not is_mask(name)}
-    pruned_masks = {name: pruned(mask, cfg.options.l1) for name, mask in trained_masks.items()}
+    pruned_masks = {name: prune_mask(mask, cfg.options.l1) for name, mask in trained_masks.items()}
     sparsities = sparsity(pruned_masks, cfg.options.l1, fitted.loss)
     masked_weights = (
         masked_cfg.model.products_(trained_weights, pruned_masks)

@@ -32,7 +32,7 @@ from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, Ser
 from silograph.methods.global_training import check_together, start_together, steps_together
 from silograph.nn.conv import Params
 from silograph.nn.reach import entries_among
-from silograph.sampling.label_guided import Urn, fill
+from silograph.sampling.label_guided import Urn, build_urn
 
 # --- graphsaint ----------------------------------------------------------------------------------
 # GraphSAINT's subgraphs: how they are drawn, and by what their sums and losses are divided.
@@ -234,7 +234,7 @@ def _cached(block: ClientBlock, what: Sampler | Literal["neighbors"]) -> object:
 
 def _build_urn(block: ClientBlock, sampler: Sampler) -> Urn:
     if sampler != "edge":
-        return fill(draw_probabilities(block, sampler), block.row_key)
+        return build_urn(draw_probabilities(block, sampler), block.row_key)
     adj = block.adj
     if not adj.nnz:
         raise DataError(
@@ -242,7 +242,7 @@ def _build_urn(block: ClientBlock, sampler: Sampler) -> Urn:
             "--option sampler=node or walk"
         )
     ends = mix_words(block.row_key[adj.row]) ^ block.row_key[adj.indices.long()]
-    return fill(draw_probabilities(block, sampler), mix_words(ends))
+    return build_urn(draw_probabilities(block, sampler), mix_words(ends))
 
 
 def _sorted_neighbors(block: ClientBlock) -> Tensor:

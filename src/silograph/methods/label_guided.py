@@ -52,8 +52,8 @@ from silograph.sampling.label_guided import (
     draw_rows,
     draw_steps,
     sampler_specs,
-    set_up,
-    set_up_steps,
+    set_up_sampler,
+    set_up_sampler_steps,
 )
 
 
@@ -84,7 +84,7 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
     """Set up the clients, and what they draw by."""
     state = start_together(fed, cfg, weights, key)
     if cfg.options.sample is not None:
-        set_up(fed, cfg.options.sample, cfg.options.normalize, key)
+        set_up_sampler(fed, cfg.options.sample, cfg.options.normalize, key)
     return state
 
 
@@ -131,7 +131,7 @@ def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
     """Return the calls of `init` besides those of all global training."""
     if cfg.options.sample is None:
         return ()
-    return set_up_steps(cfg.options.sample, cfg.model.outputs, key)
+    return set_up_sampler_steps(cfg.options.sample, cfg.model.outputs, key)
 
 
 def step_steps(cfg: MethodConfig, key: Key) -> Steps:

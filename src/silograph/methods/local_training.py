@@ -388,11 +388,12 @@ def local_steps(
     reply_specs = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
     count_problem = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/") if cfg.received else None
 
-    def either(inbox: Payload, reply: Payload) -> str | None:
-        found = (check(inbox, reply) for check in (problem, count_problem) if check is not None)
-        return next((said for said in found if said is not None), None)
+    def first_problem(inbox: Payload, reply: Payload) -> str | None:
+        checks = (check for check in (problem, count_problem) if check is not None)
+        texts = (check(inbox, reply) for check in checks)
+        return next((text for text in texts if text is not None), None)
 
-    call = Call(op, what, key.fold("train", t), takes, reply_specs, either)
+    call = Call(op, what, key.fold("train", t), takes, reply_specs, first_problem)
     return call if cfg.everyone_trains else Maybe(call)
 
 

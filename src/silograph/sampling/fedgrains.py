@@ -415,23 +415,23 @@ class FedGrains(FlowRule):
         new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
         balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
         if self.learns_z:
-            fresh = self._balance_first(new, signal.clients, balance.detach())
+            is_first_step = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
-            balance = (balance + self.alpha * z[signal.clients]).masked_fill(fresh, 0)
+            balance = (balance + self.alpha * z[signal.clients]).masked_fill(is_first_step, 0)
         names = ("leaf", *self._network[1:])
         leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
-        found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
+        gradients = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
         hops = len(traces)
-        by_hop = {name: found[i * hops : (i + 1) * hops] for i, name in enumerate(names)}
+        by_hop = {name: gradients[i * hops : (i + 1) * hops] for i, name in enumerate(names)}
         grads = {name: torch.stack(by_hop[name]).sum(0) for name in self._network[1:]}
         grads["features"] = feature_gradient(block, traces, by_hop["leaf"])
-        grads |= {"log_z": found[-1]} if self.learns_z else {}
-        self._report(state, signal.clients)
+        grads |= {"log_z": gradients[-1]} if self.learns_z else {}
+        self._report_step(state, signal.clients)
         for a, b in _runs(signal.clients, new["steps"].t):
             self._step(new, grads, a, b)
         return new
 
-    def _report(self, state: State, clients: Tensor) -> None:
+    def _report_step(self, state: State, clients: Tensor) -> None:
         """Report the operations of a step of the clients in it."""
         fixed = sum(f.t[:1].numel() for n, f in state.items() if n in self._network[1:])
         rows = state["features"]
@@ -448,14 +448,14 @@ class FedGrains(FlowRule):
         return (*self._network, *(["log_z"] * self.learns_z))
 
     def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
-        """Set z where no step has been taken, so that the first one is balanced; return where.
+        """Set z of clients without a step so that the first one is balanced; return which.
 
-        There the balance is 0, not what rounding leaves of it: Adam would take a step of whole
-        length along that.
+        Their balance is then taken as exactly 0. A rounding error would make Adam take a step of
+        full length.
         """
-        z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
-        z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
-        return fresh
+        z, is_first_step = new["log_z"].t, new["steps"].t[clients] == 0
+        z[clients] = torch.where(is_first_step, -balance / self.alpha, z[clients])
+        return is_first_step
 
     def _step(self, new: State, grads: Mapping[str, Tensor], a: int, b: int) -> None:
         """Take the step of clients a to b, who have taken equally many, in place."""
@@ -465,9 +465,11 @@ class FedGrains(FlowRule):
                 continue
             kinds = [(f"{kind}/{n}", n) for kind in ("first", "second") for n in names]
             weights = {name: _slice(new[name], new[name].t, a, b) for name in names}
-            moments = {whole: _slice(new[n], new[whole].t, a, b) for whole, n in kinds}
-            own = {name: _slice(new[name], grads[name], a, b) for name in names}
-            Adam(lr).step_(weights, own, moments | {"steps": steps.clone()})
+            moments = {
+                moment_name: _slice(new[n], new[moment_name].t, a, b) for moment_name, n in kinds
+            }
+            part_grads = {name: _slice(new[name], grads[name], a, b) for name in names}
+            Adam(lr).step_(weights, part_grads, moments | {"steps": steps.clone()})
         steps += 1
 
 

@@ -172,9 +172,9 @@ def _rows_sorted_by_key(block: ClientBlock) -> Tensor:
     if "rows by key" not in block.memo:
         order = block.row_key.argsort()
         block.memo["rows by key"] = order[block.client[order].argsort(stable=True)]
-    found = block.memo["rows by key"]
-    assert isinstance(found, Tensor)
-    return found
+    sorted_rows = block.memo["rows by key"]
+    assert isinstance(sorted_rows, Tensor)
+    return sorted_rows
 
 
 def _edges_from_drawn(all_edges: Drawn, count: Tensor, expected: Tensor) -> Drawn:

@@ -137,7 +137,7 @@ def name_keys(ids: tuple[str, ...]) -> np.ndarray:
     return hash_texts(ids).numpy()
 
 
-def draws_of(ids: Sequence[str], key: Key) -> np.ndarray:
+def draw_by_name(ids: Sequence[str], key: Key) -> np.ndarray:
     """Return a draw from [0, 1) for each client, (C,) float64, that depends on its name only."""
     return key.draws(name_keys(tuple(ids)))
 
@@ -146,7 +146,7 @@ def draw_ids(ids: Sequence[str], number: int, key: Key) -> list[str]:
     """Return `number` distinct clients drawn uniformly, in the order of `ids`."""
     if number >= len(ids):
         return list(ids)
-    return ids_of_mask(ids, top(-draws_of(ids, key), number))
+    return ids_of_mask(ids, mask_of_top(-draw_by_name(ids, key), number))
 
 
 def highest(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) -> list[str]:
@@ -169,12 +169,12 @@ def mask_of_highest(ids: Sequence[str], scores: np.ndarray, number: int, key: Ke
     is_chosen, equals = _split_at_rank(scores, number)
     num_missing = number - int(is_chosen.sum())
     if num_missing < len(equals):
-        equals = equals[top(-draws_of(ids, key)[equals], num_missing)]
+        equals = equals[mask_of_top(-draw_by_name(ids, key)[equals], num_missing)]
     is_chosen[equals] = True
     return is_chosen
 
 
-def top(scores: np.ndarray, number: int) -> np.ndarray:
+def mask_of_top(scores: np.ndarray, number: int) -> np.ndarray:
     """Return a mask (n,) bool of the `number` highest scores (n,); the first ones of equals."""
     is_chosen, equals = _split_at_rank(scores, number)
     is_chosen[equals[: number - int(is_chosen.sum())]] = True
@@ -195,7 +195,7 @@ def race_scores(ids: Sequence[str], weights: np.ndarray, key: Key) -> np.ndarray
     Without replacement, one client after the other; clients of weight 0 come last. Efraimidis and
     Spirakis, "Weighted random sampling with a reservoir", 2006.
     """
-    log_draws = torch.from_numpy(np.maximum(draws_of(ids, key), 2.0**-54)).log().numpy()
+    log_draws = torch.from_numpy(np.maximum(draw_by_name(ids, key), 2.0**-54)).log().numpy()
     clocks: np.ndarray = log_draws / np.maximum(weights, 1e-300)
     return clocks
 

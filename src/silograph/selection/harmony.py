@@ -41,7 +41,7 @@ from silograph.selection.base import (
     RoundFacts,
     Selector,
     SelectorState,
-    draws_of,
+    draw_by_name,
     highest,
     ids_of_mask,
 )
@@ -51,9 +51,9 @@ from silograph.selection.options import (
     budget_field,
     check_at_most,
     clients_field,
+    clients_of_round,
     least_clients_field,
     least_selections_field,
-    number_of,
 )
 
 TIE = 1e-12  # distances squared that differ by less, do so by rounding
@@ -88,14 +88,16 @@ def draw(
     """Select unknown clients first, then those that balance the labels."""
     del t
     labels, is_known = state["labels"].numpy(), state["known"].numpy()
-    number, is_selected = number_of(options.clients, len(ids)), ~is_known
+    number, is_selected = clients_of_round(options.clients, len(ids)), ~is_known
     num_missing = number - int(is_selected.sum())
     if num_missing <= 0 or labels.shape[1] == 0:
         return highest(ids, is_selected.astype(np.float64), number, key)
     is_allowed = is_known & is_fast_enough(
         options, state["duration"].numpy(), is_known, num_missing
     )
-    order = draws_of(ids, key).argsort(kind="stable")  # so the first of equals is the lowest draw
+    order = draw_by_name(ids, key).argsort(
+        kind="stable"
+    )  # so the first of equals is the lowest draw
     order = order[is_allowed[order]]
     picks = select_balancing(
         labels[order],

@@ -41,8 +41,8 @@ from silograph.selection.base import (
     SelectorState,
     ids_of_mask,
     mask_of_highest,
+    mask_of_top,
     race_scores,
-    top,
 )
 from silograph.selection.options import (
     Budget,
@@ -50,9 +50,9 @@ from silograph.selection.options import (
     budget_field,
     check_at_most,
     clients_field,
+    clients_of_round,
     least_clients_field,
     least_selections_field,
-    number_of,
 )
 
 WINDOW = 20  # rounds
@@ -91,7 +91,7 @@ def draw(
     ids: Sequence[str], options: OortOptions, state: SelectorState, t: int, key: Key
 ) -> list[str]:
     """Draw some clients that never trained, and some of high utility."""
-    number, is_explored = number_of(options.clients, len(ids)), state["last"].numpy() > 0
+    number, is_explored = clients_of_round(options.clients, len(ids)), state["last"].numpy() > 0
     num_explored = int(is_explored.sum())
     share = max(LEAST_EXPLORE, EXPLORE * DECAY ** (t - 1))
     exploit = min(number - round(share * number), num_explored)
@@ -108,7 +108,7 @@ def draw(
             CUT * np.partition(scores[is_explored], num_explored - exploit)[num_explored - exploit]
         )
         weights = np.where(is_explored & (scores >= least), scores, 0.0)
-        is_chosen |= top(race_scores(ids, weights, key.fold("exploit")), exploit)
+        is_chosen |= mask_of_top(race_scores(ids, weights, key.fold("exploit")), exploit)
     return ids_of_mask(ids, is_chosen)
 
 

@@ -25,16 +25,23 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState, highest, race_scores, top
+from silograph.selection.base import (
+    RoundFacts,
+    Selector,
+    SelectorState,
+    highest,
+    mask_of_top,
+    race_scores,
+)
 from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
     check_at_most,
     clients_field,
+    clients_of_round,
     least_clients_field,
     least_selections_field,
-    number_of,
 )
 
 
@@ -59,10 +66,13 @@ def init(ids: Sequence[str], options: PowerOfChoiceOptions) -> SelectorState:
     clients = len(ids)
     check_at_most("clients", options.clients, clients, "clients")
     check_at_most("candidates", options.candidates, clients, "clients")
-    if options.candidates is not None and options.candidates < number_of(options.clients, clients):
+    if options.candidates is not None and options.candidates < clients_of_round(
+        options.clients, clients
+    ):
         raise ConfigError(
-            f"option selector.candidates: expected at least {number_of(options.clients, clients)}, "
-            f"the clients of a round, got {options.candidates}: raise it, or leave it out"
+            "option selector.candidates: expected at least "
+            f"{clients_of_round(options.clients, clients)}, the clients of a round, got "
+            f"{options.candidates}: raise it, or leave it out"
         )
     unknown = torch.full((clients,), -1.0, dtype=torch.float64)
     return {"loss": torch.full_like(unknown, torch.inf), "nodes": unknown}
@@ -79,10 +89,10 @@ def draw(
 ) -> list[str]:
     """Draw candidates by size, and select those with the largest loss."""
     del t
-    number = number_of(options.clients, len(ids))
+    number = clients_of_round(options.clients, len(ids))
     num_candidates = min(options.candidates or 2 * number, len(ids))
     draw_scores = race_scores(ids, sizes(state["nodes"].numpy()), key.fold("candidates"))
-    is_candidate = top(draw_scores, num_candidates)
+    is_candidate = mask_of_top(draw_scores, num_candidates)
     return highest(ids, np.where(is_candidate, state["loss"].numpy(), -np.inf), number, key)
 
 
