@@ -232,8 +232,8 @@ def knob_fields(
         ids: of the federation.
         to: clients that are called; all by default.
     """
-    at = positions_of(ids, to)
-    return {PREFIX + n: Stacked(t[at]) if t.dim() else Shared(t) for n, t in knobs.items()}
+    positions = positions_of(ids, to)
+    return {PREFIX + n: Stacked(t[positions]) if t.dim() else Shared(t) for n, t in knobs.items()}
 
 
 def knob_specs(

@@ -136,9 +136,11 @@ def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -
     """
     weights, memory = Params(), Params()
     for name, inputs, outputs in ((ACTOR, states, actions), (CRITIC, states + actions, 1)):
-        own = _first_layers([inputs, *hidden, outputs], key.fold(name))
-        weights |= named(name, own) | named(TARGET + name, {n: w.clone() for n, w in own.items()})
-        memory |= named(name, _optimizer(0.0).init(_with_client_dimension(own)))
+        network_weights = _first_layers([inputs, *hidden, outputs], key.fold(name))
+        weights |= named(name, network_weights) | named(
+            TARGET + name, {n: w.clone() for n, w in network_weights.items()}
+        )
+        memory |= named(name, _optimizer(0.0).init(_with_client_dimension(network_weights)))
     return Networks(weights, memory)
 
 
@@ -218,9 +220,10 @@ def _step_network(
     weights = {n: w.detach()[None].clone() for n, w in leaves.items()}
     memory = {n: m.clone() for n, m in below(name, networks.memory).items()}
     optimizer.step_(weights, grads, memory)
-    own = {n: w[0] for n, w in weights.items()}
+    network_weights = {n: w[0] for n, w in weights.items()}
     return Networks(
-        {**networks.weights, **named(name, own)}, {**networks.memory, **named(name, memory)}
+        {**networks.weights, **named(name, network_weights)},
+        {**networks.memory, **named(name, memory)},
     )
 
 
@@ -322,10 +325,15 @@ def _clients_message(
     by_client: int,
 ) -> str:
     """Return a message that an agent had other clients, with their number if it is known."""
-    ours, theirs = expected_shapes.get(ACTION, ()), shapes.get(ACTION, ())
-    if len(ours) != len(theirs) or len(ours) != 2 or by_client < 1 or ours == theirs:
+    our_shape, their_shape = expected_shapes.get(ACTION, ()), shapes.get(ACTION, ())
+    if (
+        len(our_shape) != len(their_shape)
+        or len(our_shape) != 2
+        or by_client < 1
+        or our_shape == their_shape
+    ):
         return "another number of clients"
-    difference, remainder = divmod(theirs[1] - ours[1], by_client)
+    difference, remainder = divmod(their_shape[1] - our_shape[1], by_client)
     their_clients = clients + difference
     if remainder or their_clients < 1:
         return "another number of clients"
@@ -426,7 +434,7 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
             fits.
     """
     _check(options, standing)
-    begun = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
+    run_fields = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
     agent = blank_agent(options, knobs, standing.clients)
     if options.agent is not None:
         by_client = sum(knob.by_client for knob in knobs)
@@ -436,7 +444,7 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
             f"expected an agent that has seen {PROFILE} rounds or more with explore=false, got one "
             f"of {int(agent['rounds'])}: train it first, and give --option agent=FILE"
         )
-    return {**agent, **begun}
+    return {**agent, **run_fields}
 
 
 def _check(options: AgentOptions, standing: RunStanding) -> None:

@@ -113,8 +113,8 @@ def tell_place(
     """Send the positions of boundary rows in a broadcast. In: nothing. Out: `rows` (B, 1) int64."""
     del cfg, inbox, key
     boundary, client = block.halo.boundary, block.client[block.halo.boundary]
-    place = boundary - block.off[client] + state["cagnet/first"].t[client]
-    return state, {"rows": Ragged(place[:, None], block.halo.boundary_off)}
+    position = boundary - block.off[client] + state["cagnet/first"].t[client]
+    return state, {"rows": Ragged(position[:, None], block.halo.boundary_off)}
 
 
 def hear_place(
@@ -184,21 +184,23 @@ def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR
     Raises:
         ProtocolError: a halo slot whose place is none of the broadcast's.
     """
-    place, cached = state["cagnet/place"].t, block.memo.get("cagnet")
-    if isinstance(cached, tuple) and cached[0] is place and cached[1].num_cols == total:
+    position, cached = state["cagnet/place"].t, block.memo.get("cagnet")
+    if isinstance(cached, tuple) and cached[0] is position and cached[1].num_cols == total:
         incoming_edges: CSR = cached[1]
         return incoming_edges
     slots = reach.outer.transposed
     # Products read the rows at these places unseen, and a transpose has a row for each place.
-    is_valid = place.shape == block.halo.key.shape and bool(((place >= 0) & (place < total)).all())
-    if not is_valid or place.is_floating_point():
+    is_valid = position.shape == block.halo.key.shape and bool(
+        ((position >= 0) & (position < total)).all()
+    )
+    if not is_valid or position.is_floating_point():
         raise ProtocolError(
             f"expected the places of {len(block.halo.key)} halo slots among {total} rows, got "
-            f"{place.dtype} of shape {tuple(place.shape)}, or others"
+            f"{position.dtype} of shape {tuple(position.shape)}, or others"
         )
-    incoming = slots.with_columns(place[slots.indices.long()], total)
+    incoming = slots.with_columns(position[slots.indices.long()], total)
     incoming = incoming.transposed.transposed  # columns in order
-    block.memo["cagnet"] = (place, incoming)
+    block.memo["cagnet"] = (position, incoming)
     return incoming
 
 

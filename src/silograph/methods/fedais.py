@@ -136,7 +136,7 @@ from silograph.methods.local_training import (
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
     LOSS_FLOPS,
-    Held,
+    TrainingFields,
     TrainingInputs,
     check_fit,
     check_places,
@@ -365,7 +365,7 @@ def stored_of(cfg: Config, state: State) -> StoredRows:
     return stored_in(state, halo=cfg.options.halo != "none")
 
 
-def fields_under(prefix: str, state: State) -> Held:
+def fields_under(prefix: str, state: State) -> TrainingFields:
     """Return the fields whose names begin with a prefix, named without it."""
     return {k.removeprefix(prefix): f for k, f in state.items() if k.startswith(prefix)}
 
@@ -380,7 +380,7 @@ def is_compiled(cfg: Config) -> bool:
     return cfg.backend.compiled and not cfg.options.share_features and not drops
 
 
-def clients_in_training(cfg: Config, state: State) -> Held:
+def clients_in_training(cfg: Config, state: State) -> TrainingFields:
     """Return the models in training, weights by name; empty between rounds."""
     fields = fields_under(IN_TRAINING, state)
     if not fields or not is_compiled(cfg):
@@ -390,7 +390,7 @@ def clients_in_training(cfg: Config, state: State) -> Held:
     return stored_compiled.unpack_weights(divisible(cfg.model), fields)
 
 
-def pack_for_training(cfg: Config, fields: Held) -> Held:
+def pack_for_training(cfg: Config, fields: TrainingFields) -> TrainingFields:
     """Return the fields of clients before their first step in the form that training uses."""
     if not is_compiled(cfg):
         return fields
@@ -415,7 +415,7 @@ def reports_moves(cfg: Config) -> bool:
     return controller_of(cfg.options) is BOUND_INTERVAL
 
 
-def squared_move(block: ClientBlock, fields: Held, start: Mapping[str, Tensor]) -> Tensor:
+def squared_move(block: ClientBlock, fields: TrainingFields, start: Mapping[str, Tensor]) -> Tensor:
     """Return the squared length of each client's move from shared weights, (C,) float64.
 
     Rows of features that a client does not have are left out: they only decay.
@@ -604,9 +604,11 @@ def open_round(
     passes = state[PASSES].t
     ratio_field = inbox.get(f"{PREFIX}{RATIO}")
     ratio = cfg.options.ratio if ratio_field is None else ratio_field.t
-    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
+    drawn_fields = draw_nodes(
+        cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio
+    )
     new = with_own(state, block, entered)
-    new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
+    new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn_fields}
     new |= {f"{IN_TRAINING}{name}": f for name, f in pack_for_training(cfg, fields).items()}
     needs_base = reports_moves(cfg) or not cfg.sent.plain
     if is_compact(fields) or needs_base:  # what the other rows of the first weights were
@@ -770,8 +772,8 @@ def store(
 ) -> tuple[State, Payload]:
     """Store the received rows. In: see `history.with_arrived`. Out: nothing."""
     del key
-    model, now = divisible(cfg.model), number_of(cfg, inbox)
-    return with_arrived(model, block, state, inbox, now, small=sends_bytes(cfg)), {}
+    model, batch_number = divisible(cfg.model), number_of(cfg, inbox)
+    return with_arrived(model, block, state, inbox, batch_number, small=sends_bytes(cfg)), {}
 
 
 def number_of(cfg: Config, inbox: Payload) -> int:
@@ -804,16 +806,16 @@ def advance(
     end = total if cfg.options.halo == "none" else min(start + tau, total)
     live = {name: f for name, f in state.items() if name.startswith((IN_TRAINING, OWN, TALLY))}
     fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
-    now = number_of(cfg, inbox) - start
+    first_of_round = number_of(cfg, inbox) - start
     if is_compiled(cfg):
-        train_batches_(cfg, block, fixed, live, range(start, end), now, key)
+        train_batches_(cfg, block, fixed, live, range(start, end), first_of_round, key)
         return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
     for number in range(start, end):
         batch_key = key.fold("batch", number)
         active = batch_rows(cfg, block, state, number)[1].diff() > 0
         for clients in groups_by_steps(fields_under(IN_TRAINING, live), active):
             if len(clients) == block.num_clients:
-                train_batch_(cfg, block, fixed, live, number, now + number, batch_key)
+                train_batch_(cfg, block, fixed, live, number, first_of_round + number, batch_key)
                 continue
             with work_of(clients):
                 live_part, fixed_part = (
@@ -826,7 +828,7 @@ def advance(
                     fixed_part,
                     live_part,
                     number,
-                    now + number,
+                    first_of_round + number,
                     batch_key,
                 )
             live = put_clients(live, live_part, clients)
@@ -850,7 +852,7 @@ def train_batches_(
     cfg: Config,
     block: ClientBlock,
     fixed: State,
-    live: Held,
+    live: TrainingFields,
     numbers: range,
     first: int,
     key: Key,
@@ -870,17 +872,19 @@ def train_batches_(
 
     stored, keys = readable_rows(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
     pairs = zip(numbers, keys, strict=True)
-    chosen = [
+    training_rows = [
         draw_training_rows(cfg, block, fixed, stored, number, batch_key)
         for number, batch_key in pairs
     ]
     model, fields = divisible(cfg.model), fields_under(IN_TRAINING, live)
-    losses = stored_compiled.train_(model, cfg.training, block, fields, chosen, stored, keys)
-    for number, rows, loss in zip(numbers, chosen, losses, strict=True):
+    losses = stored_compiled.train_(model, cfg.training, block, fields, training_rows, stored, keys)
+    for number, rows, loss in zip(numbers, training_rows, losses, strict=True):
         tally_(fixed, live, rows, loss, first + number)
 
 
-def readable_rows(cfg: Config, block: ClientBlock, fixed: State, live: Held) -> StoredRows:
+def readable_rows(
+    cfg: Config, block: ClientBlock, fixed: State, live: TrainingFields
+) -> StoredRows:
     """Return the stored rows that batches may read up to the next exchange."""
     stored = stored_of(cfg, {**fixed, **live})
     if cfg.options.halo != "held":
@@ -919,10 +923,16 @@ def batch_share(fixed: State, off: Tensor, places: Tensor) -> Tensor:
     return share * factor[owners(off)]
 
 
-def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:
+def tally_(
+    fixed: State,
+    live: TrainingFields,
+    training_rows: TrainingRows,
+    losses: Tensor,
+    batch_number: int,
+) -> None:
     """Add a batch, its rows' losses (b,) and its number among those of all rounds to the tally."""
-    batch = chosen.batch
-    ages = (now - fixed[SEEN].t[batch.later.slots]).double()
+    batch = training_rows.batch
+    ages = (batch_number - fixed[SEEN].t[batch.later.slots]).double()
     sums = segment_sum(losses.double(), batch.off), batch.off.diff()
     age_counts = segment_sum(ages, batch.later.slot_off), batch.later.slot_off.diff()
     live[TALLY].t.add_(torch.stack([t.double() for t in (*sums, *age_counts)], dim=1))
@@ -932,9 +942,9 @@ def train_batch_(
     cfg: Config,
     block: ClientBlock,
     fixed: State,
-    live: Held,
+    live: TrainingFields,
     number: int,
-    now: int,
+    batch_number: int,
     key: Key,
 ) -> None:
     """Take a step with every client; changes `live` in place, with the rows of its batch.
@@ -945,16 +955,19 @@ def train_batch_(
         fixed: nodes drawn and rows of the halo.
         live: models in training and own rows.
         number: of the batch in its round.
-        now: of the batch among those of all rounds.
+        batch_number: of the batch among those of all rounds.
         key: of the batch.
     """
     stored = readable_rows(cfg, block, fixed, live)
-    chosen, model = draw_training_rows(cfg, block, fixed, stored, number, key), divisible(cfg.model)
+    training_rows, model = (
+        draw_training_rows(cfg, block, fixed, stored, number, key),
+        divisible(cfg.model),
+    )
     fields = fields_under(IN_TRAINING, live)
-    losses, stage_inputs = step_(model, cfg.training, block, fields, chosen, stored, key)
+    losses, stage_inputs = step_(model, cfg.training, block, fields, training_rows, stored, key)
     for stage, x in stage_inputs.items():
-        live[f"{OWN}{stage}"].t.index_copy_(0, chosen.batch.rows, x)
-    tally_(fixed, live, chosen, losses, now)
+        live[f"{OWN}{stage}"].t.index_copy_(0, training_rows.batch.rows, x)
+    tally_(fixed, live, training_rows, losses, batch_number)
 
 
 def close_round(
@@ -976,13 +989,13 @@ def close_round(
         x = features_for(block, is_compact(fields))
         logits, _ = whole_pass(cfg, block, state, weights_of(fields), x)
     base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
-    moved = {"moved": squared_move(block, fields, base)} if reports_moves(cfg) else {}
+    squared_moves = {"moved": squared_move(block, fields, base)} if reports_moves(cfg) else {}
     reply = dict(named_fields("weights", finish_training(cfg.training, block, fields, base)))
     loss, count, age, age_count = state[TALLY].t.unbind(1)
     figures = {"loss": loss / count.clamp(min=1), "row_age": age / age_count.clamp(min=1)}
     figures = {
         name: t.to(dtype_of(block))
-        for name, t in (figures | {"rows_trained": count} | moved).items()
+        for name, t in (figures | {"rows_trained": count} | squared_moves).items()
     }
     equal_weights = cfg.options.average == "clients"
     figures["share"] = (count > 0) * (
@@ -1093,10 +1106,10 @@ def exchange(
     """Fetch rows for the clients `client_ids` from all clients; return the bytes sent."""
     if cfg.options.halo == "none":
         return 0
-    before = fed.ledger.bytes
+    bytes_before = fed.ledger.bytes
     form, what = pull_form_of(cfg), Kind.EMBEDDINGS
     pull(fed, ask, serve, store, what=what, key=key, inbox=request, to=client_ids, form=form)
-    return fed.ledger.bytes - before
+    return fed.ledger.bytes - bytes_before
 
 
 def exchange_request(cfg: Config, t: int, start: int) -> dict[str, Shared]:

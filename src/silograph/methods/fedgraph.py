@@ -168,7 +168,7 @@ class SampledStage:
     own_neighbors: Drawn
 
 
-def draw_batch_rows(block: ClientBlock, most: Tensor, key: Key) -> Reached:
+def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reached:
     """Draw at most `most` (C,) training rows of each client, without replacement."""
     train = block.split.train.nonzero()[:, 0]
     words = key.words(block.row_key[train], 1)[:, 0]
@@ -176,7 +176,7 @@ def draw_batch_rows(block: ClientBlock, most: Tensor, key: Key) -> Reached:
     order = order[block.client[train][order].argsort(stable=True)]
     client = block.client[train][order]
     rank = torch.arange(len(order), device=order.device) - offsets(block.num_train)[client]
-    rows = train[order[rank < most[client]]].sort().values
+    rows = train[order[rank < batch_sizes[client]]].sort().values
     clients = torch.arange(block.num_clients, device=rows.device)
     return Reached(rows, torch.zeros_like(rows), clients, offsets(_count_by_client(block, rows)))
 

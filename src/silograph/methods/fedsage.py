@@ -141,15 +141,17 @@ class NeighGen:
         """Return how many neighbors are generated for each row, (n,) int64."""
         return d.detach().nan_to_num(0.0).clamp(0, self.most).round().long()
 
-    def generate(self, weights: Mapping[str, Tensor], z: Tensor, made: "Made", key: Key) -> Tensor:
+    def generate(
+        self, weights: Mapping[str, Tensor], z: Tensor, neighbors: "GeneratedNeighbors", key: Key
+    ) -> Tensor:
         """Return the features of generated neighbors (k, F), each with noise of its own."""
-        noise = torch.special.ndtri(key.uniform(made.key, self.width).clamp(min=TINY))
-        x = z[made.host] + noise.to(z.dtype)
-        report_rows(made.off, self.width * (1 + gradients(z)))
+        noise = torch.special.ndtri(key.uniform(neighbors.key, self.width).clamp(min=TINY))
+        x = z[neighbors.host] + noise.to(z.dtype)
+        report_rows(neighbors.off, self.width * (1 + gradients(z)))
         return segment_bias(
-            segment_linear(x, weights["feature.weight"], made.off),
+            segment_linear(x, weights["feature.weight"], neighbors.off),
             weights["feature.bias"],
-            made.off,
+            neighbors.off,
         )
 
 
@@ -158,7 +160,7 @@ def _layer(weights: Mapping[str, Tensor], name: str) -> Params:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class GeneratedNeighbors:
     """Which neighbors are generated.
 
     Attributes:
@@ -172,14 +174,14 @@ class Made:
     off: Tensor
 
 
-def neighbors_to_generate(block: ClientBlock, count: Tensor) -> Made:
+def neighbors_to_generate(block: ClientBlock, count: Tensor) -> GeneratedNeighbors:
     """Return the neighbors that are generated, from how many each row gets (n,) int64."""
     host = torch.repeat_interleave(count)
-    return Made(host, neighbor_keys(block.row_key, host), offsets(count)[block.off])
+    return GeneratedNeighbors(host, neighbor_keys(block.row_key, host), offsets(count)[block.off])
 
 
 @dataclass(frozen=True, eq=False)
-class Impaired:
+class HiddenGraph:
     """Clients' graphs with some nodes hidden.
 
     Attributes:
@@ -193,7 +195,7 @@ class Impaired:
     edges: CSR
 
 
-def hide_rows(block: ClientBlock, hidden: Tensor) -> Impaired:
+def hide_rows(block: ClientBlock, hidden: Tensor) -> HiddenGraph:
     """Return the graphs of a block without the rows hidden (n,) bool, and their edges."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     row, column, n = block.adj.row, block.adj.indices.long(), len(hidden)
@@ -205,14 +207,14 @@ def hide_rows(block: ClientBlock, hidden: Tensor) -> Impaired:
     )
     degree = inner.degree.to(dtype)[:, None]
     along = Messages(inner, True, degree, degree, None, block.off, block.off)
-    return Impaired(along, hidden, outer)
+    return HiddenGraph(along, hidden, outer)
 
 
 def objective(
     gen: NeighGen,
     weights: Mapping[str, Tensor],
     block: ClientBlock,
-    graph: Impaired,
+    graph: HiddenGraph,
     key: Key,
     weight: float,
     answers: Tensor | None = None,
@@ -230,32 +232,37 @@ def objective(
     """
     z = gen.encode(weights, block, graph.along)
     d = gen.predict_missing(weights, z, block.off)
-    share = _shares(block, graph.hidden, z.dtype)
+    node_weights = _shares(block, graph.hidden, z.dtype)
     report_rows(block.off, 6 * (1 + gradients(d)))
-    total = (smooth_l1_loss(d, graph.edges.degree.to(d.dtype), reduction="none") * share).sum()
-    made = neighbors_to_generate(block, gen.round_counts(d).masked_fill(graph.hidden, 0))
-    x = gen.generate(weights, z, made, key)
-    near = nearest_hidden(x.detach(), made, block, graph.edges)
-    has_hidden_neighbor = near >= 0
-    report_rows(made.off, 3 * gen.features * (1 + gradients(x)))
+    total = (
+        smooth_l1_loss(d, graph.edges.degree.to(d.dtype), reduction="none") * node_weights
+    ).sum()
+    neighbors = neighbors_to_generate(block, gen.round_counts(d).masked_fill(graph.hidden, 0))
+    x = gen.generate(weights, z, neighbors, key)
+    nearest = nearest_hidden(x.detach(), neighbors, block, graph.edges)
+    has_hidden_neighbor = nearest >= 0
+    report_rows(neighbors.off, 3 * gen.features * (1 + gradients(x)))
     squared_distance = (
-        (x[has_hidden_neighbor] - dense_rows(block, near[has_hidden_neighbor])).square().sum(1)
+        (x[has_hidden_neighbor] - dense_rows(block, nearest[has_hidden_neighbor])).square().sum(1)
     )
-    total = total + weight * (squared_distance * share[made.host[has_hidden_neighbor]]).sum()
+    total = (
+        total
+        + weight * (squared_distance * node_weights[neighbors.host[has_hidden_neighbor]]).sum()
+    )
     if answers is not None:
-        total = total + weight * ((x * answers).sum(1) * share[made.host]).sum()
+        total = total + weight * ((x * answers).sum(1) * node_weights[neighbors.host]).sum()
     return total
 
 
 def generated_rows(
-    gen: NeighGen, weights: Mapping[str, Tensor], block: ClientBlock, graph: Impaired, key: Key
+    gen: NeighGen, weights: Mapping[str, Tensor], block: ClientBlock, graph: HiddenGraph, key: Key
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that `objective` generates (k, F), and those of each client (C + 1,)."""
     with torch.no_grad():
         z = gen.encode(weights, block, graph.along)
         count = gen.round_counts(gen.predict_missing(weights, z, block.off))
-        made = neighbors_to_generate(block, count.masked_fill(graph.hidden, 0))
-        return gen.generate(weights, z, made, key), made.off
+        neighbors = neighbors_to_generate(block, count.masked_fill(graph.hidden, 0))
+        return gen.generate(weights, z, neighbors, key), neighbors.off
 
 
 def _shares(block: ClientBlock, hidden: Tensor, dtype: torch.dtype) -> Tensor:
@@ -264,21 +271,23 @@ def _shares(block: ClientBlock, hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return is_visible / segment_sum(is_visible, block.off).clamp(min=1)[block.client]
 
 
-def nearest_hidden(x: Tensor, made: Made, block: ClientBlock, edges: CSR) -> Tensor:
+def nearest_hidden(
+    x: Tensor, neighbors: GeneratedNeighbors, block: ClientBlock, edges: CSR
+) -> Tensor:
     """Return the hidden neighbor of each generated row's node that is nearest to it, (k,) int64.
 
     -1 where the node has none.
     """
-    counts = edges.degree[made.host]
-    other = edges.indices.long()[ranges(edges.indptr.long()[made.host], counts)]
+    counts = edges.degree[neighbors.host]
+    other = edges.indices.long()[ranges(edges.indptr.long()[neighbors.host], counts)]
     generated_row = torch.repeat_interleave(counts)
-    report_entries(offsets(counts), made.off, 3 * x.shape[1])
+    report_entries(offsets(counts), neighbors.off, 3 * x.shape[1])
     pairs = torch.arange(len(generated_row), device=x.device).split(max(1, AT_ONCE // x.shape[1]))
     squared_distances = [
         (x[generated_row[p]] - dense_rows(block, other[p])).square().sum(1) for p in pairs
     ]
-    place = first_least(torch.cat(squared_distances), generated_row, len(x))
-    return torch.where(place >= 0, torch.cat([other, other.new_zeros(1)])[place], -1)
+    pair_number = first_least(torch.cat(squared_distances), generated_row, len(x))
+    return torch.where(pair_number >= 0, torch.cat([other, other.new_zeros(1)])[pair_number], -1)
 
 
 def first_least(value: Tensor, group: Tensor, groups: int) -> Tensor:
@@ -410,7 +419,7 @@ def train_generator(
 def _step_generators(
     cfg: FedSageConfig,
     block: ClientBlock,
-    graph: Impaired,
+    graph: HiddenGraph,
     weights: Params,
     memory: Params,
     key: Key,
@@ -430,7 +439,7 @@ def _step_generators(
     return new_weights, new_memory
 
 
-def _graph_with_hidden(block: ClientBlock, state: State) -> Impaired:
+def _graph_with_hidden(block: ClientBlock, state: State) -> HiddenGraph:
     return hide_rows(block, state[HIDDEN].t)
 
 
@@ -493,10 +502,10 @@ def mend(
     with torch.no_grad():
         z = gen.encode(weights, block, internal_messages(block, dtype_of(block)))
         count = gen.round_counts(gen.predict_missing(weights, z, block.off))
-        made = neighbors_to_generate(block, count)
-        x = gen.generate(weights, z, made, key.fold("noise"))
+        neighbors = neighbors_to_generate(block, count)
+        x = gen.generate(weights, z, neighbors, key.fold("noise"))
     other_state = {name: f for name, f in state.items() if not name.startswith(PRIVATE)}
-    generated = {COUNTS: Ragged(count.int(), block.off), GENERATED: Ragged(x, made.off)}
+    generated = {COUNTS: Ragged(count.int(), block.off), GENERATED: Ragged(x, neighbors.off)}
     return begin(cfg, block, {**other_state, **generated}, inbox, key)
 
 

@@ -313,7 +313,11 @@ def nearest_split(cluster: Tensor, gram: Tensor, took_part: Tensor) -> tuple[flo
         took_part: (C,) bool, clients with changes.
     """
     members = [((cluster == n) & took_part).nonzero()[:, 0] for n in cluster.unique().tolist()]
-    change_lengths = [lengths(gram[here][:, here]) for here in members if len(here) >= FEWEST]
+    change_lengths = [
+        lengths(gram[cluster_members][:, cluster_members])
+        for cluster_members in members
+        if len(cluster_members) >= FEWEST
+    ]
     return min(change_lengths) if change_lengths else (math.nan, math.nan)
 
 

@@ -32,7 +32,7 @@ from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, Ser
 from silograph.methods.global_training import check_together, start_together, steps_together
 from silograph.nn.conv import Params
 from silograph.nn.reach import entries_among
-from silograph.sampling.label_guided import Urn, build_urn
+from silograph.sampling.label_guided import WeightedSampler, build_sampler
 
 # --- graphsaint ----------------------------------------------------------------------------------
 # GraphSAINT's subgraphs: how they are drawn, and by what their sums and losses are divided.
@@ -176,7 +176,7 @@ def draw_subgraph(block: ClientBlock, options: Sampling, key: Key) -> Tensor:
     """
     key = key.fold("subgraph", block.ids[0])
     adj, urn = block.adj, _cached(block, options.sampler)
-    assert isinstance(urn, Urn)
+    assert isinstance(urn, WeightedSampler)
     hits = urn.draw(options.budget, key)
     if options.sampler == "edge":
         hits = torch.cat([adj.row[hits], adj.indices[hits].long()])
@@ -227,14 +227,14 @@ def _cached(block: ClientBlock, what: Sampler | Literal["neighbors"]) -> object:
     name = ("graphsaint", what)
     if name not in block.memo:
         block.memo[name] = (
-            _sorted_neighbors(block) if what == "neighbors" else _build_urn(block, what)
+            _sorted_neighbors(block) if what == "neighbors" else _build_sampler(block, what)
         )
     return block.memo[name]
 
 
-def _build_urn(block: ClientBlock, sampler: Sampler) -> Urn:
+def _build_sampler(block: ClientBlock, sampler: Sampler) -> WeightedSampler:
     if sampler != "edge":
-        return build_urn(draw_probabilities(block, sampler), block.row_key)
+        return build_sampler(draw_probabilities(block, sampler), block.row_key)
     adj = block.adj
     if not adj.nnz:
         raise DataError(
@@ -242,7 +242,7 @@ def _build_urn(block: ClientBlock, sampler: Sampler) -> Urn:
             "--option sampler=node or walk"
         )
     ends = mix_words(block.row_key[adj.row]) ^ block.row_key[adj.indices.long()]
-    return build_urn(draw_probabilities(block, sampler), mix_words(ends))
+    return build_sampler(draw_probabilities(block, sampler), mix_words(ends))
 
 
 def _sorted_neighbors(block: ClientBlock) -> Tensor:

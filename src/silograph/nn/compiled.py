@@ -100,8 +100,8 @@ def params_of(
     starts = arrays.BegunRows(first_rows_at_start, *moments_at_start)
     weights = contiguous(bases), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
-    moved = first_rows, second_rows, first_flat, second_flat
-    return arrays.ParamArrays(*weights, *moved, steps, _no_masks(rows, flat))
+    moment_arrays = first_rows, second_rows, first_flat, second_flat
+    return arrays.ParamArrays(*weights, *moment_arrays, steps, _no_masks(rows, flat))
 
 
 def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
@@ -124,11 +124,11 @@ def masked_params_of(
     params = params_of(
         inner, block, weight_fields, _memory_of_weights(memory), used=used, compact=False
     )
-    one = torch.ones((), dtype=torch.from_numpy(params.flat).dtype)
+    ones = torch.ones((), dtype=torch.from_numpy(params.flat).dtype)
     mask_fields = {
         name: fields[model.masks[name]]
         if name in model.masks
-        else Stacked(one.expand(block.num_clients, *shape))
+        else Stacked(ones.expand(block.num_clients, *shape))
         for name, shape in inner.weight_shapes.items()
     }
     masks = params_of(
@@ -201,16 +201,16 @@ def weights_of(
     block: ClientBlock,
     fields: StartFields,
     params: arrays.ParamArrays,
-    before: np.ndarray | None,
+    steps_before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
     weights: dict[str, Stacked | Patched] = {
         name: Stacked(t) for name, t in unflatten_weights(model, params.flat).items()
     }
-    if before is None:
+    if steps_before is None:
         weights |= {n: Stacked(t) for n, t in _split_by_client(model, block, params.rows).items()}
     else:
-        steps = torch.from_numpy(params.steps - before)
+        steps = torch.from_numpy(params.steps - steps_before)
         for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
@@ -400,7 +400,7 @@ def report_training(
         report_pass(model, block)
 
 
-PREDICTS = Schedule(0)
+NO_STEPS = Schedule(0)
 
 
 def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -414,12 +414,12 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     params = params_of(
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
     )
-    before = params.steps.copy()
+    steps_before = params.steps.copy()
     outputs, sampler = _train(model, training, inputs, data, params)
     report_training(model, training, block, outputs.work)
-    weights = weights_of(model, training, block, fields, params, before if compact else None)
+    weights = weights_of(model, training, block, fields, params, steps_before if compact else None)
     final_memory = {} if memory is None else memory_of(model, training, block, params)
-    return _to_fitted(weights, final_memory, outputs, params.steps - before, sampler)
+    return _to_fitted(weights, final_memory, outputs, params.steps - steps_before, sampler)
 
 
 def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -433,7 +433,7 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
         memory = training.optimizer.init(empty_weights)
     data = prepare_block(model.inner, block, compact=False)
     params = masked_params_of(model, training, block, fields, memory)
-    before = params.steps.copy()
+    steps_before = params.steps.copy()
     outputs, sampler = _train(model.inner, training, inputs, data, params)
     report_training(model.inner, training, block, outputs.work)
     report_masks(model, block, outputs.work)
@@ -441,7 +441,7 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
     final_memory = {}
     if inputs.memory is not None:
         final_memory = masked_memory_of(model, training, block, params)
-    return _to_fitted(weights, final_memory, outputs, params.steps - before, sampler)
+    return _to_fitted(weights, final_memory, outputs, params.steps - steps_before, sampler)
 
 
 def _train(
@@ -540,7 +540,7 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
         first[0], first[-1], flatten_weights(model, {k: t[None] for k, t in weights.items()})[0]
     )
     logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
-    shape = _shape(model, PREDICTS, block)
+    shape = _shape(model, NO_STEPS, block)
 
     def run(start: int, end: int) -> None:
         kernels.predict(

@@ -287,7 +287,7 @@ class TrainableModel(AnyModel, Protocol):
 
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
-Held = dict[str, Stacked | Ragged]
+TrainingFields = dict[str, Stacked | Ragged]
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,33 +295,33 @@ class InTraining:
     """Clients before or after their training.
 
     Attributes:
-        held: weights, (C, ...) or rows (R, D) of all clients.
+        weights: (C, ...), or rows (R, D) of all clients.
         memory: optimizer state (C, ...); empty if a fresh one is made and thrown away.
         sampler: what the neighbor sampler remembers.
         loss: (C,) float64 mean of the last epoch; 0 without training nodes.
         steps: (C,) int64 steps taken.
     """
 
-    held: Held
-    memory: Held
+    weights: TrainingFields
+    memory: TrainingFields
     sampler: State
     loss: Tensor = field(default_factory=lambda: torch.empty(0))
     steps: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def take(self, positions: Tensor) -> "InTraining":
         """Return the clients at `positions` (k,) int64."""
-        held, memory, sampler = (
+        weights, memory, sampler = (
             state_of(take_all(fields, positions))
-            for fields in (self.held, self.memory, self.sampler)
+            for fields in (self.weights, self.memory, self.sampler)
         )
         loss, steps = (t[positions.to(t.device)] if len(t) else t for t in (self.loss, self.steps))
-        return InTraining(held, memory, sampler, loss, steps)
+        return InTraining(weights, memory, sampler, loss, steps)
 
     def put(self, part: "InTraining", positions: Tensor) -> "InTraining":
         """Return all clients, those at `positions` as in `part`, the others without a step."""
-        clients = len(next(f.t for f in self.held.values() if isinstance(f, Stacked)))
+        clients = len(next(f.t for f in self.weights.values() if isinstance(f, Stacked)))
         return InTraining(
-            {name: put(self.held[name], f, positions) for name, f in part.held.items()},
+            {name: put(self.weights[name], f, positions) for name, f in part.weights.items()},
             {name: put(self.memory[name], f, positions) for name, f in part.memory.items()},
             self.sampler,
             part.loss.new_zeros(clients).index_copy(0, positions, part.loss),
@@ -330,14 +330,14 @@ class InTraining:
 
 
 @dataclass(frozen=True, eq=False)
-class _Live:
+class _StepState:
     """What steps change in place, of the first clients of a block or of all.
 
     Attributes:
         weights: (C, ...), or rows (R, D) of all clients.
         start: copies of the weights before the first step, where a correction needs them.
         memory: optimizer state, in the forms of the weights; `steps` (C,) or longer.
-        off: (C + 1,) int64 rows of each client, of the weights that are held as rows.
+        off: (C + 1,) int64 offsets of each client's rows, of weights that are trained as rows.
     """
 
     weights: Params
@@ -349,11 +349,11 @@ class _Live:
         """Return views of clients a to b, of tensors named as weights or `KIND/WEIGHT`."""
         return {name: t[self._row(name, a) : self._row(name, b)] for name, t in tensors.items()}
 
-    def part(self, a: int, b: int) -> "_Live":
+    def part(self, a: int, b: int) -> "_StepState":
         """Return clients a to b; steps on them are steps on these."""
         kinds = self.weights, self.start, self.memory
         weights, start, memory = (self.slices(tensors, a, b) for tensors in kinds)
-        return _Live(weights, start, memory, self.off)
+        return _StepState(weights, start, memory, self.off)
 
     def _row(self, name: str, client: int) -> int:
         off = self.off.get(name.rpartition("/")[2])
@@ -398,7 +398,7 @@ class Trainer:
         model: what they train.
         training: how.
         key: of the draws.
-        compact: whether the first weights are held as rows for the features that occur.
+        compact: whether the first weights are trained as rows for the features that occur.
         keep: whether optimizer state is given and returned.
     """
 
@@ -412,24 +412,24 @@ class Trainer:
         """Return the trainer of the clients at these positions (k,) int64."""
         return replace(self, training=self.training.of(clients))
 
-    def run(self, block: ClientBlock, begun: InTraining) -> InTraining:
+    def run(self, block: ClientBlock, start: InTraining) -> InTraining:
         """Return the clients after training; those without training nodes are as they were."""
         schedule = self.training.schedule
         if not schedule.whole:
-            return self._train_in_plan_order(batch_plan(block, schedule.batch_size), begun)
+            return self._train_in_plan_order(batch_plan(block, schedule.batch_size), start)
         active = (block.num_train > 0).nonzero()[:, 0]
         if len(active) == block.num_clients:
-            return self._train_on_all_rows(block, begun)
+            return self._train_on_all_rows(block, start)
         if not len(active):
-            zero = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
-            return replace(begun, loss=zero, steps=zero.long().cpu())
+            zeros = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+            return replace(start, loss=zeros, steps=zeros.long().cpu())
         with work_of(active):
-            part = self.of(active)._train_on_all_rows(block.take(active), begun.take(active))
-        return begun.put(part, active)
+            part = self.of(active)._train_on_all_rows(block.take(active), start.take(active))
+        return start.put(part, active)
 
-    def _train_on_all_rows(self, block: ClientBlock, begun: InTraining) -> InTraining:
+    def _train_on_all_rows(self, block: ClientBlock, start: InTraining) -> InTraining:
         """Take steps on all rows; every client has training nodes."""
-        live, epochs = self._start_steps(begun), self.training.schedule.epochs
+        live, epochs = self._start_steps(start), self.training.schedule.epochs
         dtype = next(iter(live.weights.values())).dtype
         inputs = whole_pass(self.model, block, dtype)
         inputs = replace(inputs, x=features_for(block, self.compact))
@@ -440,21 +440,21 @@ class Trainer:
             key = self.key.fold("epoch", epoch, "batch", 0)
             loss = self._step(live, [(0, block.num_clients)], inputs, targets, key)
         steps = torch.full((block.num_clients,), epochs)
-        return self._after_training(begun, live, begun.sampler, loss.double(), steps)
+        return self._after_training(start, live, start.sampler, loss.double(), steps)
 
-    def _train_in_plan_order(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+    def _train_in_plan_order(self, plan: BatchPlan, start: InTraining) -> InTraining:
         """Take steps on batches, with the clients in the order of the plan."""
         if not plan.is_reordered:
-            return self._train_on_batches(plan, begun)
+            return self._train_on_batches(plan, start)
         return (
             self.of(plan.order)
-            ._train_on_batches(plan, begun.take(plan.order))
+            ._train_on_batches(plan, start.take(plan.order))
             .take(plan.inverse_order)
         )
 
-    def _train_on_batches(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+    def _train_on_batches(self, plan: BatchPlan, start: InTraining) -> InTraining:
         """Let the clients that have a batch `number` take that step together, in every epoch."""
-        live, state, block = self._start_steps(begun), begun.sampler, plan.block
+        live, state, block = self._start_steps(start), start.sampler, plan.block
         schedule = self.training.schedule
         loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
         for epoch in range(schedule.epochs):
@@ -467,19 +467,18 @@ class Trainer:
                 seeds, off = plan.seeds(train, number)
                 with work_of(plan.order[:active]):
                     part, step_key = live.part(0, active), key.fold("batch", number)
-                    may_change_state = (
-                        state is not begun.sampler
-                    )  # what was given is not ours to change
+                    # The caller's state must stay unchanged; later ones are our own.
+                    may_change_state = state is not start.sampler
                     batch_loss, state = self._step_on_batch(
                         block, part, runs, seeds, off, step_key, state, may_change_state
                     )
                 loss[:active] += batch_loss.double() * off.diff() / block.num_train[:active]
-        return self._after_training(begun, live, state, loss, plan.batches * schedule.epochs)
+        return self._after_training(start, live, state, loss, plan.batches * schedule.epochs)
 
     def _step_on_batch(
         self,
         block: ClientBlock,
-        live: _Live,
+        live: _StepState,
         runs: Sequence[tuple[int, int]],
         seeds: Tensor,
         off: Tensor,
@@ -499,7 +498,7 @@ class Trainer:
             block, state, Signal(clients, draws, loss, key, may_change_state)
         )
 
-    def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
+    def _first_rows(self, block: ClientBlock, live: _StepState) -> Rows:
         """Return features for the weights that these clients hold."""
         x = features_for(block, self.compact)
         if not self.compact:
@@ -509,25 +508,25 @@ class Trainer:
         csr = CSR(x.csr.indptr, x.csr.indices, x.csr.values, used)
         return replace(x, csr=csr)
 
-    def _start_steps(self, begun: InTraining) -> _Live:
-        weights = {name: f.t for name, f in begun.held.items()}
+    def _start_steps(self, clients: InTraining) -> _StepState:
+        weights = {name: f.t for name, f in clients.weights.items()}
         start = {k: w.clone() for k, w in weights.items()} if self.training.corrections else {}
-        memory = {name: f.t for name, f in begun.memory.items()}
+        memory = {name: f.t for name, f in clients.memory.items()}
         if not self.keep:
             memory = self.training.optimizer.init(weights)
-        off = {name: f.off for name, f in begun.held.items() if isinstance(f, Ragged)}
-        return _Live(weights, start, memory, off)
+        off = {name: f.off for name, f in clients.weights.items() if isinstance(f, Ragged)}
+        return _StepState(weights, start, memory, off)
 
     def _after_training(
-        self, begun: InTraining, live: _Live, sampler: State, loss: Tensor, steps: Tensor
+        self, start: InTraining, live: _StepState, sampler: State, loss: Tensor, steps: Tensor
     ) -> InTraining:
-        held = {name: replace(f, t=live.weights[name]) for name, f in begun.held.items()}
-        memory: Held = {name: Stacked(live.memory[name]) for name in begun.memory}
-        return InTraining(held, memory, sampler, loss, steps)
+        weights = {name: replace(f, t=live.weights[name]) for name, f in start.weights.items()}
+        memory: TrainingFields = {name: Stacked(live.memory[name]) for name in start.memory}
+        return InTraining(weights, memory, sampler, loss, steps)
 
     def _step(
         self,
-        live: _Live,
+        live: _StepState,
         runs: Sequence[tuple[int, int]],
         inputs: Pass,
         targets: _Targets,
@@ -598,33 +597,37 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
-    held = held_start(model, block, fields, compact=compact)
-    optimizer_memory: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
+    weight_fields = copy_start(model, block, fields, compact=compact)
+    optimizer_memory: TrainingFields = {
+        name: Stacked(own_copy(m)) for name, m in (memory or {}).items()
+    }
     trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
-    trained = trainer.run(block, InTraining(held, optimizer_memory, inputs.sampler))
-    held, optimizer_memory = trained.held, trained.memory
-    tensors = {name: f.t for name, f in held.items()}
+    trained = trainer.run(block, InTraining(weight_fields, optimizer_memory, inputs.sampler))
+    weight_fields, optimizer_memory = trained.weights, trained.memory
+    tensors = {name: f.t for name, f in weight_fields.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         dtype = next(iter(tensors.values())).dtype
         inputs_at_end = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
         logits = forward_pass(model, tensors, inputs_at_end, None)
-    weights = _weights(training, block, fields, held, trained.steps)
+    weights = _weights(training, block, fields, weight_fields, trained.steps)
     final_memory = {name: f.t for name, f in optimizer_memory.items()}
     return Fitted(
         weights, final_memory, trained.loss.to(logits.dtype), logits, trained.steps, trained.sampler
     )
 
 
-def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
+def copy_start(
+    model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool
+) -> TrainingFields:
     """Return copies of the starting weights, the first ones as used rows only if compact."""
-    rows, held = model.first_maps if compact else (), Held()
+    rows, weight_fields = model.first_maps if compact else (), TrainingFields()
     for name, f in fields.items():
         if name in rows:
             assert isinstance(block.x, SparseRows)  # see `starts_compact`
-            held[name] = Ragged(used_rows(f, block.x), block.x.used.off)
+            weight_fields[name] = Ragged(used_rows(f, block.x), block.x.used.off)
         else:
-            held[name] = Stacked(whole(f))
-    return held
+            weight_fields[name] = Stacked(whole(f))
+    return weight_fields
 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
@@ -643,11 +646,15 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
 
 
 def _weights(
-    training: Training, block: ClientBlock, fields: StartFields, held: Held, steps: Tensor
+    training: Training,
+    block: ClientBlock,
+    fields: StartFields,
+    weight_fields: TrainingFields,
+    steps: Tensor,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; rows of unused features follow their path without data."""
     weights: dict[str, Stacked | Patched] = {}
-    for name, f in held.items():
+    for name, f in weight_fields.items():
         if isinstance(f, Stacked):
             weights[name] = f
         else:

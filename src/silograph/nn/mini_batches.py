@@ -257,7 +257,7 @@ def uniform_of(words: Tensor) -> Tensor:
     return words.double() * 2.0**-64 + 0.5
 
 
-def why_no_weighted_sum(model: AnyModel) -> str | None:
+def weights_of_a_sum(model: AnyModel) -> str | None:
     """Return why a model cannot use weights of drawn neighbors, or None if it can."""
     if model.staged is None:
         return f"{model.noun} sees all edges of a client"
@@ -435,9 +435,9 @@ def one_stage(
         senders, hops, client = senders[order], hops[order], client[order]
     client_bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
     off = torch.searchsorted(client, client_bounds)
-    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
-    place[senders] = torch.arange(len(senders), device=rows.device)
-    column = place[neighbor]
+    position = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
+    position[senders] = torch.arange(len(senders), device=rows.device)
+    column = position[neighbor]
     order = (drawn.position * len(senders) + column).argsort()
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
     degree = _degree(block, drawn)
@@ -446,7 +446,7 @@ def one_stage(
         symmetric=False,
         sender=degree[senders],
         receiver=degree[rows],
-        own=place[rows],
+        own=position[rows],
         sender_off=off,
         off=reached.off,
     )

@@ -318,14 +318,16 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
     x = Key.of(1).matrix(4, model.features).to(device, dtype)
     steps = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]], device=device)
     module = module.to(device, dtype).train()
-    before = {name: b.clone() for name, b in module.named_buffers()}
+    buffers_before = {name: b.clone() for name, b in module.named_buffers()}
     leaves = {name: w.clone().requires_grad_() for name, w in weights_of(module).items()}
     out = call(model, module, leaves, Client(x, steps, "check"), BUILD)
     if not out.requires_grad:
         raise ConfigError(
             f"expected outputs of {model.name} that depend on its parameters, got constants"
         )
-    changed = [name for name, b in module.named_buffers() if not torch.equal(b, before[name])]
+    changed = [
+        name for name, b in module.named_buffers() if not torch.equal(b, buffers_before[name])
+    ]
     if changed:
         owner = type(module.get_submodule(changed[0].rpartition(".")[0])).__name__
         raise ConfigError(

@@ -184,10 +184,10 @@ class RatingFactors:
     ) -> Tensor:
         """Return predictions (R, 1) of pairs, from weights and tables."""
         h, bias = ends(p, graph)
-        both = (h.index_select(0, user) * h.index_select(0, item)).sum(dim=1, keepdim=True)
+        total = (h.index_select(0, user) * h.index_select(0, item)).sum(dim=1, keepdim=True)
         if self.terms == "biases":
-            both = both + bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + both + p[LEVEL]
+            total = total + bias.index_select(0, user) + bias.index_select(0, item)
+        return graph.mean + total + p[LEVEL]
 
     def _social_loss(self, p: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
         """Return the social term of the loss, s / n T."""

@@ -194,9 +194,9 @@ class RatingModel:
     ) -> Tensor:
         """Return predictions (R, 1) of pairs, from weights and tables."""
         h, bias = self._embed_nodes(p, graph, key)
-        both = h.index_select(0, user) * h.index_select(0, item)
+        products = h.index_select(0, user) * h.index_select(0, item)
         sums = bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + sums + both @ p[HEAD_WEIGHT] + p[HEAD_BIAS]
+        return graph.mean + sums + products @ p[HEAD_WEIGHT] + p[HEAD_BIAS]
 
     def _embed_nodes(
         self, p: Mapping[str, Tensor], graph: RatingGraph, key: Key | None

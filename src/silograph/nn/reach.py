@@ -242,10 +242,10 @@ def entries_among(adj: CSR, rows: Tensor) -> Tensor:
 def inner_operator(scales: Scales, reach: Reach) -> CSR:
     """Return the sum over own rows, post * inner * pre + own, as one matrix (r, r)."""
     if scales not in reach.operators:
-        own = scales.itself(reach.degree)
-        if own is not None and reach.own is not None:
-            own = own * reach.own
-        reach.operators[scales] = as_matrix(scales, reach.inner, reach.degree, own)
+        own_scale = scales.itself(reach.degree)
+        if own_scale is not None and reach.own is not None:
+            own_scale = own_scale * reach.own
+        reach.operators[scales] = as_matrix(scales, reach.inner, reach.degree, own_scale)
     return reach.operators[scales]
 
 
@@ -274,27 +274,27 @@ def standing_behind(messages: Tensor, reach: Reach) -> Tensor:
     return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())
 
 
-def summed(scales: Scales, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
-    """Return post * (inner @ (pre * z) + arrived) + own * z, (r, D).
+def summed(scales: Scales, z: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
+    """Return post * (inner @ (pre * z) + incoming) + own * z, (r, D).
 
     Args:
         scales: of the sum.
         z: (r, D) own messages.
-        arrived: (r, D) sums over neighbors in other silos.
+        incoming: (r, D) sums over neighbors in other silos.
         reach: the rows and edges of the pass.
     """
     inner = _product(inner_operator(scales, reach), z, reach)
-    return inner + _scale_rows(arrived, (scales.receiver_scale(reach.degree),), reach)
+    return inner + _scale_rows(incoming, (scales.receiver_scale(reach.degree),), reach)
 
 
-def summed_back(scales: Scales, grad: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
-    """Return dLoss/dz (r, D) from dLoss/ds (r, D) and what arrived from other silos (r, D)."""
+def summed_back(scales: Scales, grad: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
+    """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
     inner = _product(inner_operator(scales, reach).transposed, grad, reach)
-    return inner + _scale_rows(arrived, (scales.sender_scale(reach.degree), reach.cross), reach)
+    return inner + _scale_rows(incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
 
 
 def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> Tensor:
-    """Return the sums that arrived for boundary rows (k, D) at the rows that take part, (r, D).
+    """Return received sums for boundary rows (k, D) at the rows that take part, (r, D).
 
     Raises:
         ProtocolError: sums for boundary rows that do not exist or take no part.

@@ -97,8 +97,8 @@ class _EdgeProduct(torch.autograd.Function):
         matrix = ctx.matrix
         heads = zip(grad.unbind(1), z.unbind(1), strict=True)
         grad_weight = torch.stack([edge_dots(matrix, g, t) for g, t in heads], dim=1)
-        back = _product_by_head(matrix.transposed, weight[matrix.by_column], grad)
-        return grad_weight, back, None
+        grad_z = _product_by_head(matrix.transposed, weight[matrix.by_column], grad)
+        return grad_weight, grad_z, None
 
 
 def edge_dots(matrix: CSR, a: Tensor, b: Tensor) -> Tensor:

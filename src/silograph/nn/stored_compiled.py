@@ -20,7 +20,7 @@ from silograph.core.payload import Ragged, Stacked, offsets, owners
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
-from silograph.nn.fit import LOSS_FLOPS, Held, Schedule, Training
+from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, TrainingFields
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import (
     contiguous,
@@ -41,19 +41,19 @@ FLAT = "flat"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
 
 
-def pack_weights(model: Staged, held: Held) -> Held:
+def pack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
     """Return clients in training with the weights after the first matrices side by side."""
-    names, new = tuple(later_names(model)), dict(held)
+    names, new = tuple(later_names(model)), dict(fields)
     for kind in KINDS:
-        if f"{kind}/{names[0]}" in held:
+        if f"{kind}/{names[0]}" in fields:
             parts = {name: new.pop(f"{kind}/{name}").t for name in names}
             new[f"{kind}/{FLAT}"] = Stacked(torch.from_numpy(flatten_weights(model, parts)))
     return new
 
 
-def unpack_weights(model: Staged, held: Held) -> Held:
+def unpack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
     """Return clients in training with all weights by name; views of what they were."""
-    new = dict(held)
+    new = dict(fields)
     for kind in KINDS:
         field = new.pop(f"{kind}/{FLAT}", None)
         if field is not None:
@@ -66,7 +66,7 @@ def train_(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    held: Held,
+    fields: TrainingFields,
     batches: Sequence[TrainingRows],
     stored: StoredRows,
     keys: Sequence[Key],
@@ -77,7 +77,7 @@ def train_(
         model: a shape that is compiled.
         training: how they train.
         block: C clients.
-        held: their fields, from `pack_weights`.
+        fields: of the clients, from `pack_weights`.
         batches: J of them, of clients that have rows in them or not.
         stored: rows of others; `own` becomes what entered the stages of the batches' rows.
         keys: of the batches.
@@ -88,17 +88,17 @@ def train_(
     Raises:
         ProtocolError: weights, moments or stored rows are not those of the model and block.
     """
-    compact = isinstance(held[f"weights/{model.first_maps[0]}"], Ragged)
+    compact = isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged)
     data, stages = prepare_block(model, block, compact=compact), stored_stages(model)
-    check_held(model, training, held, block.num_clients, int(data.called.used_off[-1]))
+    check_fields(model, training, fields, block.num_clients, int(data.called.used_off[-1]))
     check_stored(model, stored, block)
-    flat_weights = held[f"weights/{FLAT}"].t
+    flat_weights = fields[f"weights/{FLAT}"].t
     own_rows = torch.cat(
         [flat_weights.new_empty(len(block.row_key), 0), *(stored.own[n] for n in stages)], 1
     )
     batch_arrays = _arrange_batches(model, block, batches, stored, own_rows, keys)
-    w, m1, m2 = (_tensors_of_kind(model, held, kind) for kind in _kinds(held))
-    clients = kernels.TrainingArrays(w, m1, m2, held[STEPS].t.numpy())
+    w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _kinds(fields))
+    clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
     rule, shape = step_rule(training), model_shape(model, Schedule(1))
 
     def train(first: int, end: int) -> None:
@@ -118,13 +118,15 @@ def train_(
     return losses
 
 
-def check_held(model: Staged, training: Training, held: Held, clients: int, used: int) -> None:
+def check_fields(
+    model: Staged, training: Training, fields: TrainingFields, clients: int, used: int
+) -> None:
     """Raise `ProtocolError` unless clients in training have what kernels read and write of them.
 
     Args:
         model: the shape.
         training: how they train.
-        held: their fields, from `pack_weights`.
+        fields: of the clients, from `pack_weights`.
         clients: how many.
         used: rows of the first matrices of all of them.
     """
@@ -138,14 +140,14 @@ def check_held(model: Staged, training: Training, held: Held, clients: int, used
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected[STEPS] = (clients,)
     shapes_found = {
-        name: tuple(f.t.flatten(0, -2).shape) for name, f in held.items() if name != STEPS
+        name: tuple(f.t.flatten(0, -2).shape) for name, f in fields.items() if name != STEPS
     }
-    shapes_found[STEPS] = tuple(held[STEPS].t.shape) if STEPS in held else ()
+    shapes_found[STEPS] = tuple(fields[STEPS].t.shape) if STEPS in fields else ()
     misfit = min(
         (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
         default="",
     )
-    if misfit or len({field.t.dtype for name, field in held.items() if name != STEPS}) > 1:
+    if misfit or len({field.t.dtype for name, field in fields.items() if name != STEPS}) > 1:
         raise ProtocolError(
             f"expected clients in training whose {misfit or 'weights'} has shape "
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
@@ -170,21 +172,25 @@ def _widths(model: Staged) -> list[int]:
     return [model.stages[number].inputs for number in stored_stages(model)]
 
 
-def _kinds(held: Held) -> tuple[str, str, str]:
+def _kinds(fields: TrainingFields) -> tuple[str, str, str]:
     """Return the names of weights and of two moments; weights, where there is no such moment."""
     first_moment = next(
-        (kind for kind in ("memory/first", "memory/momentum") if _has_kind(held, kind)), KINDS[0]
+        (kind for kind in ("memory/first", "memory/momentum") if _has_kind(fields, kind)), KINDS[0]
     )
-    return KINDS[0], first_moment, "memory/second" if _has_kind(held, "memory/second") else KINDS[0]
+    return (
+        KINDS[0],
+        first_moment,
+        "memory/second" if _has_kind(fields, "memory/second") else KINDS[0],
+    )
 
 
-def _has_kind(held: Held, kind: str) -> bool:
-    return f"{kind}/{FLAT}" in held
+def _has_kind(fields: TrainingFields, kind: str) -> bool:
+    return f"{kind}/{FLAT}" in fields
 
 
-def _tensors_of_kind(model: Staged, held: Held, kind: str) -> kernels.Trained:
-    first = [held[f"{kind}/{name}"].t.flatten(0, -2).numpy() for name in model.first_maps]
-    return kernels.Trained(first[0], first[-1], held[f"{kind}/{FLAT}"].t.numpy())
+def _tensors_of_kind(model: Staged, fields: TrainingFields, kind: str) -> kernels.Trained:
+    first = [fields[f"{kind}/{name}"].t.flatten(0, -2).numpy() for name in model.first_maps]
+    return kernels.Trained(first[0], first[-1], fields[f"{kind}/{FLAT}"].t.numpy())
 
 
 def _arrange_batches(
@@ -261,13 +267,13 @@ def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
     col, client = adj.indices.long(), owners(batch.off)[adj.row]
     counts, sender_counts = batch.off.diff(), senders.off.diff()
     value = adj.values
-    before = scales.sender_scale(torch.cat([senders.messages.sender, senders.degree]))
-    if before is not None:  # slots come scaled by their owners
-        ones = before.new_ones(len(senders.slots))
-        value = value * torch.cat([before[:, 0], ones])[col]
-    after = scales.receiver_scale(senders.messages.receiver)
-    if after is not None:
-        value = value * after[adj.row, 0]
+    sender_scale = scales.sender_scale(torch.cat([senders.messages.sender, senders.degree]))
+    if sender_scale is not None:  # slots come scaled by their owners
+        ones = sender_scale.new_ones(len(senders.slots))
+        value = value * torch.cat([sender_scale[:, 0], ones])[col]
+    receiver_scale = scales.receiver_scale(senders.messages.receiver)
+    if receiver_scale is not None:
+        value = value * receiver_scale[adj.row, 0]
     local = torch.where(
         col < size,
         col - batch.off[client],

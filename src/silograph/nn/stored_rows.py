@@ -34,10 +34,10 @@ from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages, Params, convolve
 from silograph.nn.fit import (
     LOSS_FLOPS,
-    Held,
     Training,
+    TrainingFields,
+    copy_start,
     features_for,
-    held_start,
     own_copy,
     patched,
     rest,
@@ -285,10 +285,10 @@ def _convolve(
         mapped = conv.map(params, others[1], senders.slot_off)
         total = _sum_rows(senders.adj, torch.cat([*parts, mapped]), off)
     else:
-        near, far = senders.parts
-        mapped = conv.map(params, _sum_rows(far, others[1], off), off)
+        own_part, slot_part = senders.parts
+        mapped = conv.map(params, _sum_rows(slot_part, others[1], off), off)
         report_rows(off, z.shape[1])
-        total = _sum_rows(near, torch.cat(parts), off) + mapped
+        total = _sum_rows(own_part, torch.cat(parts), off) + mapped
     s, work = _scale_rows(total, scales.receiver_scale(messages.receiver), off), 1 + gradients(z)
     own = scales.itself(messages.receiver)
     if own is not None:
@@ -326,8 +326,8 @@ def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
     if halo:
         return block.once("surroundings", Surroundings, lambda: _surroundings(block))
     # Kept without the block, which would hold itself, and all that a call to it worked out.
-    place, none = block.once("rows alone", tuple, lambda: _own_positions(block))
-    return Surroundings(block, place, place, none)
+    place, no_slots = block.once("rows alone", tuple, lambda: _own_positions(block))
+    return Surroundings(block, place, place, no_slots)
 
 
 def _own_positions(block: ClientBlock) -> tuple[Tensor, Tensor]:
@@ -337,23 +337,23 @@ def _own_positions(block: ClientBlock) -> tuple[Tensor, Tensor]:
 
 def _surroundings(block: ClientBlock) -> Surroundings:
     device, n = block.off.device, len(block.row_key)
-    place = torch.arange(n, device=device)
+    position = torch.arange(n, device=device)
     slots = len(block.halo.key)
-    place = place + block.halo.off[block.client]
+    position = position + block.halo.off[block.client]
     row = torch.full((n + slots,), -1, device=device)
-    row[place] = torch.arange(n, device=device)
+    row[position] = torch.arange(n, device=device)
     slot = torch.full_like(row, -1)
     slot[row < 0] = torch.arange(slots, device=device)
     if block.source is not None:
-        whole = surroundings(block.source[0]).graph
-        return Surroundings(whole.called(block.source[1]), place, row, slot)
+        whole_graph = surroundings(block.source[0]).graph
+        return Surroundings(whole_graph.called(block.source[1]), position, row, slot)
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     no_features = block.adj.values.new_zeros(n, 0)
     all_slots = torch.arange(slots, device=device)
     graph = extended(
         replace(block, x=no_features), all_slots, block.halo.off, no_features.new_zeros(slots, 0)
     )
-    return Surroundings(graph, place, row, slot)
+    return Surroundings(graph, position, row, slot)
 
 
 def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
@@ -457,17 +457,17 @@ def _senders(
                 position[is_available],
                 share[is_available],
             )
-    own = row >= 0
-    senders = _selected_rows(len(block.row_key), row[own], rows)
-    slots = _selected_rows(len(block.halo.key), slot[~own], slot[:0])
-    place = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
-    place[rows] = torch.arange(len(rows), device=rows.device)
-    place[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
+    is_own = row >= 0
+    senders = _selected_rows(len(block.row_key), row[is_own], rows)
+    slots = _selected_rows(len(block.halo.key), slot[~is_own], slot[:0])
+    row_position = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
+    row_position[rows] = torch.arange(len(rows), device=rows.device)
+    row_position[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
     slot_position = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
     slot_position[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
     column = torch.empty_like(row)
-    column[own] = place[row[own]]
-    column[~own] = slot_position[slot[~own]]
+    column[is_own] = row_position[row[is_own]]
+    column[~is_own] = slot_position[slot[~is_own]]
     total = len(rows) + len(senders) + len(slots)
     starts = offsets(torch.bincount(position, minlength=len(rows)))
     degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
@@ -484,11 +484,11 @@ def _senders(
     )
 
 
-def _sort_edges(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_edges(position: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Return columns and shares (e,) of edges in the order of their places, which are distinct."""
-    if bool((place.diff() > 0).all()):  # as they are where all rows are worked out
+    if bool((position.diff() > 0).all()):  # as they are where all rows are worked out
         return column, share
-    order = place.argsort()
+    order = position.argsort()
     return column[order], share[order]
 
 
@@ -547,7 +547,7 @@ def start_training(
     memory: Mapping[str, Tensor] | None,
     *,
     compact: bool,
-) -> Held:
+) -> TrainingFields:
     """Return clients before their first step.
 
     Args:
@@ -556,16 +556,16 @@ def start_training(
         block: the clients.
         weights: that all start from.
         memory: optimizer state (C, ...) to go on from; None: a fresh one.
-        compact: whether first weights may be held as rows of used features.
+        compact: whether first weights may be trained as rows of used features.
     """
     fields = start_fields(model, weights, block.num_clients)
     small = compact and memory is None and starts_compact(model, fields, block.x)
-    held = held_start(model, block, fields, compact=small)
-    off = {name: f.off for name, f in held.items() if isinstance(f, Ragged)}
+    weight_fields = copy_start(model, block, fields, compact=small)
+    off = {name: f.off for name, f in weight_fields.items() if isinstance(f, Ragged)}
     optimizer_state = memory
     if optimizer_state is None:
-        optimizer_state = training.optimizer.init({name: f.t for name, f in held.items()})
-    fields_in_training: Held = {f"weights/{name}": f for name, f in held.items()}
+        optimizer_state = training.optimizer.init({name: f.t for name, f in weight_fields.items()})
+    fields_in_training: TrainingFields = {f"weights/{name}": f for name, f in weight_fields.items()}
     for name, m in optimizer_state.items():
         if name != STEPS:
             used_off = off.get(name.rpartition("/")[2])
@@ -579,46 +579,46 @@ def start_training(
     return fields_in_training | {STEPS: Stacked(steps)}
 
 
-def weights_of(held: Held) -> Params:
+def weights_of(fields: TrainingFields) -> Params:
     """Return the weights, (C, ...) or rows of all clients."""
-    return {k.removeprefix("weights/"): f.t for k, f in held.items() if k.startswith("weights/")}
+    return {k.removeprefix("weights/"): f.t for k, f in fields.items() if k.startswith("weights/")}
 
 
-def is_compact(held: Held) -> bool:
+def is_compact(fields: TrainingFields) -> bool:
     """Whether first weights are rows of used features."""
-    return any(isinstance(f, Ragged) for f in held.values())
+    return any(isinstance(f, Ragged) for f in fields.values())
 
 
-def memory_of(training: Training, held: Held) -> Params:
+def memory_of(training: Training, fields: TrainingFields) -> Params:
     """Return the optimizer's state (C, ...), as `Optimizer.init` makes it."""
-    memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
-    counts_steps = STEPS in training.optimizer.init({"": held[STEPS].t.float()})
-    return memory | ({STEPS: held[STEPS].t.float()} if counts_steps else {})
+    memory = {k.removeprefix("memory/"): f.t for k, f in fields.items() if k.startswith("memory/")}
+    counts_steps = STEPS in training.optimizer.init({"": fields[STEPS].t.float()})
+    return memory | ({STEPS: fields[STEPS].t.float()} if counts_steps else {})
 
 
-def groups_by_steps(held: Held, active: Tensor) -> list[Tensor]:
+def groups_by_steps(fields: TrainingFields, active: Tensor) -> list[Tensor]:
     """Return the clients in the mask (C,) bool, in groups that have taken equally many steps."""
-    steps = held[STEPS].t
+    steps = fields[STEPS].t
     counts = torch.unique(steps[active])
     return [(active & (steps == count)).nonzero()[:, 0] for count in counts]
 
 
-def take_clients(held: Held, positions: Tensor) -> Held:
+def take_clients(fields: TrainingFields, positions: Tensor) -> TrainingFields:
     """Return a copy of the clients at `positions` (k,) int64."""
-    return fields_of(take_all(held, positions))
+    return fields_of(take_all(fields, positions))
 
 
-def put_clients(held: Held, part: Held, positions: Tensor) -> Held:
+def put_clients(fields: TrainingFields, part: TrainingFields, positions: Tensor) -> TrainingFields:
     """Return all clients, those at `positions` as in `part`."""
-    return {name: put(held[name], f, positions) for name, f in part.items()}
+    return {name: put(fields[name], f, positions) for name, f in part.items()}
 
 
 def step_(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    held: Held,
-    chosen: TrainingRows,
+    fields: TrainingFields,
+    training_rows: TrainingRows,
     stored: StoredRows,
     key: Key,
 ) -> tuple[Tensor, dict[int, Tensor]]:
@@ -627,46 +627,46 @@ def step_(
     Returns:
         The loss of each row (b,), and what entered each stage of `stored_stages`, (b, I).
     """
-    batch, weights = chosen.batch, weights_of(held)
+    batch, weights = training_rows.batch, weights_of(fields)
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    x = features_for(block, is_compact(held))
+    x = features_for(block, is_compact(fields))
     with torch.enable_grad():
         logits, entered = batch_pass(model, leaves, block, x, batch, stored, key)
         report_rows(batch.off, LOSS_FLOPS * model.outputs)
         losses = task_of(model.task).loss(logits, block.y[batch.rows])
-        share = chosen.share
+        share = training_rows.share
         if share is None:
             counts = batch.off.diff()
             share = torch.repeat_interleave(1 / counts.to(losses.dtype), counts)
         # Clients share no weight, so the gradient of the sum holds each client's own.
         gradients = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
     report_steps(training.step_flops)
-    memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
-    optimizer_state = memory | {STEPS: held[STEPS].t[:1].float()}
+    memory = {k.removeprefix("memory/"): f.t for k, f in fields.items() if k.startswith("memory/")}
+    optimizer_state = memory | {STEPS: fields[STEPS].t[:1].float()}
     training.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), optimizer_state)
-    held[STEPS].t.add_(1)
+    fields[STEPS].t.add_(1)
     return losses.detach(), entered
 
 
 def finish_training(
-    training: Training, block: ClientBlock, held: Held, base: Mapping[str, Tensor]
+    training: Training, block: ClientBlock, fields: TrainingFields, base: Mapping[str, Tensor]
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights, (C, ...); rows of unused features follow their path without data.
 
     Args:
         training: how they were trained.
         block: the clients.
-        held: their fields in training.
+        fields: of the clients in training.
         base: (F, D) first weights before training, where only used rows were trained.
     """
     base_of_client = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     weights: dict[str, Stacked | Patched] = {}
-    for name, w in weights_of(held).items():
-        if isinstance(held[f"weights/{name}"], Stacked):
+    for name, w in weights_of(fields).items():
+        if isinstance(fields[f"weights/{name}"], Stacked):
             weights[name] = Stacked(w)
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             start, path = from_bases(base[name][None], base_of_client), partial(rest, training)
             flops = training.flops_of(name)
-            weights[name] = patched(path, start, w, block.x, held[STEPS].t, flops)
+            weights[name] = patched(path, start, w, block.x, fields[STEPS].t, flops)
     return weights

@@ -44,7 +44,7 @@ from silograph.nn.reach import edges_among
 
 
 @dataclass(frozen=True, eq=False)
-class Urn:
+class WeightedSampler:
     """Items with the probabilities that they are drawn.
 
     Attributes:
@@ -64,7 +64,7 @@ class Urn:
         return self.items[drawn_items.clamp(max=len(self.items) - 1)]
 
 
-def build_urn(share: Tensor, item_key: Tensor) -> Urn:
+def build_sampler(share: Tensor, item_key: Tensor) -> WeightedSampler:
     """Return the urn of items 0..k-1.
 
     Args:
@@ -72,7 +72,7 @@ def build_urn(share: Tensor, item_key: Tensor) -> Urn:
         item_key: (k,) int64, which do not depend on the numbering.
     """
     order = item_key.argsort()
-    return Urn(order, share[order].cumsum(0))
+    return WeightedSampler(order, share[order].cumsum(0))
 
 
 LOG = logging.getLogger("silograph")
@@ -334,7 +334,7 @@ def draw_distinct_rows(share: Tensor, row_key: Tensor, draws: int, key: Key) -> 
     """
     if draws == 0:
         return row_key.new_zeros(0)
-    rows: Tensor = torch.unique(build_urn(share, row_key).draw(draws, key))
+    rows: Tensor = torch.unique(build_sampler(share, row_key).draw(draws, key))
     return rows
 
 

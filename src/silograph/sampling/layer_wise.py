@@ -33,7 +33,7 @@ from silograph.core.payload import State
 from silograph.core.setting_values import log
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
-from silograph.nn.mini_batches import Drawn, Reached, Stateless, edges_of, why_no_weighted_sum
+from silograph.nn.mini_batches import Drawn, Reached, Stateless, edges_of, weights_of_a_sum
 
 LEVELS = 2.0**36  # of the largest weight of a client; sums of 2^26 rows are exact in int64
 SIZE = {"help": "rows that a client draws for a hop, with replacement", "tune": log(16, 1024)}
@@ -72,7 +72,7 @@ class FastGCN(Stateless):
 
     def why_not(self, model: AnyModel) -> str | None:
         """Weights of drawn neighbors must be those of a sum."""
-        return why_no_weighted_sum(model)
+        return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Draw rows of each client."""
@@ -102,7 +102,7 @@ class Ladies(Stateless):
 
     def why_not(self, model: AnyModel) -> str | None:
         """Weights of drawn neighbors must be those of a sum."""
-        return why_no_weighted_sum(model)
+        return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Draw neighbors of each client's rows."""
@@ -162,9 +162,9 @@ def _draw_counts(
     total = (end - begin)[clients, None]
     ticket = (key.fold("rows").uniform(first, size) * total).long().clamp(max=total - 1)
     ticket = (ticket + begin[clients, None]).flatten()
-    drawn_rows = order[torch.searchsorted(cumulative[1:], ticket, right=True)]
+    hit_rows = order[torch.searchsorted(cumulative[1:], ticket, right=True)]
     expected = size * level.double() / (end - begin).clamp(min=1)[client]
-    return torch.bincount(drawn_rows, minlength=len(weight)), expected
+    return torch.bincount(hit_rows, minlength=len(weight)), expected
 
 
 def _rows_sorted_by_key(block: ClientBlock) -> Tensor:

@@ -33,7 +33,7 @@ from silograph.nn.mini_batches import (
     edge_words,
     edges_of,
     uniform_of,
-    why_no_weighted_sum,
+    weights_of_a_sum,
 )
 from silograph.sampling.fedgrains import FedGrains, FedGrainsOptions
 from silograph.sampling.layer_wise import FastGCN, FastGCNOptions, Ladies, LadiesOptions
@@ -203,7 +203,7 @@ class Bernoulli(Stateless):
 
     def why_not(self, model: AnyModel) -> str | None:
         """Weights of drawn neighbors must be those of a sum."""
-        return why_no_weighted_sum(model)
+        return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep neighbors by hashes of both rows' keys."""

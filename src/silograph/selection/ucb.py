@@ -100,8 +100,8 @@ def arms_of(clients: int, options: UcbOptions) -> np.ndarray:
 
 def init(ids: Sequence[str], options: UcbOptions) -> SelectorState:
     """Return the state before round 1, in which no arm has a reward."""
-    most = max(2, len(ids) + 1 - (options.least_clients or 1))
-    check_at_most("arms", options.arms, most, "sizes that a round can have")
+    most_arms = max(2, len(ids) + 1 - (options.least_clients or 1))
+    check_at_most("arms", options.arms, most_arms, "sizes that a round can have")
     arms, clients = len(arms_of(len(ids), options)), len(ids)
     target = options.target or 0.0  # 0: unknown
     return {

@@ -121,8 +121,8 @@ class Truth:
 def _least_and_most(t: Tensor) -> tuple[int, int]:
     if not t.numel():
         return 0, -1
-    least, most = t.aminmax()
-    return int(least), int(most)
+    smallest, largest = t.aminmax()
+    return int(smallest), int(largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,13 +303,13 @@ def tally(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]
     check_rows(rows)
     if rows.compiled:
         return _tally_compiled(rows, val_histogram=val_histogram)
-    predicted, true, is_known = _decisions(rows)
+    predicted, is_true, is_known = _decisions(rows)
     loss = node_loss(rows.logits, rows.y, rows.task).double()
     tallies = {
         "known": is_known,
-        "tp": predicted & true & is_known,
-        "fp": predicted & ~true & is_known,
-        "fn": ~predicted & true & is_known,
+        "tp": predicted & is_true & is_known,
+        "fp": predicted & ~is_true & is_known,
+        "fn": ~predicted & is_true & is_known,
     }
     fields: dict[str, Tensor] = {}
     for part, in_part in (("val", rows.val), ("test", ~rows.val)):
@@ -318,7 +318,7 @@ def tally(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]
         for name, hits in tallies.items():
             fields[f"{part}.{name}"] = rows.sum_by_client(hits[in_part].int(), in_part)
     for name, in_part in _rows_of_histograms(rows, val_histogram=val_histogram).items():
-        fields[name] = _histogram(rows, in_part, true, is_known)
+        fields[name] = _histogram(rows, in_part, is_true, is_known)
     return fields
 
 

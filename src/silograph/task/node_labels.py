@@ -217,7 +217,7 @@ class ValueTask:
         nodes = int(counts[f"{part}.nodes"].sum())
         if nodes == 0:
             return None
-        square, absolute, known = (
+        square, absolute, num_known = (
             float(counts[f"{part}.{name}"].sum()) + float(_merged(counts, part, name).sum())
             for name in (*SUMS, "known")
         )
@@ -226,8 +226,8 @@ class ValueTask:
         ]
         return Scores(
             {
-                "rmse": math.sqrt(square / known),
-                "mae": absolute / known,
+                "rmse": math.sqrt(square / num_known),
+                "mae": absolute / num_known,
                 "rmse_client_mean": sum(client_rmse) / len(client_rmse),
                 **own_scores(self.labels, counts, part),
             }

@@ -142,9 +142,9 @@ def _part_counts(
     is_ranked = torch.isin(user, users)
     user, item = user[is_ranked], shelf.place[item[is_ranked]]
     number = torch.bincount(user, minlength=len(block.y))[user].double()
-    hit, gain = _all_gains(factors.user, users, user, item, shelf)
+    hits, gain = _all_gains(factors.user, users, user, item, shelf)
     best = _discounts(user.device)[number.long().clamp(max=FIRST)]
-    sums = [(hit / number).sum(), (gain / best).sum()]
+    sums = [(hits / number).sum(), (gain / best).sum()]
     return torch.stack([shelf.bias.new_tensor(len(users)), *sums])
 
 
@@ -176,7 +176,7 @@ def _all_gains(
         batch_users = users[start : start + size]
         rating_numbers = order[off[start] : off[start + len(batch_users)]]
         scores = _scores(factor[batch_users].double(), batch_users, shelf)
-        gains[:, rating_numbers] = _gains(
+        gains[:, rating_numbers] = _gains_of_users(
             scores, user_number[user[rating_numbers]] - start, item[rating_numbers], size
         )
     return gains
@@ -197,7 +197,7 @@ def _scores(factor: Tensor, users: Tensor, shelf: _ClientItems) -> Tensor:
     return scores
 
 
-def _gains(scores: Tensor, row: Tensor, item: Tensor, size: int) -> Tensor:
+def _gains_of_users(scores: Tensor, row: Tensor, item: Tensor, size: int) -> Tensor:
     """Do what `_all_gains` does for some users.
 
     The first k scores tell most; all items are counted only for scores that equal the k-th.

@@ -380,8 +380,8 @@ def _count_right_and_judged(
     if task == "multiclass":
         (nodes,) = _counts_as_int64(counts, part, ("nodes",))
         return _sum_classes(counts, part, "tp"), nodes
-    fp, fn, known = (_sum_classes(counts, part, name) for name in ("fp", "fn", "known"))
-    return known - fp - fn, known
+    fp, fn, num_known = (_sum_classes(counts, part, name) for name in ("fp", "fn", "known"))
+    return num_known - fp - fn, num_known
 
 
 def _sum_classes(counts: Mapping[str, Tensor], part: Part, name: str) -> np.ndarray:
@@ -408,8 +408,8 @@ def client_accuracy(
     counts: Mapping[str, Tensor], part: Part, task: LabelForm
 ) -> tuple[float | None, ...]:
     """Return the accuracy of each client, None where it has no judged label; see `score`."""
-    right, judged = _count_right_and_judged(counts, part, task)
-    pairs = zip(right.tolist(), judged.tolist(), strict=True)
+    num_right, judged = _count_right_and_judged(counts, part, task)
+    pairs = zip(num_right.tolist(), judged.tolist(), strict=True)
     return tuple(hits / number if number else None for hits, number in pairs)
 
 
@@ -429,12 +429,12 @@ def class_scores(counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores,
 
     return tuple(
         ClassScores(
-            right + missed,
-            share(right, right + wrong),
-            share(right, right + missed),
-            share(2 * right, 2 * right + wrong + missed),
+            num_right + misses,
+            share(num_right, num_right + false_hits),
+            share(num_right, num_right + misses),
+            share(2 * num_right, 2 * num_right + false_hits + misses),
         )
-        for right, wrong, missed in zip(tp, fp, fn, strict=True)
+        for num_right, false_hits, misses in zip(tp, fp, fn, strict=True)
     )
 
 
@@ -519,11 +519,11 @@ def constant_scores(counts: Mapping[str, Tensor], task: LabelForm) -> Scores | N
         )
     else:
         is_predicted = 2 * val_counts > counts["val.known"].long().sum(0)
-    known, true = counts["test.known"].long(), class_counts["test"]
+    num_known, num_true = counts["test.known"].long(), class_counts["test"]
     hits = {
-        "tp": true * is_predicted,
-        "fp": (known - true) * is_predicted,
-        "fn": true * ~is_predicted,
+        "tp": num_true * is_predicted,
+        "fp": (num_known - num_true) * is_predicted,
+        "fn": num_true * ~is_predicted,
     }
     scores = score({**counts, **{f"test.{name}": t for name, t in hits.items()}}, "test", task)
     return None if scores is None else Scores({**scores, "auc": None, "loss": None})
