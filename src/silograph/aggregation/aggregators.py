@@ -49,7 +49,7 @@ class Aggregator:
 
 @checked(frozen=True, config=STRICT)
 class NoAggregatorOptions:
-    """Nothing to choose."""
+    """Options of aggregators that have none."""
 
 
 @checked(frozen=True, config=STRICT)

@@ -180,20 +180,21 @@ class MethodConfig(Generic[Options]):
         losses: what the method adds to the loss of every local step.
         selector: name of what selects clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
-        observed: whether that selector is told by client how the round went.
-        limited: whether the selector's number of clients is limited, by a budget say.
-        received: which nodes of their own clients score the model on with which they begin a
-            round, and send the counts with what they train: none, validation nodes, or all.
-        count_rules: what replies of evaluation hold.
-        behind: the least numbers of nodes and silos behind each exchanged row.
-        scored_every: every how many rounds counts of all nodes are wanted; 0: in every one. In the
-            others, and in round 1, they are zeros where `received` is `all`.
-        is_unscored: whether they are zeros in this round; `in_round` says so.
-        relevant: least rating of items that rankings should have first; None: nothing is ranked.
+        observed: whether that selector gets feedback of each client after the round.
+        limited: whether a budget or another limit bounds the selector's number of clients.
+        received: on which of their nodes clients score the model that they receive in a round,
+            to send the counts with their reply: none, validation nodes, or all.
+        count_rules: contents of replies of evaluation.
+        behind: the least numbers of nodes and silos that must contribute to an exchanged row.
+        scored_every: number of rounds between two with counts of all nodes; 0: every round has
+            them. In the others, and in round 1, they are zeros where `received` is `all`.
+        is_unscored: whether they are zeros in this round; `in_round` sets it.
+        relevant: least rating of relevant items, which rankings should have first; None: nothing is
+            ranked.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
         rates: how the learning rate of `optimizer` changes over rounds.
-        aggregator: what the server makes of the clients' weights; `local_round` uses it.
+        aggregator: combines the clients' weights at the server; `local_round` uses it.
         aggregator_options: of its `options` type.
         sent: how weights travel.
     """
@@ -224,7 +225,7 @@ class MethodConfig(Generic[Options]):
     sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
-        """Return what ops and the server program read in a round.
+        """Return the config of ops and server program in a round.
 
         The learning rate of the clients depends on the round, and whether they score the weights
         with which they begin it: the weights of round `number` - 1.
@@ -301,7 +302,7 @@ StepsOnHeld = Callable[[MethodConfig[Any], ClientBlock, ServerState, int, Key], 
 
 
 class Setting(Protocol):
-    """Where a method trains."""
+    """The setting of a method: at the silos, on the uncut graph, in simulation only."""
 
     @property
     def uncut(self) -> bool:
@@ -479,7 +480,7 @@ class Method(Generic[Options]):
         return in_words(self.cautions)
 
     def caution_on(self, predicted: Predicted) -> str:
-        """Return those that hold where these are predicted."""
+        """Return as one text the cautions that hold for what is predicted."""
         return in_words(part for part in self.cautions if part.of in (None, predicted))
 
     @property
@@ -530,7 +531,7 @@ def own_weights(
 def client_weights(
     shapes: Mapping[str, Sequence[int]], weights: Mapping[str, Tensor], client: int
 ) -> Params:
-    """Return one client's weights, from those that all have and those (C, ...) of each."""
+    """Return one client's weights, from shared ones and those with a slice for each, (C, ...)."""
     return {n: w if tuple(w.shape) == shapes[n] else w[client] for n, w in weights.items()}
 
 

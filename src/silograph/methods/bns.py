@@ -59,7 +59,7 @@ from silograph.nn.reach import gathered, messages_out
 
 @dataclass(frozen=True, config=STRICT)
 class BNSOptions:
-    """How much crosses."""
+    """The options of BNS-GCN."""
 
     rate: Annotated[float, Field(gt=0, le=1)] = field(
         default=0.1, metadata={"help": "probability that a halo node's row is fetched in a step"}

@@ -130,7 +130,7 @@ def hear_place(
 def send(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out all rows. In: `stage`. Out: `rows` (n, O)."""
+    """Compute all rows. In: `stage`. Out: `rows` (n, O)."""
     stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     z = before(params, stage_inputs)
     rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)
@@ -240,7 +240,7 @@ def step_steps(cfg: MethodConfig, key: Key) -> Steps:
 
 
 def state_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return what the state keeps between rounds besides logits."""
+    """Return the specs of the client state between rounds, without logits."""
     del cfg
     return {"cagnet/place": FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=0)}
 

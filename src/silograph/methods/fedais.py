@@ -899,7 +899,7 @@ def readable_rows(
 def draw_training_rows(
     cfg: Config, block: ClientBlock, fixed: State, stored: StoredRows, number: int, key: Key
 ) -> TrainingRows:
-    """Return what batch `number` of a round trains on, with neighbors drawn by key."""
+    """Return the rows of batch `number` of a round, with neighbors drawn by key."""
     rows, off, places = batch_rows(cfg, block, fixed, number)
     around = surroundings_of(cfg, block)
     batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
@@ -1189,7 +1189,7 @@ def round_steps(cfg: Config, t: int, key: Key) -> Steps:
 
 
 def client_state_specs(cfg: Config) -> FieldSpecs:
-    """Return what a client's state holds between rounds."""
+    """Return the specs of a client's state between rounds."""
     model, features = divisible(cfg.model), cfg.options.share_features
     losses = {LOSSES: FieldSpec(Ragged, (), rows=NODES)}
     sent_versions = {} if cfg.options.moved is None else moved_specs(pull_form_of(cfg))

@@ -80,7 +80,7 @@ class SentItemRows(NamedTuple):
 
 
 class Protection(Protocol):
-    """What protects a client's reply, as options."""
+    """The options that protect a client's reply."""
 
     pseudo: int
     clip: float

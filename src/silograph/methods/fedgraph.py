@@ -380,7 +380,7 @@ def width_of(cfg: Any, number: int) -> int:
 
 
 def _stage_draws(cfg: Any, state: State) -> list[StageDraw]:
-    """Return how the neighbors of every stage are drawn."""
+    """Return the settings of the neighbor draws of every stage."""
     keep, shared_numbers, draws = state["round/keep"].t, shared_stages(cfg), list[StageDraw]()
     layer = 0
     for number, stage in enumerate(divisible(cfg.model).stages):
@@ -607,7 +607,7 @@ def controller_of(options: FedGraphOptions) -> Controller:
 
 
 def evaluation_of(options: FedGraphOptions) -> Evaluation:
-    """Return how the server's model is scored: a node sees what it sees in training."""
+    """Return how the server's model is scored: through the same edges as in training."""
     first = SHARED_FROM.get(options.share)
     return OwnGraph() if first is None else HaloFrom(1 if first else 0)
 

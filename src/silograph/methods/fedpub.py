@@ -169,7 +169,7 @@ class _Means:
 def functional_embedding(
     model: Staged, block: ClientBlock, weights: Params, communities: int
 ) -> Tensor:
-    """Return what each client's model gives on the shared graph, mean over its nodes, (C, D).
+    """Return the mean output (C, D) of each client's model over the nodes of the shared graph.
 
     Args:
         model: of layers.
@@ -286,7 +286,7 @@ class FedPubOptions:
 
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
-    """Return what is added to the gradient of every local step."""
+    """Return the corrections of the gradient of every local step."""
     near = Near(options.proximal)
     return (SparseMasks(options.l1), near) if options.masks else (near,)
 
@@ -373,7 +373,7 @@ def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
 
 
 def count_nonzero(rows: Tensor) -> Tensor:
-    """Return how many numbers of each row (C, ...) are not 0, (C,) int64."""
+    """Count the numbers of each row (C, ...) that are not 0, (C,) int64."""
     is_nonzero = rows != 0
     if rows.device.type != "cpu":
         return is_nonzero.flatten(1).sum(1)
@@ -383,7 +383,7 @@ def count_nonzero(rows: Tensor) -> Tensor:
 
 
 def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:
-    """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
+    """Return the mean output (C, D) of each client's model over the nodes of the shared graph."""
     assert cfg.model.staged is not None  # see `with_masks`
     return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)
 

@@ -291,7 +291,7 @@ def nearest_hidden(
 
 
 def first_least(value: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return where each group has its least value first, (groups, ...) int64; -1 where it has none.
+    """Return the position of each group's first least value, (groups, ...) int64; -1 without any.
 
     Args:
         value: (m, ...).
@@ -560,14 +560,14 @@ def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
 
 
 def network_of(cfg: FedSageConfig) -> OtherNetwork:
-    """Return what bounds the work of generators."""
+    """Return the bounds of the generators' work."""
     options, first = cfg.options, generator_of(cfg).init(Key.of(0))
     shapes = {name: tuple(w.shape) for name, w in first.items()}
     return OtherNetwork(shapes, max(1, options.generator_epochs), options.most)
 
 
 def client_state_specs(cfg: FedSageConfig) -> FieldSpecs:
-    """Return what a client's state holds between rounds."""
+    """Return the specs of a client's state between rounds."""
     return {**state_specs(cfg), **generated_specs(cfg.model.features, cfg.options.most)}
 
 

@@ -76,11 +76,11 @@ class Sampling(Protocol):
 
     @property
     def sampler(self) -> Sampler:
-        """What is drawn."""
+        """Name of the sampler: `node`, `edge` or `walk`."""
 
     @property
     def budget(self) -> int:
-        """How many nodes, edges or roots."""
+        """Number of nodes, edges or roots."""
 
     @property
     def walk_length(self) -> int:
@@ -88,7 +88,7 @@ class Sampling(Protocol):
 
     @property
     def sample_coverage(self) -> int:
-        """How often the subgraphs drawn ahead hold a node, on the mean."""
+        """Mean number of the subgraphs drawn ahead that contain a node."""
 
     @property
     def normalize(self) -> bool:

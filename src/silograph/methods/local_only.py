@@ -54,7 +54,7 @@ def begin_own(
 def train_own(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Go on training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
+    """Continue training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
     fitted, new = train_from(cfg, block, state, under("weights", state), key)
     return {**new, **state_of(named_fields("weights", fitted.weights))}, told(fitted, block)
@@ -70,7 +70,7 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
 def fit_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
-    """Let the selected clients train on; only their loss comes back."""
+    """Let the selected clients continue training; they send only their loss."""
     _, report = local_round(fed, cfg, train_own, {}, Kind.CONTROL, t, key)
     return state, report
 
@@ -86,7 +86,7 @@ def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
 
 
 def own_weights(cfg: MethodConfig, server: Params, state: Mapping[str, Tensor]) -> Params:
-    """Return what each client has trained by itself, (C, ...)."""
+    """Return each client's own trained weights, (C, ...)."""
     del server
     return {name: state[f"weights/{name}"] for name in cfg.model.weight_shapes}
 

@@ -36,7 +36,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> Literal["compiled", "torch"]:
-        """What the config calls it (key `kernels`)."""
+        """Name in the config (key `kernels`)."""
 
     @property
     def compiled(self) -> bool:
@@ -46,7 +46,7 @@ class Backend(Protocol):
         """Return why it cannot train and predict in a run, or None if it can."""
 
     def copies(self, training: Training) -> int:
-        """Return how often the weights of a block's clients are in memory at once."""
+        """Return the number of copies of a block's weights in memory at once."""
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`.

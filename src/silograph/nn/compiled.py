@@ -105,7 +105,7 @@ def params_of(
 
 
 def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
-    """Return what stands for masks where there are none."""
+    """Return empty masks, for models without any."""
     empty3, empty2 = rows[:, :0], flat[:, :0]
     starts = arrays.BegunRows(empty3, empty3, empty3)
     return arrays.MaskArrays(starts, empty3, empty2, empty3, empty3, empty2, empty2, 0.0, 0.0, 0.0)
@@ -282,7 +282,7 @@ def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Par
 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     weight = start.clone(memory_format=torch.contiguous_format)
     with flush_subnormals():  # as rows are in training
         kernels_optim.rest(weight.numpy(), step_rule(training), steps)
@@ -296,7 +296,7 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
 
 
 def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
-    """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
+    """Return the counts of `training.count` for one pass of all rows, (C, 2 L + 4)."""
     sums = tuple(stage.conv.sums for stage in model.stages)
     name = ("counts", sums)
     if name not in block.memo and block.source is not None:
@@ -368,7 +368,7 @@ def _flops_per_count(model: Staged, sparse: bool, passes: int) -> np.ndarray:
 
 
 def report_pass(model: Staged, block: ClientBlock) -> None:
-    """Report one pass of all rows without the way back."""
+    """Report one forward pass of all rows."""
 
     def pass_flops() -> Tensor:
         return torch.from_numpy(_pass_flops(model, block, _whole_counts(model, block), 1))
@@ -377,7 +377,7 @@ def report_pass(model: Staged, block: ClientBlock) -> None:
 
 
 def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
-    """Report the products of weights and masks, in training and in what models say of rows."""
+    """Report the products of weights and masks, in training and in predictions."""
     flops = 0.0
     for stage in model.inner.stages:
         # Rooted layers take them for the neighbors' map and for the own one.
@@ -390,7 +390,7 @@ def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
 def report_training(
     model: Staged, training: Training, block: ClientBlock, work: np.ndarray
 ) -> None:
-    """Report training, and apart from it what the clients' models say of their rows."""
+    """Report the work of training, and separately that of predicting the clients' rows."""
     flops = _pass_flops(model, block, work, 2)
     # Every epoch has a loss of every training node, however they are grouped into steps.
     flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
@@ -451,7 +451,7 @@ def _train(
     data: BlockArrays,
     params: arrays.ParamArrays,
 ) -> tuple[arrays.Filled, State]:
-    """Train the weights in `params` in place; return what comes of it, and of the sampler."""
+    """Train the weights in `params` in place; return outputs and the sampler's new state."""
     flow = rule_of(training.schedule.neighbors)
     if flow is not None:
         return _train_flow(model, training, flow, inputs, data, params)
@@ -476,7 +476,7 @@ def _train_flow(
     data: BlockArrays,
     params: arrays.ParamArrays,
 ) -> tuple[arrays.Filled, State]:
-    """Do the same on nodes that flow networks choose."""
+    """Do what `_train` does, on nodes that flow networks choose."""
     block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
     shape = _shape(model, with_full_fanout(model, training.schedule), block)
@@ -517,14 +517,14 @@ def _to_fitted(
     steps: np.ndarray,
     sampler: State,
 ) -> Fitted:
-    """Return what training leaves."""
+    """Return the result of training."""
     logits = torch.from_numpy(outputs.logits)
     loss = torch.from_numpy(outputs.loss).to(logits.dtype)
     return Fitted(weights, memory, loss, logits, torch.from_numpy(steps), sampler)
 
 
 def _empty_outputs(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:
-    """Return memory for what training fills."""
+    """Return the arrays that training fills."""
     return arrays.Filled(
         loss=np.zeros(block.num_clients),
         logits=np.empty((int(block.off[-1]), model.outputs), params.flat.dtype),

@@ -98,7 +98,7 @@ def whole(value: Stacked | Patched) -> Tensor:
 
 
 def only_bases(value: Stacked | Patched) -> bool:
-    """Whether no client has anything of its own in a weight."""
+    """Whether no client has rows of its own in a weight."""
     return isinstance(value, Patched) and len(value.t) == 0
 
 
@@ -118,7 +118,7 @@ def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
 
 
 def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:
-    """Whether the rows of used features say all of the first weights that the bases do not."""
+    """Whether clients differ from the bases only in rows of used features of the first weights."""
     if not isinstance(x, SparseRows):
         return False
     return all(_is_compact(fields[name], x) for name in model.first_maps)
@@ -156,7 +156,7 @@ def used_rows(value: Stacked | Patched, x: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a client does with its training nodes.
+    """The steps of a client on its training nodes in a round.
 
     Attributes:
         epochs: passes over them.
@@ -176,7 +176,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Training:
-    """How clients train.
+    """Model, optimizer and schedule of the clients' training.
 
     Attributes:
         model: the shape.
@@ -199,12 +199,12 @@ class Training:
 
     @property
     def step_flops(self) -> float:
-        """Floating-point operations of a client's step, the gradient of the data apart."""
+        """Floating-point operations of a client's step, without the gradient of the data."""
         shapes = self.model.weight_shapes.items()
         return float(sum(self.flops_of(n) * torch.Size(shape).numel() for n, shape in shapes))
 
     def flops_of(self, name: str) -> int:
-        """Return the same of one parameter of a weight."""
+        """Return the operations of a step for one parameter of a weight."""
         corrections = sum(correction.flops for correction in self.corrections)
         return self.optimizer.flops_of(name) + corrections
 
@@ -331,7 +331,7 @@ class InTraining:
 
 @dataclass(frozen=True, eq=False)
 class _StepState:
-    """What steps change in place, of the first clients of a block or of all.
+    """The tensors that steps change in place, of the first clients of a block or of all.
 
     Attributes:
         weights: (C, ...), or rows (R, D) of all clients.

@@ -36,7 +36,7 @@ class BlockArrays:
     called: arrays.CalledArrays  # the clients of the block, which may be a part of the arrays
 
     def take(self, positions: Tensor, off: Tensor) -> "BlockArrays":
-        """Return the same for calls to the clients at `positions` (k,), who have rows `off`."""
+        """Return the arrays for calls to the clients at `positions` (k,), with rows `off`."""
         used = torch.from_numpy(self.called.used_off).diff()[positions]
         position = torch.from_numpy(self.called.position)[positions]
         called = arrays.CalledArrays(
@@ -210,7 +210,7 @@ def later_names(model: Staged) -> Iterator[str]:
 
 
 def _weight_positions(model: Staged) -> np.ndarray:
-    """Return where each layer's matrix, second matrix and bias are in `flatten_weights`, (L, 3)."""
+    """Return the positions of each layer's matrices and bias in `flatten_weights`, (L, 3)."""
     names = list(later_names(model))
     sizes = [torch.Size(model.weight_shapes[name]).numel() for name in names]
     start = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))

@@ -110,7 +110,7 @@ class Neighbors(Protocol):
         """Return shapes of the weights that the draws of a step go through, those of all hops."""
 
     def specs(self, model: AnyModel) -> FieldSpecs:
-        """Return what a client's state holds for it, by name; names are its own."""
+        """Return the specs of its fields in a client's state, by names of its own."""
 
     def init(self, block: ClientBlock, model: AnyModel, key: Key) -> State:
         """Return that state before the first round, of every client."""
@@ -294,7 +294,7 @@ class BatchPlan:
 
     @cached_property
     def active(self) -> list[int]:
-        """How many clients have a first batch, how many a second one, and so on."""
+        """Number of clients that have a first batch, a second one, and so on."""
         num_batches_at_most = int(self.batches[0]) if len(self.batches) else 0
         return [int((self.batches > number).sum()) for number in range(num_batches_at_most)]
 
@@ -322,7 +322,7 @@ class BatchPlan:
 
 
 def num_batches(block: ClientBlock, size: int | None) -> Tensor:
-    """Return how many batches of training rows each client has, (C,) int64 on the CPU."""
+    """Return the number of batches of training rows of each client, (C,) int64 on the CPU."""
     count = block.num_train.cpu()
     return (count > 0).long() if size is None else -(-count // size)
 

@@ -95,7 +95,7 @@ class Model:
 
     @property
     def noun(self) -> str:
-        """Its convolution."""
+        """The name of its convolution, in messages."""
         return f"model {self.conv}"
 
     @property
@@ -170,7 +170,7 @@ class Model:
 
 
 def layers_of(model: Model, conv: Callable[[int], Conv]) -> tuple[Stage, ...]:
-    """Return layers with ReLU and dropout between them; `conv` is told which one it is."""
+    """Return layers with ReLU and dropout between them; `conv` gets the number of the layer."""
     last = model.layers - 1
     return tuple(
         Stage(

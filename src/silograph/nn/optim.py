@@ -48,7 +48,7 @@ FIRST = "0."  # begins the names of the first layer's weights
 
 @dataclass(frozen=True)
 class _Group:
-    """Weights that have one weight decay, and it."""
+    """Names of weights with the same weight decay, and its value."""
 
     names: Sequence[str]
     weight_decay: float

@@ -103,7 +103,7 @@ class RatingFactors:
 
     @property
     def noun(self) -> str:
-        """Its name."""
+        """The model's name in messages."""
         return f"model {self.social}"
 
     @property
@@ -145,7 +145,7 @@ class RatingFactors:
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders the items of one client; see `RankingModel`."""
+        """Return the factors that rank the items of one client; see `RankingModel`."""
         graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         h, bias = ends(values, graph)

@@ -93,7 +93,7 @@ class RatingModel:
 
     @property
     def noun(self) -> str:
-        """Its convolution."""
+        """The name of its convolution, in messages."""
         return f"model {self.conv}"
 
     @property
@@ -156,7 +156,7 @@ class RatingModel:
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders the items of one client; see `RankingModel`."""
+        """Return the factors that rank the items of one client; see `RankingModel`."""
         graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, 0, passes=1))
@@ -172,7 +172,7 @@ class RatingModel:
     def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
-        """Return what is predicted of ratings in a step; see `PairModel`."""
+        """Return predictions of ratings in a step; see `PairModel`."""
         graph = rating_graph(block, dtype_of(block))
         return self._predict_pairs(p, graph, graph.user[pair], graph.item[pair], key)
 

@@ -158,7 +158,7 @@ class RatingProfiles:
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders the items of one client; see `RankingModel`."""
+        """Return the factors that rank the items of one client; see `RankingModel`."""
         del tables
         client_weights, profiles = (
             one_client(self, weights),

@@ -247,7 +247,7 @@ def at_ratings(block: ClientBlock, row: Tensor, predictions: Tensor) -> Tensor:
 
 
 def at_nodes(block: ClientBlock, part: Tensor) -> Tensor:
-    """Return what users and items have (E, ...) in their rows, (n, ...); 0 in all others."""
+    """Return values of users and items (E, ...) in their rows, (n, ...); 0 in all others."""
     out = part.new_zeros(len(block.y), *part.shape[1:])
     out[(kinds(block.x) > 0).any(dim=1)] = part
     return out

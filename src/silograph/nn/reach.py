@@ -269,7 +269,7 @@ def outward(messages: Tensor, reach: Reach) -> Tensor:
 
 
 def standing_behind(messages: Tensor, reach: Reach) -> Tensor:
-    """Return how many messages (r, D) that are not 0 each row of `outward` sums, (t,) int64."""
+    """Count the messages (r, D) other than 0 in each sum of `outward`, (t,) int64."""
     is_nonzero = (messages != 0).any(1).long()
     return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())
 

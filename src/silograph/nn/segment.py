@@ -18,7 +18,7 @@ WIDE = 64  # columns
 
 
 def gradients(*tensors: object) -> int:
-    """Return how many of these get a gradient, so that backward work can be reported with it."""
+    """Count the tensors that get a gradient, to report the work of the backward pass as well."""
     if not torch.is_grad_enabled():
         return 0
     return sum(isinstance(t, Tensor) and t.requires_grad for t in tensors)

@@ -233,7 +233,7 @@ def _joined_off(offs: Sequence[Tensor]) -> np.ndarray:
 def _senders(
     conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Sequence[Tensor]
 ) -> kernels.SenderArrays:
-    """Return who sends in a stage of each batch; `halo` (S, D) are slots' rows, a stage."""
+    """Return the senders of each batch in a stage; `halo` has slots' rows (S, D) of each stage."""
     rows = torch.cat([senders.rows for _, senders in pairs])
     slots = torch.cat([senders.slots for _, senders in pairs])
     edges = [_edges(conv, batch, senders) for batch, senders in pairs]

@@ -157,13 +157,13 @@ def batch_pass(
     stored: StoredRows,
     key: Key | None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return logits (b, K) of a batch, and what enters each stage of `stored_stages`, (b, I).
+    """Return logits (b, K) of a batch, and its inputs (b, I) of each of the `stored_stages`.
 
     Args:
         model: the shape; silos can share its sums.
         weights: shared by all clients, or (C, ...), or used rows of the first ones.
         block: C clients, each of which has rows in the batch, or whose weights are shared.
-        x: features of all its rows, in the form that the weights want.
+        x: features of all its rows, in the form of the weights.
         batch: the rows.
         stored: rows of the others.
         key: key of the dropout draws; None turns dropout off.
@@ -181,7 +181,7 @@ def rows_entering(
     batch: Batch,
     stored: StoredRows,
 ) -> dict[int, Tensor]:
-    """Return what enters each stage of `stored_stages` of a batch (b, I), as `batch_pass` does."""
+    """Return a batch's inputs (b, I) of each of the `stored_stages`, as `batch_pass` does."""
     last = max(stored_stages(model), default=0)
     return _pass_until(model, weights, block, x, batch, stored, None, last + 1)[1]
 
@@ -238,9 +238,9 @@ def _other_inputs(
     stored: StoredRows,
     key: Key | None,
 ) -> tuple[Rows, Tensor | None]:
-    """Return what enters a stage of the other own rows that send, (o, I), and of slots, (h, I).
+    """Return a stage's inputs of other own rows that send, (o, I), and of slots, (h, I).
 
-    Without a key for dropout it is what is stored of all slots, (S, I).
+    Without a key for dropout the latter are the stored rows of all slots, (S, I).
     """
     stage = model.stages[number]
     if not stage.conv.sums:
@@ -313,7 +313,7 @@ def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
 def to_send(
     model: Staged, number: int, around: Surroundings, rows: Tensor, x: Tensor, client_off: Tensor
 ) -> Tensor:
-    """Return what rows (k,) send to other silos in a stage, x (k, I) with their own scale."""
+    """Return the messages of rows (k,) to other silos in a stage, x (k, I) with their own scale."""
     degree = around.graph.adj.degree[around.place[rows]].to(x.dtype)[:, None]
     return _scale_rows(x, scales_of(model.stages[number].conv).sender_scale(degree), client_off)
 

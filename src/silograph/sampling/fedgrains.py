@@ -302,18 +302,18 @@ class FedGrains(FlowRule):
         del hops
 
     def why_not(self, model: AnyModel) -> str | None:
-        """A model must take edges layer by layer."""
+        """Return a reason unless the model takes edges layer by layer."""
         return None if model.staged is not None else f"{model.noun} sees all edges of a client"
 
     def maps(self, model: AnyModel) -> Sequence[tuple[int, ...]]:
-        """Those of the flow network, hop by hop."""
+        """Return shapes of the flow network's weights, hop by hop."""
         if self.policy == "uniform":
             return ()
         first = model.features + self.hops + 1, self.width
         return (first, (self.width,), (self.width, 1), (1,)) * self.hops
 
     def specs(self, model: AnyModel) -> FieldSpecs:
-        """The flow network, its moments, log Z, and the number of its steps."""
+        """Return the specs of the flow network, its moments, log Z, and its number of steps."""
         del model
         if self.policy == "uniform":
             return {}

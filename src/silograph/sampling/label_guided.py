@@ -186,7 +186,7 @@ def draw_steps(options: Weighing, key: Key) -> Steps:
 
 
 def sampler_specs(sample: int) -> FieldSpecs:
-    """Return what the state keeps between rounds."""
+    """Return the specs of the sampler's state between rounds."""
     return {
         "sampler/share": FieldSpec(Ragged, (), torch.float64, rows=NODES, low=0),
         "sampler/draws": FieldSpec(Stacked, (), torch.int64, low=0, high=sample),
@@ -361,7 +361,7 @@ def _labels(block: ClientBlock, classes: int) -> Tensor:
 
 
 def _label_counts(block: ClientBlock, classes: int) -> Tensor:
-    """Return how many nodes of each client have each of the K + 1 labels, (C, K + 1) int64."""
+    """Count the nodes of each client with each of the K + 1 labels, (C, K + 1) int64."""
     cell = block.client * (classes + 1) + _labels(block, classes)
     counts = torch.bincount(cell, minlength=block.num_clients * (classes + 1))
     return counts.view(block.num_clients, classes + 1)

@@ -71,7 +71,7 @@ class FastGCN(Stateless):
     size: int
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Weights of drawn neighbors must be those of a sum."""
+        """Return a reason unless the model sums over neighbors with weights."""
         return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
@@ -101,7 +101,7 @@ class Ladies(Stateless):
     normalize: bool = False
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Weights of drawn neighbors must be those of a sum."""
+        """Return a reason unless the model sums over neighbors with weights."""
         return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:

@@ -78,7 +78,7 @@ class DropEdge(Stateless):
     drop: float
 
     def why_not(self, model: AnyModel) -> str | None:
-        """A model must take edges layer by layer."""
+        """Return a reason unless the model takes edges layer by layer."""
         return edges_by_layer(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
@@ -110,7 +110,7 @@ class DropNode(Stateless):
     drop: float
 
     def why_not(self, model: AnyModel) -> str | None:
-        """A model must take edges layer by layer."""
+        """Return a reason unless the model takes edges layer by layer."""
         return edges_by_layer(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
@@ -165,7 +165,7 @@ class NeighborSampler:
 
 @dataclass(frozen=True, config=STRICT)
 class FullOptions:
-    """Nothing to choose."""
+    """Options of `full`, which has none."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -202,7 +202,7 @@ class Bernoulli(Stateless):
     by_degree: bool = False
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Weights of drawn neighbors must be those of a sum."""
+        """Return a reason unless the model sums over neighbors with weights."""
         return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:

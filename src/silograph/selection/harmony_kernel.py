@@ -20,7 +20,7 @@ def smallest(values: np.ndarray) -> float:
 
 @njit(error_model="numpy", cache=True, nogil=True)
 def first_smallest(values: np.ndarray, lows: np.ndarray, tie: float) -> int:
-    """Return where the first of values (n,) is that is within `tie` of the smallest.
+    """Return the position of the first value (n,) within `tie` of the smallest.
 
     Args:
         values: none of them NaN.

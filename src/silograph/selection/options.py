@@ -43,7 +43,7 @@ def clients_field() -> Any:
 
 
 def clients_of_round(clients: int | None, num_clients: int) -> int:
-    """Return how many of all clients a round has, by the option `clients`.
+    """Return the number of clients of a round, by the option `clients`.
 
     An option above the number of clients, which older runs may have, means all clients.
     """

@@ -150,7 +150,7 @@ def draw(
 
 
 def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
-    """Credit the round before with its reward, and remember this one."""
+    """Credit the previous round with its reward, and remember this one."""
     new = {name: tensor.numpy().copy() for name, tensor in state.items()}
     score = facts.score if facts.score is not None and math.isfinite(facts.score) else None
     if score is not None and float(new["target"]) == 0:

@@ -363,7 +363,7 @@ def classes_of_scores(rows: JudgedRows) -> int:
 
 
 def confusion(rows: JudgedRows) -> Tensor | None:
-    """Return how many test nodes of a class (row) were taken for a class (column), (K, K) int64.
+    """Return the confusion matrix of test nodes, true class by predicted class, (K, K) int64.
 
     It tells more than `tally`, so it is for those who have the labels and never a report. None
     where a node is not of one class, and for more classes than `MOST_CONFUSED`.

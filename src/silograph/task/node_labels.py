@@ -76,7 +76,7 @@ class LabelTask:
         return tally(rows, val_histogram=val_histogram)
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client."""
+        """Return the specs of `tally` for one client."""
         hits = CountSpec((outputs,), torch.int32, low=0)
         bins = CountSpec((outputs, 2, BINS), torch.int32, low=0)
         specs = {HISTOGRAM: bins} | ({VAL_HISTOGRAM: bins} if val_histogram else {})
@@ -202,7 +202,7 @@ class ValueTask:
         return fields
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client."""
+        """Return the specs of `tally` for one client."""
         del val_histogram
         specs: dict[str, CountSpec] = {}
         for part in PARTS:

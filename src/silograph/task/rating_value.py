@@ -101,7 +101,7 @@ class _ClientItems:
 
 
 def ranking_counts(block: ClientBlock, factors: Factors, least: float) -> Tensor:
-    """Return how well items are ranked, (1, 6) float64: `FIELDS`, users and sums over them.
+    """Return counts of rankings, (1, 6) float64: `FIELDS`, users and sums of recall and NDCG.
 
     Args:
         block: one client.
@@ -231,7 +231,7 @@ def _discounts(device: torch.device) -> Tensor:
 
 
 def ranking_specs() -> dict[str, CountSpec]:
-    """Return what a client may report of its rankings."""
+    """Return the specs of a client's counts of rankings."""
     return {name: CountSpec((), torch.float64, low=0, high=MOST_USERS) for name in FIELDS}
 
 
@@ -316,7 +316,7 @@ class RatingTask:
         return fields
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client."""
+        """Return the specs of `tally` for one client."""
         del outputs, val_histogram
         specs: dict[str, CountSpec] = {}
         for part in PARTS:

@@ -100,7 +100,7 @@ class GAT:
         report_rows(m.off, loops + z.shape[1] * passes)  # the division
 
     def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
-        """Bring the heads together and add the bias."""
+        """Concatenate or average the heads, and add the bias."""
         del x
         if self.concat:
             return segment_bias(s.flatten(1), p["bias"], m.off)

@@ -159,7 +159,7 @@ class Conv(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
 
     @property
     def sums(self) -> bool:
