@@ -29,7 +29,7 @@ from silograph.nn.consisrec import (
     ConsisRec,
     DrawnNeighbors,
     Neighborhood,
-    _levels,
+    _nearest_levels,
     attentive_mean,
     draw_neighbors,
     neighborhood,
@@ -457,6 +457,6 @@ def test_it_ranks_nothing_and_says_so() -> None:
 
 def test_levels_go_from_the_lowest_rating_that_trains_to_the_highest() -> None:
     value = torch.tensor([2.0, 3.0, 3.4, 5.0], dtype=torch.float64)
-    assert _levels(value, 4).tolist() == [0, 1, 1, 3]
-    assert _levels(value[:1], 4).tolist() == [0]  # all alike
-    assert _levels(value[:0], 4).tolist() == []
+    assert _nearest_levels(value, 4).tolist() == [0, 1, 1, 3]
+    assert _nearest_levels(value[:1], 4).tolist() == [0]  # all alike
+    assert _nearest_levels(value[:0], 4).tolist() == []

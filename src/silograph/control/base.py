@@ -171,7 +171,7 @@ def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, 
         ConfigError: a range of choices, or a value outside its range.
     """
     return tuple(
-        _knob(f, getattr(options, f.name))
+        _declared_knob(f, getattr(options, f.name))
         for f in dataclasses.fields(options)
         if KNOB in f.metadata
         and getattr(options, f.name) is not None
@@ -179,7 +179,7 @@ def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, 
     )
 
 
-def _knob(option: "dataclasses.Field[Any]", start: Any) -> Knob:
+def _declared_knob(option: "dataclasses.Field[Any]", start: Any) -> Knob:
     range_of_knob: Range = option.metadata[KNOB]
     if range_of_knob.kind == "choice":
         raise ConfigError(
@@ -282,7 +282,9 @@ ROW_BYTES, EXCHANGES, BATCHES = "row_bytes", "exchanges", "batches"  # facts of 
 
 def no_costs(standing: RunStanding) -> ControllerState:
     """Return the costs before the first round, which has nothing to do with those of set-up."""
-    return _tensors({"bytes": standing.bytes, "fixed": 0, "dear": 0, "exchange": 0, "batches": 0})
+    return _to_tensors(
+        {"bytes": standing.bytes, "fixed": 0, "dear": 0, "exchange": 0, "batches": 0}
+    )
 
 
 def costs_after(
@@ -291,7 +293,7 @@ def costs_after(
     """Return the costs updated by one more round."""
     rows, num_exchanges = facts.get(ROW_BYTES, 0.0), facts.get(EXCHANGES, 0.0)
     mean, other_bytes = float(state["fixed"]), standing.bytes - float(state["bytes"]) - rows
-    return _tensors(
+    return _to_tensors(
         {
             "bytes": standing.bytes,
             "fixed": mean + (other_bytes - mean) / max(standing.round, 1),
@@ -311,10 +313,10 @@ def affordable_interval(
     loss of 0.
     """
     least = max(1, math.ceil(min(wanted, knob.high)))
-    return knob.constant(_interval(least, int(knob.high), state, standing), standing.clients)
+    return knob.constant(_least_interval(least, int(knob.high), state, standing), standing.clients)
 
 
-def _interval(tau: int, largest: int, state: ControllerState, standing: RunStanding) -> int:
+def _least_interval(tau: int, largest: int, state: ControllerState, standing: RunStanding) -> int:
     """Return the least interval from `tau` on that the bytes left allow; `most` if none does."""
     batches, exchange_bytes = float(state["batches"]), float(state["exchange"])
     bytes_left, rounds = standing.bytes_left, standing.rounds_left
@@ -331,5 +333,5 @@ def _interval(tau: int, largest: int, state: ControllerState, standing: RunStand
     )
 
 
-def _tensors(numbers: Mapping[str, float]) -> ControllerState:
+def _to_tensors(numbers: Mapping[str, float]) -> ControllerState:
     return {name: torch.tensor(float(n), dtype=torch.float64) for name, n in numbers.items()}

@@ -136,7 +136,7 @@ def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -
     """
     weights, memory = Params(), Params()
     for name, inputs, outputs in ((ACTOR, states, actions), (CRITIC, states + actions, 1)):
-        network_weights = _first_layers([inputs, *hidden, outputs], key.fold(name))
+        network_weights = _initial_layers([inputs, *hidden, outputs], key.fold(name))
         weights |= named(name, network_weights) | named(
             TARGET + name, {n: w.clone() for n, w in network_weights.items()}
         )
@@ -144,7 +144,7 @@ def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -
     return Networks(weights, memory)
 
 
-def _first_layers(widths: Sequence[int], key: Key) -> Params:
+def _initial_layers(widths: Sequence[int], key: Key) -> Params:
     layers, last = Params(), len(widths) - 2
     for number, (inputs, outputs) in enumerate(pairwise(widths)):
         bound = LAST if number == last else inputs**-0.5
@@ -356,12 +356,12 @@ SIZE = 1024
 def sketch_of(weights: Mapping[str, Tensor]) -> Tensor:
     """Return the sketch of a model's weights, (1024,) float64, in the order of their names."""
     flat = torch.cat([weights[name].detach().double().cpu().flatten() for name in sorted(weights)])
-    place, sign = _hash(len(flat))
-    return flat.new_zeros(SIZE).index_add_(0, place, flat * sign)
+    position, sign = _hash_positions(len(flat))
+    return flat.new_zeros(SIZE).index_add_(0, position, flat * sign)
 
 
 @lru_cache(maxsize=2)  # a run has one model
-def _hash(size: int) -> tuple[Tensor, Tensor]:
+def _hash_positions(size: int) -> tuple[Tensor, Tensor]:
     """Return the sum (D,) int64 to which each weight is added, and its sign (D,) float64."""
     words = Key.of(0).fold("sketch of weights").words(torch.arange(size), 1)[:, 0]
     return words & (SIZE - 1), ((words >> 32) & 1).double() * 2 - 1
@@ -433,7 +433,7 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
         ConfigError: the run has no clock, no scores or no model for it, or the file no agent that
             fits.
     """
-    _check(options, standing)
+    _check_standing(options, standing)
     run_fields = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
     agent = blank_agent(options, knobs, standing.clients)
     if options.agent is not None:
@@ -447,7 +447,7 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
     return {**agent, **run_fields}
 
 
-def _check(options: AgentOptions, standing: RunStanding) -> None:
+def _check_standing(options: AgentOptions, standing: RunStanding) -> None:
     if not standing.weights:
         raise ConfigError("expected a method whose server has a model for ddpg, got one without")
     if standing.val_score is None:
@@ -475,13 +475,13 @@ def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, 
         "replay/action": torch.zeros(capacity, size),
         "replay/reward": torch.zeros(capacity),
         "replay/after": torch.zeros(capacity, COMPONENTS),
-        "profile/sketch": _doubles(PROFILE, SIZE),
-        "profile/after": _doubles(PROFILE, SIZE),
+        "profile/sketch": _zeros_float64(PROFILE, SIZE),
+        "profile/after": _zeros_float64(PROFILE, SIZE),
         "profile/action": torch.zeros(PROFILE, size),
-        "profile/score": _doubles(PROFILE),
-        "profile/seconds": _doubles(PROFILE),
-        "mean": _doubles(SIZE),
-        "axes": _doubles(SIZE, COMPONENTS),
+        "profile/score": _zeros_float64(PROFILE),
+        "profile/seconds": _zeros_float64(PROFILE),
+        "mean": _zeros_float64(SIZE),
+        "axes": _zeros_float64(SIZE, COMPONENTS),
         "alpha": _scalar(0.0),
         "beta": _scalar(0.0),
         "rounds": torch.tensor(0),
@@ -496,17 +496,21 @@ def propose(
     if rounds < PROFILE:
         shared_values = key.fold("profile alike").matrix(1, len(knobs))[0]
         own_values = key.fold("profile").matrix(1, size)[0]
-        action = own_values if rounds % 2 else _spread(knobs, shared_values, standing.clients)
+        action = (
+            own_values
+            if rounds % 2
+            else _repeat_over_clients(knobs, shared_values, standing.clients)
+        )
     else:
         action = act(_networks(state).part(ACTOR), _components_of(state, state["sketch"])[None])[
             0
         ].double()
         if options.explore:
             scale = max(options.least_noise, options.noise * options.decay ** (rounds - PROFILE))
-            shared_values = _spread(
-                knobs, _normal(key.fold("noise alike"), len(knobs)), standing.clients
+            shared_values = _repeat_over_clients(
+                knobs, _draw_normal(key.fold("noise alike"), len(knobs)), standing.clients
             )
-            noise = (_normal(key.fold("noise"), size) + shared_values) / math.sqrt(2)
+            noise = (_draw_normal(key.fold("noise"), size) + shared_values) / math.sqrt(2)
             action = (action + scale * noise).clamp(0, 1)
     return to_knobs(knobs, action, standing.clients)
 
@@ -567,8 +571,13 @@ def _finish_profile(options: AgentOptions, state: ControllerState) -> Controller
     alpha = 1 / mean_excess if mean_excess > 0 else torch.zeros_like(beta)  # else all took alike
     new = {**state, "mean": mean, "axes": axes, "alpha": alpha, "beta": beta}
     reward = rewards(options, new, profile["score"], profile["seconds"]).float()
-    before, after = _components_of(new, profile["sketch"]), _components_of(new, profile["after"])
-    return _store_transitions(new, Transitions(before, profile["action"], reward, after), 0)
+    states_before, states_after = (
+        _components_of(new, profile["sketch"]),
+        _components_of(new, profile["after"]),
+    )
+    return _store_transitions(
+        new, Transitions(states_before, profile["action"], reward, states_after), 0
+    )
 
 
 def _store_transitions(
@@ -607,21 +616,21 @@ def _components_of(state: ControllerState, sketch: Tensor) -> Tensor:
 
 def action_size(knobs: Knobs, clients: int) -> int:
     """Return the number of values of an action (A)."""
-    return sum(_count(knob, clients) for knob in knobs)
+    return sum(_num_values(knob, clients) for knob in knobs)
 
 
-def _spread(knobs: Knobs, values: Tensor, clients: int) -> Tensor:
+def _repeat_over_clients(knobs: Knobs, values: Tensor, clients: int) -> Tensor:
     """Return an action (A,) that has the value of a knob, of values (knobs,), at all clients."""
-    return values.repeat_interleave(torch.tensor([_count(knob, clients) for knob in knobs]))
+    return values.repeat_interleave(torch.tensor([_num_values(knob, clients) for knob in knobs]))
 
 
 def to_knobs(knobs: Knobs, action: Tensor, clients: int) -> dict[str, Tensor]:
     """Return the values of knobs from an action (A,) in 0..1, knob after knob."""
-    parts = action.double().split([_count(knob, clients) for knob in knobs])
-    return {knob.name: _value(knob, part) for knob, part in zip(knobs, parts, strict=True)}
+    parts = action.double().split([_num_values(knob, clients) for knob in knobs])
+    return {knob.name: _knob_value(knob, part) for knob, part in zip(knobs, parts, strict=True)}
 
 
-def _value(knob: Knob, part: Tensor) -> Tensor:
+def _knob_value(knob: Knob, part: Tensor) -> Tensor:
     value = (knob.low + part * (knob.high - knob.low)).clamp(knob.low, knob.high)
     value = value if knob.by_client else value[0]
     return value.round().to(knob.dtype) if knob.dtype is torch.int64 else value
@@ -636,7 +645,7 @@ def to_action(knobs: Knobs, values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(parts).float()
 
 
-def _count(knob: Knob, clients: int) -> int:
+def _num_values(knob: Knob, clients: int) -> int:
     return clients if knob.by_client else 1
 
 
@@ -644,7 +653,7 @@ def _replace_row(t: Tensor, row: int, value: Tensor) -> Tensor:
     return t.index_copy(0, torch.tensor([row]), value.to(t.dtype)[None])
 
 
-def _normal(key: Key, size: int) -> Tensor:
+def _draw_normal(key: Key, size: int) -> Tensor:
     """Return standard normal draws (size,) float64 (Box and Muller, 1958)."""
     u = key.matrix(2, size)
     return (-2 * torch.log1p(-u[0])).sqrt() * torch.cos(2 * math.pi * u[1])
@@ -665,7 +674,7 @@ def _clock(standing: RunStanding) -> float:
     return standing.virtual_seconds or 0.0
 
 
-def _doubles(*size: int) -> Tensor:
+def _zeros_float64(*size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.float64)
 
 

@@ -707,8 +707,8 @@ def drawn_slots(cfg: Config, block: ClientBlock, state: State, number: int, key:
     """Return the slots (k,) of the block that batch `number` of a round draws, with repetitions."""
     rows, off, _ = batch_rows(cfg, block, state, number)
     around = surroundings_of(cfg, block)
-    drawn = drawn_around(around, rows, off, neighbors_of(cfg), key.fold("batch", number))
-    slot = around.slot[drawn.neighbor]
+    drawn_edges = drawn_around(around, rows, off, neighbors_of(cfg), key.fold("batch", number))
+    slot = around.slot[drawn_edges.neighbor]
     return slot[slot >= 0]
 
 
@@ -917,9 +917,9 @@ def batch_share(fixed: State, off: Tensor, places: Tensor) -> Tensor:
         off: (C + 1,) of the batch.
         places: (b,) of its rows among the drawn nodes.
     """
-    drawn, share = fixed[ROWS], fixed[SHARE].t[places]
-    assert isinstance(drawn, Ragged)  # as `draw_nodes` left it
-    factor = drawn.off.diff().to(share.dtype) / off.diff().clamp(min=1)
+    drawn_rows, share = fixed[ROWS], fixed[SHARE].t[places]
+    assert isinstance(drawn_rows, Ragged)  # as `draw_nodes` left it
+    factor = drawn_rows.off.diff().to(share.dtype) / off.diff().clamp(min=1)
     return share * factor[owners(off)]
 
 

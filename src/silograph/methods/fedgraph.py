@@ -545,7 +545,7 @@ def take_back(
 KEEPS = ("keep_1", "keep_2", "keep_3")
 
 
-def _knob(text: str) -> dict[str, object]:
+def _knob_metadata(text: str) -> dict[str, object]:
     return {"help": text, "knob": lin(0.05, 1.0), "by_client": True, "tune": lin(0.05, 1.0)}
 
 
@@ -563,11 +563,11 @@ class FedGraphOptions:
         },
     )
     keep_1: Share = field(
-        default=0.5, metadata=_knob("probability with which a neighbor is kept in layer 1")
+        default=0.5, metadata=_knob_metadata("probability with which a neighbor is kept in layer 1")
     )
-    keep_2: Share = field(default=0.5, metadata=_knob("in layer 2"))
+    keep_2: Share = field(default=0.5, metadata=_knob_metadata("in layer 2"))
     keep_3: Share | None = field(
-        default=None, metadata=_knob("in layers from the third on; none: as in layer 2")
+        default=None, metadata=_knob_metadata("in layers from the third on; none: as in layer 2")
     )
     rescale: Literal["degree", "inverse"] = field(
         default="degree",

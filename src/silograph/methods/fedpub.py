@@ -208,7 +208,7 @@ def _mean_outputs(
         p = _stage_weights(weights, number)
         if number == len(stages) - 1 and isinstance(stage.conv, PlainConv):
             report_rows(messages.off, 2 * x.shape[1] * (stage.conv.sums + 1))
-            return _mean_output_of_stage(stage, _means(stage.conv, x, messages, clients), p)
+            return _mean_output_of_stage(stage, _compute_means(stage.conv, x, messages, clients), p)
         x = leave(stage, convolve(stage.conv, p, x, messages), x, None, messages)
     return x.view(clients, len(graph.x), -1).mean(1)
 
@@ -221,12 +221,14 @@ def _common_means(
     They count as work of no client, as the graph itself does.
     """
     name = ("fedpub", communities, conv)
-    means = block.origin.once(name, _Means, lambda: _means(conv, graph.x, graph.messages(1), 1))
+    means = block.origin.once(
+        name, _Means, lambda: _compute_means(conv, graph.x, graph.messages(1), 1)
+    )
     clients = block.num_clients
     return _Means(means.neighbor_sum.expand(clients, -1), means.own.expand(clients, -1))
 
 
-def _means(conv: PlainConv, x: Tensor, messages: Messages, clients: int) -> _Means:
+def _compute_means(conv: PlainConv, x: Tensor, messages: Messages, clients: int) -> _Means:
     """Return the means of the rows (C * n, I) of copies of the graph."""
     rows = x.view(clients, -1, x.shape[1])
     own = rows.mean(1)
@@ -287,8 +289,8 @@ class FedPubOptions:
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
     """Return the corrections of the gradient of every local step."""
-    near = Near(options.proximal)
-    return (SparseMasks(options.l1), near) if options.masks else (near,)
+    proximal = Near(options.proximal)
+    return (SparseMasks(options.l1), proximal) if options.masks else (proximal,)
 
 
 def with_masks(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:

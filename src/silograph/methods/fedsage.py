@@ -128,9 +128,9 @@ class NeighGen:
 
     def encode(self, weights: Mapping[str, Tensor], block: ClientBlock, along: Messages) -> Tensor:
         """Return z (n, H) of the rows of a block, by messages among them."""
-        h = convolve(SAGE, _layer(weights, "first"), block.x, along).relu()
+        h = convolve(SAGE, _layer_weights(weights, "first"), block.x, along).relu()
         report_rows(block.off, self.width * (1 + gradients(h)))
-        return convolve(SAGE, _layer(weights, "second"), h, along)
+        return convolve(SAGE, _layer_weights(weights, "second"), h, along)
 
     def predict_missing(self, weights: Mapping[str, Tensor], z: Tensor, off: Tensor) -> Tensor:
         """Return d (n,), how many neighbors rows seem to lack."""
@@ -155,7 +155,7 @@ class NeighGen:
         )
 
 
-def _layer(weights: Mapping[str, Tensor], name: str) -> Params:
+def _layer_weights(weights: Mapping[str, Tensor], name: str) -> Params:
     return {k.partition(".")[2]: w for k, w in weights.items() if k.startswith(f"{name}.")}
 
 
@@ -232,7 +232,7 @@ def objective(
     """
     z = gen.encode(weights, block, graph.along)
     d = gen.predict_missing(weights, z, block.off)
-    node_weights = _shares(block, graph.hidden, z.dtype)
+    node_weights = _row_weights(block, graph.hidden, z.dtype)
     report_rows(block.off, 6 * (1 + gradients(d)))
     total = (
         smooth_l1_loss(d, graph.edges.degree.to(d.dtype), reduction="none") * node_weights
@@ -265,7 +265,7 @@ def generated_rows(
         return gen.generate(weights, z, neighbors, key), neighbors.off
 
 
-def _shares(block: ClientBlock, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+def _row_weights(block: ClientBlock, hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """Return one over the number of rows of the client that are not hidden; 0 for hidden ones."""
     is_visible = (~hidden).to(dtype)
     return is_visible / segment_sum(is_visible, block.off).clamp(min=1)[block.client]
@@ -321,7 +321,7 @@ def nearest_gradients(x: Tensor, block: ClientBlock) -> Tensor:
 
 def _nearest_gradients(x: Tensor, block: ClientBlock) -> Tensor:
     """Do what `nearest_gradients` does for few rows, whose distances to all rows fit memory."""
-    length, product = _products(x, block)
+    length, product = _squares_and_products(x, block)
     nearest = first_least(length[:, None] - 2 * product, block.client, block.num_clients)  # (C, k)
     empty = x.new_zeros(1, x.shape[1])
     rows = dense_rows(block, nearest.clamp(min=0).flatten()) if len(length) else empty
@@ -329,7 +329,7 @@ def _nearest_gradients(x: Tensor, block: ClientBlock) -> Tensor:
     return torch.where((nearest >= 0)[..., None], differences, 0.0)
 
 
-def _products(x: Tensor, block: ClientBlock) -> tuple[Tensor, Tensor]:
+def _squares_and_products(x: Tensor, block: ClientBlock) -> tuple[Tensor, Tensor]:
     """Return the squared lengths of a block's rows (n,), and their products with x (n, k)."""
     work = 2 * (1 + len(x))
     if not isinstance(block.x, SparseRows):
@@ -536,7 +536,10 @@ def _cross_keys(cfg: FedSageConfig, key: Key) -> list[Key]:
 def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
     """Return the calls of `init`."""
     width = cfg.model.features
-    rows, back = {"x": FieldSpec(Ragged, (width,))}, {"gradient": FieldSpec(Stacked, (None, width))}
+    rows, answer_specs = (
+        {"x": FieldSpec(Ragged, (width,))},
+        {"gradient": FieldSpec(Stacked, (None, width))},
+    )
     return (
         Call(train_generator, Kind.CONTROL, key.fold("generator")),
         *(
@@ -548,7 +551,7 @@ def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
                     what=Kind.GENERATED,
                     key=step_key,
                     shown=rows,
-                    answers=back,
+                    answers=answer_specs,
                     back=Kind.FEATURES,
                 ),
                 Call(learn, Kind.CONTROL, step_key),

@@ -101,10 +101,10 @@ def params_of(
     weights = contiguous(bases), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
     moment_arrays = first_rows, second_rows, first_flat, second_flat
-    return arrays.ParamArrays(*weights, *moment_arrays, steps, _no_masks(rows, flat))
+    return arrays.ParamArrays(*weights, *moment_arrays, steps, _empty_masks(rows, flat))
 
 
-def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
+def _empty_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
     """Return empty masks, for models without any."""
     empty3, empty2 = rows[:, :0], flat[:, :0]
     starts = arrays.BegunRows(empty3, empty3, empty3)
@@ -178,7 +178,7 @@ def _moment_arrays(
         for m in pairs
     ]
     by_flat = [flatten_weights(model, m) if m else np.zeros_like(flat) for m in pairs]
-    return [by_kind for by_kind, _ in by_rows] + by_flat, [begun for _, begun in by_rows]
+    return [by_kind for by_kind, _ in by_rows] + by_flat, [start_rows for _, start_rows in by_rows]
 
 
 def _first_matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -300,8 +300,8 @@ def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
     sums = tuple(stage.conv.sums for stage in model.stages)
     name = ("counts", sums)
     if name not in block.memo and block.source is not None:
-        whole, positions = block.source
-        block.memo[name] = _whole_counts(model, whole)[positions.numpy()]
+        whole_block, positions = block.source
+        block.memo[name] = _whole_counts(model, whole_block)[positions.numpy()]
     if name not in block.memo:
         rows = block.off.diff()
         edges = block.adj.indptr[block.off].diff()
@@ -457,7 +457,7 @@ def _train(
         return _train_flow(model, training, flow, inputs, data, params)
     block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _shape(model, training.schedule, block)
+    shape = _kernel_shape(model, training.schedule, block)
 
     def train(first: int, end: int) -> None:
         kernels.train(
@@ -479,7 +479,7 @@ def _train_flow(
     """Do what `_train` does, on nodes that flow networks choose."""
     block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _shape(model, with_full_fanout(model, training.schedule), block)
+    shape = _kernel_shape(model, with_full_fanout(model, training.schedule), block)
     networks = networks_of(flow, model, block, inputs.sampler)
     rows_without_own = data.rows._replace(own=np.zeros_like(data.rows.own))
     step_arrays = StepArrays(rows_without_own, data.inputs, shape, rule)
@@ -501,7 +501,7 @@ def _train_flow(
     return outputs, networks.new_state()
 
 
-def _shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
+def _kernel_shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
     """Return model and schedule as kernels read them, worked out once where nothing is drawn."""
     if not schedule.whole:
         max_degree = int(block.adj.degree.max()) if len(block.row_key) else 0
@@ -540,7 +540,7 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
         first[0], first[-1], flatten_weights(model, {k: t[None] for k, t in weights.items()})[0]
     )
     logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
-    shape = _shape(model, NO_STEPS, block)
+    shape = _kernel_shape(model, NO_STEPS, block)
 
     def run(start: int, end: int) -> None:
         kernels.predict(

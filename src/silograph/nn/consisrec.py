@@ -98,14 +98,16 @@ class Neighborhood:
 
 def neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
     """Return the neighbors in a block of one client, worked out once."""
-    return block.once(("neighborhood", levels), Neighborhood, lambda: _made(block, levels))
+    return block.once(
+        ("neighborhood", levels), Neighborhood, lambda: _build_neighborhood(block, levels)
+    )
 
 
-def _made(block: ClientBlock, levels: int) -> Neighborhood:
+def _build_neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
     graph = rating_graph(block, dtype_of(block))
     train, count = block.split.train[graph.row], len(graph.slot)
     user, item, value = graph.user[train], graph.item[train], block.y[graph.row[train]].double()
-    kind = _levels(value, levels)
+    kind = _nearest_levels(value, levels)
     first, second = similar_items(user, item, count)
     rows = torch.cat([user, item, graph.trust[0], first])
     columns = torch.cat([item, user, graph.trust[1], second])
@@ -125,7 +127,7 @@ def _made(block: ClientBlock, levels: int) -> Neighborhood:
     return Neighborhood(adj, relation, graph.word, *means)
 
 
-def _levels(value: Tensor, levels: int) -> Tensor:
+def _nearest_levels(value: Tensor, levels: int) -> Tensor:
     """Return the nearest of equally distant levels, (R,) int64, from the lowest to the highest."""
     if not len(value):
         return torch.zeros(0, dtype=torch.int64, device=value.device)
@@ -316,7 +318,10 @@ class ConsisRec:
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key
     ) -> Tensor:
         """Return predictions (R, 1) of ratings (R,) whose drawn neighbors fit in memory."""
-        graph, near = rating_graph(block, dtype_of(block)), neighborhood(block, self.levels)
+        graph, all_neighbors = (
+            rating_graph(block, dtype_of(block)),
+            neighborhood(block, self.levels),
+        )
         user, item = graph.user[pair], graph.item[pair]
         x = p[EMBEDDING].index_select(0, graph.slot)
         embeddings = [x.index_select(0, end) for end in (user, item)]
@@ -325,8 +330,10 @@ class ConsisRec:
         h = []
         for end, own_embedding in zip((user, item), embeddings, strict=True):
             with torch.no_grad():
-                drawn_edges = draw_neighbors(near, x, query, end, counter, self.sampled, key)
-            neighbor_mean = attentive_mean(p, x, drawn_edges, near.relation)
+                drawn_edges = draw_neighbors(
+                    all_neighbors, x, query, end, counter, self.sampled, key
+                )
+            neighbor_mean = attentive_mean(p, x, drawn_edges, all_neighbors.relation)
             inputs = torch.cat([own_embedding, neighbor_mean], dim=1)
             h.append((inputs @ p["layer.weight"] + p["layer.bias"]).relu())
         predictions = (h[0] * h[1]).sum(dim=1, keepdim=True)
@@ -343,12 +350,12 @@ class ConsisRec:
         Neighbors are those of a mean rating, so that the sum over an epoch is exact; the query and
         the draws have no way back.
         """
-        near, d = neighborhood(block, self.levels), self.embedding
-        neighbors = ratings * (near.train if passes > 1 else near.all)
+        all_neighbors, d = neighborhood(block, self.levels), self.embedding
+        neighbors = ratings * (all_neighbors.train if passes > 1 else all_neighbors.all)
         flops_of_neighbor = 2 * d + PER_NEIGHBOR
         drawn_flops = passes * self.sampled * neighbors * flops_of_neighbor
         own_flops = ratings * (4 * d * d + passes * (8 * d * d + 2 * d + 4))
-        nodes = passes * near.adj.num_rows * 2 * d
+        nodes = passes * all_neighbors.adj.num_rows * 2 * d
         return float(
             neighbors * flops_of_neighbor
             + drawn_flops
@@ -409,7 +416,7 @@ def draw_neighbors(
 
 
 def _draw_entries(
-    near: Neighborhood,
+    all_neighbors: Neighborhood,
     x: Tensor,
     square: Tensor,
     query: Tensor,
@@ -419,15 +426,15 @@ def _draw_entries(
     key: Key,
 ) -> Tensor:
     """Draw `number` (R,) neighbors each; return their positions in the neighborhood, (s,) int64."""
-    degree = near.adj.degree[end]
+    degree = all_neighbors.adj.degree[end]
     off = offsets(degree)
-    entry, owner = ranges(near.adj.indptr[end].long(), degree), owners(off)
-    indices = near.adj.indices[entry]
+    entry, owner = ranges(all_neighbors.adj.indptr[end].long(), degree), owners(off)
+    indices = all_neighbors.adj.indices[entry]
     other, indptr = indices.long(), off.to(indices.dtype)
     # |q|^2 is that of all neighbors of a pair, so it changes no chance.
     score = 2 * edge_dots(CSR(indptr, indices, None, len(x)), query, x)
     score = score.double() - square[other]
-    rows = mix_words(counter ^ near.word[end])[owner] ^ near.word[other]
+    rows = mix_words(counter ^ all_neighbors.word[end])[owner] ^ all_neighbors.word[other]
     noisy_score = score - (-key.uniform(rows)[:, 0].log()).log()
     is_drawn = torch.zeros_like(owner, dtype=torch.bool)
     rank = torch.arange(len(owner), device=owner.device) - off[owner]

@@ -609,7 +609,7 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
         dtype = next(iter(tensors.values())).dtype
         inputs_at_end = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
         logits = forward_pass(model, tensors, inputs_at_end, None)
-    weights = _weights(training, block, fields, weight_fields, trained.steps)
+    weights = _trained_weights(training, block, fields, weight_fields, trained.steps)
     final_memory = {name: f.t for name, f in optimizer_memory.items()}
     return Fitted(
         weights, final_memory, trained.loss.to(logits.dtype), logits, trained.steps, trained.sampler
@@ -645,7 +645,7 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     return weights[name][0]
 
 
-def _weights(
+def _trained_weights(
     training: Training,
     block: ClientBlock,
     fields: StartFields,
@@ -733,12 +733,12 @@ def check_weights(
         block: C clients with the model's number of features.
         shared: whether weights must be shared.
     """
-    _check_slices(_shapes(model, weights, block), weights, block, shared=shared)
+    _check_slices(_expected_shapes(model, weights, block), weights, block, shared=shared)
 
 
 def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless training can start from these weights of a block's clients."""
-    shapes, dtype = _shapes(model, start, block), dtype_of(block)
+    shapes, dtype = _expected_shapes(model, start, block), dtype_of(block)
     tensors = {name: w for name, w in start.items() if isinstance(w, Tensor)}
     _check_slices({n: s for n, s in shapes.items() if n in tensors}, tensors, block, shared=False)
     for name, shape in shapes.items():
@@ -755,7 +755,7 @@ def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
                     raise ProtocolError(f"expected {problem} for {name} where training starts")
 
 
-def _shapes(
+def _expected_shapes(
     model: AnyModel, weights: Mapping[str, object], block: ClientBlock
 ) -> Mapping[str, tuple[int, ...]]:
     """Return shapes by name; raise `ProtocolError` unless model, names and features fit."""
@@ -827,11 +827,11 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
             f"shape {tuple(y.shape)}: the model is for another task"
         )
     if task.classes and not task.wide and bool(block.split.train.any()):
-        least, most = (int(t) for t in y[block.split.train].aminmax())
-        if least < 0 or most >= model.outputs:
+        smallest, largest = (int(t) for t in y[block.split.train].aminmax())
+        if smallest < 0 or largest >= model.outputs:
             raise ProtocolError(
                 f"expected labels of training rows in 0 to {model.outputs - 1}, got "
-                f"{least} to {most}: the model is for fewer classes"
+                f"{smallest} to {largest}: the model is for fewer classes"
             )
     block.memo[name] = True
 

@@ -96,14 +96,14 @@ def networks_of(rule: FlowRule, model: Staged, block: ClientBlock, state: State)
             f"expected flow networks for {hops} layers, got some for {rule.hops}: they are of "
             "another model"
         )
-    shape = _shape(rule, model)
+    shape = _flow_shape(rule, model)
     block_arrays = prepare_block(model, block, compact=isinstance(block.x, SparseRows))
-    flows = _flows(rule, block, state, block_arrays.called.used_off, learns=shape.learns)
-    links = _links(rule, model, block)
+    flows = _copy_networks(rule, block, state, block_arrays.called.used_off, learns=shape.learns)
+    links = _degree_scales(rule, model, block)
     return FlowNetworks(rule, block, state, FlowSampling(shape, links, block_arrays.inputs, flows))
 
 
-def _shape(rule: FlowRule, model: Staged) -> FlowShape:
+def _flow_shape(rule: FlowRule, model: Staged) -> FlowShape:
     hops, sums = hops_of(model), [stage.conv.sums for stage in model.stages]
     num_hops, width = max(hops, 1), rule.width
     memory = arrays.ModelShape(
@@ -135,17 +135,17 @@ def _shape(rule: FlowRule, model: Staged) -> FlowShape:
         learns=rule.policy == "trained" and hops > 0,
         learns_z=rule.learns_z,
         alpha=float(rule.alpha),
-        steps=_adam(rule.lr),
-        z_steps=_adam(rule.log_z_lr),
+        steps=_adam_rule(rule.lr),
+        z_steps=_adam_rule(rule.log_z_lr),
     )
 
 
-def _adam(lr: float) -> arrays.StepRule:
+def _adam_rule(lr: float) -> arrays.StepRule:
     adam = Adam(lr)
     return arrays.StepRule(True, float(lr), 0.0, 0.0, 0, adam.beta1, adam.beta2, adam.eps, 0.0)
 
 
-def _flows(
+def _copy_networks(
     rule: FlowRule, block: ClientBlock, state: State, used_off: np.ndarray, *, learns: bool
 ) -> FlowArrays:
     """Return copies of the networks, moments as empty arrays where nothing is learned."""
@@ -156,7 +156,7 @@ def _flows(
         used_off = np.zeros(clients + 1, np.int64)
     else:
         for i, kind in enumerate(MOMENTS if learns else MOMENTS[:1]):
-            rows[i], flat[i] = _network(rule, state, kind, num_rows, clients)
+            rows[i], flat[i] = _copy_network(rule, state, kind, num_rows, clients)
             if not rows[i].dtype is flat[i].dtype is dtype:
                 raise ProtocolError(f"expected flow networks of {dtype}, got {rows[i].dtype}")
     steps = state["steps"].t.long() if learns else torch.zeros(clients, dtype=torch.int64)
@@ -173,7 +173,7 @@ def _flows(
     )
 
 
-def _network(
+def _copy_network(
     rule: FlowRule, state: State, kind: str, num_rows: int, clients: int
 ) -> tuple[Tensor, Tensor]:
     """Return copies of the networks, or of moments: first matrices (U, H), the rest (C, Q)."""
@@ -190,16 +190,16 @@ def _network(
     return first, later
 
 
-def _links(rule: FlowRule, model: Staged, block: ClientBlock) -> LinkArrays:
+def _degree_scales(rule: FlowRule, model: Staged, block: ClientBlock) -> LinkArrays:
     """Return scales by degree, where these are of what was chosen."""
     empty = torch.empty(0, dtype=dtype_of(block))
     if not rule.sampled_degrees:
         return LinkArrays(*[empty.numpy()] * 4)
     conv, source = conv_of(model), block if block.source is None else block.origin
-    return source.once(("links", conv), LinkArrays, lambda: _links_of(conv, source))
+    return source.once(("links", conv), LinkArrays, lambda: _compute_links(conv, source))
 
 
-def _links_of(conv: Conv, block: ClientBlock) -> LinkArrays:
+def _compute_links(conv: Conv, block: ClientBlock) -> LinkArrays:
     scales, adj = conv.scales, block.adj
     assert scales is not None  # of what has a kernel
     assert adj.values is not None  # blocks carry values of the run's dtype

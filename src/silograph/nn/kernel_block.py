@@ -49,11 +49,13 @@ def prepare_block(model: Staged, block: ClientBlock, *, compact: bool) -> BlockA
     """Return the block's arrays, worked out once for each convolution."""
     name = ("kernels", conv_of(model), compact)
     if name not in block.memo and block.source is not None:
-        whole, positions = block.source
-        block.memo[name] = prepare_block(model, whole, compact=compact).take(positions, block.off)
+        whole_block, positions = block.source
+        block.memo[name] = prepare_block(model, whole_block, compact=compact).take(
+            positions, block.off
+        )
     if name not in block.memo:
-        rows = _rows(model, block)
-        inputs, features = _inputs(block, compact=compact)
+        rows = _row_arrays(model, block)
+        inputs, features = _input_arrays(block, compact=compact)
         position = np.arange(block.num_clients)
         called = arrays.CalledArrays(position, rows.off, inputs.used_off)
         block.memo[name] = BlockArrays(rows, inputs, features, called)
@@ -67,7 +69,7 @@ def conv_of(model: Staged) -> Conv:
     return next((stage.conv for stage in model.stages if stage.conv.sums), model.stages[0].conv)
 
 
-def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
+def _row_arrays(model: Staged, block: ClientBlock) -> arrays.RowArrays:
     conv, adj, values = conv_of(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
     scales = conv.scales
@@ -94,7 +96,7 @@ def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
     )
 
 
-def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, np.ndarray]:
+def _input_arrays(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, np.ndarray]:
     """Return features; `compact`: weights of a client are its used rows, else all F."""
     clients, width = block.num_clients, block.num_features
     if isinstance(block.x, Tensor) or not compact:
@@ -108,17 +110,17 @@ def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, n
         return arrays.InputArrays(dense, ptr, col, value, ptr, col, value, **numbers), col
     csr = block.x.csr
     columns = block.x.used.csr if compact else block.x.stacked
-    back, first = columns.transposed, block.off[block.client]
+    transposed, first = columns.transposed, block.off[block.client]
     assert csr.values is not None  # features carry values
-    assert back.values is not None
+    assert transposed.values is not None
     inputs = arrays.InputArrays(
         dense=np.empty((0, 0), csr.values.numpy().dtype),
         ptr=contiguous(csr.indptr, np.int64),
         col=contiguous(columns.indices.long() - off[block.client[csr.row]], np.int32),
         value=contiguous(csr.values),
-        t_ptr=contiguous(back.indptr, np.int64),
-        t_row=contiguous(back.indices.long() - first[back.indices.long()], np.int32),
-        t_value=contiguous(back.values),
+        t_ptr=contiguous(transposed.indptr, np.int64),
+        t_row=contiguous(transposed.indices.long() - first[transposed.indices.long()], np.int32),
+        t_value=contiguous(transposed.values),
         **numbers,
     )
     return inputs, contiguous(csr.indices, np.int32)
@@ -171,7 +173,7 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
     )
 
 
-def _fanout_by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray:
+def _fanout_by_layer(model: Staged, schedule: Schedule, max_degree: int) -> np.ndarray:
     """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that.
 
     Raises:
@@ -184,7 +186,9 @@ def _fanout_by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray
         raise ConfigError(f"expected a fanout for each of {hops} layers, got {fanout}")
     counts = iter(fanout)
     counts_by_layer = [next(counts) if sums_neighbors else 0 for sums_neighbors in reversed(sums)]
-    return np.array([min(count, max(most, 1)) for count in reversed(counts_by_layer)], np.int64)
+    return np.array(
+        [min(count, max(max_degree, 1)) for count in reversed(counts_by_layer)], np.int64
+    )
 
 
 def step_rule(training: Training) -> arrays.StepRule:

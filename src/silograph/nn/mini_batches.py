@@ -330,11 +330,11 @@ def num_batches(block: ClientBlock, size: int | None) -> Tensor:
 def batch_plan(block: ClientBlock, size: int | None) -> BatchPlan:
     """Return the plan of a block, worked out once unless it is that of a call to some clients."""
     if block.source is not None:  # block and cached plan would refer to each other, never freed
-        return _plan(block, size)
-    return block.once(("batches", size), BatchPlan, lambda: _plan(block, size))
+        return _build_plan(block, size)
+    return block.once(("batches", size), BatchPlan, lambda: _build_plan(block, size))
 
 
-def _plan(block: ClientBlock, size: int | None) -> BatchPlan:
+def _build_plan(block: ClientBlock, size: int | None) -> BatchPlan:
     order = num_batches(block, size).argsort(descending=True, stable=True).to(block.off.device)
     is_reordered = not torch.equal(order, torch.arange(len(order), device=order.device))
     return BatchPlan(order, block.take(order) if is_reordered else block, size, is_reordered)
@@ -440,7 +440,7 @@ def one_stage(
     column = position[neighbor]
     order = (drawn.position * len(senders) + column).argsort()
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
-    degree = _degree(block, drawn)
+    degree = _degree_column(block, drawn)
     messages = Messages(
         adj=CSR(starts, column[order], drawn.share[order], len(senders)),
         symmetric=False,
@@ -461,7 +461,7 @@ def _new_neighbors(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor
     return is_new.nonzero()[:, 0]
 
 
-def _degree(block: ClientBlock, drawn: Drawn) -> Tensor:
+def _degree_column(block: ClientBlock, drawn: Drawn) -> Tensor:
     """Return the degrees that convolutions scale by, (n, 1)."""
     degrees = block.adj.weighted_degree if drawn.degree is None else drawn.degree
     return degrees.to(drawn.share.dtype)[:, None]

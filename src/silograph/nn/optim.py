@@ -205,13 +205,13 @@ class Adam:
                 f"expected a number of steps for each client, got shape {tuple(steps.shape)}"
             )
         if same_steps:
-            self._fused(*lists, [steps[0].clone() for _ in weights], weight_decay)
+            self._fused_step(*lists, [steps[0].clone() for _ in weights], weight_decay)
         else:
             w, g, m, v = ([part for t in tensors for part in t.unbind(0)] for tensors in lists)
             steps_of_tensors = [step.clone() for _ in weights for step in steps.unbind(0)]
-            self._fused(w, g, m, v, steps_of_tensors, weight_decay)
+            self._fused_step(w, g, m, v, steps_of_tensors, weight_decay)
 
-    def _fused(
+    def _fused_step(
         self,
         weights: list[Tensor],
         grads: list[Tensor],

@@ -81,11 +81,11 @@ class OperationCounter(TorchDispatchMode):
     ) -> Any:
         """Run an operation and count it."""
         out = func(*args, **(kwargs or {}))
-        self.flops += _flops(func, args, kwargs or {}, out)
+        self.flops += _count_operations(func, args, kwargs or {}, out)
         return out
 
 
-def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+def _count_operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
     if formula is not None:
         return formula(*args, **kwargs, out_val=out)
@@ -183,7 +183,7 @@ class ModuleModel:
         Raises:
             ConfigError: the module raises, or returns something else than logits.
         """
-        return _fit(self, training, inputs)
+        return _train_client(self, training, inputs)
 
     def first_tables(self, block: ClientBlock, key: Key) -> State:
         """There are no tables."""
@@ -307,7 +307,7 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
         ConfigError: it cannot be trained by a federation; says why.
     """
     module = build(model, BUILD)
-    lazy = [name for name, t in _tensors(module) if is_lazy(t)]
+    lazy = [name for name, t in _parameters_and_buffers(module) if is_lazy(t)]
     if lazy:
         raise ConfigError(
             f"expected parameters of known shape in {model.name}, got lazy {lazy[0]}: give its "
@@ -336,11 +336,11 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def _tensors(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
+def _parameters_and_buffers(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitted:
+def _train_client(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitted:
     optimizer, schedule = training.optimizer, training.schedule
     block, memory = inputs.block, inputs.memory
     client = client_of(block)
@@ -357,7 +357,9 @@ def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitt
         for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
             leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
             step_key = epoch_key.fold("batch", number)
-            loss, gradients = _loss(model, module, leaves, client, block.y, seeds, step_key)
+            loss, gradients = _loss_and_gradients(
+                model, module, leaves, client, block.y, seeds, step_key
+            )
             grads = {name: g[None] for name, g in gradients.items()}
             optimizer.step_(weights, training.correct(grads, weights, start), state)
             report_steps(training.step_flops)
@@ -370,7 +372,7 @@ def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitt
     return Fitted(fields, final_memory, total.to(logits.dtype), logits, torch.tensor([steps]))
 
 
-def _loss(
+def _loss_and_gradients(
     model: ModuleModel,
     module: nn.Module,
     leaves: Params,

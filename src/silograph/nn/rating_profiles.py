@@ -249,7 +249,7 @@ def _build_profiles(model: RatingProfiles, block: ClientBlock) -> Profiles:
     means, biases, xs = [], [], []
     for left_out in range(model.folds + 1):
         in_other_folds = train & (fold != left_out)
-        mean, bias, x = _profile(
+        mean, bias, x = _compute_profile(
             user[in_other_folds],
             item[in_other_folds],
             value[in_other_folds],
@@ -265,7 +265,7 @@ def _build_profiles(model: RatingProfiles, block: ClientBlock) -> Profiles:
     return Profiles(user, item, fold, *stacks)
 
 
-def _profile(
+def _compute_profile(
     user: Tensor,
     item: Tensor,
     value: Tensor,

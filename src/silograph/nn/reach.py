@@ -141,22 +141,22 @@ def _with_weights(edges: CSR, weights: Tensor | None) -> CSR:
 
 
 def _edges_to_slots(
-    block: ClientBlock, place: Tensor, count: int, heard: Tensor | None
+    block: ClientBlock, position: Tensor, count: int, is_heard: Tensor | None
 ) -> tuple[CSR, Tensor]:
     """Return edges from `count` rows to slots (t, r), and which slots of the block these are (t,).
 
     Args:
         block: C clients.
-        place: (n,) of every row among those that take part, -1 for none.
+        position: (n,) of every row among those that take part, -1 for none.
         count: r.
-        heard: (S,) bool, see `partial_reach`.
+        is_heard: (S,) bool, see `partial_reach`.
     """
     # Cut out of the transpose, which is there already: no step has to sort its edges.
     transposed = block.halo.adj.transposed
-    slots = torch.arange(transposed.num_rows, device=place.device)
-    if heard is not None:
-        slots = slots[heard]
-    outer = _select_rows_and_columns(transposed, slots, place, count)
+    slots = torch.arange(transposed.num_rows, device=position.device)
+    if is_heard is not None:
+        slots = slots[is_heard]
+    outer = _select_rows_and_columns(transposed, slots, position, count)
     has_edge = outer.degree > 0
     indptr = torch.cat([outer.indptr[:1], outer.indptr[1:][has_edge]])
     return CSR(indptr, outer.indices, outer.values, outer.num_cols), slots[has_edge]
@@ -197,7 +197,7 @@ def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
 
 def gathered(reach: Reach, incoming: CSR, rows: Tensor) -> Tensor:
     """Return sums over neighbors in other silos, incoming (r, k) @ rows (k, D), (r, D)."""
-    return _product(incoming, rows, reach)
+    return _sparse_product(incoming, rows, reach)
 
 
 def edges_among(block: ClientBlock, rows: Tensor) -> CSR:
@@ -283,13 +283,13 @@ def summed(scales: Scales, z: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
         incoming: (r, D) sums over neighbors in other silos.
         reach: the rows and edges of the pass.
     """
-    inner = _product(inner_operator(scales, reach), z, reach)
+    inner = _sparse_product(inner_operator(scales, reach), z, reach)
     return inner + _scale_rows(incoming, (scales.receiver_scale(reach.degree),), reach)
 
 
 def summed_back(scales: Scales, grad: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
     """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
-    inner = _product(inner_operator(scales, reach).transposed, grad, reach)
+    inner = _sparse_product(inner_operator(scales, reach).transposed, grad, reach)
     return inner + _scale_rows(incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
 
 
@@ -319,6 +319,6 @@ def _scale_rows(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> T
     return z
 
 
-def _product(matrix: CSR, z: Tensor, reach: Reach) -> Tensor:
+def _sparse_product(matrix: CSR, z: Tensor, reach: Reach) -> Tensor:
     report_entries(matrix.indptr, reach.off, 2 * z.shape[1])
     return sparse_product(matrix, z)

@@ -97,7 +97,7 @@ def train_(
         [flat_weights.new_empty(len(block.row_key), 0), *(stored.own[n] for n in stages)], 1
     )
     batch_arrays = _arrange_batches(model, block, batches, stored, own_rows, keys)
-    w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _kinds(fields))
+    w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
     clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
     rule, shape = step_rule(training), model_shape(model, Schedule(1))
 
@@ -107,7 +107,7 @@ def train_(
         )
 
     run_in_threads(block, train)
-    for number, part in zip(stages, own_rows.split([*_widths(model)], dim=1), strict=True):
+    for number, part in zip(stages, own_rows.split([*_stage_widths(model)], dim=1), strict=True):
         stored.own[number].copy_(part)
     for batch in batches:
         report_clients(_step_flops(model, block, batch))
@@ -157,7 +157,7 @@ def check_fields(
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless stored rows are those of a block's rows and slots."""
-    widths = dict(zip(stored_stages(model), _widths(model), strict=True))
+    widths = dict(zip(stored_stages(model), _stage_widths(model), strict=True))
     for rows, rows_by_stage in (len(block.row_key), stored.own), (len(block.halo.key), stored.halo):
         for number, stored_rows in rows_by_stage.items():
             if stored_rows.shape != (rows, widths.get(number)):
@@ -167,12 +167,12 @@ def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
                 )
 
 
-def _widths(model: Staged) -> list[int]:
+def _stage_widths(model: Staged) -> list[int]:
     """Return the width of what enters each stored stage."""
     return [model.stages[number].inputs for number in stored_stages(model)]
 
 
-def _kinds(fields: TrainingFields) -> tuple[str, str, str]:
+def _weight_and_moment_kinds(fields: TrainingFields) -> tuple[str, str, str]:
     """Return the names of weights and of two moments; weights, where there is no such moment."""
     first_moment = next(
         (kind for kind in ("memory/first", "memory/momentum") if _has_kind(fields, kind)), KINDS[0]
@@ -204,7 +204,7 @@ def _arrange_batches(
     """Return the batches side by side, as kernels read them."""
     stages, rows = stored_stages(model), torch.cat([batch.batch.rows for batch in batches])
     first_column = dict(
-        zip(stages, offsets(torch.tensor([*_widths(model), 0])).tolist(), strict=False)
+        zip(stages, offsets(torch.tensor([*_stage_widths(model), 0])).tolist(), strict=False)
     )
     later = model.stages[-1 if not stages else stages[0]].conv
     halo = [stored.halo[number] for number in stages if number in stored.halo]
@@ -213,10 +213,10 @@ def _arrange_batches(
         key=np.array([key.value for key in keys], np.uint64),
         clients=block.num_clients,
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_joined_off([batch.batch.off for batch in batches]),
+        off=_join_offsets([batch.batch.off for batch in batches]),
         share=contiguous(torch.cat([share_of(batch, own.dtype) for batch in batches])),
-        first=_senders(model.stages[0].conv, block, pairs[0], []),
-        later=_senders(later, block, pairs[1], halo),
+        first=_sender_arrays(model.stages[0].conv, block, pairs[0], []),
+        later=_sender_arrays(later, block, pairs[1], halo),
         own=own.numpy(),
         place=np.array(
             [first_column.get(number, -1) for number in range(len(model.stages))], np.int64
@@ -225,26 +225,26 @@ def _arrange_batches(
     )
 
 
-def _joined_off(offs: Sequence[Tensor]) -> np.ndarray:
+def _join_offsets(offs: Sequence[Tensor]) -> np.ndarray:
     """Return the ends of J C runs, which lie batch after batch, from offsets (C + 1,) in each."""
     return contiguous(offsets(torch.cat([off.diff() for off in offs])), np.int64)
 
 
-def _senders(
+def _sender_arrays(
     conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Sequence[Tensor]
 ) -> kernels.SenderArrays:
     """Return the senders of each batch in a stage; `halo` has slots' rows (S, D) of each stage."""
     rows = torch.cat([senders.rows for _, senders in pairs])
     slots = torch.cat([senders.slots for _, senders in pairs])
-    edges = [_edges(conv, batch, senders) for batch, senders in pairs]
+    edges = [_edge_arrays(conv, batch, senders) for batch, senders in pairs]
     own_weights = [_own_weight(conv, senders) for _, senders in pairs]
     no_columns = own_weights[0].new_empty(len(slots), 0)
     return kernels.SenderArrays(
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_joined_off([senders.off for _, senders in pairs]),
+        off=_join_offsets([senders.off for _, senders in pairs]),
         slot=contiguous(torch.cat([no_columns, *(rows[slots] for rows in halo)], dim=1)),
         slot_key=contiguous(block.halo.key[slots], np.int64).view(np.uint64),
-        slot_off=_joined_off([senders.slot_off for _, senders in pairs]),
+        slot_off=_join_offsets([senders.slot_off for _, senders in pairs]),
         ptr=contiguous(offsets(torch.cat([s.adj.indptr.diff() for _, s in pairs])), np.int64),
         col=contiguous(torch.cat([col for col, _ in edges]), np.int32),
         value=contiguous(torch.cat([value for _, value in edges])),
@@ -259,7 +259,7 @@ def _own_weight(conv: Conv, senders: Senders) -> Tensor:
     return (torch.zeros_like(degree) if weight is None else weight)[:, 0]
 
 
-def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
+def _edge_arrays(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
     """Return the sender of each edge (e,) as its client numbers them, and both scales times it."""
     adj, scales = senders.adj, scales_of(conv)
     assert adj.values is not None  # how many edges each stands for

@@ -198,7 +198,7 @@ def _pass_until(
 ) -> tuple[Rows, dict[int, Tensor]]:
     """Pass through the stages before `until`; if more follow, stop at the inputs of the last."""
     stages_stored, entered = stored_stages(model), dict[int, Tensor]()
-    h, origin = _rows_at(x, batch.rows, batch.off), None
+    h, origin = _select_rows(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
     for number, stage in enumerate(model.stages):
         senders = batch.later if number else batch.first
@@ -223,7 +223,7 @@ def _pass_until(
     return h, entered
 
 
-def _rows_at(x: Rows, rows: Tensor, off: Tensor) -> Rows:
+def _select_rows(x: Rows, rows: Tensor, off: Tensor) -> Rows:
     if isinstance(x, Tensor):
         return x[rows]
     return SparseRows(x.csr.select_rows(rows), off, feature=x.feature)
@@ -245,16 +245,16 @@ def _other_inputs(
     stage = model.stages[number]
     if not stage.conv.sums:
         return x, None
-    own = _rows_at(x if number == 0 else stored.own[number], senders.rows, senders.off)
+    own_rows = _select_rows(x if number == 0 else stored.own[number], senders.rows, senders.off)
     keys = block.row_key[senders.rows]
-    own = after_dropout(stage, number, own, keys, senders.off, key)
+    own_rows = after_dropout(stage, number, own_rows, keys, senders.off, key)
     if number not in stored.halo or key is None:
-        return own, stored.halo.get(number)
+        return own_rows, stored.halo.get(number)
     keys = block.halo.key[senders.slots]
     rows = stored.halo[number][senders.slots]
     halo = after_dropout(stage, number, rows, keys, senders.slot_off, key)
     assert isinstance(halo, Tensor)  # as it went in
-    return own, halo
+    return own_rows, halo
 
 
 def _convolve(
@@ -290,10 +290,10 @@ def _convolve(
         report_rows(off, z.shape[1])
         total = _sum_rows(own_part, torch.cat(parts), off) + mapped
     s, work = _scale_rows(total, scales.receiver_scale(messages.receiver), off), 1 + gradients(z)
-    own = scales.itself(messages.receiver)
-    if own is not None:
+    own_scale = scales.itself(messages.receiver)
+    if own_scale is not None:
         report_rows(off, 2 * z.shape[1] * work)
-        s = s + own * z
+        s = s + own_scale * z
     return conv.finish(params, x, s, messages)
 
 
@@ -324,10 +324,10 @@ def to_send(
 def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
     """Return the graph of a block's rows, and of its slots if the halo is wanted."""
     if halo:
-        return block.once("surroundings", Surroundings, lambda: _surroundings(block))
+        return block.once("surroundings", Surroundings, lambda: _build_surroundings(block))
     # Kept without the block, which would hold itself, and all that a call to it worked out.
-    place, no_slots = block.once("rows alone", tuple, lambda: _own_positions(block))
-    return Surroundings(block, place, place, no_slots)
+    own_positions, no_slots = block.once("rows alone", tuple, lambda: _own_positions(block))
+    return Surroundings(block, own_positions, own_positions, no_slots)
 
 
 def _own_positions(block: ClientBlock) -> tuple[Tensor, Tensor]:
@@ -335,7 +335,7 @@ def _own_positions(block: ClientBlock) -> tuple[Tensor, Tensor]:
     return own_positions, torch.full_like(own_positions, -1)
 
 
-def _surroundings(block: ClientBlock) -> Surroundings:
+def _build_surroundings(block: ClientBlock) -> Surroundings:
     device, n = block.off.device, len(block.row_key)
     position = torch.arange(n, device=device)
     slots = len(block.halo.key)
@@ -389,8 +389,8 @@ def batch_of_edges(
     first = edges_of(block, rows)
     if not later and 0 not in stored.halo:
         alone = surroundings(block, halo=False)
-        return _batch(block, alone, stored, rows, off, first, first)
-    return _batch(
+        return _build_batch(block, alone, stored, rows, off, first, first)
+    return _build_batch(
         block, around, stored, rows, off, first, edges_of(around.graph, around.place[rows])
     )
 
@@ -405,26 +405,26 @@ def drawn_batch(
     key: Key,
 ) -> Batch:
     """Return some rows (b,) of a block with edges drawn by key."""
-    first = neighbors.draw(block, _reached(rows, off), 0, key, {})
+    first = neighbors.draw(block, _as_reached(rows, off), 0, key, {})
     later = first
     if around.graph is not block:
         later = drawn_around(around, rows, off, neighbors, key)
-    return _batch(block, around, stored, rows, off, first, later)
+    return _build_batch(block, around, stored, rows, off, first, later)
 
 
 def drawn_around(
     around: Surroundings, rows: Tensor, off: Tensor, neighbors: Neighbors, key: Key
 ) -> Drawn:
     """Return edges drawn for some rows (b,) of a block among own rows and slots, as `Drawn`."""
-    return neighbors.draw(around.graph, _reached(around.place[rows], off), 0, key, {})
+    return neighbors.draw(around.graph, _as_reached(around.place[rows], off), 0, key, {})
 
 
-def _reached(rows: Tensor, off: Tensor) -> Reached:
+def _as_reached(rows: Tensor, off: Tensor) -> Reached:
     clients = torch.arange(len(off) - 1, device=off.device)
     return Reached(rows, torch.zeros_like(rows), clients, off)
 
 
-def _batch(
+def _build_batch(
     block: ClientBlock,
     around: Surroundings,
     stored: StoredRows,
@@ -435,20 +435,25 @@ def _batch(
 ) -> Batch:
     alone = surroundings(block, halo=False)
     with_features = 0 in stored.halo
-    shared = _senders(block, around, stored.known, rows, off, later)
+    shared = _build_senders(block, around, stored.known, rows, off, later)
     if with_features or around.graph is block:
         return Batch(rows, off, shared, shared)
-    return Batch(rows, off, _senders(block, alone, stored.known, rows, off, first), shared)
+    return Batch(rows, off, _build_senders(block, alone, stored.known, rows, off, first), shared)
 
 
-def _senders(
-    block: ClientBlock, around: Surroundings, known: Tensor, rows: Tensor, off: Tensor, drawn: Drawn
+def _build_senders(
+    block: ClientBlock,
+    around: Surroundings,
+    is_received: Tensor,
+    rows: Tensor,
+    off: Tensor,
+    edges: Drawn,
 ) -> Senders:
     """Return the senders along drawn edges, without slots whose rows have not been received."""
-    row, slot = around.row[drawn.neighbor], around.slot[drawn.neighbor]
-    position, share = drawn.position, drawn.share
+    row, slot = around.row[edges.neighbor], around.slot[edges.neighbor]
+    position, share = edges.position, edges.share
     if bool((slot >= 0).any()):
-        is_available = (slot < 0) | known[slot.clamp(min=0)]
+        is_available = (slot < 0) | is_received[slot.clamp(min=0)]
         if not bool(is_available.all()):
             share = _shares_for_missing(position, share, is_available, len(rows))
             row, slot, position, share = (

@@ -390,7 +390,7 @@ class FedGrains(FlowRule):
             trace=trace,
         )
         if self.sampled_degrees:
-            drawn = replace(drawn, degree=_degree(block, reached, drawn))
+            drawn = replace(drawn, degree=_sampled_degree(block, reached, drawn))
         return drawn
 
     def _leaves(self, state: State, clients: Tensor) -> Params:
@@ -427,7 +427,7 @@ class FedGrains(FlowRule):
         grads["features"] = feature_gradient(block, traces, by_hop["leaf"])
         grads |= {"log_z": gradients[-1]} if self.learns_z else {}
         self._report_step(state, signal.clients)
-        for a, b in _runs(signal.clients, new["steps"].t):
+        for a, b in _ranges_of_equal_steps(signal.clients, new["steps"].t):
             self._step(new, grads, a, b)
         return new
 
@@ -464,21 +464,22 @@ class FedGrains(FlowRule):
             if names[0] not in grads:
                 continue
             kinds = [(f"{kind}/{n}", n) for kind in ("first", "second") for n in names]
-            weights = {name: _slice(new[name], new[name].t, a, b) for name in names}
+            weights = {name: _slice_clients(new[name], new[name].t, a, b) for name in names}
             moments = {
-                moment_name: _slice(new[n], new[moment_name].t, a, b) for moment_name, n in kinds
+                moment_name: _slice_clients(new[n], new[moment_name].t, a, b)
+                for moment_name, n in kinds
             }
-            part_grads = {name: _slice(new[name], grads[name], a, b) for name in names}
+            part_grads = {name: _slice_clients(new[name], grads[name], a, b) for name in names}
             Adam(lr).step_(weights, part_grads, moments | {"steps": steps.clone()})
         steps += 1
 
 
-def _slice(like: Stacked | Ragged, t: Tensor, a: int, b: int) -> Tensor:
+def _slice_clients(like: Stacked | Ragged, t: Tensor, a: int, b: int) -> Tensor:
     """Return the part of clients a to b of a tensor that has the form of a field."""
     return t[a:b] if isinstance(like, Stacked) else t[int(like.off[a]) : int(like.off[b])]
 
 
-def _runs(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
+def _ranges_of_equal_steps(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
     """Yield ranges of clients, all of them in `clients` (A,), that have counted equally many steps.
 
     Training sorts clients by their number of batches, so there are few.
@@ -489,7 +490,7 @@ def _runs(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
         yield int(clients[a]), int(clients[b - 1]) + 1
 
 
-def _degree(block: ClientBlock, reached: Reached, drawn: Drawn) -> Tensor:
+def _sampled_degree(block: ClientBlock, reached: Reached, drawn: Drawn) -> Tensor:
     """Return the degrees in what was drawn, edges counted at both ends, (n,)."""
     rows = reached.rows
     degree = torch.bincount(drawn.neighbor, minlength=block.adj.num_rows)

@@ -215,7 +215,7 @@ def learn(
     """Compute Q. In: `labels` (K + 1,) of all silos, `draws` (C,). Out: nothing."""
     del key
     totals, own_counts = inbox["labels"].t.double(), _label_counts(block, cfg.model.outputs)
-    label, client = _labels(block, cfg.model.outputs), block.client
+    label, client = _training_labels(block, cfg.model.outputs), block.client
     present = (totals * (own_counts > 0)).sum(1)
     share = totals[label] / (own_counts[client, label] * present[client])
     draws = _check_draws(block, inbox["draws"].t)
@@ -285,14 +285,14 @@ def weighted_pass_fields(
         local = drawn_in_clients.t
     edges = edges_among(block, rows_in_pass)
     v, u = rows_in_pass[edges.row], rows_in_pass[edges.indices.long()]
-    own = cross = message_weight[rows_in_pass].to(dtype)[:, None]
+    own_weight = cross = message_weight[rows_in_pass].to(dtype)[:, None]
     inner = message_weight[u]
     if options.normalize == "conditional" and options.rows == "drawn":
-        own = torch.ones_like(own)
+        own_weight = torch.ones_like(own_weight)
         inner = p[v] / joint_inclusion_probability(share[u], share[v], draws[block.client[v]])
     fields = {
         "rows": Ragged(local, off),
-        "own": Ragged(own, off),
+        "own": Ragged(own_weight, off),
         "cross": Ragged(cross, off),
         "inner": Ragged(inner.to(dtype), edges.indptr.long()[off]),
     }
@@ -349,7 +349,7 @@ def joint_inclusion_probability(q: Tensor, other: Tensor, draws: Tensor) -> Tens
     return inclusion_probability(q, draws) + inclusion_probability(other, draws) - 1 + neither
 
 
-def _labels(block: ClientBlock, classes: int) -> Tensor:
+def _training_labels(block: ClientBlock, classes: int) -> Tensor:
     """Return the class of every training node, `classes` for all other nodes, (n,) int64."""
     if block.y.dim() != 1:
         description = "numbers" if block.y.is_floating_point() else "several"
@@ -362,6 +362,6 @@ def _labels(block: ClientBlock, classes: int) -> Tensor:
 
 def _label_counts(block: ClientBlock, classes: int) -> Tensor:
     """Count the nodes of each client with each of the K + 1 labels, (C, K + 1) int64."""
-    cell = block.client * (classes + 1) + _labels(block, classes)
+    cell = block.client * (classes + 1) + _training_labels(block, classes)
     counts = torch.bincount(cell, minlength=block.num_clients * (classes + 1))
     return counts.view(block.num_clients, classes + 1)

@@ -238,31 +238,31 @@ def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
     return counts
 
 
-def _full(options: FullOptions, depth: Depth) -> Full:
+def _make_full(options: FullOptions, depth: Depth) -> Full:
     del options, depth
     return FULL
 
 
-def _fanout(options: FanoutOptions, depth: Depth) -> Fanout:
+def _make_fanout(options: FanoutOptions, depth: Depth) -> Fanout:
     return Fanout(parse_fanout(options.fanout, depth))
 
 
-def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
+def _make_bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
     del depth
     return Bernoulli(options.keep, options.rescale == "degree")
 
 
-def _drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
+def _make_drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
     del depth
     return DropEdge(options.drop)
 
 
-def _drop_node(options: DropOptions, depth: Depth) -> DropNode:
+def _make_drop_node(options: DropOptions, depth: Depth) -> DropNode:
     del depth
     return DropNode(options.drop)
 
 
-def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
+def _make_fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
     return FedGrains(
         k=options.k,
         hops=depth.hops,
@@ -276,12 +276,12 @@ def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
     )
 
 
-def _fastgcn(options: FastGCNOptions, depth: Depth) -> FastGCN:
+def _make_fastgcn(options: FastGCNOptions, depth: Depth) -> FastGCN:
     del depth
     return FastGCN(options.size)
 
 
-def _ladies(options: LadiesOptions, depth: Depth) -> Ladies:
+def _make_ladies(options: LadiesOptions, depth: Depth) -> Ladies:
     del depth
     return Ladies(options.size, options.normalize)
 
@@ -294,7 +294,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             title="all neighbors",
             reference="what every other sampler estimates",
             options=FullOptions,
-            make=_full,
+            make=_make_full,
         ),
         NeighborSampler(
             name="fanout",
@@ -302,7 +302,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Hamilton et al., Inductive representation learning on large graphs, "
             "NeurIPS 2017",
             options=FanoutOptions,
-            make=_fanout,
+            make=_make_fanout,
         ),
         NeighborSampler(
             name="bernoulli",
@@ -310,7 +310,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Chen et al., FedGraph: Federated graph learning with intelligent "
             "sampling, IEEE TPDS 2022",
             options=BernoulliOptions,
-            make=_bernoulli,
+            make=_make_bernoulli,
         ),
         NeighborSampler(
             name="fastgcn",
@@ -318,7 +318,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Chen et al., FastGCN: Fast learning with graph convolutional networks via "
             "importance sampling, ICLR 2018",
             options=FastGCNOptions,
-            make=_fastgcn,
+            make=_make_fastgcn,
         ),
         NeighborSampler(
             name="ladies",
@@ -326,7 +326,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Zou et al., Layer-dependent importance sampling for training deep and "
             "large graph convolutional networks, NeurIPS 2019",
             options=LadiesOptions,
-            make=_ladies,
+            make=_make_ladies,
         ),
         NeighborSampler(
             name="drop_edge",
@@ -334,7 +334,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Rong et al., DropEdge: Towards deep graph convolutional networks on node "
             "classification, ICLR 2020",
             options=DropOptions,
-            make=_drop_edge,
+            make=_make_drop_edge,
         ),
         NeighborSampler(
             name="drop_node",
@@ -342,7 +342,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Feng et al., Graph random neural networks for semi-supervised learning on "
             "graphs, NeurIPS 2020",
             options=DropOptions,
-            make=_drop_node,
+            make=_make_drop_node,
         ),
         NeighborSampler(
             name="fedgrains",
@@ -350,7 +350,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Ceyani et al., FedGrAINS: Personalized subgraph federated learning with "
             "adaptive neighbor sampling, SDM 2025",
             options=FedGrainsOptions,
-            make=_fedgrains,
+            make=_make_fedgrains,
         ),
     )
 }

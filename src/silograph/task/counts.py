@@ -194,14 +194,16 @@ class Judges:
 def judges_of(block: ClientBlock) -> Judges:
     """Return the rows of a block that judge, worked out once."""
     if "judges" not in block.memo and block.source is not None:
-        whole, positions = block.source
-        block.memo["judges"] = _select_judges(judges_of(whole), whole.off, block.off, positions)
+        whole_block, positions = block.source
+        block.memo["judges"] = _select_judges(
+            judges_of(whole_block), whole_block.off, block.off, positions
+        )
     if "judges" not in block.memo:
         rows, task = judged_mask(block).nonzero()[:, 0], label_form(block.y)
-        seen = seen_rows(block)[rows] if task == "rating" else None
+        is_seen = seen_rows(block)[rows] if task == "rating" else None
         truth = Truth(block.y[rows], block.split.val[rows], block.client[rows])
         off = offsets(torch.bincount(truth.group, minlength=block.num_clients))
-        block.memo["judges"] = Judges(rows, off, task, truth, seen)
+        block.memo["judges"] = Judges(rows, off, task, truth, is_seen)
     judges = block.memo["judges"]
     assert isinstance(judges, Judges)
     return judges
@@ -213,10 +215,10 @@ def _select_judges(judges: Judges, off: Tensor, new_off: Tensor, positions: Tens
     selected = rows_of(judges.off, positions)
     shift = torch.repeat_interleave(new_off[:-1] - off[positions], counts)
     rows = judges.rows[selected] + shift
-    seen = None if judges.seen is None else judges.seen[selected]
+    is_seen = None if judges.seen is None else judges.seen[selected]
     truth_before, own_off = judges.truth, offsets(counts)
     truth = Truth(truth_before.y[selected], truth_before.val[selected], owners(own_off))
-    return Judges(rows, own_off, judges.task, truth, seen)
+    return Judges(rows, own_off, judges.task, truth, is_seen)
 
 
 def judged_rows(
@@ -270,9 +272,11 @@ def check_rows(rows: JudgedRows) -> None:
         truth = rows.truth
         ends = [(truth.groups, rows.groups, "clients")]
         ends += [] if is_multilabel else [(truth.labels, logits.shape[1], "labels of judged rows")]
-        for (least, most), end, name in ends:
-            if least < 0 or most >= end:
-                raise ProtocolError(f"expected {name} in 0 to {end - 1}, got {least} to {most}")
+        for (smallest, largest), end, name in ends:
+            if smallest < 0 or largest >= end:
+                raise ProtocolError(
+                    f"expected {name} in 0 to {end - 1}, got {smallest} to {largest}"
+                )
 
 
 def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -318,7 +322,7 @@ def tally(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]
         for name, hits in tallies.items():
             fields[f"{part}.{name}"] = rows.sum_by_client(hits[in_part].int(), in_part)
     for name, in_part in _rows_of_histograms(rows, val_histogram=val_histogram).items():
-        fields[name] = _histogram(rows, in_part, is_true, is_known)
+        fields[name] = _count_scores(rows, in_part, is_true, is_known)
     return fields
 
 
@@ -346,7 +350,7 @@ def middle_of(classes: int) -> float:
     return math.log(max(classes - 1, 1))
 
 
-def _histogram(rows: JudgedRows, selected: Tensor, is_true: Tensor, is_known: Tensor) -> Tensor:
+def _count_scores(rows: JudgedRows, selected: Tensor, is_true: Tensor, is_known: Tensor) -> Tensor:
     """Return counts (C, K, 2, B) of the chosen rows (j,) by truth (j, K) where it is known."""
     k = rows.logits.shape[1]
     is_true, is_known = is_true[selected], is_known[selected]

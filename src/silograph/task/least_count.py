@@ -144,7 +144,7 @@ def _limit_part(arrays: dict[str, np.ndarray], part: str, labels: LabelForm, lea
         arrays[f"{part}.{MERGED}.{name}"] = np.zeros(len(nodes), field.dtype)
     _zero_part(arrays, part, nodes < least)
     if names:
-        margins = _margins(arrays, part, labels)
+        margins = _revealed_counts(arrays, part, labels)
         for client in np.nonzero(_is_below_least(margins, least).any(axis=(0, 2)))[0]:
             merged = _classes_to_merge(margins[:, client], least)
             if merged is None:
@@ -186,7 +186,7 @@ def _zero_part(arrays: Mapping[str, np.ndarray], part: str, clients: np.ndarray)
             array[clients] = 0
 
 
-def _margins(arrays: Mapping[str, np.ndarray], part: str, labels: LabelForm) -> np.ndarray:
+def _revealed_counts(arrays: Mapping[str, np.ndarray], part: str, labels: LabelForm) -> np.ndarray:
     """Return the numbers of nodes that the counts of a class reveal, (M, C, K) int64."""
     num_known = arrays[f"{part}.known"].astype(np.int64)
     missing = arrays[f"{part}.nodes"].astype(np.int64)[:, None] - num_known
@@ -292,11 +292,11 @@ def count_problem(
         if f"{part}.nodes" not in arrays:
             continue
         nodes = arrays[f"{part}.nodes"].astype(np.int64)
-        seen, unseen = (arrays.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
+        num_seen, num_unseen = (arrays.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
         if (
-            seen is not None
-            and unseen is not None
-            and (seen.astype(np.int64) + unseen > nodes).any()
+            num_seen is not None
+            and num_unseen is not None
+            and (num_seen.astype(np.int64) + num_unseen > nodes).any()
         ):
             return f"at most as many seen and unseen ratings as {part} ratings, got more"
         problem = _hit_problem(labels, part, nodes, arrays)
@@ -310,20 +310,20 @@ def _hit_problem(
     labels: LabelForm, part: str, nodes: np.ndarray, counts: Mapping[str, np.ndarray]
 ) -> str | None:
     """Return why hits and misses (C, K) of nodes (C,) are impossible, or None."""
-    known = counts.get(f"{part}.known")
-    if known is not None and (known > nodes[:, None]).any():
+    num_known = counts.get(f"{part}.known")
+    if num_known is not None and (num_known > nodes[:, None]).any():
         return f"at most as many known labels as {part} nodes, got more"
     if any(f"{part}.{name}" not in counts for name in HITS):
         return None
-    known, tp, fp, fn = (_with_merged(counts, part, name) for name in HITS)
+    num_known, tp, fp, fn = (_with_merged(counts, part, name) for name in HITS)
     of_class, predicted = tp + fn, tp + fp
-    if (of_class > known).any() or (predicted > known).any():
+    if (of_class > num_known).any() or (predicted > num_known).any():
         return f"at most as many hits and misses as known labels of {part} nodes, got more"
     if labels != "multiclass":
         return None
-    own_classes = known[:, :-1]
+    own_classes = num_known[:, :-1]
     all_known = (
-        known.sum(1) == nodes * own_classes.shape[1]
+        num_known.sum(1) == nodes * own_classes.shape[1]
     )  # merged classes have no nodes in their own place
     is_consistent = (of_class.sum(1) == nodes) & (predicted.sum(1) == nodes) & all_known
     if not is_consistent.all() or ((own_classes != nodes[:, None]) & (own_classes != 0)).any():
@@ -349,9 +349,11 @@ def _histogram_problem(part: str, counts: Mapping[str, np.ndarray], min_count: i
             f"{part} histogram bins of 0 or at least {min_count} nodes, got one of "
             f"{small_bins.min()}"
         )
-    known, tp, fn = (counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn"))
+    num_known, tp, fn = (
+        counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn")
+    )
     by_truth = bins.sum(axis=3, dtype=np.int64)
-    differs = (by_truth != np.stack([known - tp - fn, tp + fn], axis=2)).any(axis=2)
+    differs = (by_truth != np.stack([num_known - tp - fn, tp + fn], axis=2)).any(axis=2)
     if (differs & by_truth.any(axis=2)).any():  # a silo may send none
         return f"a histogram of as many {part} nodes by class as the hits and misses, got others"
     return None

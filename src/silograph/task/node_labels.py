@@ -187,7 +187,7 @@ class ValueTask:
             ProtocolError: logits or targets that are not those of the rows.
         """
         del val_histogram  # numbers have no histograms
-        _check(rows)
+        _check_rows(rows)
         logits = rows.logits.double()
         is_known, loss = ~torch.isnan(rows.y), self.loss(logits, rows.y)
         error = torch.where(is_known, logits - rows.y.double().nan_to_num(nan=0.0), 0.0)
@@ -218,7 +218,7 @@ class ValueTask:
         if nodes == 0:
             return None
         square, absolute, num_known = (
-            float(counts[f"{part}.{name}"].sum()) + float(_merged(counts, part, name).sum())
+            float(counts[f"{part}.{name}"].sum()) + float(_merged_counts(counts, part, name).sum())
             for name in (*SUMS, "known")
         )
         client_rmse = [
@@ -235,15 +235,15 @@ class ValueTask:
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself."""
-        square, absolute, known = (
-            (counts[f"{part}.{name}"].sum(1) + _merged(counts, part, name)).tolist()
+        square, absolute, num_known = (
+            (counts[f"{part}.{name}"].sum(1) + _merged_counts(counts, part, name)).tolist()
             for name in (*SUMS, "known")
         )
         return {
             "rmse": tuple(
-                math.sqrt(s / n) if n else None for s, n in zip(square, known, strict=True)
+                math.sqrt(s / n) if n else None for s, n in zip(square, num_known, strict=True)
             ),
-            "mae": tuple(a / n if n else None for a, n in zip(absolute, known, strict=True)),
+            "mae": tuple(a / n if n else None for a, n in zip(absolute, num_known, strict=True)),
         }
 
     def class_scores(self, counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
@@ -265,13 +265,13 @@ class ValueTask:
         return y.double().nanmean(dim=0).nan_to_num(nan=0.0)
 
 
-def _merged(counts: Mapping[str, Tensor], part: Part, name: str) -> Tensor:
+def _merged_counts(counts: Mapping[str, Tensor], part: Part, name: str) -> Tensor:
     """Return the counts or sums of targets that clients have merged, (C,); zeros if none may be."""
     merged = counts.get(f"{part}.merged.{name}")
     return torch.zeros_like(counts[f"{part}.nodes"]) if merged is None else merged
 
 
-def _check(rows: JudgedRows) -> None:
+def _check_rows(rows: JudgedRows) -> None:
     """Raise `ProtocolError` unless every row has outputs, and a target for each of them."""
     logits, y, count = rows.logits, rows.y, len(rows.group)
     if logits.dim() != 2 or len(logits) != count or not logits.is_floating_point():

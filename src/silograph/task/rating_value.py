@@ -175,14 +175,14 @@ def _all_gains(
     for start in range(0, len(users), size):
         batch_users = users[start : start + size]
         rating_numbers = order[off[start] : off[start + len(batch_users)]]
-        scores = _scores(factor[batch_users].double(), batch_users, shelf)
+        scores = _scores_of_users(factor[batch_users].double(), batch_users, shelf)
         gains[:, rating_numbers] = _gains_of_users(
             scores, user_number[user[rating_numbers]] - start, item[rating_numbers], size
         )
     return gains
 
 
-def _scores(factor: Tensor, users: Tensor, shelf: _ClientItems) -> Tensor:
+def _scores_of_users(factor: Tensor, users: Tensor, shelf: _ClientItems) -> Tensor:
     """Return the scores of all items for some users, (U, I); -inf of what they rated in training.
 
     Args:
@@ -203,7 +203,7 @@ def _gains_of_users(scores: Tensor, row: Tensor, item: Tensor, size: int) -> Ten
     The first k scores tell most; all items are counted only for scores that equal the k-th.
 
     Args:
-        scores: (U, I) of `_scores`.
+        scores: (U, I) of `_scores_of_users`.
         row: (P,) number of each rating's user among these.
         item: (P,) places of their items.
         size: ratings whose items are counted at once.
@@ -296,7 +296,7 @@ class RatingTask:
             ProtocolError: predictions or ratings that are not those of the rows.
         """
         del val_histogram  # numbers have no histograms
-        _check(rows)
+        _check_rows(rows)
         error = rows.logits[:, 0].double() - rows.y.double()
         no_rows = torch.zeros_like(rows.val)
         kinds = {"": ~no_rows, "seen.": no_rows, "unseen.": no_rows}
@@ -380,7 +380,7 @@ def _root_mean(counts: Mapping[str, Tensor], part: Part, kind: str) -> float | N
     return math.sqrt(float(counts[f"{part}.{kind}square"].sum()) / nodes) if nodes else None
 
 
-def _check(rows: JudgedRows) -> None:
+def _check_rows(rows: JudgedRows) -> None:
     """Raise `ProtocolError` unless every row has one prediction and one rating."""
     logits, y, count = rows.logits, rows.y, len(rows.group)
     if logits.shape != (count, 1) or not logits.is_floating_point():

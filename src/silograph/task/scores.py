@@ -80,11 +80,13 @@ NUMBERS = ("node_value", "rating")
 RATINGS = ("rating",)
 
 
-def _higher(name: str, title: str, says: str, *labels: str, validation: bool = True) -> Metric:
+def _higher_is_better(
+    name: str, title: str, says: str, *labels: str, validation: bool = True
+) -> Metric:
     return Metric(name, title, says, True, share=True, labels=labels, validation=validation)
 
 
-def _lower(name: str, title: str, says: str, *labels: str) -> Metric:
+def _lower_is_better(name: str, title: str, says: str, *labels: str) -> Metric:
     return Metric(name, title, says, False, share=False, labels=labels)
 
 
@@ -93,38 +95,46 @@ def _mean_loss(counts: Mapping[str, Any]) -> float:
 
 
 _ALL = (
-    _higher("accuracy", "accuracy", "Share of right labels, over all clients' nodes.", *CLASSES),
-    _higher(
+    _higher_is_better(
+        "accuracy", "accuracy", "Share of right labels, over all clients' nodes.", *CLASSES
+    ),
+    _higher_is_better(
         "accuracy_client_mean",
         "client mean",
         "Mean of the clients' own shares of right labels.",
         *CLASSES,
     ),
-    _higher("f1_macro", "F1 macro", "Mean of the classes' F1.", *CLASSES),
-    _higher(
+    _higher_is_better("f1_macro", "F1 macro", "Mean of the classes' F1.", *CLASSES),
+    _higher_is_better(
         "f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes.", *CLASSES
     ),
-    _higher(
+    _higher_is_better(
         "auc", "AUC", "Area under the ROC curve, mean over classes.", *CLASSES, validation=False
     ),
-    _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets.", *NUMBERS),
-    _lower(
+    _lower_is_better(
+        "rmse", "RMSE", "Root of the mean squared error, over all clients' targets.", *NUMBERS
+    ),
+    _lower_is_better(
         "rmse_seen",
         "RMSE seen",
         "RMSE of ratings whose user and item train at the client.",
         *RATINGS,
     ),
-    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there.", *RATINGS),
-    _lower("mae", "MAE", "Mean absolute error, over all clients' targets.", *NUMBERS),
-    _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE.", *NUMBERS),
-    _higher(
+    _lower_is_better(
+        "rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there.", *RATINGS
+    ),
+    _lower_is_better("mae", "MAE", "Mean absolute error, over all clients' targets.", *NUMBERS),
+    _lower_is_better(
+        "rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE.", *NUMBERS
+    ),
+    _higher_is_better(
         "recall@10",
         "recall@10",
         "Share of a user's relevant items among the first 10 that its silo recommends, mean over "
         "users.",
         *RATINGS,
     ),
-    _higher(
+    _higher_is_better(
         "ndcg@10",
         "NDCG@10",
         "Discounted gain of the first 10 items that a silo recommends to a user, as a share of the "

@@ -73,9 +73,11 @@ class GAT:
         rows, columns = m.adj.row, m.adj.indices.long()
         own = m.own_of(z)
         sent = segment_heads(z, p["sender"], m.sender_off)
-        heard = segment_heads(own, p["receiver"], m.off)
-        edge = leaky_relu(sent.index_select(0, columns) + heard.index_select(0, rows), SLOPE)
-        loop = leaky_relu(m.own_of(sent) + heard, SLOPE)
+        receiver_logits = segment_heads(own, p["receiver"], m.off)
+        edge = leaky_relu(
+            sent.index_select(0, columns) + receiver_logits.index_select(0, rows), SLOPE
+        )
+        loop = leaky_relu(m.own_of(sent) + receiver_logits, SLOPE)
         where = rows[:, None].expand_as(edge)
         # The largest is taken off so that nothing overflows; it cancels.
         top = loop.detach().scatter_reduce(0, where, edge.detach(), "amax")

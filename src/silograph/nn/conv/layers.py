@@ -113,10 +113,10 @@ class Messages:
 
 def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     """Return the messages along internal edges: cross-client edges are dropped."""
-    return block.once(("messages", dtype), Messages, lambda: _messages(block, dtype))
+    return block.once(("messages", dtype), Messages, lambda: _build_messages(block, dtype))
 
 
-def _messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+def _build_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     degree = block.adj.weighted_degree.to(dtype)[:, None]
     return Messages(block.adj, True, degree, degree, None, block.off, block.off)
 
@@ -215,8 +215,8 @@ def operator(scales: Scales, messages: Messages) -> CSR:
     """
     if scales not in messages.operators:
         degree = messages.sender
-        own = scales.itself(degree)
-        messages.operators[scales] = as_matrix(scales, messages.adj, degree, own)
+        own_scale = scales.itself(degree)
+        messages.operators[scales] = as_matrix(scales, messages.adj, degree, own_scale)
     return messages.operators[scales]
 
 
@@ -247,11 +247,11 @@ def as_matrix(scales: Scales, adj: CSR, degree: Tensor, own: Tensor | None) -> C
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z) + beside) + own * z, (n, O)."""
     pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
-    own = scales.itself(messages.receiver)
+    own_scale = scales.itself(messages.receiver)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
-    report_rows(messages.off, width * passes * ((post is not None) + 2 * (own is not None)))
+    report_rows(messages.off, width * passes * ((post is not None) + 2 * (own_scale is not None)))
     if messages.own is None and messages.beside is None:
         matrix = operator(scales, messages)
         # Scales on both sides are the same up to a factor.
@@ -260,7 +260,7 @@ def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     s = sparse_product(messages.adj, z if pre is None else pre * z)
     s = s if messages.beside is None else s + messages.beside
     s = s if post is None else post * s
-    return s if own is None else s + own * messages.own_of(z)
+    return s if own_scale is None else s + own_scale * messages.own_of(z)
 
 
 def glorot(key: Key, inputs: int, outputs: int) -> Tensor:
