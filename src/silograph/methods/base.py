@@ -1,7 +1,7 @@
-"""What a method is: a server program, its options, where it trains and how it is scored.
+"""The interface of a method: a server program, its options, where it trains and how it is scored.
 
-What differs between methods is a value with its own answers (`Setting`, `Evaluation`, `Needs`), so
-that nobody has to know the methods to ask them.
+Differences between methods are values with an interface (`Setting`, `Evaluation`, `Needs`), so that
+no other code has to know the methods.
 """
 
 import math
@@ -44,7 +44,7 @@ from silograph.nn.segment import segment_sum
 from silograph.task.counts import ALL_COUNTS, CountRules
 
 # --- caution -------------------------------------------------------------------------------------
-# Where the defaults of a method are known not to learn, as parts that say what they hold for.
+# Data on which the defaults of a method are known not to learn.
 
 
 Predicted = Literal["labels of nodes", "ratings"]
@@ -58,8 +58,8 @@ class Caution:
     for ratings, raise --lr
 
     Attributes:
-        text: what is known not to learn, and what does.
-        of: what is predicted where it holds; None: whatever is predicted.
+        text: the data on which the defaults do not learn, and settings that do.
+        of: the predictions that it is about; None: all.
     """
 
     text: str
@@ -101,12 +101,12 @@ def no_corrections(options: Any) -> tuple[Correction, ...]:
 
 @dataclass(frozen=True)
 class DefaultModel:
-    """A model that runs have where they name none.
+    """The default model of a method's runs.
 
     Attributes:
         name: of the model.
-        layers: default of the run's `layers` with it; None: that of all models.
-        hidden: default of the run's `hidden` with it; None: that of all models.
+        layers: default of the run's `layers` with it; None: the default of all models.
+        hidden: default of the run's `hidden` with it; None: the default of all models.
     """
 
     name: str
@@ -129,13 +129,13 @@ class Needs:
         keep_optimizer: default of the run's `keep_optimizer`.
         plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
             plain SGD.
-        corrections: what the options add to the gradient of every local step; what an op works
-            out anew for every call stands here too, without its values, for the plan of the run.
-        losses: what the options add to the loss of every local step, likewise.
+        corrections: terms added to the gradient of every local step, by the options. A correction
+            that an op computes for every call is listed too, without values, to plan the run.
+        losses: terms added to the loss of every local step, by the options.
         score_first: whether the first weights are scored before round 1, and the last scores kept
-            for whatever decides by them.
-        knobs: which of the options' knobs a run has, by those options.
-        controller: what sets them, likewise.
+            for controllers that need them.
+        knobs: the knobs of a run, by the options.
+        controller: the controller that sets them, by the options.
         selector: default of the run's `selector`.
         rating_model: default of the run's `model` on ratings of users and items.
     """
@@ -175,10 +175,10 @@ class MethodConfig(Generic[Options]):
         keep_optimizer: whether a client's optimizer state outlives the round.
         participation: share of clients that train in a round, drawn uniformly.
         options: the method's own options, of its `Method.options` type.
-        backend: what trains and predicts.
-        corrections: what the method adds to the gradient of every local step.
-        losses: what the method adds to the loss of every local step.
-        selector: name of what selects clients; `uniform` draws the share `participation`.
+        backend: computes training and predictions.
+        corrections: terms that the method adds to the gradient of every local step.
+        losses: terms that the method adds to the loss of every local step.
+        selector: name of the selector of clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
         observed: whether that selector gets feedback of each client after the round.
         limited: whether a budget or another limit bounds the selector's number of clients.
@@ -262,11 +262,11 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server keeps between rounds: flat mappings of tensors.
+    """The server's state between rounds: flat mappings of tensors.
 
     Attributes:
         weights: the server's model, or None where a method has none.
-        memory: whatever the method's aggregation remembers.
+        memory: other tensors of the method, such as momenta.
     """
 
     weights: Params | None
@@ -541,14 +541,14 @@ def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
 
 
 # --- private parts -------------------------------------------------------------------------------
-# What clients keep to themselves from round to round, and that one bad round does not spoil it.
+# State that clients never send, and how it survives a round with infinite values or NaN.
 #
 # Moments of optimizers, masks, private layers, flow networks, tables of users, control variates.
 #
 # C: clients.
 
 
-def finite_or_old(new: State, old: State) -> State:
+def keep_previous_if_not_finite(new: State, old: State) -> State:
     """Return private state after training; a client with infinite values or NaN keeps its old one.
 
     Otherwise bad weights from the server, or one step that is too long, would spoil all later

@@ -20,13 +20,11 @@ an agent sets tau, and the share of its nodes that each client draws.
     fedais2     all nodes, adaptive interval
     stale       all nodes; all slots are fetched every tau-th batch (VR-GCN, PipeGCN)
 
-How we read the paper where it is silent: losses are worked out once a round, by one pass over all
-own nodes with the weights received, which also refreshes what is stored of them; owners work asked
-rows out anew with their own current weights, from stored rows, if they take part, and send
-what is stored if they do not. F is the validation loss. Features do not leave: without
-`share_features` the first layer sums over the client's own graph.
-
-What clients do is in `silograph.methods.fedais`.
+How we read the paper where it is silent: losses are computed once a round, by one pass over all own
+nodes with the received weights, which also refreshes their stored rows. Owners that take part in a
+round compute requested rows anew, with their current weights and from stored rows; the others send
+their stored rows. F is the validation loss. Features do not leave: without `share_features` the
+first layer sums over the client's own graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,12 +122,12 @@ from silograph.methods.base import (
     RoundReport,
     ServerState,
     Share,
-    finite_or_old,
+    keep_previous_if_not_finite,
     preset,
 )
 from silograph.methods.local_training import (
     begin,
-    named_fields,
+    prefix_fields,
     stacked,
     state_specs,
 )
@@ -332,9 +330,9 @@ def moving_knobs(options: FedAISOptions) -> frozenset[str]:
     return frozenset(knob.name for knob in knobs_of_run(options))
 
 
-# --- What the ops of FedAIS read of a run and of a client's state --------------------------------
+# --- Names of fields in a client's state, and helpers that read them -----------------------------
 #
-# The fields are those of `silograph.methods.fedais`. C: clients.
+# C: clients.
 
 
 LOSSES = "importance/loss"
@@ -568,7 +566,7 @@ def draw_systematically(
 # What clients do in a round on stored rows: the ops of FedAIS (`silograph.methods.fedais`).
 #
 # State between rounds: see `silograph.exchange.pull`; `importance/loss` (n,) of training nodes
-# when last worked out; `optimizer/*` if kept. Within a round `round/*`: the model in training, and
+# when last computed; `optimizer/*` if kept. Within a round `round/*`: the model in training, and
 # the nodes drawn. C: clients. n: rows. S: halo slots. m: nodes drawn in a round.
 
 
@@ -990,7 +988,7 @@ def close_round(
         logits, _ = whole_pass(cfg, block, state, weights_of(fields), x)
     base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
     squared_moves = {"moved": squared_move(block, fields, base)} if reports_moves(cfg) else {}
-    reply = dict(named_fields("weights", finish_training(cfg.training, block, fields, base)))
+    reply = dict(prefix_fields("weights", finish_training(cfg.training, block, fields, base)))
     loss, count, age, age_count = state[TALLY].t.unbind(1)
     figures = {"loss": loss / count.clamp(min=1), "row_age": age / age_count.clamp(min=1)}
     figures = {
@@ -1003,7 +1001,9 @@ def close_round(
     )
     new = {name: f for name, f in state.items() if not name.startswith("round/")}
     if cfg.keep_optimizer:
-        new |= finite_or_old(stacked("optimizer", memory_of(cfg.training, fields)), state)
+        new |= keep_previous_if_not_finite(
+            stacked("optimizer", memory_of(cfg.training, fields)), state
+        )
     new |= remembered(logits, block)
     fields_to_send: dict[str, Field] = {**reply, **{k: Stacked(t) for k, t in figures.items()}}
     if cfg.sent.plain:
@@ -1016,7 +1016,7 @@ def close_round(
     )
 
 
-# What the server does.
+# --- Server --------------------------------------------------------------------------------------
 
 
 def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState:
@@ -1145,7 +1145,7 @@ def rate_of(optimizer: Optimizer) -> float:
     return optimizer.lr if isinstance(optimizer, SGD | Adam) else 0.0
 
 
-# What silos accept from the server.
+# --- Message specs, which silos check ------------------------------------------------------------
 
 
 def exchange_request_specs(cfg: Config, t: int) -> FieldSpecs:
@@ -1219,7 +1219,7 @@ FEDAIS: Method[FedAISOptions] = Method(
 )
 
 
-# What was measured of FedAIS itself is not known of its presets.
+# The cautions of FedAIS were not measured for its presets.
 PLAIN = replace(FEDAIS, cautions=())
 FEDALL = preset(
     PLAIN,

@@ -14,17 +14,17 @@ in proportion to the sizes of their batches (eq. 8).
 FedGraph_allShare) or none (`none`, FedGraph_nonShare). What is shared is not private for that: see
 docs/exchange.md.
 
-How we read the paper: the node's own message is always kept; a layer that does not hear other silos
-scales by degrees within the client, and counts neighbors there in eq. 7. A row that is wanted has
-the neighbors that it has in its owner's own batch, those in other silos included where the layer is
-shared; so with all labeled nodes, all neighbors and equal weights a pass is that of live exchange.
-One iteration is taken a round (`local_steps`), as the paper names no number.
+How we read the paper: the node's own message is never dropped. A layer that is not shared scales by
+degrees within the client, and counts neighbors there in eq. 7. A row that another silo requests has
+the same neighbors as in its owner's batch, those in other silos included where the layer is shared.
+So with all labeled nodes, all neighbors and equal weights a pass equals one of live exchange. A
+round has one iteration by default (`local_steps`), as the paper names no number.
 
-The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay what options say.
+The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay at the options' values.
 
 State in a round, all under `round/`: `weights/*`, `optimizer/*` (C, ...); `kappa`, `keep` (C, 3);
-`nodes`, `loss` (C,); and what an iteration keeps (`silograph.methods.fedgraph`). Between
-rounds `optimizer/*` if it is kept, and what judging keeps.
+`nodes`, `loss` (C,); and the fields of an iteration, see below. Between rounds `optimizer/*` if
+`keep_optimizer` is set, and the logits of evaluation.
 
 C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
@@ -95,14 +95,14 @@ from silograph.task.registry import task_of
 #
 # The stages are `silograph.methods.fedgraph`; the method that drives them is FedGraph.
 #
-#     ask, listen      silos name the slots that a stage needs, owners note which rows that makes
-#     ask, serve,      the rows come, multiplied by their owners' weights
+#     ask, listen      silos request the slots that a stage needs, owners store the rows' numbers
+#     ask, serve,      owners send the rows, multiplied by their weights
 #       store
-#     send_back,       the gradients of the rows go to their owners, where the option asks for it
+#     send_back,       with `return_gradients`, the gradients of the rows go to their owners
 #       take_back
 #
-# Nothing but tensors is kept between calls: what was drawn follows from the key and the state,
-# and a pass is run anew where its values are needed. State: `round/weights/*` (C, ...),
+# State between calls is tensors only. Draws follow from the key and the state, and a pass is
+# computed again where its values are needed. State: `round/weights/*` (C, ...),
 # `round/kappa` (C,), `round/keep` (C, 3); in an iteration `round/asked/i`, `round/wanted/i`,
 # `round/received/i` and `round/returned/i` of stage i.
 #
@@ -117,11 +117,11 @@ from silograph.task.registry import task_of
 # from their owners. A kept neighbor stands for d / k where k of d were kept (eq. 7), whose
 # expectation is 1 - (1 - p)^d of the sum, or for 1 / p, which is unbiased.
 #
-# Draws are hashes of the key and of both rows' keys, so a row that other silos want has the same
+# Draws are hashes of the key and of both rows' keys, so a row that other silos request has the same
 # neighbors as in its own client's batch.
 #
-# C: clients. n: rows of the block. r: rows that leave a stage. s: rows that enter it. k: halo
-# slots whose rows a stage needs.
+# C: clients. n: rows of the block. r: output rows of a stage. s: input rows. k: halo slots whose
+# rows a stage needs.
 
 
 @dataclass(frozen=True, eq=False)
@@ -551,7 +551,7 @@ def _knob_metadata(text: str) -> dict[str, object]:
 
 @checked_dataclass(frozen=True, config=STRICT)
 class FedGraphOptions:
-    """What is drawn, what crosses, and what sets the rates; the help texts document the fields."""
+    """Options of draws, exchange and rates; the help texts document the fields."""
 
     kappa: Annotated[int, Field(ge=1, le=1024)] = field(
         default=256,

@@ -43,13 +43,13 @@ from silograph.methods.base import (
     MethodConfig,
     RoundReport,
     ServerState,
-    finite_or_old,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.local_training import (
     begin,
     local_round,
     local_steps,
-    named_fields,
+    prefix_fields,
     rests,
     shared,
     stacked,
@@ -134,7 +134,7 @@ def train_private(
         for name, w in fitted.tensors.items()
         if private_weights and name not in private_weights
     }
-    private = finite_or_old(state_of(named_fields(PRIVATE, trained_private)), state)
+    private = keep_previous_if_not_finite(state_of(prefix_fields(PRIVATE, trained_private)), state)
     return {**new, **private, **stacked(BASE, base)}, reply
 
 

@@ -66,12 +66,12 @@ from silograph.methods.base import (
     Needs,
     RoundReport,
     ServerState,
-    finite_or_old,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     local_steps,
-    report_of,
+    report_by_client,
     selected,
     shared,
     stacked,
@@ -354,7 +354,7 @@ def train_masked(
         "sparsity": Stacked(sparsities),
         **told(fitted, block),
     }
-    own_masks = finite_or_old(stacked("masks", trained_masks), state)
+    own_masks = keep_previous_if_not_finite(stacked("masks", trained_masks), state)
     return {**new, **own_masks, **stacked("weights", masked_weights)}, reply
 
 
@@ -444,7 +444,7 @@ def fit_round(
     figures |= {"sparsity": by_client["sparsity"]}
     facts = {name: float(t[is_averaged].mean()) for name, t in figures.items()}
     client_facts = {name: t.where(is_averaged, torch.nan) for name, t in figures.items()}
-    report = report_of(
+    report = report_by_client(
         client_ids, by_client, is_averaged, facts, client_facts, observed=cfg.observed
     )
     return ServerState(None, memory), report

@@ -68,7 +68,7 @@ from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     bases,
     local_steps,
-    report_of,
+    report_by_client,
     selected,
     shared,
     stacked,
@@ -190,7 +190,7 @@ def fit_round(
         "mean_change": shortest,
         "longest_change": longest,
     }
-    report = report_of(
+    report = report_by_client(
         client_ids,
         by_client,
         is_averaged,

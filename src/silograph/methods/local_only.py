@@ -24,7 +24,7 @@ from silograph.methods.local_training import (
     begin,
     local_round,
     local_steps,
-    named_fields,
+    prefix_fields,
     shared,
     stacked,
     state_specs,
@@ -57,7 +57,7 @@ def train_own(
     """Continue training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
     fitted, new = train_from(cfg, block, state, under("weights", state), key)
-    return {**new, **state_of(named_fields("weights", fitted.weights))}, told(fitted, block)
+    return {**new, **state_of(prefix_fields("weights", fitted.weights))}, told(fitted, block)
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

@@ -1,13 +1,13 @@
-"""Local training: what FedAvg and most methods do between two messages.
+"""Local training: the client's side of FedAvg and most other methods.
 
-Each client starts from given weights and takes steps on its own training nodes, on its internal
-edges. The ops and the round here are shared by the methods of this folder.
+Each client starts from the received weights and takes steps on its own training nodes, along its
+internal edges. The methods of this folder share the ops and the round here.
 
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate).
 
 State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler,
-`tables/*` of models that have tables, which never leave, and what judging keeps (see
+`tables/*` of models that have tables, which never leave, and the logits of evaluation (see
 `silograph.evaluation.evaluate`). C: clients.
 """
 
@@ -58,7 +58,7 @@ from silograph.federation.base import (
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import MethodConfig, RoundReport, finite_or_old
+from silograph.methods.base import MethodConfig, RoundReport, keep_previous_if_not_finite
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, Start, TrainingInputs
@@ -66,7 +66,7 @@ from silograph.nn.forward import embedded_pass, whole_pass
 from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights
-NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
+NEIGHBORS = "neighbors"  # prefix of the neighbor sampler's fields in the state
 
 
 def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
@@ -74,7 +74,7 @@ def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
     return {name: Stacked(t) for name, t in named(prefix, tensors).items()}
 
 
-def named_fields(
+def prefix_fields(
     prefix: str, fields: Mapping[str, Stacked | Patched]
 ) -> dict[str, Stacked | Patched]:
     """Return the fields under names `prefix/name`."""
@@ -182,7 +182,7 @@ def train_sent(
 
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
     """Return a client's reply after training: `weights/*`, and the fields of `told`."""
-    return named_fields("weights", fitted.weights) | told(fitted, block)
+    return prefix_fields("weights", fitted.weights) | told(fitted, block)
 
 
 def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
@@ -215,7 +215,7 @@ def train_from(
     if cfg.keep_optimizer:
         private_fields |= stacked("optimizer", fitted.memory)
     private_fields |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
-    return fitted, {**new, **finite_or_old(private_fields, state)}
+    return fitted, {**new, **keep_previous_if_not_finite(private_fields, state)}
 
 
 def embeddings(
@@ -315,7 +315,7 @@ def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str,
     return tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
 
 
-def report_of(
+def report_by_client(
     client_ids: tuple[str, ...],
     by_client: Mapping[str, Tensor],
     is_averaged: Tensor,

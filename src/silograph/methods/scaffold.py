@@ -66,7 +66,7 @@ from silograph.methods.base import (
     Needs,
     RoundReport,
     ServerState,
-    finite_or_old,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.local_training import (
     begin,
@@ -126,7 +126,7 @@ def train_corrected(
     report_clients((fitted.steps > 0).double() * (VARIATE_FLOPS * size))
     new_variates = {name: c + change[name] for name, c in own_variates.items()}
     reply = {**trained(fitted, block), **stacked("variates", change)}
-    return {**new, **finite_or_old(stacked("variates", new_variates), state)}, reply
+    return {**new, **keep_previous_if_not_finite(stacked("variates", new_variates), state)}, reply
 
 
 def variate_change(
