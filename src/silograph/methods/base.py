@@ -405,7 +405,7 @@ class Method(Generic[Options]):
     """A method.
 
     Attributes:
-        name: what users call it.
+        name: name in the config.
         title: one line for listings.
         reference: title, authors, venue, year.
         options: frozen dataclass of the method's own options.
@@ -418,27 +418,28 @@ class Method(Generic[Options]):
         evaluate: how its models are scored, and which view picks the round.
         evaluate_by: the same by the options, where these decide it; None: they do not.
         needs: of the clients' training.
-        calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
+        calls: the ops that it calls, in their order; real silos refuse any other call. None: it
+            runs in simulation only.
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
             the same for all, from the server's (none where it has no model) and the tensors of
             the clients' state; None: those of the server, if it has a model.
-        rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
-            sums over a silo's nodes, of which those that rest on few can be left out.
-        small_weights: whether its weights can travel as `MethodConfig.sent` says.
-        cautions: where its defaults are known not to learn, and what does; listings and
-            comparisons say them.
-        aggregates: whether the run's aggregator may be another than the mean: the round goes
-            through `local_round`, and clients send weights and what is told of training alone.
+        rows: data of single nodes that silos exchange: none, rows of single nodes, or only sums
+            over a silo's nodes, of which those of few nodes can be left out.
+        small_weights: whether its weights can travel in the forms of `MethodConfig.sent`.
+        cautions: data on which its defaults are known not to learn, and settings that do; listings
+            and comparisons show them.
+        aggregates: whether the run's aggregator may be another than the mean. Then the round must
+            go through `local_round`, and clients must send weights and the fields of `told` only.
         scores_on_receipt: whether clients train from the server's model and their training op can
-            score it before: it goes through `train_from` and sends what `told` returns. None:
-            where its round is that of FedAvg or SCAFFOLD, as it was when they were declared. The
-            server's model of a round is then scored by who trains from it in the next one; of
-            other methods it is sent to be scored, and the next round must start from it.
+            score it first: the op must go through `train_from` and send the fields of `told`.
+            None: yes where its round is that of FedAvg or SCAFFOLD, as it was when they were
+            declared. If so, the clients of the next round score the server's model. Otherwise it
+            is sent to be scored, and the next round must start from it.
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
-        note: what the facts of a whole run say about it in one line, by the options and the values
-            of each fact in the scored rounds; None is nothing.
+        note: returns one line about a whole run, from the options and the values of each fact in
+            the scored rounds; None: no line.
     """
 
     name: str

@@ -29,7 +29,7 @@ Views: `personalized` scores what a client's training left, and picks the round.
 `server` view: every client has a model of its own.
 
 State of the server: a model (C, ...) for each client. State of a client: `masks/*` and `weights/*`
-(C, ...), its masks and its model, and what local training keeps.
+(C, ...), its masks and its model, and the state of local training.
 
 C: clients. n: rows. D: width of the embedding.
 """

@@ -29,8 +29,8 @@ Views: `personalized` scores what a client's training left, and picks the round.
 `server` view: the server has a model for each cluster.
 
 State of the server: the clusters' weights (G, ...), `cluster` (C,), `series` (C, T), and how much
-of each is filled, `filled` (C,). State of a client: `weights/*` (C, ...), its model, and what local
-training keeps.
+of each is filled, `filled` (C,). State of a client: `weights/*` (C, ...), its model, and the state
+of local training.
 
 C: clients. G: clusters. P: all weights of a model. T: length of a series.
 """

@@ -182,8 +182,8 @@ class Training:
         model: the shape.
         optimizer: how steps are taken.
         schedule: which steps.
-        corrections: what is added to the gradient of the data, in this order.
-        losses: what is added to the loss of the labels; torch computes it.
+        corrections: terms added to the gradient of the data, in this order.
+        losses: terms added to the loss of the labels; torch computes them.
     """
 
     model: "TrainableModel"
@@ -232,8 +232,8 @@ class TrainingInputs:
         start: weights, see `silograph.nn.fit`.
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
         key: key of the draws.
-        sampler: what the neighbor sampler remembers of every client.
-        tables: those of the clients, with what the optimizer keeps of them if `memory` is.
+        sampler: the neighbor sampler's state of every client.
+        tables: those of the clients, with their optimizer state if `memory` is given.
     """
 
     block: ClientBlock
@@ -250,13 +250,13 @@ class Fitted:
 
     Attributes:
         weights: of every client, (C, ...).
-        memory: optimizer state (C, ...), empty if it was not to be kept.
+        memory: optimizer state (C, ...), empty if it is made anew every round.
         loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
         logits: (n, K) of each client's model for its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
-        neighbors: what the neighbor sampler remembers of every client.
-        tables: of every client, where the model has any, with what the optimizer keeps of them.
-        received: (C, ...) counts of the model that training started from, where they are asked for.
+        neighbors: the neighbor sampler's state of every client.
+        tables: of every client, where the model has any, with their optimizer state.
+        received: (C, ...) counts of the initial model, if the run scores models on receipt.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -399,7 +399,7 @@ class Trainer:
         training: how.
         key: of the draws.
         compact: whether the first weights are trained as rows for the features that occur.
-        keep: whether optimizer state is given and returned.
+        keep: whether training continues from an optimizer state and returns it.
     """
 
     model: Staged

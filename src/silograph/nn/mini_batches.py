@@ -377,7 +377,7 @@ def sampled_pass(
     Args:
         block: C clients; the first A take part.
         x: their features, in the form that the weights want.
-        seeds: (s,) int64 rows whose logits are wanted, by client.
+        seeds: (s,) int64 rows whose logits are computed, by client.
         off: (A + 1,) int64 seeds of each client.
         neighbors: draws.
         key: key of the step.

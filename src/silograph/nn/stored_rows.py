@@ -322,7 +322,7 @@ def to_send(
 
 
 def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
-    """Return the graph of a block's rows, and of its slots if the halo is wanted."""
+    """Return the graph of a block's rows, with its slots if `halo` is set."""
     if halo:
         return block.once("surroundings", Surroundings, lambda: _build_surroundings(block))
     # Kept without the block, which would hold itself, and all that a call to it worked out.
@@ -359,8 +359,8 @@ def _build_surroundings(block: ClientBlock) -> Surroundings:
 def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
     """Return all rows of a block with all edges.
 
-    The last one is kept with the block, in the memory of its edges once more, or twice where slots
-    send in later layers only: which slots are known changes in the first rounds only.
+    The last result is cached with the block, as the known slots change in the first rounds only.
+    It takes the memory of the block's edges, or twice that where slots send in later layers only.
     """
     name = ("whole batch", around.graph is block, 0 in stored.halo)
     cached = block.memo.get(name)
@@ -384,7 +384,7 @@ def batch_of_edges(
 ) -> Batch:
     """Return some rows (b,) of a block with all their edges.
 
-    `later`: whether sums of stages after the first are wanted, too.
+    `later`: whether stages after the first are computed, too.
     """
     first = edges_of(block, rows)
     if not later and 0 not in stored.halo:

@@ -11,13 +11,13 @@ adapt their batches, changes local training and is not part of a selector. So he
 
 - clients' labels are estimated by the counts of true labels among their validation nodes, which are
   part of what a selected client reports of the model that it receives (`tp + fn` of each class);
-- clients are taken one after the other: always the one that brings the joined distribution of
+- clients are selected one after the other: always the one that brings the joint distribution of
   labels nearest to that of all known clients, in Euclidean distance, ties by a draw. The first one
   is drawn, so that rounds differ;
-- clients beyond the share `fast` of the durations of the virtual clock are left out where enough
-  others are known; without a clock nobody is;
-- who is unknown is taken first, as in round 1, up to the number of clients;
-- where a task has no classes nobody's labels are known, and clients are drawn uniformly.
+- clients slower than the share `fast` of the known ones, by the virtual clock, are left out if
+  enough others are known; without a clock no client is;
+- unknown clients are selected first, as in round 1, up to the number of clients;
+- if a task has no classes, no labels are known, and clients are drawn uniformly.
 
 It is a reading and not the authors' code: their estimates and weights are not in FedACS' text.
 

@@ -1,4 +1,4 @@
-"""What leaves a client of its counts where few nodes are behind them.
+"""Limits on the counts that leave a client, so that each is of enough nodes.
 
 `counts_to_send` makes the counts that clients send from the full ones, in simulations and at real
 silos alike. With a least count m of 2 or more, for validation and test apart:
@@ -13,7 +13,7 @@ silos alike. With a least count m of 2 or more, for validation and test apart:
   classes together have such a number, the client sends zeros.
 - **Histograms.** Occupied bins are merged with the next ones until m scores are together. They are
   counted at one of 51 places, the one in which the middle score is. A merged class has none.
-- **Ratings.** The seen and the unseen ones are told apart where there are 0, or m or more, of both.
+- **Ratings.** Seen and unseen ones are counted apart only if there are 0, or m or more, of both.
 - **Rankings.** A client with fewer than m ranked users sends zeros.
 
 So every number of nodes above is 0 or at least m in what leaves. Hits and misses of a class,
