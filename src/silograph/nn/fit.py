@@ -53,15 +53,15 @@ from silograph.nn.segment import segment_sum
 from silograph.task.registry import task_of
 
 # --- start ---------------------------------------------------------------------------------------
-# Where clients start training: bases that they share, and weights or rows of their own on top.
+# Initial weights of local training: bases that clients share, and weights or rows of their own.
 #
 # Each weight of a start is one of these:
 #
 # - a tensor in the model's shape, shared by all clients, or (C, ...) with a slice for each;
-# - a `Stacked` value: every client's own, as it was kept between rounds;
+# - a `Stacked` value: every client's own weights, stored between rounds;
 # - a `Patched` value: each client has one of G bases, and may have rows of its own in it.
 #
-# What training leaves (`Fitted.weights`) is such a start. Where features are sparse and the
+# The result of training (`Fitted.weights`) is such a start, too. Where features are sparse and the
 # optimizer is fresh, first weights that come from bases are trained as the rows of the features
 # that occur at a client; so one base for all costs what shared weights cost, and they are the
 # same computation.

@@ -1,15 +1,15 @@
 """A pass over some rows of a client that reads stored rows of all others: one hop at any depth.
 
-What enters a stage of the rows of a batch is worked out; what enters it of their other neighbors
-was stored before, of own rows and of halo slots. So memory and work of a batch are those of one
-hop, however many stages there are, and no gradient flows through a stored row.
+The inputs of a stage are computed for the rows of the batch. For their other neighbors, own rows
+and halo slots, they are read from storage. So memory and work of a batch are those of one hop,
+however many stages there are, and no gradient flows through a stored row.
 
 Fey, Lenssen, Weichert and Leskovec, "GNNAutoScale: scalable and expressive graph neural networks
 via historical embeddings", ICML 2021, for one machine; Li et al., "Federated graph learning with
 adaptive importance-based sampling", AAAI 2025, eq. 6, across silos.
 
 Rows of a slot are scaled by their owner, by its own degree, so that no degree travels. Edges to a
-slot of which no row is there yet are left out, and the receiver's other edges stand for them.
+slot whose row has not been received yet are left out; the receiver's other edges stand for them.
 
 Where nothing is dropped, slots' rows are summed before they are multiplied by the weights, as maps
 are linear: where nodes have many neighbors in other silos there are far more slots than rows.
@@ -127,7 +127,7 @@ def _masked_matrix(adj: CSR, mask: Tensor, columns: int, indices: Tensor | None 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of a block that are worked out together.
+    """Rows of a block that are computed together.
 
     Attributes:
         rows: (b,) int64, by client.
