@@ -20,7 +20,7 @@ from silograph.aggregation.aggregators import (
     TRIMMED_MEAN,
     NoAggregatorOptions,
     TrimmedMeanOptions,
-    combined,
+    combine_weights,
 )
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError, ProtocolError
@@ -61,19 +61,21 @@ def left_out(trim: float, clients: int) -> int:
 
 def test_a_trim_above_0_leaves_extremes_out_from_three_clients_on() -> None:
     weights = {"w": torch.tensor([1.0, 2.0, 1e6])}
-    assert combined(TRIMMED_MEAN, TrimmedMeanOptions(0.1), torch.ones(3), weights)["w"] == 2
+    assert combine_weights(TRIMMED_MEAN, TrimmedMeanOptions(0.1), torch.ones(3), weights)["w"] == 2
     weights = {"w": torch.tensor([*range(30), 1e6])[1:]}
-    assert combined(TRIMMED_MEAN, TrimmedMeanOptions(0.1), torch.ones(30), weights)["w"] == 15.5
+    assert (
+        combine_weights(TRIMMED_MEAN, TrimmedMeanOptions(0.1), torch.ones(30), weights)["w"] == 15.5
+    )
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 9, 20])
 def test_they_are_what_numpy_and_scipy_say(clients: int) -> None:
     weights, nodes = drawn(clients), torch.arange(1, clients + 1)
-    found = combined(MEDIAN, NONE, nodes, weights)
+    found = combine_weights(MEDIAN, NONE, nodes, weights)
     for name, w in weights.items():
         np.testing.assert_allclose(found[name], np.median(w, axis=0), rtol=0, atol=1e-15)
     for trim in (0.0, 0.1, 0.25, 0.49):
-        cut = combined(TRIMMED_MEAN, TrimmedMeanOptions(trim), nodes, weights)
+        cut = combine_weights(TRIMMED_MEAN, TrimmedMeanOptions(trim), nodes, weights)
         for name, w in weights.items():
             share = (left_out(trim, clients) + 0.5) / clients  # scipy rounds down
             np.testing.assert_allclose(cut[name], stats.trim_mean(w, share, axis=0), atol=1e-14)
@@ -84,9 +86,9 @@ def test_neither_order_nor_the_input_changes(name: str) -> None:
     weights, nodes = drawn(7), torch.arange(7)
     options = AGGREGATORS[name].options()
     before = {each: w.clone() for each, w in weights.items()}
-    one = combined(AGGREGATORS[name], options, nodes, weights)
+    one = combine_weights(AGGREGATORS[name], options, nodes, weights)
     turned = {each: w.flip(0) for each, w in weights.items()}
-    assert same_bits(one, combined(AGGREGATORS[name], options, nodes.flip(0), turned))
+    assert same_bits(one, combine_weights(AGGREGATORS[name], options, nodes.flip(0), turned))
     assert same_bits(before, weights)
 
 
@@ -98,7 +100,7 @@ def test_a_few_hostile_clients_move_the_mean_alone(bad: float) -> None:
         each[:2] = bad
     trimmed = TrimmedMeanOptions(0.25)
     for aggregator, options in ((MEDIAN, NONE), (TRIMMED_MEAN, trimmed)):
-        found = combined(aggregator, options, nodes, weights)
+        found = combine_weights(aggregator, options, nodes, weights)
         for name, w in found.items():
             low, high = weights[name][2:].aminmax(dim=0)
             assert bool(((low <= w) & (w <= high)).all())

@@ -8,7 +8,7 @@ from silograph.aggregation.aggregators import (
     ServerAdam,
     ServerMomentum,
     ServerStep,
-    replace,
+    take_mean,
 )
 from silograph.nn.conv import Params
 
@@ -18,7 +18,7 @@ MEANS = [{"w": torch.tensor(v, dtype=torch.float64)} for v in ([2.0, 2.0], [4.0,
 
 
 def test_replace_is_fedavg() -> None:
-    weights, memory = replace(START, MEANS[0], {})
+    weights, memory = take_mean(START, MEANS[0], {})
     assert weights == MEANS[0]
     assert memory == {}
 

@@ -28,7 +28,7 @@ from silograph.control.ddpg import (
     principal,
     read_agent,
     sketch_of,
-    updated,
+    update_networks,
     value,
     write_agent,
 )
@@ -100,7 +100,7 @@ def test_one_update_is_worked_out_by_hand() -> None:
     # The first step of Adam is lr along the sign of the gradient, and none where it is 0.
     learning = Learning(actor_lr=0.01, critic_lr=0.1, follow=0.25, critic_decay=0.01)
     before = {n: w.detach().clone() for n, w in networks.weights.items()}
-    after = updated(Networks(before, networks.memory), found, learning).weights
+    after = update_networks(Networks(before, networks.memory), found, learning).weights
     assert error > 0
     expected = torch.tensor([[0.6, 2.9]])  # 1/2 up by 0.1; 3 has no gradient but its decay's
     torch.testing.assert_close(after["critic/1.weight"], expected, rtol=0, atol=1e-6)
@@ -120,7 +120,7 @@ def test_what_the_critic_does_not_value_goes_back_to_the_middle(
     blind = networks.weights | {"critic/0.weight": torch.tensor([[1.0, 0.0], [-1.0, 0.0]])}
     learning = Learning(actor_lr=0.01, critic_lr=0.0, centering=centering)
     there = replace(found, state=found.after)
-    after = updated(Networks(blind, networks.memory), there, learning).weights
+    after = update_networks(Networks(blind, networks.memory), there, learning).weights
     expected = torch.tensor([[weight, 2.0]])
     torch.testing.assert_close(after["actor/1.weight"], expected, rtol=0, atol=1e-6)
 
@@ -216,7 +216,7 @@ def test_an_optimum_that_depends_on_the_state_is_learned_and_not_without_it() ->
 
 # --- what it keeps --------------------------------------------------------------------------------
 
-SMALL = AgentOptions(hidden=(8, 4), kept=30, batch=5)
+SMALL = AgentOptions(hidden=(8, 4), capacity=30, batch=5)
 
 
 def standing_at(t: int, score: float = 0.4) -> RunStanding:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from silograph.control import AgentOptions, Knob, RunStanding
 from silograph.control import ddpg as agents
 from silograph.control.base import ControllerState
-from silograph.control.ddpg import Learning, Networks, Transitions, first_networks, updated
+from silograph.control.ddpg import Learning, Networks, Transitions, first_networks, update_networks
 from silograph.core.key import Key
 from silograph.nn.conv import Params
 
@@ -88,7 +88,7 @@ def test_updates_are_those_of_modules_and_optimizers(decay: float) -> None:
     how = Learning(actor_lr=0.05, critic_lr=0.1, critic_decay=decay, follow=0.3, centering=0.1)
     ours = start
     for one in batches(20):
-        ours = updated(ours, one, how)
+        ours = update_networks(ours, one, how)
     for name, own in theirs(start, how, batches(20)).items():
         for n, w in own.items():
             torch.testing.assert_close(ours.part(name)[n], w, rtol=0, atol=1e-4)
@@ -97,7 +97,7 @@ def test_updates_are_those_of_modules_and_optimizers(decay: float) -> None:
 # --- what enters an update ------------------------------------------------------------------------
 
 KNOBS = (Knob("share", 0.0, 1.0, 0.5),)
-SMALL = AgentOptions(hidden=(8, 4), kept=64, batch=5, least_noise=0.05)
+SMALL = AgentOptions(hidden=(8, 4), capacity=64, batch=5, least_noise=0.05)
 
 
 def standing_at(t: int) -> RunStanding:
@@ -136,7 +136,7 @@ def test_updates_draw_anew_in_every_round_among_what_is_there(
         drawn.append(found.reward.tolist())
         return networks
 
-    monkeypatch.setattr(agents, "updated", noted)
+    monkeypatch.setattr(agents, "update_networks", noted)
     state = after_rounds(agents.PROFILE + 30)
     known = state["replay/reward"].tolist()
     for number, rewards in enumerate(drawn, start=agents.PROFILE + 1):

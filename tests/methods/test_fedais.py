@@ -48,9 +48,9 @@ from silograph.methods.fedais import (
     FedAISOptions,
     advance,
     close_round,
+    exchange_request,
     init,
     open_round,
-    told_of,
 )
 from silograph.methods.local_training import shared
 from silograph.nn.backends import COMPILED, TORCH, Backend
@@ -65,7 +65,7 @@ from silograph.nn.stored_rows import (
     batch_of_edges,
     batch_pass,
     drawn_batch,
-    started,
+    start_training,
     step_,
     stored_stages,
     surroundings,
@@ -291,7 +291,7 @@ def test_work_of_a_batch_is_that_of_one_hop(make_graph: MakeGraph, layers: int, 
     sampler = Fanout((drawn,)) if drawn else FULL
     batch = drawn_batch(block, surroundings(block), stored, rows, off, sampler, KEY)
     cfg = config(shape={"layers": layers}, optimizer=SGD(0.1))
-    held = started(model, cfg.training, block, weights, None, compact=True)
+    held = start_training(model, cfg.training, block, weights, None, compact=True)
     with metered(block.num_clients) as meter:
         step_(model, cfg.training, block, held, TrainingRows(batch, None), stored, KEY)
     total = 0
@@ -749,7 +749,7 @@ def test_rows_are_asked_for_before_a_batch_reads_them(make_graph: MakeGraph) -> 
     init(fed, cfg, weights, key)
     fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     with pytest.raises(ProtocolError, match="expected an exchange of rows before the first batch"):
-        fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
+        fed.call(advance, exchange_request(cfg, 1, 0), what=Kind.CONTROL, key=key)
 
 
 def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) -> None:
@@ -762,10 +762,10 @@ def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) 
     with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 10"):
         fed.call(close_round, {}, what=Kind.WEIGHTS, key=key)
     with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 3"):
-        fed.call(advance, told_of(cfg, 1, 3), what=Kind.CONTROL, key=key)
-    fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
+        fed.call(advance, exchange_request(cfg, 1, 3), what=Kind.CONTROL, key=key)
+    fed.call(advance, exchange_request(cfg, 1, 0), what=Kind.CONTROL, key=key)
     with pytest.raises(ProtocolError, match=r"expected batch 10 of the round next, got 0"):
-        fed.call(advance, told_of(cfg, 1, 0), what=Kind.CONTROL, key=key)
+        fed.call(advance, exchange_request(cfg, 1, 0), what=Kind.CONTROL, key=key)
 
 
 @pytest.mark.parametrize("shape", [{"model": "sage", "layers": 1}, {"model": "mlp"}])

@@ -19,9 +19,9 @@ from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, ServerState
 from silograph.methods.fedais import FEDAIS, FedAISOptions
 from silograph.nn.backends import COMPILED, TORCH
-from silograph.nn.fit import Held, Schedule, Training
+from silograph.nn.fit import Schedule, Training, TrainingFields
 from silograph.nn.optim import SGD, Adam
-from silograph.nn.stored_compiled import check_held, check_stored
+from silograph.nn.stored_compiled import check_fields, check_stored
 from together import cut_of, model_of
 
 pytest.importorskip("numba")
@@ -98,11 +98,11 @@ def test_both_backends_do_the_same(
     assert ledgers[0] == ledgers[1]
 
 
-def held_by(clients: int, used: int, wrong: str = "") -> Held:
+def held_by(clients: int, used: int, wrong: str = "") -> TrainingFields:
     """What clients in training of a model 7-6-3 hold for Adam, one field of another shape."""
     shapes = {"0.weight": (used, 6), "flat": (clients, 6 + 18 + 3)}
     kinds = ("weights", "memory/first", "memory/second")
-    held: Held = {
+    held: TrainingFields = {
         f"{kind}/{name}": Stacked(torch.zeros(shape))
         for kind in kinds
         for name, shape in shapes.items()
@@ -116,18 +116,18 @@ def held_by(clients: int, used: int, wrong: str = "") -> Held:
 def test_kernels_are_given_what_they_read_alone() -> None:
     shape = model_of("gcn", residual=False, layers=2)
     model, training = divisible(shape), Training(shape, Adam(0.01), Schedule(1))
-    check_held(model, training, held_by(2, 9), 2, 9)
+    check_fields(model, training, held_by(2, 9), 2, 9)
     for wrong in held_by(2, 9):
         with pytest.raises(ProtocolError, match=rf"clients in training whose {wrong} has shape"):
-            check_held(model, training, held_by(2, 9, wrong), 2, 9)
+            check_fields(model, training, held_by(2, 9, wrong), 2, 9)
     short = held_by(2, 9)
     short.pop("memory/second/flat")
     with pytest.raises(ProtocolError, match=r"memory/second/flat has shape .*, got None"):
-        check_held(model, training, short, 2, 9)
+        check_fields(model, training, short, 2, 9)
     mixed = held_by(2, 9)
     mixed["weights/flat"] = Stacked(mixed["weights/flat"].t.double())
     with pytest.raises(ProtocolError, match="and the run's dtype"):
-        check_held(model, training, mixed, 2, 9)
+        check_fields(model, training, mixed, 2, 9)
 
 
 @pytest.mark.parametrize("of", ["own", "halo"])

@@ -35,7 +35,13 @@ from silograph.federation.session.message import (
 )
 from silograph.graph.graph import Graph
 from silograph.methods import Method
-from silograph.methods.fedais import FEDAIS, FedAISOptions, controller_of, knobs_in, moved_in
+from silograph.methods.fedais import (
+    FEDAIS,
+    FedAISOptions,
+    controller_of,
+    knobs_of_run,
+    moving_knobs,
+)
 from silograph.study.train_agent import AgentTraining, train_agent
 
 MakeGraph = Callable[..., Graph]
@@ -193,7 +199,7 @@ def changed(body: bytes, field: Any) -> bytes:
 
 def names(**options: Any) -> tuple[set[str], set[str]]:
     found = FedAISOptions(**options)
-    return {knob.name for knob in knobs_in(found)}, set(moved_in(found))
+    return {knob.name for knob in knobs_of_run(found)}, set(moving_knobs(found))
 
 
 def test_only_knobs_that_change_anything_are_set() -> None:

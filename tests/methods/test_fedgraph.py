@@ -26,9 +26,9 @@ from silograph.graph.graph import Graph
 from silograph.methods.fedgraph import (
     StageDraw,
     begin_round,
+    draw_batch_rows,
     listen,
     sampled_stage,
-    seeds,
     serve,
     step,
     store,
@@ -206,9 +206,9 @@ def test_the_expected_sum_by_enumeration(
         stage = sampled_stage(block, leaving, 0, how, rows[:0], Key.of(number))
         first = block.halo.off[:-1].repeat_interleave(stage.slots.off.diff())
         slots = stage.slots.t.long() + first
-        near = stage.entering.rows[stage.messages.adj.indices.long()]
+        near = stage.input_rows.rows[stage.messages.adj.indices.long()]
         sum_near = stage.messages.adj.values @ block.x[near][:, :1]  # type: ignore[operator]
-        sum_far = stage.outer.values @ far[slots]  # type: ignore[operator]
+        sum_far = stage.halo_weights.values @ far[slots]  # type: ignore[operator]
         found[tuple(sorted(near.tolist())), tuple(slots.tolist())] = sum_near + sum_far
     inside = block.adj.select_rows(rows).indices.tolist()
     outside = block.halo.adj.select_rows(rows).indices.tolist()
@@ -231,7 +231,7 @@ def test_batches_are_subsets_drawn_alike(make_graph: MakeGraph, cut_block: CutBl
     assert len(first) >= 4
     seen = dict.fromkeys(itertools.combinations(first, 2), 0)
     for number in range(200 * len(seen)):
-        found = seeds(block, most, Key.of(number))
+        found = draw_batch_rows(block, most, Key.of(number))
         assert found.off.diff().tolist() == [2, int(block.num_train[1]), 0]
         assert bool(block.split.train[found.rows].all())
         seen[tuple(found.rows[:2].tolist())] += 1

@@ -30,15 +30,15 @@ from silograph.methods.fedpub import (
     embedding_of,
     functional_embedding,
     mean_of,
+    mean_similarity,
     shared_graph,
     shares,
-    to_others,
 )
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import convolve
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import forward_pass, leave, whole_pass
-from silograph.nn.masked import Masked, Near, SparseMasks, pruned
+from silograph.nn.masked import Masked, Near, SparseMasks, prune_mask
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 
@@ -140,9 +140,9 @@ def test_shares_by_hand() -> None:
     expected = expected / expected.sum(1, keepdim=True)
     torch.testing.assert_close(found[:3, :3], expected, rtol=0, atol=1e-12)
     assert found[:3, 3].tolist() == [0, 0, 0]
-    assert to_others(alike, gives).tolist()[:3] == pytest.approx([-0.25, 0.0, -0.75])
+    assert mean_similarity(alike, gives).tolist()[:3] == pytest.approx([-0.25, 0.0, -0.75])
     alone = torch.tensor([True, False, False, False])
-    assert bool(to_others(cosines(h, alone), alone).isnan().all())
+    assert bool(mean_similarity(cosines(h, alone), alone).isnan().all())
     none = torch.zeros(4).bool()
     nobody = shares(cosines(h, none), none, 2.0)
     assert nobody.tolist() == [[0.0] * 4] * 4
@@ -185,7 +185,7 @@ def test_masks_multiply_the_matrices(make_graph: MakeGraph, cut_block: CutBlock)
     values = {name: w.detach() for name, w in own.items()}
     with torch.no_grad():
         scored = forward_pass(model, values, inputs, None)
-        cut = {m: pruned(values[m], model.least) for m in model.masks.values()}
+        cut = {m: prune_mask(values[m], model.least) for m in model.masks.values()}
         plain = forward_pass(inner, model.products_(values, cut), inputs, None)
     assert torch.equal(scored, plain)
     assert not torch.allclose(scored, ours.detach())  # small entries count in training only
@@ -197,7 +197,9 @@ def test_an_entry_on_the_edge_counts(dtype: torch.dtype) -> None:
     edge = torch.tensor(0.1, dtype=dtype)
     below = edge.nextafter(torch.zeros((), dtype=dtype))
     mask = torch.stack([edge, -edge, below, -below, 2 * edge, 0 * edge])
-    assert torch.equal(pruned(mask, 0.1), torch.stack([edge, -edge, *(0 * mask[:2]), *mask[4:]]))
+    assert torch.equal(
+        prune_mask(mask, 0.1), torch.stack([edge, -edge, *(0 * mask[:2]), *mask[4:]])
+    )
 
 
 def test_the_optimizers_state_is_kept_by_default(make_graph: MakeGraph) -> None:

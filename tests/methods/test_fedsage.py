@@ -28,12 +28,12 @@ from silograph.methods.fedsage import (
     FedSageOptions,
     NeighGen,
     first_least,
+    generated_rows,
     generator_of,
-    impaired,
+    hide_rows,
     learn,
+    nearest_gradients,
     objective,
-    pulls,
-    shown,
     train_generator,
 )
 from silograph.nn.fit import Schedule
@@ -89,15 +89,15 @@ def test_the_cross_client_phase_is_autograd_on_all_graphs_together(
     block, _ = cut_block(graph, 3)
     gen, weight = NeighGen(graph.num_features, 5, 3), 0.7
     hidden = Key.of(2).uniform(block.row_key)[:, 0] < 0.4
-    damaged, weights = impaired(block, hidden), drawn_weights(gen, 3)
+    damaged, weights = hide_rows(block, hidden), drawn_weights(gen, 3)
     leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
-    x, off = shown(gen, weights, block, damaged, KEY)
+    x, off = generated_rows(gen, weights, block, damaged, KEY)
     assert min(off.diff().tolist()) > 1
     ends = off.tolist()
     answers = torch.zeros_like(x)
     for c in range(3):
         mine = slice(ends[c], ends[c + 1])
-        each = pulls(x[mine], block)
+        each = nearest_gradients(x[mine], block)
         answers[mine] = each.sum(0) - each[c]
     ours = objective(gen, leaves, block, damaged, KEY, weight, answers)
     found = torch.autograd.grad(ours, list(leaves.values()))
@@ -153,13 +153,13 @@ def test_answers_pull_to_the_nearest_row(make_graph: MakeGraph, cut_block: CutBl
     block, _ = cut_block(make_graph(30), 3)
     assert isinstance(block.x, Tensor)
     x = torch.randn(6, block.num_features, dtype=torch.float64)
-    found = pulls(x, block)
+    found = nearest_gradients(x, block)
     for c, rows in enumerate(block.x.split(block.off.diff().tolist())):
         near = torch.cdist(x, rows).argmin(1)
         torch.testing.assert_close(found[c], 2 * (x - rows[near]), rtol=0, atol=1e-12)
     nobody = replace(block, ids=("a", *block.ids), off=torch.cat([block.off[:1], block.off]))
-    assert torch.equal(pulls(x, nobody)[0], torch.zeros_like(x))
-    assert torch.equal(pulls(x, nobody)[1:], found)
+    assert torch.equal(nearest_gradients(x, nobody)[0], torch.zeros_like(x))
+    assert torch.equal(nearest_gradients(x, nobody)[1:], found)
 
 
 @pytest.mark.parametrize("options", [{"hidden": 0.0}, {"most": 0}, {"generator_epochs": 0}])
@@ -228,7 +228,7 @@ def test_a_generator_learns_degrees_and_features(
     cfg = config(graph, generator_epochs=80, feature_weight=0.1)
     state, _ = train_generator(cfg, block, {}, {}, KEY)
     gen = NeighGen(graph.num_features, 6, 5)
-    damaged = impaired(block, state["generator/hidden"].t)
+    damaged = hide_rows(block, state["generator/hidden"].t)
     first = {n: w.expand(2, *w.shape) for n, w in gen.init(KEY.fold("first")).items()}
     before, after = (
         float(objective(gen, w, block, damaged, KEY, 0.0))

@@ -25,15 +25,15 @@ from silograph.methods.base import AnyMethod
 from silograph.methods.gcfl import (
     GCFLOptions,
     GCFLPlusOptions,
-    disagree,
     edge_weights,
-    likenesses,
     means,
     minimum_cut,
     nearest_split,
     note,
-    split,
-    warped,
+    should_split,
+    similarities,
+    split_clusters,
+    warping_distances,
 )
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
@@ -93,7 +93,7 @@ def test_a_cluster_is_split_when_the_mean_is_short_and_a_change_is_long() -> Non
         (mean * 0.99, 0.99, False),
         (mean * 1.01, 1.01, False),
     ):
-        assert disagree(GCFLOptions(epsilon1=epsilon1, epsilon2=epsilon2), gram) == expected
+        assert should_split(GCFLOptions(epsilon1=epsilon1, epsilon2=epsilon2), gram) == expected
 
 
 def test_facts_are_what_thresholds_are_compared_with() -> None:
@@ -135,12 +135,12 @@ def warped_by_hand(a: list[float], b: list[float]) -> float:
 
 def test_time_warping_by_hand() -> None:
     series = Key.of(3).matrix(4, 5)
-    found = warped(series)
+    found = warping_distances(series)
     for i, j in itertools.product(range(4), range(4)):
         expected = math.sqrt(warped_by_hand(series[i].tolist(), series[j].tolist()))
         assert float(found[i, j]) == pytest.approx(expected, abs=1e-12)
     late = torch.tensor([[1.0, 1, 2, 3], [1, 2, 3, 3]])
-    assert warped(late).tolist() == [[0, 0], [0, 0]]
+    assert warping_distances(late).tolist() == [[0, 0], [0, 0]]
 
 
 def test_means_by_hand() -> None:
@@ -159,11 +159,11 @@ def test_series_of_those_who_were_away_wait() -> None:
     series = torch.tensor([[1.0, 2], [3, 4]], dtype=torch.float64)
     memory = {"series": series, "filled": torch.tensor([1, 1])}
     gram = torch.diag(torch.tensor([25.0, 36], dtype=torch.float64))
-    alike, known, memory = likenesses(memory, gram, torch.tensor([True, False]))
+    alike, known, memory = similarities(memory, gram, torch.tensor([True, False]))
     assert memory["series"].tolist() == [[2, 5], [3, 4]]
     assert memory["filled"].tolist() == [2, 1]
     assert known.tolist() == [True, False]
-    assert torch.equal(alike, -warped(memory["series"]))
+    assert torch.equal(alike, -warping_distances(memory["series"]))
 
 
 def test_clients_without_a_series_go_with_the_larger_part() -> None:
@@ -171,10 +171,13 @@ def test_clients_without_a_series_go_with_the_larger_part() -> None:
     gram = torch.diag(torch.ones(4, dtype=torch.float64))
     everyone, known = torch.ones(4).bool(), torch.tensor([True, True, True, False])
     options = GCFLPlusOptions(epsilon1=1.0, epsilon2=0.1)
-    found = split(options, torch.zeros(4).long(), gram, everyone, alike, known)
+    found = split_clusters(options, torch.zeros(4).long(), gram, everyone, alike, known)
     assert found.tolist() == [0, 0, 1, 0]
     few = torch.tensor([True, True, False, False])
-    assert split(options, torch.zeros(4).long(), gram, everyone, alike, few).tolist() == [0] * 4
+    assert (
+        split_clusters(options, torch.zeros(4).long(), gram, everyone, alike, few).tolist()
+        == [0] * 4
+    )
 
 
 def test_planted_clusters_are_found(make_graph: MakeGraph, cut_block: CutBlock) -> None:
@@ -243,10 +246,10 @@ def test_planted_series_are_told_apart(seed: int) -> None:
     gram = torch.diag(series[:, -1] ** 2)
     everyone = torch.ones(6).bool()
     memory = {"series": series.roll(1, 1), "filled": torch.full((6,), 5)}
-    alike, known, memory = likenesses(memory, gram, everyone)
+    alike, known, memory = similarities(memory, gram, everyone)
     torch.testing.assert_close(memory["series"], series, rtol=0, atol=1e-12)
     options = GCFLPlusOptions(epsilon1=100.0, epsilon2=1e-6)
-    found = split(options, torch.zeros(6).long(), gram, everyone, alike, known).tolist()
+    found = split_clusters(options, torch.zeros(6).long(), gram, everyone, alike, known).tolist()
     assert sorted([found[:3], found[3:]]) == [[0] * 3, [1] * 3]
 
 
@@ -264,10 +267,10 @@ def test_a_cut_depends_on_the_series_of_its_cluster_alone(other: str) -> None:
         cluster, took_part[4:], memory["filled"][4:] = cluster * 0, False, 0
     gram = torch.diag(series[:, -1] ** 2)
     options = GCFLPlusOptions(epsilon1=1e3, epsilon2=1e-6, sequence=3)
-    alike, known, _ = likenesses(memory, gram, took_part)
-    found = split(options, cluster, gram, took_part, alike, known).tolist()
+    alike, known, _ = similarities(memory, gram, took_part)
+    found = split_clusters(options, cluster, gram, took_part, alike, known).tolist()
     assert found[:4] in ([0, 0, 2, 2], [2, 2, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0])
-    distance = warped(series[:4])
+    distance = warping_distances(series[:4])
     expected = minimum_cut(distance.max() - distance)
     assert sorted(expected.tolist()) in ([0, 1], [2, 3])
 

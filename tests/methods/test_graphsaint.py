@@ -21,7 +21,13 @@ from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import Graph
 from silograph.graph.partition.split import draw_split
 from silograph.methods.base import MethodConfig
-from silograph.methods.graphsaint import GRAPHSAINT, GraphSAINTOptions, draw, presample, subgraph
+from silograph.methods.graphsaint import (
+    GRAPHSAINT,
+    GraphSAINTOptions,
+    draw,
+    draw_subgraph,
+    presample,
+)
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
@@ -90,7 +96,7 @@ def test_subgraphs_of_all_nodes_are_centralized_training(
     rows, expected = block.split.train, []
     for t in range(1, STEPS + 1):
         step = KEY.fold("train", t, "epoch", 0, "batch", 0)
-        assert len(subgraph(block, cfg.options, step)) == 30
+        assert len(draw_subgraph(block, cfg.options, step)) == 30
         adam.zero_grad()
         logits = cfg.model.forward(weights, block, step)
         loss = node_loss(logits[rows], block.y[rows], cfg.model.task).mean()
@@ -182,7 +188,7 @@ def test_without_a_drawn_training_node_there_is_no_step(
         assert new.weights is not None
         assert state.weights is not None
         stays = all(torch.equal(w, new.weights[name]) for name, w in state.weights.items())
-        drawn = subgraph(block, cfg.options, KEY.fold("train", t, "epoch", 0, "batch", 0))
+        drawn = draw_subgraph(block, cfg.options, KEY.fold("train", t, "epoch", 0, "batch", 0))
         assert stays == (report.train_loss is None) == (not block.split.train[drawn].any())
         seen.add(stays)
         state = new

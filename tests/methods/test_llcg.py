@@ -21,7 +21,7 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph, Split
 from silograph.methods.fedavg import FEDAVG
-from silograph.methods.llcg import LLCG, correct, corrected
+from silograph.methods.llcg import LLCG, correct, train_at_server
 from silograph.nn.mini_batches import Fanout
 from silograph.task.counts import node_loss
 
@@ -87,8 +87,8 @@ def test_a_fanout_is_not_the_servers(make_graph: MakeGraph) -> None:
     assert state.weights is not None
     assert held is not None
     few = replace(cfg, schedule=replace(cfg.schedule, neighbors=Fanout((1, 1))))
-    theirs, _ = corrected(few, held, state.weights, {}, key)
-    ours, _ = corrected(cfg, held, state.weights, {}, key)
+    theirs, _ = train_at_server(few, held, state.weights, {}, key)
+    ours, _ = train_at_server(cfg, held, state.weights, {}, key)
     assert all(torch.equal(theirs[name], w) for name, w in ours.items())
 
 

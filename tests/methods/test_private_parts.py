@@ -12,7 +12,7 @@ from remote_runs import setup_of
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Stacked, State
 from silograph.methods import METHODS
-from silograph.methods.base import ServerState, finite_or_old
+from silograph.methods.base import ServerState, keep_previous_if_not_finite
 
 MakeGraph = Callable[..., sg.Graph]
 KEY = Key.of(4)
@@ -74,10 +74,10 @@ def test_only_clients_with_what_is_no_number_keep_the_old() -> None:
         return {"a": Stacked(torch.full((3, 2), x)), "b": Ragged(rows, off)}
 
     old, new = fields(1.0), fields(2.0)
-    assert finite_or_old(new, old) is new
+    assert keep_previous_if_not_finite(new, old) is new
     new["a"].t[0, 1] = torch.nan
     new["b"].t[2, 0] = torch.inf
-    found = finite_or_old(new, old)
+    found = keep_previous_if_not_finite(new, old)
     assert found["a"].t.tolist() == [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
     assert found["b"].t.tolist() == [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
 

@@ -30,8 +30,8 @@ from silograph.federation.in_process import InProcess
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.graph.block.block import UNSEEN
 from silograph.methods import METHODS
+from silograph.methods.fedgnn import item_rows_of as sent_rows
 from silograph.methods.fedgnn import laplace, normal
-from silograph.methods.fedgnn import rows_of as sent_rows
 from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, train_items
 from silograph.methods.fesog import labeled_gradients, mean_size
 from silograph.nn.rating_steps import rating_graph as messages_of

@@ -25,7 +25,7 @@ from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, start_f
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 from silograph.nn.own_module import OperationCounter
-from silograph.nn.own_module import _left_alone_by_the_compiler as leave_alone
+from silograph.nn.own_module import _exclude_from_compiler as leave_alone
 from silograph.sampling.neighbors import Bernoulli
 
 MakeGraph = Callable[..., Graph]

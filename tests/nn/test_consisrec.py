@@ -29,9 +29,9 @@ from silograph.nn.consisrec import (
     ConsisRec,
     DrawnNeighbors,
     Neighborhood,
-    _levels,
-    attended,
-    drawn_neighbors,
+    _nearest_levels,
+    attentive_mean,
+    draw_neighbors,
     neighborhood,
     similar_items,
 )
@@ -182,14 +182,14 @@ def test_draws_have_the_chances_of_an_enumeration() -> None:
     score = [math.exp(-float((query - row).square().sum())) for row in x[1:]]
     p = [s / sum(score) for s in score]
     ends, rows = torch.zeros(count).long(), Key.of(3).words(torch.arange(count), 1)[:, 0]
-    drawn = drawn_neighbors(near, x, query.expand(count, 2), ends, rows, 0.6, KEY).adj
+    drawn = draw_neighbors(near, x, query.expand(count, 2), ends, rows, 0.6, KEY).adj
     assert drawn.degree.tolist() == [2] * count
     sets = drawn.indices.view(count, 2) - 1
     for a, b in itertools.combinations(range(4), 2):
         chance = p[a] * p[b] * (1 / (1 - p[a]) + 1 / (1 - p[b]))
         found = int(((sets[:, 0] == a) & (sets[:, 1] == b)).sum())
         assert abs(found - count * chance) < 4 * math.sqrt(count * chance * (1 - chance))
-    one = drawn_neighbors(near, x, query.expand(count, 2), ends, rows, 0.1, KEY).adj
+    one = draw_neighbors(near, x, query.expand(count, 2), ends, rows, 0.1, KEY).adj
     shares = torch.bincount(one.indices - 1, minlength=4) / count
     assert np.allclose(shares, p, atol=4 * 0.5 / math.sqrt(count))
 
@@ -198,7 +198,7 @@ def test_draws_have_the_chances_of_an_enumeration() -> None:
 def test_a_share_of_the_neighbors_is_drawn_and_one_at_least(sampled: float, number: int) -> None:
     near, x = star(10), torch.zeros(11, 2).double()
     ends = torch.tensor([0, 5, 0])  # 5 has no neighbors
-    drawn = drawn_neighbors(near, x, x[:3], ends, torch.arange(3), sampled, KEY).adj
+    drawn = draw_neighbors(near, x, x[:3], ends, torch.arange(3), sampled, KEY).adj
     assert drawn.degree.tolist() == [number, 0, number]
     assert all(len(set(part.tolist())) == number for part in drawn.indices.view(2, number))
 
@@ -211,7 +211,7 @@ def test_attention_by_hand() -> None:
         "attention": torch.tensor([[1.0], [0], [0], [1]]).double(),
         "relation": torch.tensor([[7, 0], [5, math.log(2) - 2]]).double(),
     }
-    found = attended(p, x, DrawnNeighbors(adj, torch.tensor([0, 2])), torch.tensor([0, 9, 1]))
+    found = attentive_mean(p, x, DrawnNeighbors(adj, torch.tensor([0, 2])), torch.tensor([0, 9, 1]))
     torch.testing.assert_close(found, torch.tensor([[7 / 3, 4], [0, 0]]).double())
 
 
@@ -225,7 +225,7 @@ def test_gradients_of_drawn_neighbors_are_those_of_differences() -> None:
     def said(*given: Tensor) -> Tensor:
         own = dict(zip(names, given, strict=True))
         p = weights | {n: f.t for n, f in tables.items()} | own
-        return model.said(p, block, pair, KEY)
+        return model.predict_pairs(p, block, pair, KEY)
 
     given = [*values.values(), tables["embedding"].t.clone()]
     assert torch.autograd.gradcheck(said, [t.requires_grad_() for t in given])
@@ -238,10 +238,10 @@ def test_draws_are_those_of_key_and_rating_whatever_else_is_in_a_step(
     weights, tables = started(model, block)
     p = weights | {n: f.t for n, f in tables.items()}
     pair = torch.arange(len(pairs_of(block).row))
-    said = [model.said(p, block, pair, KEY.fold(k)) for k in (0, 0, 1)]
+    said = [model.predict_pairs(p, block, pair, KEY.fold(k)) for k in (0, 0, 1)]
     assert torch.equal(said[0], said[1])
     assert not torch.allclose(said[0], said[2])
-    alone = torch.cat([model.said(p, block, part, KEY.fold(0)) for part in pair.split(7)])
+    alone = torch.cat([model.predict_pairs(p, block, part, KEY.fold(0)) for part in pair.split(7)])
     torch.testing.assert_close(alone, said[0], rtol=0, atol=1e-12)
     found = model.forward(weights, block, tables=tables)
     monkeypatch.setattr(consisrec, "SCORED_AT_ONCE", 30)
@@ -257,9 +257,9 @@ def test_the_query_of_a_pair_is_what_the_paper_says(monkeypatch: pytest.MonkeyPa
 
     def spy(near: Neighborhood, x: Tensor, query: Tensor, *rest: Any) -> DrawnNeighbors:
         seen.append(query)
-        return drawn_neighbors(near, x, query, *rest)
+        return draw_neighbors(near, x, query, *rest)
 
-    monkeypatch.setattr(consisrec, "drawn_neighbors", spy)
+    monkeypatch.setattr(consisrec, "draw_neighbors", spy)
     model.forward(weights, block, tables=tables)
     slot = {int(row): 2 + k for k, row in enumerate(trained_rows(block).nonzero()[:, 0])}
     x, pairs = tables["embedding"].t, pairs_of(block)
@@ -351,7 +351,7 @@ def test_a_step_in_parts_gives_the_same_gradients_and_keeps_no_drawn_neighbors(
             t.requires_grad_()
         kept = KeptNumbers()
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-            said = model.said(leaves, block, pair, KEY)
+            said = model.predict_pairs(leaves, block, pair, KEY)
         grads = torch.autograd.grad(
             said.square().sum(), list(leaves.values()), materialize_grads=True, allow_unused=True
         )
@@ -457,6 +457,6 @@ def test_it_ranks_nothing_and_says_so() -> None:
 
 def test_levels_go_from_the_lowest_rating_that_trains_to_the_highest() -> None:
     value = torch.tensor([2.0, 3.0, 3.4, 5.0], dtype=torch.float64)
-    assert _levels(value, 4).tolist() == [0, 1, 1, 3]
-    assert _levels(value[:1], 4).tolist() == [0]  # all alike
-    assert _levels(value[:0], 4).tolist() == []
+    assert _nearest_levels(value, 4).tolist() == [0, 1, 1, 3]
+    assert _nearest_levels(value[:1], 4).tolist() == [0]  # all alike
+    assert _nearest_levels(value[:0], 4).tolist() == []

@@ -11,7 +11,7 @@ from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import COMPILED, TORCH
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.kernel_block import flushed, share_out
+from silograph.nn.kernel_block import flush_subnormals, run_in_threads
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 
@@ -39,9 +39,9 @@ def kept() -> Iterator[None]:
 def test_only_what_is_inside_is_flushed() -> None:
     with ThreadPoolExecutor(1) as other:
         assert other.submit(product).result() > 0
-        with flushed():
+        with flush_subnormals():
             assert product() == 0
-            with flushed():
+            with flush_subnormals():
                 assert product() == 0
             assert product() == 0
             assert other.submit(product).result() > 0
@@ -50,7 +50,7 @@ def test_only_what_is_inside_is_flushed() -> None:
 
 def test_where_a_processor_cannot_do_it_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_flush_denormal", lambda _: False)
-    with flushed():
+    with flush_subnormals():
         assert product() > 0
 
 
@@ -62,7 +62,7 @@ def test_steps_without_data_are_flushed() -> None:
 
 
 def test_an_error_inside_ends_it() -> None:
-    with pytest.raises(KeyError), flushed():
+    with pytest.raises(KeyError), flush_subnormals():
         raise KeyError
     assert product() > 0
 
@@ -70,7 +70,7 @@ def test_an_error_inside_ends_it() -> None:
 @pytest.mark.usefixtures("kept")
 def test_a_caller_that_wants_it_keeps_it() -> None:
     torch.set_flush_denormal(True)
-    with flushed():
+    with flush_subnormals():
         assert product() == 0
     assert product() == 0
 
@@ -83,7 +83,7 @@ def test_every_thread_of_a_block_is_flushed(
     found: list[float] = []
     torch.set_num_threads(threads)
     try:
-        share_out(block, lambda _first, _end: found.append(product()))
+        run_in_threads(block, lambda _first, _end: found.append(product()))
     finally:
         torch.set_num_threads(before)
     assert found == [0.0] * min(threads, block.num_clients)

@@ -103,7 +103,7 @@ def tables(
 ) -> tuple[arrays.RowArrays, arrays.ModelShape, arrays.Scratch]:
     """The arrays of a block, of a two-layer model of this hidden width, and a thread's memory."""
     model = Model("gcn", block.num_features, width, 3, 2, drop, "multiclass")
-    data = kernel_block.prepared(model, block, compact=False)
+    data = kernel_block.prepare_block(model, block, compact=False)
     shape = kernel_model.model_shape(
         model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL)
     )

@@ -71,7 +71,7 @@ def test_a_fold_is_predicted_as_if_its_ratings_were_none_that_train() -> None:
     """Profiles of a fold are those of a client that trains on the other folds alone."""
     block, weights = block_of(), weights_drawn()
     found, row = profiles_of(MODEL, block), pairs_of(block).row
-    said = MODEL.said(weights, block, torch.arange(len(row)), None)
+    said = MODEL.predict_pairs(weights, block, torch.arange(len(row)), None)
     assert sorted(found.fold.unique().tolist()) == [0, 1, 2, 3, 4]
     for fold in range(MODEL.folds):
         out = torch.zeros(len(block.y), dtype=torch.bool)

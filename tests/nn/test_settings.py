@@ -81,11 +81,11 @@ def test_attention_is_dropped_after_its_softmax(
     p = conv.init(Key.of(1), block.num_features, 4)
     messages = internal_messages(block, torch.float64)
     z = conv.map(p, block.x, block.off)
-    dropping = messages.dropping(DROP, block.row_key, KEY)
+    dropping = messages.with_dropout(DROP, block.row_key, KEY)
     assert dropping.attention is not None
     row, column = (t.flatten() for t in torch.meshgrid(*2 * [torch.arange(n)], indexing="ij"))
     ones = torch.ones(n * n, 2, dtype=torch.float64)
-    factor = dropping.attention.applied(ones, row, column).view(n, n, 2)
+    factor = dropping.attention.apply_dropout(ones, row, column).view(n, n, 2)
     weight = attention(p, z, block, 2) * factor
     expected = torch.einsum("ijh,jhd->ihd", weight, z.view(n, 2, -1))
     close(conv.combine(p, z, dropping), expected)

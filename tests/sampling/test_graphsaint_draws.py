@@ -23,12 +23,12 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.methods.graphsaint import (
     Sampler,
-    chances,
     draw,
+    draw_probabilities,
+    draw_subgraph,
     presample,
-    subgraph,
-    walked,
-    weighed,
+    walk,
+    weighted_step_fields,
 )
 from silograph.nn.model import Model
 from silograph.nn.reach import entries_among
@@ -125,7 +125,7 @@ def inclusion(block: ClientBlock, found: Outcomes) -> tuple[Tensor, Tensor]:
 def test_chances_are_the_papers(tiny: Blocks, sampler: Sampler) -> None:
     """Of nodes the squared columns of A~, of edges 1 / deg(u) + 1 / deg(v), of roots all alike."""
     block, _ = tiny
-    got = chances(block, sampler)
+    got = draw_probabilities(block, sampler)
     got = got / got.sum()
     one = hits(block, How(sampler, walk_length=0))
     if sampler == "edge":
@@ -166,7 +166,7 @@ def test_subgraphs_are_drawn_as_often_as_they_should(tiny: Blocks, how: How) -> 
     expected, repeats = outcomes(block, how), 1500
     seen = dict.fromkeys(expected, 0)
     for number in range(repeats):
-        seen[tuple(subgraph(block, how, KEY.fold(number)).tolist())] += 1
+        seen[tuple(draw_subgraph(block, how, KEY.fold(number)).tolist())] += 1
     for rows, p in expected.items():
         spread = math.sqrt(repeats * p * (1 - p))
         assert abs(seen[rows] - repeats * p) < 5 * spread + 1, rows
@@ -191,15 +191,15 @@ def test_subgraphs_do_not_depend_on_the_order_of_nodes(
     none = torch.zeros(40, dtype=torch.bool)
     one, other = (make_block(g, whole(g), Split(none, none, none))[0] for g in (graph, moved))
     for number in range(5):
-        plain, turned = (subgraph(b, How(sampler, 6), KEY.fold(number)) for b in (one, other))
+        plain, turned = (draw_subgraph(b, How(sampler, 6), KEY.fold(number)) for b in (one, other))
         assert 1 < len(plain) < 30
         assert plain.tolist() == sorted(order[turned].tolist())
 
 
 def test_a_walk_stays_where_there_is_no_way(tiny: Blocks) -> None:
     block, _ = tiny
-    assert walked(block, torch.tensor([5]), 3, KEY).tolist() == [5, 5, 5, 5]
-    root, step = walked(block, torch.tensor([4]), 1, KEY).tolist()
+    assert walk(block, torch.tensor([5]), 3, KEY).tolist() == [5, 5, 5, 5]
+    root, step = walk(block, torch.tensor([4]), 1, KEY).tolist()
     assert (root, step) == (4, 3)
 
 
@@ -229,7 +229,7 @@ def take_drawn(
     """Take the subgraph that the test has drawn, with the exact probabilities."""
     rows, (single, joint) = torch.tensor(cfg.drawn), cfg.probabilities
     entries = entries_among(block.adj, rows)
-    return {**state, **weighed(block, rows, entries, single, joint[entries])}, {}
+    return {**state, **weighted_step_fields(block, rows, entries, single, joint[entries])}, {}
 
 
 def drawn(tiny: Blocks, cfg: Config) -> tuple[InProcess, Key]:
@@ -293,7 +293,7 @@ def test_subgraphs_are_counted_until_they_cover_the_graph(tiny: Blocks, sampler:
     nodes, edges = torch.zeros(6, dtype=torch.int64), torch.zeros(6, 6, dtype=torch.int64)
     number = 0
     while nodes.sum() < 7 * 6:
-        rows = subgraph(block, how, KEY.fold("presample", number))
+        rows = draw_subgraph(block, how, KEY.fold("presample", number))
         nodes[rows] += 1
         edges[rows[:, None], rows] += 1
         number += 1
@@ -367,7 +367,7 @@ def test_a_step_reads_weights_off_the_counts(
     for step in range(8):
         fed.call(draw, {}, what=Kind.CONTROL, key=KEY.fold(step))
         state = fed.states()[0]
-        rows = subgraph(block, how, KEY.fold(step)).tolist()
+        rows = draw_subgraph(block, how, KEY.fold(step)).tolist()
         assert state["pass/rows"].t.tolist() == rows
         names = {name for name in state if name.startswith("pass/")}
         if not normalize:

@@ -11,10 +11,10 @@ from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.methods.fedais import (
     draw_order,
-    first_of,
-    inclusions,
+    draw_systematically,
+    first_nodes,
+    inclusion_probabilities,
     probabilities,
-    systematic,
 )
 from silograph.nn.segment import segment_sum
 
@@ -56,7 +56,7 @@ def test_the_first_draw_follows_p_and_the_second_what_is_left() -> None:
 def test_draws_are_those_of_each_client_alone_in_any_numbering() -> None:
     p, key = probabilities(changes(), OFF, 0.1), Key.of(4)
     count = torch.tensor([3, 0, 1, 4])
-    rows, off = first_of(draw_order(p, OFF, KEYS, key), OFF, count)
+    rows, off = first_nodes(draw_order(p, OFF, KEYS, key), OFF, count)
     assert off.diff().tolist() == count.tolist()
     for c, (a, b) in enumerate(itertools.pairwise(OFF.tolist())):
         mine = rows[off[c] : off[c + 1]]
@@ -78,7 +78,7 @@ def test_inclusions_sum_to_the_count_and_are_proportional_below_1() -> None:
     p = probabilities(changes() ** 3, OFF, 0.05)
     for count in itertools.product([1, 3, 5], [0], [1], [1, 4, 6, 7]):
         wanted = torch.tensor(count)
-        pi = inclusions(p, OFF, wanted)
+        pi = inclusion_probabilities(p, OFF, wanted)
         torch.testing.assert_close(segment_sum(pi, OFF), wanted.double())
         for c, (a, b) in enumerate(itertools.pairwise(OFF.tolist())):
             if b > a:
@@ -92,9 +92,9 @@ def test_inclusions_do_not_depend_on_other_clients() -> None:
     off, size = offsets(sizes), 10.0 ** (-24 * Key.of(3).matrix(int(sizes.sum()), 1)[:, 0])
     size[torch.arange(len(size)) % 5 == 0] = 0
     p, count = probabilities(size, off, 0.0), torch.floor(0.7 * sizes.double() + 0.5).long()
-    pi = inclusions(p, off, count)
+    pi = inclusion_probabilities(p, off, count)
     for c, (a, b) in enumerate(itertools.pairwise(off.tolist())):
-        alone = inclusions(p[a:b], torch.tensor([0, b - a]), count[c : c + 1])
+        alone = inclusion_probabilities(p[a:b], torch.tensor([0, b - a]), count[c : c + 1])
         assert torch.equal(pi[a:b], alone)
         some = int((p[a:b] > 0).sum())
         assert float(pi[a:b].sum()) == pytest.approx(min(int(count[c]), some), rel=1e-9)
@@ -103,12 +103,16 @@ def test_inclusions_do_not_depend_on_other_clients() -> None:
 
 def test_systematic_draws_have_their_inclusions_by_enumeration() -> None:
     """A piece of length pi meets a grid with a random start with probability pi: all starts."""
-    pi = inclusions(probabilities(changes(), OFF, 0.2), OFF, torch.tensor([2, 0, 1, 3]))
+    pi = inclusion_probabilities(
+        probabilities(changes(), OFF, 0.2), OFF, torch.tensor([2, 0, 1, 3])
+    )
     starts = 4000
 
     hits = torch.zeros(13, dtype=torch.float64)
     for number in range(starts):
-        found = systematic(pi, OFF, KEYS, _Fixed(5, (number + 0.5) / starts), torch.arange(4))
+        found = draw_systematically(
+            pi, OFF, KEYS, _Fixed(5, (number + 0.5) / starts), torch.arange(4)
+        )
         hits += found
         counts = segment_sum(found.long(), OFF)
         assert counts.tolist() in ([2, 0, 1, 3],)
@@ -131,10 +135,14 @@ class _Fixed(Key):
 def test_weighed_losses_are_unbiased_by_enumeration() -> None:
     """The mean over all starts of sum of f / (n pi) is the mean of f of each client."""
     f = Key.of(8).uniform(torch.arange(13))[:, 0]
-    pi = inclusions(probabilities(changes(), OFF, 0.2), OFF, torch.tensor([2, 0, 1, 3]))
+    pi = inclusion_probabilities(
+        probabilities(changes(), OFF, 0.2), OFF, torch.tensor([2, 0, 1, 3])
+    )
     starts, total = 4000, torch.zeros(4, dtype=torch.float64)
     for number in range(starts):
-        found = systematic(pi, OFF, KEYS, _Fixed(5, (number + 0.5) / starts), torch.arange(4))
+        found = draw_systematically(
+            pi, OFF, KEYS, _Fixed(5, (number + 0.5) / starts), torch.arange(4)
+        )
         total += segment_sum(torch.where(found, f / (SIZES[owners(OFF)] * pi), 0), OFF) / starts
     mean = segment_sum(f, OFF) / SIZES.clamp(min=1)
     torch.testing.assert_close(total, mean, rtol=0, atol=2e-3)
@@ -154,5 +162,7 @@ def test_a_loss_that_is_no_number_changes_nobody_elses_draws(bad: float) -> None
     p, count = probabilities(wild, OFF, 0.2), torch.tensor([2, 0, 1, 3])
     assert torch.equal(p, probabilities(change, OFF, 0.2))
     assert bool(p.isfinite().all())
-    found = systematic(inclusions(p, OFF, count), OFF, KEYS, Key.of(4), torch.arange(4))
+    found = draw_systematically(
+        inclusion_probabilities(p, OFF, count), OFF, KEYS, Key.of(4), torch.arange(4)
+    )
     assert segment_sum(found.long(), OFF).tolist() == count.tolist()

@@ -24,14 +24,14 @@ from silograph.nn.model import Model
 from silograph.sampling.label_guided import (
     Normalize,
     Weighing,
-    drawn_rows,
+    draw_distinct_rows,
     hear_drawn,
-    inclusion,
-    joint_inclusion,
-    set_up,
+    inclusion_probability,
+    joint_inclusion_probability,
+    set_up_sampler,
     shares,
     tell_drawn,
-    weighed,
+    weighted_pass_fields,
 )
 
 KEY = Key.of(3)
@@ -66,7 +66,7 @@ def take_drawn(
     off = torch.tensor([0, *itertools.accumulate(len(part) for part in parts)])
     drawn = Ragged(torch.cat(parts), off)
     share, draws = state["sampler/share"].t, state["sampler/draws"].t
-    return {**state, **weighed(block, drawn, share, draws, cfg.options)}, {}
+    return {**state, **weighted_pass_fields(block, drawn, share, draws, cfg.options)}, {}
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def small(make_graph: Callable[..., Graph], cut_block: Callable[..., Blocks]) ->
 
 def engine(cut: Blocks, cfg: Config, sample: int) -> InProcess:
     fed = InProcess(cfg, *cut, cut[0].num_clients)
-    set_up(fed, sample, cfg.options.normalize, KEY)
+    set_up_sampler(fed, sample, cfg.options.normalize, KEY)
     return fed
 
 
@@ -145,20 +145,20 @@ def test_inclusion_is_the_share_of_outcomes_that_hold_a_node(small: Blocks) -> N
             hit[int(block.off[c]) + torch.tensor(picks)] = True
         single[hit] += p
         joint += p * (hit[:, None] & hit).double()
-    expected = inclusion(share, draws[block.client])
+    expected = inclusion_probability(share, draws[block.client])
     torch.testing.assert_close(single, expected, rtol=0, atol=1e-12)
     for c in range(2):
         own = (block.client == c).nonzero()[:, 0]
         u, v = torch.cartesian_prod(own, own).T
         other = u != v
-        got = joint_inclusion(share[u], share[v], draws[c])
+        got = joint_inclusion_probability(share[u], share[v], draws[c])
         torch.testing.assert_close(got[other], joint[u, v][other], rtol=0, atol=1e-12)
 
 
 def test_certain_nodes_and_no_draws() -> None:
     q, none = torch.tensor([1.0, 0.5]).double(), torch.tensor([0, 0])
-    assert inclusion(q, torch.tensor([3, 1])).tolist() == [1.0, 0.5]
-    assert inclusion(torch.tensor([0.5]).double(), none[:1]).tolist() == [0.0]
+    assert inclusion_probability(q, torch.tensor([3, 1])).tolist() == [1.0, 0.5]
+    assert inclusion_probability(torch.tensor([0.5]).double(), none[:1]).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
@@ -220,7 +220,11 @@ def test_many_draws_agree_within_their_spread(
     seen, sums, squares = (torch.zeros(40, width).double() for width in (1, 3, 3))
     for number in range(300):
         drawn = tuple(
-            tuple(drawn_rows(share[a:b], block.row_key[a:b], int(s), KEY.fold(number, c)).tolist())
+            tuple(
+                draw_distinct_rows(
+                    share[a:b], block.row_key[a:b], int(s), KEY.fold(number, c)
+                ).tolist()
+            )
             for c, (a, b, s) in enumerate(zip(block.off[:-1], block.off[1:], draws, strict=True))
         )
         run(fed, Config(model, options, drawn), weights, announce=drawn_only)
@@ -246,10 +250,10 @@ def test_draws_do_not_depend_on_the_order_of_nodes() -> None:
     share = torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     share, key = share / share.sum(), torch.arange(30) * 7919
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    plain = drawn_rows(share, key, 12, KEY)
-    moved = drawn_rows(share[order], key[order], 12, KEY)
+    plain = draw_distinct_rows(share, key, 12, KEY)
+    moved = draw_distinct_rows(share[order], key[order], 12, KEY)
     assert plain.tolist() == sorted(order[moved].tolist())
-    assert drawn_rows(share, key, 0, KEY).tolist() == []
+    assert draw_distinct_rows(share, key, 0, KEY).tolist() == []
 
 
 def test_largest_remainders_get_what_is_left() -> None:
@@ -266,26 +270,26 @@ def test_what_cannot_be_drawn(
     with pytest.raises(
         ConfigError, match="expected sample of at most 7, the nodes of all silos, got 8"
     ):
-        set_up(InProcess(cfg, *small, 2), 8, "paper", KEY)
+        set_up_sampler(InProcess(cfg, *small, 2), 8, "paper", KEY)
     with pytest.raises(
         ConfigError, match="at least 2 draws from every silo with normalize=conditional"
     ):
-        set_up(InProcess(cfg, *small, 2), 2, "conditional", KEY)
+        set_up_sampler(InProcess(cfg, *small, 2), 2, "conditional", KEY)
     four = Config(Model("gcn", 7, 4, 4, 1, 0.0, "multiclass"), Options())
     with pytest.raises(
         DataError, match="training nodes of every class, got none of class 3 in any"
     ):
-        set_up(InProcess(four, *small, 2), 4, "paper", KEY)
+        set_up_sampler(InProcess(four, *small, 2), 4, "paper", KEY)
     several = cut_block(make_graph(20, multilabel=True), 2)
     with pytest.raises(DataError, match="one label a node for label-guided sampling, got several"):
-        set_up(InProcess(cfg, *several, 2), 4, "paper", KEY)
+        set_up_sampler(InProcess(cfg, *several, 2), 4, "paper", KEY)
 
 
 def test_silos_that_never_draw_are_named(small: Blocks, caplog: pytest.LogCaptureFixture) -> None:
     fed = InProcess(Config(model_of(), Options()), *small, 2)
-    set_up(fed, 2, "paper", KEY)
+    set_up_sampler(fed, 2, "paper", KEY)
     assert caplog.messages == []
-    set_up(fed, 1, "paper", KEY)
+    set_up_sampler(fed, 1, "paper", KEY)
     (idle,) = (i for i, s in enumerate(fed.states()[0]["sampler/draws"].t.tolist()) if not s)
     assert caplog.messages == [
         f"1 of 2 silos draw no node in any step ({fed.ids[idle]} first): raise sample, 1 now"
@@ -305,11 +309,11 @@ def dense_loss(
         across[row, block.halo.boundary[route.target[slot]]] = 1
     degree = (inside + across).sum(1) + 1
     share, draws = state["sampler/share"].t, state["sampler/draws"].t
-    p = inclusion(share, draws[block.client])
+    p = inclusion_probability(share, draws[block.client])
     taken = torch.zeros(n).double()
     taken[rows] = 1
     v, u = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
-    both = joint_inclusion(share[u], share[v], draws[block.client][v])
+    both = joint_inclusion_probability(share[u], share[v], draws[block.client][v])
     if cfg.options.normalize == "conditional":
         weight = inside * p[v] / both + across / p[u] + torch.eye(n)
     else:
@@ -343,7 +347,7 @@ def test_the_way_back_is_autograd_of_the_drawn_loss(
     state = whole.states()[0]
 
     fed = InProcess(Config(model, options), *cut, block_size)
-    set_up(fed, 30, normalize, KEY)
+    set_up_sampler(fed, 30, normalize, KEY)
     fed.call(every_second, {}, what=Kind.CONTROL, key=KEY)
     pull(fed, None, tell_drawn, hear_drawn, what=Kind.HALO_KEYS, key=KEY)
     grads, loss = gradients(fed, model, weights, KEY, weighed=True)
@@ -364,4 +368,4 @@ def every_second(
     off = torch.tensor([0, *itertools.accumulate(len(part) for part in parts)])
     drawn = Ragged(torch.cat(parts), off)
     share, draws = state["sampler/share"].t, state["sampler/draws"].t
-    return {**state, **weighed(block, drawn, share, draws, cfg.options)}, {}
+    return {**state, **weighted_pass_fields(block, drawn, share, draws, cfg.options)}, {}

@@ -3,7 +3,7 @@
 import torch
 
 from silograph.core.key import Key
-from silograph.sampling.label_guided import fill
+from silograph.sampling.label_guided import build_sampler
 
 SHARE = torch.tensor([1.0, 0.0, 5.0, 2.0], dtype=torch.float64)
 NAMES = torch.tensor([40, -7, 3, 11])
@@ -11,7 +11,7 @@ NAMES = torch.tensor([40, -7, 3, 11])
 
 def test_items_are_drawn_in_proportion_to_their_shares() -> None:
     draws = 20_000
-    found = torch.bincount(fill(SHARE, NAMES).draw(draws, Key.of(0)), minlength=4)
+    found = torch.bincount(build_sampler(SHARE, NAMES).draw(draws, Key.of(0)), minlength=4)
     p = SHARE / SHARE.sum()
     spread = (draws * p * (1 - p)).sqrt()
     assert bool(((found - draws * p).abs() <= 5 * spread).all())
@@ -19,7 +19,7 @@ def test_items_are_drawn_in_proportion_to_their_shares() -> None:
 
 def test_numbering_does_not_matter() -> None:
     order = torch.tensor([2, 0, 3, 1])
-    plain = fill(SHARE, NAMES).draw(50, Key.of(1))
-    moved = fill(SHARE[order], NAMES[order]).draw(50, Key.of(1))
+    plain = build_sampler(SHARE, NAMES).draw(50, Key.of(1))
+    moved = build_sampler(SHARE[order], NAMES[order]).draw(50, Key.of(1))
     assert plain.tolist() == order[moved].tolist()
-    assert fill(SHARE, NAMES).draw(0, Key.of(1)).tolist() == []
+    assert build_sampler(SHARE, NAMES).draw(0, Key.of(1)).tolist() == []

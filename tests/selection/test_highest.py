@@ -6,7 +6,7 @@ import torch
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key, hash_texts
-from silograph.selection.base import drawn, draws_of, highest, race, top
+from silograph.selection.base import draw_by_name, draw_ids, highest, mask_of_top, race_scores
 from silograph.selection.harmony import numpy_loop
 from silograph.selection.oort import quantile
 from silograph.selection.registry import SELECTORS
@@ -19,7 +19,7 @@ DRAWS = np.random.default_rng(0)
 def test_draws_are_those_of_the_names(value: int) -> None:
     key = Key(value)
     expected = key.uniform(hash_texts(IDS))[:, 0]
-    assert torch.equal(torch.from_numpy(draws_of(IDS, key)), expected)
+    assert torch.equal(torch.from_numpy(draw_by_name(IDS, key)), expected)
 
 
 @pytest.mark.parametrize("number", [0, 1, 7, 39, 40])
@@ -27,20 +27,20 @@ def test_draws_are_those_of_the_names(value: int) -> None:
 def test_the_highest_are_those_of_a_sort(number: int, kinds: int) -> None:
     scores, key = DRAWS.integers(0, kinds, len(IDS)).astype(float), Key.of(number)
     scores[3], scores[5] = np.inf, -np.inf
-    draws = draws_of(IDS, key)
+    draws = draw_by_name(IDS, key)
     by_draw = sorted(range(len(IDS)), key=lambda i: (-scores[i], draws[i]))[:number]
     assert highest(IDS, scores, number, key) == [IDS[i] for i in sorted(by_draw)]
     by_place = sorted(range(len(IDS)), key=lambda i: (-scores[i], i))[:number]
-    assert top(scores, number).nonzero()[0].tolist() == sorted(by_place)
+    assert mask_of_top(scores, number).nonzero()[0].tolist() == sorted(by_place)
     lowest = sorted(range(len(IDS)), key=lambda i: draws[i])[:number]
-    assert drawn(IDS, number, key) == [IDS[i] for i in sorted(lowest)]
+    assert draw_ids(IDS, number, key) == [IDS[i] for i in sorted(lowest)]
 
 
 def test_weight_0_comes_last_in_a_race() -> None:
     weights = np.where(np.arange(len(IDS)) < 30, 0.0, 1.0)
-    found = race(IDS, weights, Key.of(1))
+    found = race_scores(IDS, weights, Key.of(1))
     assert np.isfinite(found).all()
-    assert top(found, 10).nonzero()[0].tolist() == list(range(30, 40))
+    assert mask_of_top(found, 10).nonzero()[0].tolist() == list(range(30, 40))
 
 
 @pytest.mark.parametrize("count", [1, 2, 21, 40])

@@ -27,7 +27,7 @@ from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.session.message import own_ops
 from silograph.graph.graph import Graph
 from silograph.selection.base import RoundFacts, Selector, SelectorState, select_uniform
-from silograph.selection.harmony import balancing
+from silograph.selection.harmony import select_balancing
 from silograph.selection.registry import SELECTORS
 
 IDS = tuple(f"silo {i}" for i in range(7))
@@ -129,7 +129,9 @@ def test_harmony_takes_who_brings_the_labels_nearest(seed: int, first: bool) -> 
         expected.append(best)
         joined = [a + b for a, b in zip(joined, counts[best].tolist(), strict=True)]
     start = np.array([0.0, 0, 0] if first else [1.0, 0, 2])
-    found = balancing(counts.double().numpy(), start, np.array(aim, dtype=float), 6, first=first)
+    found = select_balancing(
+        counts.double().numpy(), start, np.array(aim, dtype=float), 6, first=first
+    )
     assert found.tolist() == expected
 
 

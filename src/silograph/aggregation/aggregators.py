@@ -49,7 +49,7 @@ class Aggregator:
 
 @checked(frozen=True, config=STRICT)
 class NoAggregatorOptions:
-    """Nothing to choose."""
+    """Options of aggregators that have none."""
 
 
 @checked(frozen=True, config=STRICT)
@@ -68,7 +68,7 @@ class TrimmedMeanOptions:
 def median(options: object, nodes: Tensor, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the median of every weight; of an even number, the mean of the middle two."""
     del options, nodes
-    return {name: _middle(w, (len(w) - 1) // 2) for name, w in weights.items()}
+    return {name: _mean_of_middle(w, (len(w) - 1) // 2) for name, w in weights.items()}
 
 
 def trimmed_mean(
@@ -78,12 +78,12 @@ def trimmed_mean(
 
     So a trim above 0 leaves out the extremes of three clients and more.
     """
-    most = (len(nodes) - 1) // 2
-    cut = min(math.ceil(options.trim * len(nodes) - ROUNDING), most)
-    return {name: _middle(w, cut) for name, w in weights.items()}
+    most_cut = (len(nodes) - 1) // 2
+    cut = min(math.ceil(options.trim * len(nodes) - ROUNDING), most_cut)
+    return {name: _mean_of_middle(w, cut) for name, w in weights.items()}
 
 
-def _middle(w: Tensor, cut: int) -> Tensor:
+def _mean_of_middle(w: Tensor, cut: int) -> Tensor:
     """Return the mean over dim 0 without `cut` values at each end; NaN counts as the largest."""
     return w.sort(0).values[cut : len(w) - cut].mean(0)
 
@@ -110,25 +110,25 @@ TRIMMED_MEAN = Aggregator(
 AGGREGATORS: dict[str, Aggregator] = {a.name: a for a in (MEAN, MEDIAN, TRIMMED_MEAN)}
 
 
-def combined(
+def combine_weights(
     aggregator: Aggregator, options: object, nodes: Tensor, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return what an aggregator makes of weights (k, ...), k >= 1, in the dtype of each.
+    """Combine weights (k, ...), k >= 1, by an aggregator, in the dtype of each.
 
     Raises:
         ProtocolError: a user's own returns other names or shapes.
     """
     assert aggregator.combine is not None  # the mean is folded
-    found = aggregator.combine(options, nodes, weights)
-    for name in {**weights, **found}:
-        want = tuple(weights[name].shape[1:]) if name in weights else None
-        got = tuple(found[name].shape) if name in found else None
-        if want != got:
+    new_weights = aggregator.combine(options, nodes, weights)
+    for name in {**weights, **new_weights}:
+        expected_shape = tuple(weights[name].shape[1:]) if name in weights else None
+        shape = tuple(new_weights[name].shape) if name in new_weights else None
+        if expected_shape != shape:
             raise ProtocolError(
                 f"expected weights of the same names and shapes, without clients, from aggregator "
-                f"{aggregator.name}, got {got} for {name!r} of shape {want}"
+                f"{aggregator.name}, got {shape} for {name!r} of shape {expected_shape}"
             )
-    return {name: found[name].to(w.dtype) for name, w in weights.items()}
+    return {name: new_weights[name].to(w.dtype) for name, w in weights.items()}
 
 
 # --- server step ---------------------------------------------------------------------------------
@@ -143,10 +143,10 @@ def combined(
 ServerStep = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Params], tuple[Params, Params]]
 
 
-def replace(
+def take_mean(
     weights: Mapping[str, Tensor], mean: Mapping[str, Tensor], memory: Params
 ) -> tuple[Params, Params]:
-    """FedAvg: the mean is the new model."""
+    """Return the mean as the new model, as FedAvg does."""
     del weights
     return dict(mean), memory
 

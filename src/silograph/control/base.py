@@ -60,9 +60,12 @@ class Knob:
         """Raise `TrainingError` unless `who` has given a value, () or (C,), within the range."""
         shape = (clients,) if self.by_client else ()
         if value is None or value.shape != shape or value.dtype is not self.dtype:
-            got = "none" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+            description = (
+                "none" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+            )
             raise TrainingError(
-                f"expected knob {self.name} as {self.dtype} of shape {shape} from {who}, got {got}"
+                f"expected knob {self.name} as {self.dtype} of shape {shape} from {who}, got "
+                f"{description}"
             )
         if not bool(((value >= self.low) & (value <= self.high)).all()):  # so not if it is NaN
             raise TrainingError(
@@ -114,7 +117,7 @@ Learn = Callable[
 Note = Callable[[Any, ControllerState, int], str | None]
 
 
-def nothing_to_say(options: object, state: ControllerState, rounds: int) -> None:
+def no_note(options: object, state: ControllerState, rounds: int) -> None:
     """Return no line for the result of a run."""
     del options, state, rounds
 
@@ -154,7 +157,7 @@ class Controller:
     observe: Learn | None = None
     needs_scores: bool = False
     options: Any = None
-    note: Note = nothing_to_say
+    note: Note = no_note
 
 
 def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, ...]:
@@ -168,7 +171,7 @@ def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, 
         ConfigError: a range of choices, or a value outside its range.
     """
     return tuple(
-        _knob(f, getattr(options, f.name))
+        _declared_knob(f, getattr(options, f.name))
         for f in dataclasses.fields(options)
         if KNOB in f.metadata
         and getattr(options, f.name) is not None
@@ -176,19 +179,23 @@ def knobs_of(options: Any, names: Collection[str] | None = None) -> tuple[Knob, 
     )
 
 
-def _knob(option: "dataclasses.Field[Any]", start: Any) -> Knob:
-    declared: Range = option.metadata[KNOB]
-    if declared.kind == "choice":
+def _declared_knob(option: "dataclasses.Field[Any]", start: Any) -> Knob:
+    range_of_knob: Range = option.metadata[KNOB]
+    if range_of_knob.kind == "choice":
         raise ConfigError(
             f"expected a range LOW:HIGH of knob {option.name}, got choices: a knob is a number"
         )
     knob = Knob(
-        option.name, declared.low, declared.high, start, bool(option.metadata.get(BY_CLIENT))
+        option.name,
+        range_of_knob.low,
+        range_of_knob.high,
+        start,
+        bool(option.metadata.get(BY_CLIENT)),
     )
     if not knob.low <= start <= knob.high or (start % 1 and knob.dtype is torch.int64):
         raise ConfigError(
-            f"expected {option.name} in {declared.low:g} to {declared.high:g}, its range during a "
-            f"run, got {start}"
+            f"expected {option.name} in {range_of_knob.low:g} to {range_of_knob.high:g}, its range "
+            f"during a run, got {start}"
         )
     return knob
 
@@ -225,8 +232,8 @@ def knob_fields(
         ids: of the federation.
         to: clients that are called; all by default.
     """
-    at = positions_of(ids, to)
-    return {PREFIX + n: Stacked(t[at]) if t.dim() else Shared(t) for n, t in knobs.items()}
+    positions = positions_of(ids, to)
+    return {PREFIX + n: Stacked(t[positions]) if t.dim() else Shared(t) for n, t in knobs.items()}
 
 
 def knob_specs(
@@ -236,7 +243,8 @@ def knob_specs(
 
     Args:
         options: of the method.
-        moved: whether anything moves the knobs; if not, clients take the options' values alone.
+        moved: whether a controller moves the knobs; if not, clients accept only the options'
+            values.
         names: of the knobs that are sent; all by default.
     """
     return {
@@ -274,48 +282,56 @@ ROW_BYTES, EXCHANGES, BATCHES = "row_bytes", "exchanges", "batches"  # facts of 
 
 def no_costs(standing: RunStanding) -> ControllerState:
     """Return the costs before the first round, which has nothing to do with those of set-up."""
-    return _tensors({"bytes": standing.bytes, "fixed": 0, "dear": 0, "exchange": 0, "batches": 0})
+    return _to_tensors(
+        {"bytes": standing.bytes, "fixed": 0, "dear": 0, "exchange": 0, "batches": 0}
+    )
 
 
 def costs_after(
     state: ControllerState, standing: RunStanding, facts: Mapping[str, float]
 ) -> ControllerState:
-    """Return the costs with one more round's."""
-    rows, times = facts.get(ROW_BYTES, 0.0), facts.get(EXCHANGES, 0.0)
-    mean, now = float(state["fixed"]), standing.bytes - float(state["bytes"]) - rows
-    return _tensors(
+    """Return the costs updated by one more round."""
+    rows, num_exchanges = facts.get(ROW_BYTES, 0.0), facts.get(EXCHANGES, 0.0)
+    mean, other_bytes = float(state["fixed"]), standing.bytes - float(state["bytes"]) - rows
+    return _to_tensors(
         {
             "bytes": standing.bytes,
-            "fixed": mean + (now - mean) / max(standing.round, 1),
-            "dear": max(float(state["dear"]), now),
-            "exchange": rows / max(times, 1),
+            "fixed": mean + (other_bytes - mean) / max(standing.round, 1),
+            "dear": max(float(state["dear"]), other_bytes),
+            "exchange": rows / max(num_exchanges, 1),
             "batches": facts.get(BATCHES, 0.0),
         }
     )
 
 
-def affordable(knob: Knob, wanted: float, state: ControllerState, standing: RunStanding) -> Tensor:
+def affordable_interval(
+    knob: Knob, wanted: float, state: ControllerState, standing: RunStanding
+) -> Tensor:
     """Return the least interval from `wanted` on that the bytes left allow, as the knob has it.
 
     It is the largest of the knob where no interval suffices. `wanted` may be 0: silos may report a
     loss of 0.
     """
     least = max(1, math.ceil(min(wanted, knob.high)))
-    return knob.constant(_interval(least, int(knob.high), state, standing), standing.clients)
+    return knob.constant(_least_interval(least, int(knob.high), state, standing), standing.clients)
 
 
-def _interval(tau: int, most: int, state: ControllerState, standing: RunStanding) -> int:
+def _least_interval(tau: int, largest: int, state: ControllerState, standing: RunStanding) -> int:
     """Return the least interval from `tau` on that the bytes left allow; `most` if none does."""
-    batches, each = float(state["batches"]), float(state["exchange"])
-    left, rounds = standing.bytes_left, standing.rounds_left
-    if left is None or not rounds or not batches or not each:
+    batches, exchange_bytes = float(state["batches"]), float(state["exchange"])
+    bytes_left, rounds = standing.bytes_left, standing.rounds_left
+    if bytes_left is None or not rounds or not batches or not exchange_bytes:
         return tau
     fixed = float(state["fixed"])
-    times = ((left - (float(state["dear"]) - fixed)) / rounds - fixed) / each
-    if times >= math.ceil(batches / tau):
+    num_exchanges = (
+        (bytes_left - (float(state["dear"]) - fixed)) / rounds - fixed
+    ) / exchange_bytes
+    if num_exchanges >= math.ceil(batches / tau):
         return tau
-    return max(tau, math.ceil(batches / math.floor(times))) if times >= 1 else most
+    return (
+        max(tau, math.ceil(batches / math.floor(num_exchanges))) if num_exchanges >= 1 else largest
+    )
 
 
-def _tensors(numbers: Mapping[str, float]) -> ControllerState:
+def _to_tensors(numbers: Mapping[str, float]) -> ControllerState:
     return {name: torch.tensor(float(n), dtype=torch.float64) for name, n in numbers.items()}

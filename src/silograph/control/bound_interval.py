@@ -32,7 +32,7 @@ from silograph.control.base import (
     ControllerState,
     Knobs,
     RunStanding,
-    affordable,
+    affordable_interval,
     costs_after,
     no_costs,
 )
@@ -44,15 +44,15 @@ CURVED, SPREAD, DELAY = "curved", "spread", "delay"  # eta lambda, eta^2 zeta^2,
 
 
 def remember_weights(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
-    """Keep the first weights; nothing is estimated yet."""
+    """Return the state before round 1: the first weights, and no estimates yet."""
     del options, knobs
     loss_of(standing)
-    at, names = joined(standing.weights), ("rounds", "rate", CURVED, SPREAD, DELAY)
+    vector, names = flatten_weights(standing.weights), ("rounds", "rate", CURVED, SPREAD, DELAY)
     numbers = {name: torch.zeros((), dtype=torch.float64) for name in names}
-    return {"at": at, "move": torch.zeros_like(at), **numbers, **no_costs(standing)}
+    return {"at": vector, "move": torch.zeros_like(vector), **numbers, **no_costs(standing)}
 
 
-def joined(weights: Mapping[str, Tensor]) -> Tensor:
+def flatten_weights(weights: Mapping[str, Tensor]) -> Tensor:
     """Return all weights as one vector, float64."""
     parts = [t.detach().cpu().double().flatten() for t in weights.values()]
     return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
@@ -61,11 +61,15 @@ def joined(weights: Mapping[str, Tensor]) -> Tensor:
 def propose(
     options: Any, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
-    """Follow eq. 10 where all constants are known, and the bytes that are left."""
+    """Return eq. 10's interval if all constants are known, within the remaining bytes."""
     del options, key
-    value = bound(max(loss_of(standing), 0.0), {name: float(state[name]) for name in NUMBERS})
+    value = optimal_interval(
+        max(loss_of(standing), 0.0), {name: float(state[name]) for name in NUMBERS}
+    )
     return {
-        knob.name: affordable(knob, knob.start if value is None else value, state, standing)
+        knob.name: affordable_interval(
+            knob, knob.start if value is None else value, state, standing
+        )
         for knob in knobs
     }
 
@@ -73,13 +77,13 @@ def propose(
 NUMBERS = (CURVED, SPREAD, DELAY, "rate")
 
 
-def bound(loss: float, known: Mapping[str, float]) -> float | None:
-    """Return eq. 10's interval, None where a constant is not known or the result is no number."""
+def optimal_interval(loss: float, constants: Mapping[str, float]) -> float | None:
+    """Return eq. 10's interval, None if a constant is unknown or the result is no number."""
     # eta^3 lambda^2 zeta^2 = (eta lambda)^2 (eta^2 zeta^2) / eta
-    below = known[CURVED] * known[CURVED] * known[SPREAD]
-    if not (below > 0 and known[DELAY] > 0 and known["rate"] > 0):
+    denominator = constants[CURVED] * constants[CURVED] * constants[SPREAD]
+    if not (denominator > 0 and constants[DELAY] > 0 and constants["rate"] > 0):
         return None
-    value = math.sqrt(2 * loss * known[DELAY] * known["rate"] / below)
+    value = math.sqrt(2 * loss * constants[DELAY] * constants["rate"] / denominator)
     return value if math.isfinite(value) else None
 
 
@@ -91,28 +95,32 @@ def observe(
     facts: Mapping[str, float],
     values: Mapping[str, Tensor],
 ) -> ControllerState:
-    """Estimate the constants once more."""
+    """Update the estimates of the constants."""
     del options, knobs, values
-    at, last = joined(standing.weights), state["move"]
-    move, steps = at - state["at"], max(facts.get(BATCHES, 0.0), 1.0)
+    vector, last = flatten_weights(standing.weights), state["move"]
+    move, steps = vector - state["at"], max(facts.get(BATCHES, 0.0), 1.0)
     number, length = float(state["rounds"]) + 1, float(last.norm())
     curved = float((move - last).norm()) / (steps * length) if length > 0 else 0.0
     spread = max(facts.get(MOVED, 0.0) - float(move.square().sum()), 0.0) / steps
     costs = costs_after(state, standing, facts)
-    each = float(costs["exchange"])
+    exchange_bytes = float(costs["exchange"])
     spent = (standing.bytes - float(state["bytes"])) * (standing.round + standing.rounds_left)
-    seen = {CURVED: curved, SPREAD: spread, DELAY: each / spent if spent > 0 else 0.0}
+    estimates = {
+        CURVED: curved,
+        SPREAD: spread,
+        DELAY: exchange_bytes / spent if spent > 0 else 0.0,
+    }
     # Moves can be compared from the second round on.
     samples = {CURVED: max(number - 1, 1), SPREAD: number, DELAY: number}
     means = {
-        name: float(state[name]) + (now - float(state[name])) / samples[name]
-        if math.isfinite(now)  # clients report moves
+        name: float(state[name]) + (estimate - float(state[name])) / samples[name]
+        if math.isfinite(estimate)  # clients report moves
         else float(state[name])
-        for name, now in seen.items()
+        for name, estimate in estimates.items()
     }
     numbers = {**means, "rounds": number, "rate": facts.get(RATE, 0.0)}
     return {
-        "at": at,
+        "at": vector,
         "move": move,
         **{name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()},
         **costs,

@@ -57,7 +57,8 @@ from silograph.nn.optim import Adam
 # reinforcement learning", ICLR 2016, algorithm 1. Networks have two hidden layers with ReLU; the
 # actor ends in a sigmoid, so that actions are in (0, 1).
 #
-# Nothing here draws: initial weights take a key, and whoever calls `updated` draws the batch.
+# Nothing here draws: initial weights take a key, and the caller of `update_networks` draws the
+# batch.
 #
 # S: values of a state. A: values of an action. B: transitions.
 
@@ -92,7 +93,7 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class Transitions:
-    """What was done in which state, and what came of it.
+    """Transitions of the agent: state, action, reward and next state.
 
     Attributes:
         state: (B, S).
@@ -135,24 +136,26 @@ def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -
     """
     weights, memory = Params(), Params()
     for name, inputs, outputs in ((ACTOR, states, actions), (CRITIC, states + actions, 1)):
-        own = _first_layers([inputs, *hidden, outputs], key.fold(name))
-        weights |= named(name, own) | named(TARGET + name, {n: w.clone() for n, w in own.items()})
-        memory |= named(name, _optimizer(0.0).init(_stacked(own)))
+        network_weights = _initial_layers([inputs, *hidden, outputs], key.fold(name))
+        weights |= named(name, network_weights) | named(
+            TARGET + name, {n: w.clone() for n, w in network_weights.items()}
+        )
+        memory |= named(name, _optimizer(0.0).init(_with_client_dimension(network_weights)))
     return Networks(weights, memory)
 
 
-def _first_layers(widths: Sequence[int], key: Key) -> Params:
+def _initial_layers(widths: Sequence[int], key: Key) -> Params:
     layers, last = Params(), len(widths) - 2
     for number, (inputs, outputs) in enumerate(pairwise(widths)):
         bound = LAST if number == last else inputs**-0.5
-        drawn = (2 * key.fold(number).matrix(outputs, inputs + 1) - 1) * bound
-        layers[f"{number}.weight"] = drawn[:, :-1].float().contiguous()
-        layers[f"{number}.bias"] = drawn[:, -1].float().contiguous()
+        values = (2 * key.fold(number).matrix(outputs, inputs + 1) - 1) * bound
+        layers[f"{number}.weight"] = values[:, :-1].float().contiguous()
+        layers[f"{number}.bias"] = values[:, -1].float().contiguous()
     return layers
 
 
 def forward(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return what a network makes of rows x (B, I), (B, O); ReLU between its layers."""
+    """Return the outputs (B, O) of a network for rows x (B, I); ReLU between its layers."""
     layers = len(weights) // 2
     for number in range(layers):
         x = linear(x, weights[f"{number}.weight"], weights[f"{number}.bias"])
@@ -166,19 +169,19 @@ def act(actor: Mapping[str, Tensor], state: Tensor) -> Tensor:
 
 
 def value(critic: Mapping[str, Tensor], state: Tensor, action: Tensor) -> Tensor:
-    """Return what the critic expects of actions (B, A) in states (B, S), (B,)."""
+    """Return the critic's value of actions (B, A) in states (B, S), (B,)."""
     return forward(critic, torch.cat([state, action], dim=1))[:, 0]
 
 
 def critic_loss(
-    critic: Mapping[str, Tensor], networks: Networks, found: Transitions, discount: float
+    critic: Mapping[str, Tensor], networks: Networks, transitions: Transitions, discount: float
 ) -> Tensor:
     """Return the mean squared error of the critic against its target (FedGraph, eq. 10), ()."""
     target_actor, target_critic = (networks.part(TARGET + name) for name in (ACTOR, CRITIC))
     with torch.no_grad():
-        later = value(target_critic, found.after, act(target_actor, found.after))
-        target = found.reward + discount * later
-    return (target - value(critic, found.state, found.action)).square().mean()
+        later = value(target_critic, transitions.after, act(target_actor, transitions.after))
+        target = transitions.reward + discount * later
+    return (target - value(critic, transitions.state, transitions.action)).square().mean()
 
 
 def actor_loss(actor: Mapping[str, Tensor], critic: Mapping[str, Tensor], state: Tensor) -> Tensor:
@@ -186,21 +189,21 @@ def actor_loss(actor: Mapping[str, Tensor], critic: Mapping[str, Tensor], state:
     return -value(critic, state, act(actor, state)).mean()
 
 
-def updated(networks: Networks, found: Transitions, learning: Learning) -> Networks:
+def update_networks(networks: Networks, transitions: Transitions, learning: Learning) -> Networks:
     """Return the networks after one update of critic, actor and targets (eq. 10-14).
 
     The actor follows the critic as this update has made it, as in the paper of DDPG.
     """
     critic = {name: w.detach().requires_grad_() for name, w in networks.part(CRITIC).items()}
     with torch.enable_grad():
-        loss = critic_loss(critic, networks, found, learning.discount)
+        loss = critic_loss(critic, networks, transitions, learning.discount)
     optimizer = _optimizer(learning.critic_lr, learning.critic_decay)
-    networks = _stepped(networks, CRITIC, critic, loss, optimizer)
+    networks = _step_network(networks, CRITIC, critic, loss, optimizer)
     actor = {name: w.detach().requires_grad_() for name, w in networks.part(ACTOR).items()}
     with torch.enable_grad():
-        loss = actor_loss(actor, networks.part(CRITIC), found.state)
-        loss = loss + learning.centering * forward(actor, found.state).square().mean()
-    networks = _stepped(networks, ACTOR, actor, loss, _optimizer(learning.actor_lr))
+        loss = actor_loss(actor, networks.part(CRITIC), transitions.state)
+        loss = loss + learning.centering * forward(actor, transitions.state).square().mean()
+    networks = _step_network(networks, ACTOR, actor, loss, _optimizer(learning.actor_lr))
     weights = dict(networks.weights)
     for name in weights:
         if name.startswith(TARGET):
@@ -208,18 +211,19 @@ def updated(networks: Networks, found: Transitions, learning: Learning) -> Netwo
     return replace(networks, weights=weights)
 
 
-def _stepped(
+def _step_network(
     networks: Networks, name: str, leaves: Mapping[str, Tensor], loss: Tensor, optimizer: Adam
 ) -> Networks:
     """Return the networks after a step of one of them down a loss."""
-    found = torch.autograd.grad(loss, list(leaves.values()))
-    grads = _stacked(dict(zip(leaves, found, strict=True)))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    grads = _with_client_dimension(dict(zip(leaves, gradients, strict=True)))
     weights = {n: w.detach()[None].clone() for n, w in leaves.items()}
     memory = {n: m.clone() for n, m in below(name, networks.memory).items()}
     optimizer.step_(weights, grads, memory)
-    own = {n: w[0] for n, w in weights.items()}
+    network_weights = {n: w[0] for n, w in weights.items()}
     return Networks(
-        {**networks.weights, **named(name, own)}, {**networks.memory, **named(name, memory)}
+        {**networks.weights, **named(name, network_weights)},
+        {**networks.memory, **named(name, memory)},
     )
 
 
@@ -227,7 +231,7 @@ def _optimizer(lr: float, decay: float = 0.0) -> Adam:
     return Adam(lr, decay)
 
 
-def _stacked(tensors: Mapping[str, Tensor]) -> Params:
+def _with_client_dimension(tensors: Mapping[str, Tensor]) -> Params:
     """Return tensors with a leading dimension of one, as optimizers of clients want them."""
     return {name: t[None] for name, t in tensors.items()}
 
@@ -271,18 +275,18 @@ def read_agent(
                 raise ConfigError(f"expected an agent in {path}, got another file: {MEND}")
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            wanted = {name: tuple(t.shape) for name, t in like.items()}
-            if shapes != wanted:  # nothing is read that is larger than it may be
-                had = _clients_of(shapes, wanted, clients, by_client)
-                raise ConfigError(_misfit(path, shapes, wanted, had))
-            found = {name: file.get_tensor(name) for name in wanted}
+            expected_shapes = {name: tuple(t.shape) for name, t in like.items()}
+            if shapes != expected_shapes:  # nothing is read that is larger than it may be
+                clients_message = _clients_message(shapes, expected_shapes, clients, by_client)
+                raise ConfigError(_misfit_message(path, shapes, expected_shapes, clients_message))
+            agent = {name: file.get_tensor(name) for name in expected_shapes}
     except FileNotFoundError:
         raise ConfigError(f"expected an agent in {path}, got no such file: {MEND}") from None
     except SafetensorError as error:
         raise ConfigError(f"expected an agent in {path}, got: {error}: {MEND}") from None
     except OSError as error:
         raise ConfigError(f"expected an agent in {path}, got: {error}") from None
-    for name, t in found.items():
+    for name, t in agent.items():
         if t.dtype is not like[name].dtype:
             raise ConfigError(
                 f"expected {name} as {like[name].dtype} in the agent {path}, got {t.dtype}"
@@ -291,42 +295,49 @@ def read_agent(
             raise ConfigError(f"expected finite numbers in the agent {path}, got others in {name}")
         if t.is_floating_point() and float(t.abs().max()) > LARGEST:
             raise ConfigError(f"expected numbers up to {LARGEST:g} in the agent {path}, got {name}")
-    if not 0 <= int(found["rounds"]) < MOST_ROUNDS:
+    if not 0 <= int(agent["rounds"]) < MOST_ROUNDS:
         raise ConfigError(
             f"expected rounds from 0 to {MOST_ROUNDS - 1} in the agent {path}, got "
-            f"{int(found['rounds'])}"
+            f"{int(agent['rounds'])}"
         )
-    return found
+    return agent
 
 
-def _misfit(
+def _misfit_message(
     path: str | Path,
-    found: Mapping[str, tuple[int, ...]],
-    wanted: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+    expected_shapes: Mapping[str, tuple[int, ...]],
     clients: str,
 ) -> str:
-    odd = min(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
+    tensor_name = min(
+        n for n in shapes.keys() | expected_shapes.keys() if shapes.get(n) != expected_shapes.get(n)
+    )
     return (
-        f"expected {odd[:60]} of shape {wanted.get(odd)} in the agent {path}, got "
-        f"{found.get(odd)}: it was trained for other knobs, or {clients}"
+        f"expected {tensor_name[:60]} of shape {expected_shapes.get(tensor_name)} in the agent "
+        f"{path}, got {shapes.get(tensor_name)}: it was trained for other knobs, or {clients}"
     )
 
 
-def _clients_of(
-    found: Mapping[str, tuple[int, ...]],
-    wanted: Mapping[str, tuple[int, ...]],
+def _clients_message(
+    shapes: Mapping[str, tuple[int, ...]],
+    expected_shapes: Mapping[str, tuple[int, ...]],
     clients: int,
     by_client: int,
 ) -> str:
-    """Return that an agent had other clients, and how many where that can be told."""
-    ours, theirs = wanted.get(ACTION, ()), found.get(ACTION, ())
-    if len(ours) != len(theirs) or len(ours) != 2 or by_client < 1 or ours == theirs:
+    """Return a message that an agent had other clients, with their number if it is known."""
+    our_shape, their_shape = expected_shapes.get(ACTION, ()), shapes.get(ACTION, ())
+    if (
+        len(our_shape) != len(their_shape)
+        or len(our_shape) != 2
+        or by_client < 1
+        or our_shape == their_shape
+    ):
         return "another number of clients"
-    more, odd = divmod(theirs[1] - ours[1], by_client)
-    there = clients + more
-    if odd or there < 1:
+    difference, remainder = divmod(their_shape[1] - our_shape[1], by_client)
+    their_clients = clients + difference
+    if remainder or their_clients < 1:
         return "another number of clients"
-    return f"for {counted(there, 'client')}, where this run has {clients}"
+    return f"for {counted(their_clients, 'client')}, where this run has {clients}"
 
 
 # --- What an agent sees of a model: its weights in a few numbers ---------------------------------
@@ -345,12 +356,12 @@ SIZE = 1024
 def sketch_of(weights: Mapping[str, Tensor]) -> Tensor:
     """Return the sketch of a model's weights, (1024,) float64, in the order of their names."""
     flat = torch.cat([weights[name].detach().double().cpu().flatten() for name in sorted(weights)])
-    place, sign = _hash(len(flat))
-    return flat.new_zeros(SIZE).index_add_(0, place, flat * sign)
+    position, sign = _hash_positions(len(flat))
+    return flat.new_zeros(SIZE).index_add_(0, position, flat * sign)
 
 
 @lru_cache(maxsize=2)  # a run has one model
-def _hash(size: int) -> tuple[Tensor, Tensor]:
+def _hash_positions(size: int) -> tuple[Tensor, Tensor]:
     """Return the sum (D,) int64 to which each weight is added, and its sign (D,) float64."""
     words = Key.of(0).fold("sketch of weights").words(torch.arange(size), 1)[:, 0]
     return words & (SIZE - 1), ((words >> 32) & 1).double() * 2 - 1
@@ -409,7 +420,7 @@ class AgentOptions:
     hidden: tuple[int, ...] = (512, 256)
     learning: Learning = field(default_factory=Learning)
     batch: int = 64
-    kept: int = 4096
+    capacity: int = 4096
     noise: float = 0.3
     decay: float = 0.998
     least_noise: float = 0.1
@@ -422,8 +433,8 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
         ConfigError: the run has no clock, no scores or no model for it, or the file no agent that
             fits.
     """
-    _check(options, standing)
-    begun = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
+    _check_standing(options, standing)
+    run_fields = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
     agent = blank_agent(options, knobs, standing.clients)
     if options.agent is not None:
         by_client = sum(knob.by_client for knob in knobs)
@@ -433,10 +444,10 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
             f"expected an agent that has seen {PROFILE} rounds or more with explore=false, got one "
             f"of {int(agent['rounds'])}: train it first, and give --option agent=FILE"
         )
-    return {**agent, **begun}
+    return {**agent, **run_fields}
 
 
-def _check(options: AgentOptions, standing: RunStanding) -> None:
+def _check_standing(options: AgentOptions, standing: RunStanding) -> None:
     if not standing.weights:
         raise ConfigError("expected a method whose server has a model for ddpg, got one without")
     if standing.val_score is None:
@@ -454,23 +465,23 @@ def _check(options: AgentOptions, standing: RunStanding) -> None:
 
 
 def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, Tensor]:
-    """Return an agent that has seen nothing."""
-    size, most = action_size(knobs, clients), options.kept
+    """Return an agent that has seen no round."""
+    size, capacity = action_size(knobs, clients), options.capacity
     networks = first_networks(COMPONENTS, size, options.hidden, Key.of(options.seed).fold("ddpg"))
     return {
         **named("net", networks.weights),
         **named("optimizer", networks.memory),
-        "replay/state": torch.zeros(most, COMPONENTS),
-        "replay/action": torch.zeros(most, size),
-        "replay/reward": torch.zeros(most),
-        "replay/after": torch.zeros(most, COMPONENTS),
-        "profile/sketch": _doubles(PROFILE, SIZE),
-        "profile/after": _doubles(PROFILE, SIZE),
+        "replay/state": torch.zeros(capacity, COMPONENTS),
+        "replay/action": torch.zeros(capacity, size),
+        "replay/reward": torch.zeros(capacity),
+        "replay/after": torch.zeros(capacity, COMPONENTS),
+        "profile/sketch": _zeros_float64(PROFILE, SIZE),
+        "profile/after": _zeros_float64(PROFILE, SIZE),
         "profile/action": torch.zeros(PROFILE, size),
-        "profile/score": _doubles(PROFILE),
-        "profile/seconds": _doubles(PROFILE),
-        "mean": _doubles(SIZE),
-        "axes": _doubles(SIZE, COMPONENTS),
+        "profile/score": _zeros_float64(PROFILE),
+        "profile/seconds": _zeros_float64(PROFILE),
+        "mean": _zeros_float64(SIZE),
+        "axes": _zeros_float64(SIZE, COMPONENTS),
         "alpha": _scalar(0.0),
         "beta": _scalar(0.0),
         "rounds": torch.tensor(0),
@@ -480,18 +491,26 @@ def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, 
 def propose(
     options: AgentOptions, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
-    """Return drawn values in the profile, then the actor's, with noise if it explores."""
+    """Return random values in the profile, then the actor's, with noise while it explores."""
     rounds, size = int(state["rounds"]), state["replay/action"].shape[1]
     if rounds < PROFILE:
-        alike = key.fold("profile alike").matrix(1, len(knobs))[0]
-        own = key.fold("profile").matrix(1, size)[0]
-        action = own if rounds % 2 else _spread(knobs, alike, standing.clients)
+        shared_values = key.fold("profile alike").matrix(1, len(knobs))[0]
+        own_values = key.fold("profile").matrix(1, size)[0]
+        action = (
+            own_values
+            if rounds % 2
+            else _repeat_over_clients(knobs, shared_values, standing.clients)
+        )
     else:
-        action = act(_networks(state).part(ACTOR), _seen(state, state["sketch"])[None])[0].double()
+        action = act(_networks(state).part(ACTOR), _components_of(state, state["sketch"])[None])[
+            0
+        ].double()
         if options.explore:
             scale = max(options.least_noise, options.noise * options.decay ** (rounds - PROFILE))
-            alike = _spread(knobs, _normal(key.fold("noise alike"), len(knobs)), standing.clients)
-            noise = (_normal(key.fold("noise"), size) + alike) / math.sqrt(2)
+            shared_values = _repeat_over_clients(
+                knobs, _draw_normal(key.fold("noise alike"), len(knobs)), standing.clients
+            )
+            noise = (_draw_normal(key.fold("noise"), size) + shared_values) / math.sqrt(2)
             action = (action + scale * noise).clamp(0, 1)
     return to_knobs(knobs, action, standing.clients)
 
@@ -504,9 +523,9 @@ def observe(
     facts: Mapping[str, float],
     values: Mapping[str, Tensor],
 ) -> ControllerState:
-    """Return the agent after a round: what it has seen, and in exploring what it has learned."""
+    """Return the agent after a round, with the new transition; if it explores, it learns."""
     clock = _clock(standing)
-    took = _took(options, clock - float(state["seconds"]), facts)
+    seconds = _reward_seconds(options, clock - float(state["seconds"]), facts)
     new = {**state, "sketch": sketch_of(standing.weights), "seconds": _scalar(clock)}
     if not options.explore:
         return new
@@ -514,19 +533,19 @@ def observe(
     rounds, action = int(state["rounds"]), to_action(knobs, values)
     new["rounds"] = torch.tensor(rounds + 1)
     if rounds < PROFILE:
-        seen = {"sketch": state["sketch"], "after": new["sketch"], "action": action}
-        told = {"score": standing.val_score, "seconds": took}
-        for name, t in (seen | {n: _scalar(v) for n, v in told.items()}).items():
-            new[f"profile/{name}"] = _with_row(new[f"profile/{name}"], rounds, t)
-        return _profiled(options, new) if rounds + 1 == PROFILE else new
-    reward = rewards(options, new, _scalar(standing.val_score), _scalar(took))
-    found = (_seen(new, t)[None] for t in (state["sketch"], new["sketch"]))
-    one = Transitions(next(found), action[None], reward.float()[None], next(found))
-    return _learned(options, _stored(new, one, rounds))
+        row = {"sketch": state["sketch"], "after": new["sketch"], "action": action}
+        figures = {"score": standing.val_score, "seconds": seconds}
+        for name, t in (row | {n: _scalar(v) for n, v in figures.items()}).items():
+            new[f"profile/{name}"] = _replace_row(new[f"profile/{name}"], rounds, t)
+        return _finish_profile(options, new) if rounds + 1 == PROFILE else new
+    reward = rewards(options, new, _scalar(standing.val_score), _scalar(seconds))
+    components = (_components_of(new, t)[None] for t in (state["sketch"], new["sketch"]))
+    transition = Transitions(next(components), action[None], reward.float()[None], next(components))
+    return _learn_from_replay(options, _store_transitions(new, transition, rounds))
 
 
 def note(options: AgentOptions, state: ControllerState, rounds: int) -> str | None:
-    """Return that the agent has set nothing yet, where a run ends within the profile."""
+    """Return a note that the agent has set nothing yet if a run ends within the profile."""
     if not options.explore or int(state["rounds"]) > PROFILE:
         return None
     return f"{_all_of(rounds)} the agent's profile (it takes {PROFILE}): the agent set nothing"
@@ -543,67 +562,78 @@ def rewards(
     return options.omega ** (score - options.target) - agent["alpha"] * (seconds - agent["beta"])
 
 
-def _profiled(options: AgentOptions, state: ControllerState) -> ControllerState:
-    """Fix what the profile decides, and store its transitions."""
+def _finish_profile(options: AgentOptions, state: ControllerState) -> ControllerState:
+    """Set components, alpha and beta from the profile, and store its transitions."""
     profile = below("profile", state)
     mean, axes = principal(profile["sketch"], COMPONENTS)
     beta = profile["seconds"].min()
-    over_least = profile["seconds"].mean() - beta
-    alpha = 1 / over_least if over_least > 0 else torch.zeros_like(beta)  # else all took alike
+    mean_excess = profile["seconds"].mean() - beta
+    alpha = 1 / mean_excess if mean_excess > 0 else torch.zeros_like(beta)  # else all took alike
     new = {**state, "mean": mean, "axes": axes, "alpha": alpha, "beta": beta}
     reward = rewards(options, new, profile["score"], profile["seconds"]).float()
-    before, after = _seen(new, profile["sketch"]), _seen(new, profile["after"])
-    return _stored(new, Transitions(before, profile["action"], reward, after), 0)
+    states_before, states_after = (
+        _components_of(new, profile["sketch"]),
+        _components_of(new, profile["after"]),
+    )
+    return _store_transitions(
+        new, Transitions(states_before, profile["action"], reward, states_after), 0
+    )
 
 
-def _stored(state: ControllerState, found: Transitions, number: int) -> ControllerState:
+def _store_transitions(
+    state: ControllerState, transitions: Transitions, number: int
+) -> ControllerState:
     """Return the agent with transitions from `number` on in its replay, over the oldest."""
-    most = len(state["replay/reward"])
-    place = torch.arange(number, number + len(found.reward)) % most
-    rows = named("replay", vars(found))
-    return {**state, **{name: state[name].index_copy(0, place, t) for name, t in rows.items()}}
+    capacity = len(state["replay/reward"])
+    position = torch.arange(number, number + len(transitions.reward)) % capacity
+    rows = named("replay", vars(transitions))
+    return {**state, **{name: state[name].index_copy(0, position, t) for name, t in rows.items()}}
 
 
-def _learned(options: AgentOptions, state: ControllerState) -> ControllerState:
+def _learn_from_replay(options: AgentOptions, state: ControllerState) -> ControllerState:
     """Return the agent after an update on a batch of its replay."""
     rounds, replay = int(state["rounds"]), below("replay", state)
-    there = min(rounds, len(replay["reward"]))
+    num_stored = min(rounds, len(replay["reward"]))
     key = Key.of(options.seed).fold("replay", rounds)
-    drawn = (key.matrix(1, options.batch)[0] * there).long()
-    batch = Transitions(**{name: t[drawn] for name, t in replay.items()})
-    after = updated(_networks(state), batch, options.learning)
-    return {**state, **named("net", after.weights), **named("optimizer", after.memory)}
+    sample = (key.matrix(1, options.batch)[0] * num_stored).long()
+    batch = Transitions(**{name: t[sample] for name, t in replay.items()})
+    new_networks = update_networks(_networks(state), batch, options.learning)
+    return {
+        **state,
+        **named("net", new_networks.weights),
+        **named("optimizer", new_networks.memory),
+    }
 
 
 def _networks(state: ControllerState) -> Networks:
     return Networks(below("net", state), below("optimizer", state))
 
 
-def _seen(state: ControllerState, sketch: Tensor) -> Tensor:
+def _components_of(state: ControllerState, sketch: Tensor) -> Tensor:
     """Return the principal components of sketches (..., 1024), (..., K) float32."""
     return ((sketch - state["mean"]) @ state["axes"]).float()
 
 
 def action_size(knobs: Knobs, clients: int) -> int:
-    """Return A."""
-    return sum(_count(knob, clients) for knob in knobs)
+    """Return the number of values of an action (A)."""
+    return sum(_num_values(knob, clients) for knob in knobs)
 
 
-def _spread(knobs: Knobs, values: Tensor, clients: int) -> Tensor:
+def _repeat_over_clients(knobs: Knobs, values: Tensor, clients: int) -> Tensor:
     """Return an action (A,) that has the value of a knob, of values (knobs,), at all clients."""
-    return values.repeat_interleave(torch.tensor([_count(knob, clients) for knob in knobs]))
+    return values.repeat_interleave(torch.tensor([_num_values(knob, clients) for knob in knobs]))
 
 
 def to_knobs(knobs: Knobs, action: Tensor, clients: int) -> dict[str, Tensor]:
     """Return the values of knobs from an action (A,) in 0..1, knob after knob."""
-    parts = action.double().split([_count(knob, clients) for knob in knobs])
-    return {knob.name: _value(knob, part) for knob, part in zip(knobs, parts, strict=True)}
+    parts = action.double().split([_num_values(knob, clients) for knob in knobs])
+    return {knob.name: _knob_value(knob, part) for knob, part in zip(knobs, parts, strict=True)}
 
 
-def _value(knob: Knob, part: Tensor) -> Tensor:
-    found = (knob.low + part * (knob.high - knob.low)).clamp(knob.low, knob.high)
-    found = found if knob.by_client else found[0]
-    return found.round().to(knob.dtype) if knob.dtype is torch.int64 else found
+def _knob_value(knob: Knob, part: Tensor) -> Tensor:
+    value = (knob.low + part * (knob.high - knob.low)).clamp(knob.low, knob.high)
+    value = value if knob.by_client else value[0]
+    return value.round().to(knob.dtype) if knob.dtype is torch.int64 else value
 
 
 def to_action(knobs: Knobs, values: Mapping[str, Tensor]) -> Tensor:
@@ -615,21 +645,21 @@ def to_action(knobs: Knobs, values: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(parts).float()
 
 
-def _count(knob: Knob, clients: int) -> int:
+def _num_values(knob: Knob, clients: int) -> int:
     return clients if knob.by_client else 1
 
 
-def _with_row(t: Tensor, row: int, value: Tensor) -> Tensor:
+def _replace_row(t: Tensor, row: int, value: Tensor) -> Tensor:
     return t.index_copy(0, torch.tensor([row]), value.to(t.dtype)[None])
 
 
-def _normal(key: Key, size: int) -> Tensor:
+def _draw_normal(key: Key, size: int) -> Tensor:
     """Return standard normal draws (size,) float64 (Box and Muller, 1958)."""
     u = key.matrix(2, size)
     return (-2 * torch.log1p(-u[0])).sqrt() * torch.cos(2 * math.pi * u[1])
 
 
-def _took(options: AgentOptions, virtual: float, facts: Mapping[str, float]) -> float:
+def _reward_seconds(options: AgentOptions, virtual: float, facts: Mapping[str, float]) -> float:
     """Return the seconds of a round that count in the reward."""
     match options.time:
         case "virtual":
@@ -644,7 +674,7 @@ def _clock(standing: RunStanding) -> float:
     return standing.virtual_seconds or 0.0
 
 
-def _doubles(*size: int) -> Tensor:
+def _zeros_float64(*size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.float64)
 
 

@@ -20,7 +20,7 @@ from silograph.control.base import (
     ControllerState,
     Knobs,
     RunStanding,
-    affordable,
+    affordable_interval,
     costs_after,
     no_costs,
 )
@@ -28,8 +28,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 
 
-def remember_first(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
-    """Keep the loss of the first weights; no round has cost anything yet."""
+def remember_first_loss(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:
+    """Return the state before round 1: the loss of the first weights, and no costs."""
     del options, knobs
     first = torch.tensor(loss_of(standing), dtype=torch.float64)
     return {"first": first, **no_costs(standing)}
@@ -38,13 +38,15 @@ def remember_first(options: Any, knobs: Knobs, standing: RunStanding) -> Control
 def propose(
     options: Any, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
-    """Follow eq. 11, and the bytes that are left."""
+    """Return the interval of eq. 11, within the remaining bytes."""
     del options, key
     # Silos report losses, so that a ratio of any size may come.
     loss, first = max(loss_of(standing), 0.0), float(state["first"])
     share = math.sqrt(loss / first) if first > 0 else 1.0
     share = math.inf if math.isnan(share) else share
-    return {knob.name: affordable(knob, share * knob.start, state, standing) for knob in knobs}
+    return {
+        knob.name: affordable_interval(knob, share * knob.start, state, standing) for knob in knobs
+    }
 
 
 def observe(
@@ -55,7 +57,7 @@ def observe(
     facts: Mapping[str, float],
     values: Mapping[str, Tensor],
 ) -> ControllerState:
-    """Remember what the round has cost."""
+    """Update the costs by the round."""
     del options, knobs, values
     return {"first": state["first"].clone(), **costs_after(state, standing, facts)}
 
@@ -80,7 +82,7 @@ LOSS_INTERVAL = Controller(
     name="loss_interval",
     title="intervals shrink with the root of the validation loss (FedAIS, eq. 11)",
     propose=propose,
-    init=remember_first,
+    init=remember_first_loss,
     observe=observe,
     needs_scores=True,
 )

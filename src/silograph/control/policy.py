@@ -18,7 +18,7 @@ from silograph.core.key import Key
 def propose(
     options: object, knobs: Knobs, state: ControllerState, standing: RunStanding, key: Key
 ) -> Mapping[str, Tensor]:
-    """Return values by chance."""
+    """Return random values."""
     del options, state
     action = key.fold("drawn").matrix(1, action_size(knobs, standing.clients))[0]
     return to_knobs(knobs, action, standing.clients)
@@ -36,10 +36,10 @@ AGENT_SEED = OF_AGENT | {"help": "ddpg: seed of a new agent's networks and of it
 
 
 def by_policy(options: Any, otherwise: Controller) -> Controller:
-    """Return an agent as options say (`policy=ddpg`), values by chance (`drawn`), or another one.
+    """Return the controller of `policy`: `ddpg` (an agent), `drawn` (at random), or `otherwise`.
 
-    The options have the fields that texts stand for here: `target`, `time`, `explore`, `agent` and
-    `agent_seed`; see `AgentOptions`.
+    The options must have the fields `target`, `time`, `explore`, `agent` and `agent_seed`; see
+    `AgentOptions`.
 
     Raises:
         ConfigError: a file of an agent, but another policy.
@@ -50,12 +50,12 @@ def by_policy(options: Any, otherwise: Controller) -> Controller:
             "--option policy=ddpg, or leave the agent out"
         )
     if options.policy == "ddpg":
-        own = AgentOptions(
+        agent_options = AgentOptions(
             target=options.target,
             time=options.time,
             explore=options.explore,
             agent=options.agent,
             seed=options.agent_seed,
         )
-        return replace(DDPG, options=own)
+        return replace(DDPG, options=agent_options)
     return DRAWN if options.policy == "drawn" else otherwise

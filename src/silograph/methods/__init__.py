@@ -132,14 +132,17 @@ def _reduce_method(method: AnyMethod) -> tuple[Callable[..., AnyMethod], tuple[A
     Their programs hold functions without a name of their own, which pickle cannot write. A method
     that shares its round with none of the library is written by its fields.
     """
-    own = {field.name: getattr(method, field.name) for field in fields(method)}
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
     related = [
-        (known.name, {n: value for n, value in own.items() if getattr(known, n) is not value})
-        for known in METHODS.values()
-        if known.round is method.round
+        (
+            method_of_library.name,
+            {n: value for n, value in values.items() if getattr(method_of_library, n) is not value},
+        )
+        for method_of_library in METHODS.values()
+        if method_of_library.round is method.round
     ]
     if not related:
-        return Method, tuple(own.values())
+        return Method, tuple(values.values())
     return changed_method, min(related, key=lambda pair: len(pair[1]))
 
 

@@ -1,7 +1,7 @@
-"""What a method is: a server program, its options, where it trains and how it is scored.
+"""The interface of a method: a server program, its options, where it trains and how it is scored.
 
-What differs between methods is a value with its own answers (`Setting`, `Evaluation`, `Needs`), so
-that nobody has to know the methods to ask them.
+Differences between methods are values with an interface (`Setting`, `Evaluation`, `Needs`), so that
+no other code has to know the methods.
 """
 
 import math
@@ -45,7 +45,7 @@ from silograph.nn.segment import segment_sum
 from silograph.task.counts import ALL_COUNTS, CountRules
 
 # --- caution -------------------------------------------------------------------------------------
-# Where the defaults of a method are known not to learn, as parts that say what they hold for.
+# Data on which the defaults of a method are known not to learn.
 
 
 Predicted = Literal["labels of nodes", "ratings"]
@@ -59,8 +59,8 @@ class Caution:
     for ratings, raise --lr
 
     Attributes:
-        text: what is known not to learn, and what does.
-        of: what is predicted where it holds; None: whatever is predicted.
+        text: the data on which the defaults do not learn, and settings that do.
+        of: the predictions that it is about; None: all.
     """
 
     text: str
@@ -83,31 +83,31 @@ LEARNING_RATES = {"sgd": 0.1, "adam": 0.01}  # where a method names none of its 
 
 
 def fixed_knobs(options: Any) -> Controller:
-    """Knobs stay what the options say."""
+    """Return the controller that leaves knobs at the values of the options."""
     del options
     return FIXED
 
 
 def no_losses(options: Any) -> tuple[LossTerm, ...]:
-    """Add nothing."""
+    """Return no loss terms."""
     del options
     return ()
 
 
 def no_corrections(options: Any) -> tuple[Correction, ...]:
-    """Local steps follow the gradient of the data."""
+    """Return no corrections."""
     del options
     return ()
 
 
 @dataclass(frozen=True)
 class DefaultModel:
-    """A model that runs have where they name none.
+    """The default model of a method's runs.
 
     Attributes:
         name: of the model.
-        layers: default of the run's `layers` with it; None: that of all models.
-        hidden: default of the run's `hidden` with it; None: that of all models.
+        layers: default of the run's `layers` with it; None: the default of all models.
+        hidden: default of the run's `hidden` with it; None: the default of all models.
     """
 
     name: str
@@ -130,13 +130,13 @@ class Needs:
         keep_optimizer: default of the run's `keep_optimizer`.
         plain_sgd: whether gradients are recovered from the clients' steps, so that these must be
             plain SGD.
-        corrections: what the options add to the gradient of every local step; what an op works
-            out anew for every call stands here too, without its values, for the plan of the run.
-        losses: what the options add to the loss of every local step, likewise.
+        corrections: terms added to the gradient of every local step, by the options. A correction
+            that an op computes for every call is listed too, without values, to plan the run.
+        losses: terms added to the loss of every local step, by the options.
         score_first: whether the first weights are scored before round 1, and the last scores kept
-            for whatever decides by them.
-        knobs: which of the options' knobs a run has, by those options.
-        controller: what sets them, likewise.
+            for controllers that need them.
+        knobs: the knobs of a run, by the options.
+        controller: the controller that sets them, by the options.
         selector: default of the run's `selector`.
         rating_model: default of the run's `model` on ratings of users and items.
     """
@@ -157,8 +157,8 @@ class Needs:
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the default of the run's `lr` with an optimizer."""
-        own = self.lr if optimizer == self.optimizer else None
-        return LEARNING_RATES[optimizer] if own is None else own
+        method_rate = self.lr if optimizer == self.optimizer else None
+        return LEARNING_RATES[optimizer] if method_rate is None else method_rate
 
 
 Options = TypeVar("Options", default=Any)
@@ -176,25 +176,26 @@ class MethodConfig(Generic[Options]):
         keep_optimizer: whether a client's optimizer state outlives the round.
         participation: share of clients that train in a round, drawn uniformly.
         options: the method's own options, of its `Method.options` type.
-        backend: what trains and predicts.
-        corrections: what the method adds to the gradient of every local step.
-        losses: what the method adds to the loss of every local step.
-        selector: name of what selects clients; `uniform` draws the share `participation`.
+        backend: computes training and predictions.
+        corrections: terms that the method adds to the gradient of every local step.
+        losses: terms that the method adds to the loss of every local step.
+        selector: name of the selector of clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
-        observed: whether that selector is told by client how the round went.
-        limited: whether the selector's number of clients is limited, by a budget say.
-        received: which nodes of their own clients score the model on with which they begin a
-            round, and send the counts with what they train: none, validation nodes, or all.
-        count_rules: what replies of evaluation hold.
-        behind: the least numbers of nodes and silos behind each exchanged row.
-        scored_every: every how many rounds counts of all nodes are wanted; 0: in every one. In the
-            others, and in round 1, they are zeros where `received` is `all`.
-        is_unscored: whether they are zeros in this round; `in_round` says so.
-        relevant: least rating of items that rankings should have first; None: nothing is ranked.
+        observed: whether that selector gets feedback of each client after the round.
+        limited: whether a budget or another limit bounds the selector's number of clients.
+        received: on which of their nodes clients score the model that they receive in a round,
+            to send the counts with their reply: none, validation nodes, or all.
+        count_rules: contents of replies of evaluation.
+        behind: the least numbers of nodes and silos that must contribute to an exchanged row.
+        scored_every: number of rounds between two with counts of all nodes; 0: every round has
+            them. In the others, and in round 1, they are zeros where `received` is `all`.
+        is_unscored: whether they are zeros in this round; `in_round` sets it.
+        relevant: least rating of relevant items, which rankings should have first; None: nothing is
+            ranked.
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
         rates: how the learning rate of `optimizer` changes over rounds.
-        aggregator: what the server makes of the clients' weights; `local_round` uses it.
+        aggregator: combines the clients' weights at the server; `local_round` uses it.
         aggregator_options: of its `options` type.
         sent: how weights travel.
     """
@@ -225,7 +226,7 @@ class MethodConfig(Generic[Options]):
     sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
-        """Return what ops and the server program read in a round.
+        """Return the config of ops and server program in a round.
 
         The learning rate of the clients depends on the round, and whether they score the weights
         with which they begin it: the weights of round `number` - 1.
@@ -239,8 +240,8 @@ class MethodConfig(Generic[Options]):
             return cfg
         optimizer = self.optimizer
         assert isinstance(optimizer, SGD | Adam)  # all that a run can name
-        rate = optimizer.lr * self.rates.at(number)
-        return replace(cfg, optimizer=replace(optimizer, lr=rate), rates=CONSTANT)
+        learning_rate = optimizer.lr * self.rates.at(number)
+        return replace(cfg, optimizer=replace(optimizer, lr=learning_rate), rates=CONSTANT)
 
     @property
     def everyone_trains(self) -> bool:
@@ -262,11 +263,11 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server keeps between rounds: flat mappings of tensors.
+    """The server's state between rounds: flat mappings of tensors.
 
     Attributes:
         weights: the server's model, or None where a method has none.
-        memory: whatever the method's aggregation remembers.
+        memory: other tensors of the method, such as momenta.
     """
 
     weights: Params | None
@@ -275,7 +276,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a round tells.
+    """The report of a round.
 
     Attributes:
         participants: clients that were selected.
@@ -302,7 +303,7 @@ StepsOnHeld = Callable[[MethodConfig[Any], ClientBlock, ServerState, int, Key], 
 
 
 class Setting(Protocol):
-    """Where a method trains."""
+    """The setting of a method: at the silos, on the uncut graph, in simulation only."""
 
     @property
     def uncut(self) -> bool:
@@ -388,7 +389,7 @@ class ServerHolds:
 
 
 def any_config(cfg: MethodConfig[Any]) -> None:
-    """Take every config."""
+    """Accept every config: the default of `Method.check`."""
     del cfg
 
 
@@ -405,7 +406,7 @@ class Method(Generic[Options]):
     """A method.
 
     Attributes:
-        name: what users call it.
+        name: name in the config.
         title: one line for listings.
         reference: title, authors, venue, year.
         options: frozen dataclass of the method's own options.
@@ -418,27 +419,28 @@ class Method(Generic[Options]):
         evaluate: how its models are scored, and which view picks the round.
         evaluate_by: the same by the options, where these decide it; None: they do not.
         needs: of the clients' training.
-        calls: what it calls, which silos hold it to; None: silos of their own cannot run it.
+        calls: the ops that it calls, in their order; real silos refuse any other call. None: it
+            runs in simulation only.
         own_weights: the weights that each client predicts with when the run is over, (C, ...) or
             the same for all, from the server's (none where it has no model) and the tensors of
             the clients' state; None: those of the server, if it has a model.
-        rows: what of single nodes crosses between silos: nothing, rows of single nodes, or only
-            sums over a silo's nodes, of which those that rest on few can be left out.
-        small_weights: whether its weights can travel as `MethodConfig.sent` says.
-        cautions: where its defaults are known not to learn, and what does; listings and
-            comparisons say them.
-        aggregates: whether the run's aggregator may be another than the mean: the round goes
-            through `local_round`, and clients send weights and what is told of training alone.
+        rows: data of single nodes that silos exchange: none, rows of single nodes, or only sums
+            over a silo's nodes, of which those of few nodes can be left out.
+        small_weights: whether its weights can travel in the forms of `MethodConfig.sent`.
+        cautions: data on which its defaults are known not to learn, and settings that do; listings
+            and comparisons show them.
+        aggregates: whether the run's aggregator may be another than the mean. Then the round must
+            go through `local_round`, and clients must send weights and the fields of `told` only.
         scores_on_receipt: whether clients train from the server's model and their training op can
-            score it before: it goes through `train_from` and sends what `told` returns. None:
-            where its round is that of FedAvg or SCAFFOLD, as it was when they were declared. The
-            server's model of a round is then scored by who trains from it in the next one; of
-            other methods it is sent to be scored, and the next round must start from it.
+            score it first: the op must go through `train_from` and send the fields of `told`.
+            None: yes where its round is that of FedAvg or SCAFFOLD, as it was when they were
+            declared. If so, the clients of the next round score the server's model. Otherwise it
+            is sent to be scored, and the next round must start from it.
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
-        note: what the facts of a whole run say about it in one line, by the options and the values
-            of each fact in the scored rounds; None is nothing.
+        note: returns one line about a whole run, from the options and the values of each fact in
+            the scored rounds; None: no line.
     """
 
     name: str
@@ -464,12 +466,14 @@ class Method(Generic[Options]):
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse cautions that are texts, as they once were."""
-        given = self.cautions
-        if not isinstance(given, tuple) or not all(isinstance(part, Caution) for part in given):
+        """Raise `ConfigError` unless cautions are a tuple of `Caution`."""
+        cautions = self.cautions
+        if not isinstance(cautions, tuple) or not all(
+            isinstance(part, Caution) for part in cautions
+        ):
             raise ConfigError(
                 f"expected cautions of method {self.name} as a tuple of Caution, got "
-                f"{shown(given)}: write (Caution(TEXT),)"
+                f"{shown(cautions)}: write (Caution(TEXT),)"
             )
 
     @property
@@ -478,7 +482,7 @@ class Method(Generic[Options]):
         return in_words(self.cautions)
 
     def caution_on(self, predicted: Predicted) -> str:
-        """Return those that hold where these are predicted."""
+        """Return as one text the cautions that hold for what is predicted."""
         return in_words(part for part in self.cautions if part.of in (None, predicted))
 
     @property
@@ -529,47 +533,48 @@ def own_weights(
 def client_weights(
     shapes: Mapping[str, Sequence[int]], weights: Mapping[str, Tensor], client: int
 ) -> Params:
-    """Return one client's weights, from those that all have and those (C, ...) of each."""
+    """Return one client's weights, from shared ones and those with a slice for each, (C, ...)."""
     return {n: w if tuple(w.shape) == shapes[n] else w[client] for n, w in weights.items()}
 
 
 def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
-    """Return how a node is seen in the `server` view of a run."""
+    """Return which graph a node sees in the `server` view of a run."""
     return UNCUT if method.setting.uncut else method.evaluate.seen(config.collect)
 
 
 # --- private parts -------------------------------------------------------------------------------
-# What clients keep to themselves from round to round, and that one bad round does not spoil it.
+# State that clients never send, and how it survives a round with infinite values or NaN.
 #
 # Moments of optimizers, masks, private layers, flow networks, tables of users, control variates.
 #
 # C: clients.
 
 
-def finite_or_old(new: State, old: State) -> State:
-    """Return what clients keep to themselves; who got anything infinite or NaN keeps the old.
+def keep_previous_if_not_finite(new: State, old: State) -> State:
+    """Return private state after training; a client with infinite values or NaN keeps its old one.
 
-    Else one round's weights from a server, or a step too long, would spoil all later rounds.
+    Otherwise bad weights from the server, or one step that is too long, would spoil all later
+    rounds.
 
     Args:
         new: fields of the state after training.
         old: the state before, with these fields.
     """
     # Adam's second moments are as finite as its first ones, of which they are the squares.
-    looked = [
+    checked_fields = [
         f for n, f in new.items() if n.replace("first/", "second/", 1) not in new.keys() - {n}
     ]
     # A pass over moments costs some percent of a round: by client only where something is wrong.
-    if all(math.isfinite(float(f.t.sum())) for f in looked):
+    if all(math.isfinite(float(f.t.sum())) for f in checked_fields):
         return new
-    good = torch.stack([_is_finite(f) for f in looked]).all(0)
-    bad = (~good).nonzero()[:, 0]
-    before = state_of(take_all({name: old[name] for name in new}, bad))
-    return {name: put(f, before[name], bad) for name, f in new.items()}
+    is_good = torch.stack([_is_finite(f) for f in checked_fields]).all(0)
+    bad_clients = (~is_good).nonzero()[:, 0]
+    old_fields = state_of(take_all({name: old[name] for name in new}, bad_clients))
+    return {name: put(f, old_fields[name], bad_clients) for name, f in new.items()}
 
 
 def _is_finite(field: Stacked | Ragged) -> Tensor:
-    """Return for which clients all numbers of a field are finite, (C,) bool."""
+    """Return a mask (C,) bool of the clients whose numbers of a field are all finite."""
     rows = field.t.isfinite()
     rows = rows.flatten(1).all(1) if rows.dim() > 1 else rows
     return segment_sum((~rows).long(), field.off) == 0 if isinstance(field, Ragged) else rows
@@ -587,13 +592,15 @@ def preset(base: AnyMethod, name: str, title: str, **defaults: object) -> AnyMet
         title: one line for listings.
         defaults: of its options that differ.
     """
-    given = base.options
-    own = {
+    base_options = base.options
+    option_fields = {
         f.name: field(default=defaults.get(f.name, f.default), metadata=f.metadata)
-        for f in fields(given)
+        for f in fields(base_options)
     }
-    space = {"__module__": given.__module__, "__doc__": given.__doc__}
-    types = {"__annotations__": {f.name: f.type for f in fields(given)}}
-    options: type[Any] = type(f"{name.capitalize()}Options", (), {**own, **space, **types})
-    made = checked_dataclass(options, config=STRICT, frozen=True)
-    return replace(base, name=name, title=title, options=made)
+    namespace = {"__module__": base_options.__module__, "__doc__": base_options.__doc__}
+    types = {"__annotations__": {f.name: f.type for f in fields(base_options)}}
+    options: type[Any] = type(
+        f"{name.capitalize()}Options", (), {**option_fields, **namespace, **types}
+    )
+    options_type = checked_dataclass(options, config=STRICT, frozen=True)
+    return replace(base, name=name, title=title, options=options_type)

@@ -46,10 +46,10 @@ from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
+    calls_of_global_training,
     check_together,
     start_together,
     steps_together,
-    together,
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import check_like, check_places
@@ -59,7 +59,7 @@ from silograph.nn.reach import gathered, messages_out
 
 @dataclass(frozen=True, config=STRICT)
 class BNSOptions:
-    """How much crosses."""
+    """The options of BNS-GCN."""
 
     rate: Annotated[float, Field(gt=0, le=1)] = field(
         default=0.1, metadata={"help": "probability that a halo node's row is fetched in a step"}
@@ -81,9 +81,9 @@ def step(
     return gradients(fed, divisible(cfg.model), weights, key, crossing=BY_ROWS)
 
 
-def fetch(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
+def fetch(fed: Federation, request: Mapping[str, Shared], key: Key) -> None:
     """Fetch the rows of the drawn slots and finish a stage."""
-    pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=told)
+    pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=request)
 
 
 def draw(
@@ -93,8 +93,8 @@ def draw(
     del inbox
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     rate = cfg.options.rate
-    drawn = key.fold("boundary").uniform(block.halo.key)[:, 0] < rate
-    weight = drawn.to(block.adj.values.dtype) / rate
+    is_drawn = key.fold("boundary").uniform(block.halo.key)[:, 0] < rate
+    weight = is_drawn.to(block.adj.values.dtype) / rate
     return {**state, "pass/slot": Ragged(weight, block.halo.off)}, {}
 
 
@@ -111,31 +111,35 @@ def ask(
 def serve(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out rows, and send those that others want. In: `stage`, `row` (k,). Out: `rows`."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    z = before(params, at)
+    """Compute rows, and send the requested ones. In: `stage`, `row` (k,). Out: `rows`."""
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    z = before(params, stage_inputs)
     row = inbox["row"]
     assert isinstance(row, Ragged)  # from `pull`
-    wanted = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[wanted]
-    new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
+    requested_rows = block.halo.boundary[
+        check_places(row, block.halo.boundary_off, "boundary rows")
+    ]
+    rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)[requested_rows]
+    new = {**state, f"pass/z/{stage_inputs.number}": Ragged(z, stage_inputs.reach.off)}
     return new, {"rows": Ragged(rows, row.off)}
 
 
 def store(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Hear the rows and finish the stage. In: `stage`, `rows` (t, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["rows"].t, state[f"pass/z/{at.number}"].t)
-    arrived = gathered(at.reach, at.reach.outer.transposed, rows)
-    return finish(cfg, block, state, key, at, params, arrived), {}
+    """Add the received rows and finish the stage. In: `stage`, `rows` (t, O). Out: nothing."""
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["rows"].t, state[f"pass/z/{stage_inputs.number}"].t)
+    halo_sum = gathered(stage_inputs.reach, stage_inputs.reach.outer.transposed, rows)
+    return finish(cfg, block, state, key, stage_inputs, params, halo_sum), {}
 
 
-def fetch_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
+def fetch_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:
     """Return the calls of `fetch`."""
     what = Kind.EMBEDDINGS
-    return pull_steps(ask, serve, store, what=what, key=key, inbox=told, form=rows_of_width(width))
+    return pull_steps(
+        ask, serve, store, what=what, key=key, inbox=request_specs, form=rows_of_width(width)
+    )
 
 
 BY_ROWS = Crossing(fetch, share_cotangents, fetch_steps, partial(cotangents_steps, named=True))
@@ -157,6 +161,6 @@ BNS = Method(
     check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
-    calls=together(step_steps),
+    calls=calls_of_global_training(step_steps),
     rows="single",
 )

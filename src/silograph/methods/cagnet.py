@@ -46,10 +46,10 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import (
+    calls_of_global_training,
     check_together,
     start_together,
     steps_together,
-    together,
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import check_like
@@ -58,7 +58,7 @@ from silograph.nn.reach import Reach, gathered, messages_back, messages_out
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Set up the clients, and tell each where in a broadcast its halo stands."""
+    """Set up the clients, and send each the positions of its halo in a broadcast."""
     state = start_together(fed, cfg, weights, key)
     counts = fed.call(tell_size, {}, what=Kind.STATISTICS, key=key)["nodes"].t
     first = {"first": Stacked(offsets(counts)[:-1])}
@@ -81,14 +81,14 @@ def step(
     return gradients(fed, divisible(cfg.model), weights, key, crossing=BY_BROADCASTS)
 
 
-def show(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
+def show(fed: Federation, request: Mapping[str, Shared], key: Key) -> None:
     """Broadcast all rows of a stage."""
-    broadcast(fed, send, hear, what=Kind.EMBEDDINGS, key=key, inbox=told)
+    broadcast(fed, send, hear, what=Kind.EMBEDDINGS, key=key, inbox=request)
 
 
-def show_back(fed: Federation, told: Mapping[str, Shared], key: Key) -> None:
+def show_back(fed: Federation, request: Mapping[str, Shared], key: Key) -> None:
     """Broadcast the gradients of all sums of a stage."""
-    broadcast(fed, send_back, hear_back, what=Kind.COTANGENTS, key=key, inbox=told)
+    broadcast(fed, send_back, hear_back, what=Kind.COTANGENTS, key=key, inbox=request)
 
 
 def tell_size(
@@ -102,7 +102,7 @@ def tell_size(
 def learn_place(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep where the own rows stand in a broadcast. In: `first` (C,). Out: nothing."""
+    """Store where the own rows begin in a broadcast. In: `first` (C,). Out: nothing."""
     del cfg, block, key
     return {**state, "cagnet/first": Stacked(inbox["first"].t)}, {}
 
@@ -110,17 +110,17 @@ def learn_place(
 def tell_place(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Tell where boundary rows stand in a broadcast. In: nothing. Out: `rows` (B, 1) int64."""
+    """Send the positions of boundary rows in a broadcast. In: nothing. Out: `rows` (B, 1) int64."""
     del cfg, inbox, key
     boundary, client = block.halo.boundary, block.client[block.halo.boundary]
-    place = boundary - block.off[client] + state["cagnet/first"].t[client]
-    return state, {"rows": Ragged(place[:, None], block.halo.boundary_off)}
+    position = boundary - block.off[client] + state["cagnet/first"].t[client]
+    return state, {"rows": Ragged(position[:, None], block.halo.boundary_off)}
 
 
 def hear_place(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep where the halo stands in a broadcast. In: `rows` (S, 1) int64. Out: nothing."""
+    """Store the positions of the halo in a broadcast. In: `rows` (S, 1) int64. Out: nothing."""
     del cfg, key
     new = dict(state)
     del new["cagnet/first"]
@@ -130,41 +130,52 @@ def hear_place(
 def send(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out all rows. In: `stage`. Out: `rows` (n, O)."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    z = before(params, at)
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)
-    new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
+    """Compute all rows. In: `stage`. Out: `rows` (n, O)."""
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    z = before(params, stage_inputs)
+    rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)
+    new = {**state, f"pass/z/{stage_inputs.number}": Ragged(z, stage_inputs.reach.off)}
     return new, {"rows": Ragged(rows, block.off)}
 
 
 def hear(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Pick out the halo and finish the stage. In: `stage`, `all` (N, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["all"].t, state[f"pass/z/{at.number}"].t)
-    arrived = gathered(at.reach, _incoming(block, state, at.reach, len(rows)), rows)
-    return finish(cfg, block, state, key, at, params, arrived), {}
+    """Take the halo's rows and finish the stage. In: `stage`, `all` (N, O). Out: nothing."""
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    rows = check_like(inbox["all"].t, state[f"pass/z/{stage_inputs.number}"].t)
+    halo_sum = gathered(
+        stage_inputs.reach, _incoming(block, state, stage_inputs.reach, len(rows)), rows
+    )
+    return finish(cfg, block, state, key, stage_inputs, params, halo_sum), {}
 
 
 def send_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Walk back to the sum. In: `stage`. Out: `rows` (n, O)."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    new, s = back_to_sum(block, state, at, params)
-    return new, {"rows": Ragged(messages_back(scales_of(at.stage.conv), s, at.reach), block.off)}
+    """Compute gradients back to the sum. In: `stage`. Out: `rows` (n, O)."""
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    new, s = back_to_sum(block, state, stage_inputs, params)
+    return new, {
+        "rows": Ragged(
+            messages_back(scales_of(stage_inputs.stage.conv), s, stage_inputs.reach), block.off
+        )
+    }
 
 
 def hear_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Pick out the halo and walk back from the sum. In: `stage`, `all` (N, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+    """Take the halo's gradients and go on back from the sum. In: `stage`, `all` (N, O).
+
+    Out: nothing.
+    """
+    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
     rows = check_like(inbox["all"].t, state["pass/sum"].t)
-    arrived = gathered(at.reach, _incoming(block, state, at.reach, len(rows)), rows)
-    return finish_back(cfg, block, state, key, at, params, arrived), {}
+    halo_sum = gathered(
+        stage_inputs.reach, _incoming(block, state, stage_inputs.reach, len(rows)), rows
+    )
+    return finish_back(cfg, block, state, key, stage_inputs, params, halo_sum), {}
 
 
 def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR:
@@ -173,33 +184,39 @@ def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR
     Raises:
         ProtocolError: a halo slot whose place is none of the broadcast's.
     """
-    place, found = state["cagnet/place"].t, block.memo.get("cagnet")
-    if isinstance(found, tuple) and found[0] is place and found[1].num_cols == total:
-        known: CSR = found[1]
-        return known
+    position, cached = state["cagnet/place"].t, block.memo.get("cagnet")
+    if isinstance(cached, tuple) and cached[0] is position and cached[1].num_cols == total:
+        incoming_edges: CSR = cached[1]
+        return incoming_edges
     slots = reach.outer.transposed
     # Products read the rows at these places unseen, and a transpose has a row for each place.
-    fits = place.shape == block.halo.key.shape and bool(((place >= 0) & (place < total)).all())
-    if not fits or place.is_floating_point():
+    is_valid = position.shape == block.halo.key.shape and bool(
+        ((position >= 0) & (position < total)).all()
+    )
+    if not is_valid or position.is_floating_point():
         raise ProtocolError(
             f"expected the places of {len(block.halo.key)} halo slots among {total} rows, got "
-            f"{place.dtype} of shape {tuple(place.shape)}, or others"
+            f"{position.dtype} of shape {tuple(position.shape)}, or others"
         )
-    incoming = slots.with_columns(place[slots.indices.long()], total)
+    incoming = slots.with_columns(position[slots.indices.long()], total)
     incoming = incoming.transposed.transposed  # columns in order
-    block.memo["cagnet"] = (place, incoming)
+    block.memo["cagnet"] = (position, incoming)
     return incoming
 
 
-def show_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
+def show_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:
     """Return the calls of `show`."""
-    return broadcast_steps(send, hear, what=Kind.EMBEDDINGS, key=key, width=width, inbox=told)
+    return broadcast_steps(
+        send, hear, what=Kind.EMBEDDINGS, key=key, width=width, inbox=request_specs
+    )
 
 
-def show_back_steps(told: FieldSpecs, width: int, key: Key) -> Steps:
+def show_back_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:
     """Return the calls of `show_back`."""
     what = Kind.COTANGENTS
-    return broadcast_steps(send_back, hear_back, what=what, key=key, width=width, inbox=told)
+    return broadcast_steps(
+        send_back, hear_back, what=what, key=key, width=width, inbox=request_specs
+    )
 
 
 BY_BROADCASTS = Crossing(show, show_back, show_steps, show_back_steps)
@@ -223,7 +240,7 @@ def step_steps(cfg: MethodConfig, key: Key) -> Steps:
 
 
 def state_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return what the state keeps between rounds besides logits."""
+    """Return the specs of the client state between rounds, without logits."""
     del cfg
     return {"cagnet/place": FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=0)}
 
@@ -238,6 +255,6 @@ CAGNET = Method(
     check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
-    calls=together(step_steps, setup_steps, state_specs),
+    calls=calls_of_global_training(step_steps, setup_steps, state_specs),
     rows="single",
 )

@@ -20,13 +20,11 @@ an agent sets tau, and the share of its nodes that each client draws.
     fedais2     all nodes, adaptive interval
     stale       all nodes; all slots are fetched every tau-th batch (VR-GCN, PipeGCN)
 
-How we read the paper where it is silent: losses are worked out once a round, by one pass over all
-own nodes with the weights received, which also refreshes what is stored of them; owners work asked
-rows out anew with their own current weights, from stored rows, if they take part, and send
-what is stored if they do not. F is the validation loss. Features do not leave: without
-`share_features` the first layer sums over the client's own graph.
-
-What clients do is in `silograph.methods.fedais`.
+How we read the paper where it is silent: losses are computed once a round, by one pass over all own
+nodes with the received weights, which also refreshes their stored rows. Owners that take part in a
+round compute requested rows anew, with their current weights and from stored rows; the others send
+their stored rows. F is the validation loss. Features do not leave: without `share_features` the
+first layer sums over the client's own graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,19 +122,19 @@ from silograph.methods.base import (
     RoundReport,
     ServerState,
     Share,
-    finite_or_old,
+    keep_previous_if_not_finite,
     preset,
 )
 from silograph.methods.local_training import (
     begin,
-    named_fields,
+    prefix_fields,
     stacked,
     state_specs,
 )
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
     LOSS_FLOPS,
-    Held,
+    TrainingFields,
     TrainingInputs,
     check_fit,
     check_places,
@@ -151,21 +149,21 @@ from silograph.nn.stored_rows import (
     StoredRows,
     Surroundings,
     TrainingRows,
-    alike,
     batch_of_edges,
     batch_pass,
     drawn_around,
     drawn_batch,
-    finished,
+    finish_training,
+    groups_by_steps,
     is_compact,
     memory_of,
-    part_of,
-    put_back,
+    put_clients,
     rows_entering,
-    started,
+    start_training,
     step_,
     stored_stages,
     surroundings,
+    take_clients,
     weights_of,
     whole_batch,
 )
@@ -310,31 +308,31 @@ def plan_of(cfg: Config) -> Plan:
     return Plan(total, int(cfg.knobs[TAU]) if TAU in cfg.knobs else cfg.options.tau)
 
 
-def knobs_in(options: FedAISOptions) -> tuple[Knob, ...]:
-    """Return the knobs of a run: by the rules tau alone, else those that change anything."""
+def knobs_of_run(options: FedAISOptions) -> tuple[Knob, ...]:
+    """Return the knobs of a run: tau alone with `policy=rule`, else all that have an effect."""
     if options.policy == "rule":
         return knobs_of(options, (TAU,))
-    moved = {TAU: options.halo != "none", RATIO: options.nodes != "all"}
-    return knobs_of(options, [name for name, changes in moved.items() if changes])
+    is_used = {TAU: options.halo != "none", RATIO: options.nodes != "all"}
+    return knobs_of(options, [name for name, used in is_used.items() if used])
 
 
 def controller_of(options: FedAISOptions) -> Controller:
-    """Return what sets them."""
+    """Return the controller that sets the knobs."""
     rules = {"adaptive": LOSS_INTERVAL, "bound": BOUND_INTERVAL}
     rule = FIXED if options.halo == "none" else rules.get(options.interval, FIXED)
     return by_policy(options, rule)
 
 
-def moved_in(options: FedAISOptions) -> frozenset[str]:
+def moving_knobs(options: FedAISOptions) -> frozenset[str]:
     """Return the names of the knobs that may change during a run."""
     if controller_of(options) is FIXED:
         return frozenset()
-    return frozenset(knob.name for knob in knobs_in(options))
+    return frozenset(knob.name for knob in knobs_of_run(options))
 
 
-# --- What the ops of FedAIS read of a run and of a client's state --------------------------------
+# --- Names of fields in a client's state, and helpers that read them -----------------------------
 #
-# The fields are those of `silograph.methods.fedais`. C: clients.
+# C: clients.
 
 
 LOSSES = "importance/loss"
@@ -356,7 +354,7 @@ FIXED_IN_ROUND = (ROWS, SHARE, ASKED, SEEN)
 
 
 def neighbors_of(cfg: Config) -> Neighbors:
-    """Return what draws the neighbors of a batch."""
+    """Return the neighbor sampler of a batch."""
     return Fanout((cfg.options.drawn,)) if cfg.options.drawn else FULL
 
 
@@ -365,8 +363,8 @@ def stored_of(cfg: Config, state: State) -> StoredRows:
     return stored_in(state, halo=cfg.options.halo != "none")
 
 
-def fields_under(prefix: str, state: State) -> Held:
-    """Return the fields whose names begin so, without it."""
+def fields_under(prefix: str, state: State) -> TrainingFields:
+    """Return the fields whose names begin with a prefix, named without it."""
     return {k.removeprefix(prefix): f for k, f in state.items() if k.startswith(prefix)}
 
 
@@ -380,48 +378,48 @@ def is_compiled(cfg: Config) -> bool:
     return cfg.backend.compiled and not cfg.options.share_features and not drops
 
 
-def trained_of(cfg: Config, state: State) -> Held:
-    """Return the clients in training, weights by name; empty between rounds."""
-    held = fields_under(IN_TRAINING, state)
-    if not held or not is_compiled(cfg):
-        return held
+def clients_in_training(cfg: Config, state: State) -> TrainingFields:
+    """Return the models in training, weights by name; empty between rounds."""
+    fields = fields_under(IN_TRAINING, state)
+    if not fields or not is_compiled(cfg):
+        return fields
     from silograph.nn import stored_compiled  # numba takes a while to import
 
-    return stored_compiled.unpacked(divisible(cfg.model), held)
+    return stored_compiled.unpack_weights(divisible(cfg.model), fields)
 
 
-def as_trained(cfg: Config, held: Held) -> Held:
-    """Return clients before their first step in the form in which they are trained."""
+def pack_for_training(cfg: Config, fields: TrainingFields) -> TrainingFields:
+    """Return the fields of clients before their first step in the form that training uses."""
     if not is_compiled(cfg):
-        return held
+        return fields
     from silograph.nn import stored_compiled
 
-    return stored_compiled.packed(divisible(cfg.model), held)
+    return stored_compiled.pack_weights(divisible(cfg.model), fields)
 
 
 def sends_bytes(cfg: Config) -> bool:
-    """Return whether rows of others come as bytes with a scale for each row."""
+    """Return whether exchanged rows are bytes with a scale for each row."""
     return cfg.options.sent == "int8"
 
 
 def pull_form_of(cfg: Config) -> PullForm:
-    """Return what an exchange carries."""
-    since = cfg.options.moved is not None
-    return rows_form(divisible(cfg.model), small=sends_bytes(cfg), since=since)
+    """Return the fields that an exchange carries."""
+    sends_changes = cfg.options.moved is not None
+    return rows_form(divisible(cfg.model), small=sends_bytes(cfg), since=sends_changes)
 
 
-def tells_moves(cfg: Config) -> bool:
-    """Return whether clients tell how far their models have moved, which sets the interval."""
+def reports_moves(cfg: Config) -> bool:
+    """Return whether clients report how far their models have moved; `interval=bound` needs it."""
     return controller_of(cfg.options) is BOUND_INTERVAL
 
 
-def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) -> Tensor:
+def squared_move(block: ClientBlock, fields: TrainingFields, start: Mapping[str, Tensor]) -> Tensor:
     """Return the squared length of each client's move from shared weights, (C,) float64.
 
     Rows of features that a client does not have are left out: they only decay.
     """
     total = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
-    for name, value in ((k.removeprefix("weights/"), f) for k, f in held.items()):
+    for name, value in ((k.removeprefix("weights/"), f) for k, f in fields.items()):
         if name not in start:  # moments
             continue
         if isinstance(value, Ragged):
@@ -434,15 +432,19 @@ def squared_move(block: ClientBlock, held: Held, start: Mapping[str, Tensor]) ->
     return total
 
 
-def untouched(cfg: Config, weights: Mapping[str, Tensor], steps: int) -> Params:
-    """Return what most rows of clients' first weights are after a round, to take a mean around."""
+def untouched_rows_after(cfg: Config, weights: Mapping[str, Tensor], steps: int) -> Params:
+    """Return first weights after `steps` steps without data: what rows of unused features become.
+
+    The server's mean needs them for the rows that a client does not send. Empty where rows follow
+    no such path: with a kept optimizer, or with features of other clients.
+    """
     if cfg.keep_optimizer or cfg.options.share_features:
         return {}
-    found = {n: cfg.backend.rest(cfg.training, weights[n], steps) for n in cfg.model.first_maps}
-    return {f"weights/{name}": w for name, w in found.items()}
+    rows = {n: cfg.backend.rest(cfg.training, weights[n], steps) for n in cfg.model.first_maps}
+    return {f"weights/{name}": w for name, w in rows.items()}
 
 
-def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
+def surroundings_of(cfg: Config, block: ClientBlock) -> Surroundings:
     """Return the graph that the clients sum over."""
     return surroundings(block, halo=cfg.options.halo != "none")
 
@@ -455,8 +457,8 @@ def around_of(cfg: Config, block: ClientBlock) -> Surroundings:
 #
 # What we changed: a share of the probability is spread evenly (`floor`), so that no node is never
 # drawn; nodes whose losses all stayed are alike. Nodes are drawn without replacement. The mean of
-# a batch's losses is then biased towards important nodes, as in the paper; `inclusions` and
-# `systematic` are the unbiased way.
+# a batch's losses is then biased towards important nodes, as in the paper; the functions
+# `inclusion_probabilities` and `draw_systematically` are the unbiased way.
 #
 # Everything is done for all clients at once; draws depend on keys of nodes, not on their order.
 #
@@ -468,7 +470,7 @@ LEAST = 2.0**-54  # below every positive draw
 
 
 def probabilities(change: Tensor, off: Tensor, floor: float) -> Tensor:
-    """Return how likely each node is drawn, (t,) float64, which sums to 1 for each client.
+    """Return the probability of each node, (t,) float64, which sums to 1 for each client.
 
     Args:
         change: (t,) of each node's loss.
@@ -481,9 +483,9 @@ def probabilities(change: Tensor, off: Tensor, floor: float) -> Tensor:
     size = size.where(size.isfinite(), 0).clamp(max=LARGEST_CHANGE)
     total = segment_sum(size, off)
     client, count = owners(off), off.diff().double()
-    even = 1 / count[client]
-    found = torch.where(total[client] > 0, size / total.clamp(min=LEAST**2)[client], even)
-    return (1 - floor) * found + floor * even
+    uniform = 1 / count[client]
+    by_change = torch.where(total[client] > 0, size / total.clamp(min=LEAST**2)[client], uniform)
+    return (1 - floor) * by_change + floor * uniform
 
 
 def draw_order(p: Tensor, off: Tensor, row_key: Tensor, key: Key) -> Tensor:
@@ -504,18 +506,18 @@ def draw_order(p: Tensor, off: Tensor, row_key: Tensor, key: Key) -> Tensor:
 
 
 def by_client(order: Tensor, off: Tensor) -> Tensor:
-    """Return an order of all nodes (t,) with each client's together, clients as they come."""
+    """Group an order of all nodes (t,) by client, clients ascending, the order kept inside each."""
     return order[owners(off)[order].argsort(stable=True)]
 
 
-def first_of(order: Tensor, off: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def first_nodes(order: Tensor, off: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first `count` (C,) of each client's nodes, and offsets (C + 1,)."""
     rank = torch.arange(len(order), device=order.device) - off[owners(off)]
     return order[rank < count[owners(off)]], offsets(count)
 
 
-def inclusions(p: Tensor, off: Tensor, count: Tensor) -> Tensor:
-    """Return how likely each node is to be among those drawn, pi = min(1, c p), (t,) float64.
+def inclusion_probabilities(p: Tensor, off: Tensor, count: Tensor) -> Tensor:
+    """Return the probability that each node is drawn, pi = min(1, c p), (t,) float64.
 
     c is such that a client's sum to `count` (C,), at most its number of nodes; with fewer nodes of
     p > 0 than that these are certain.
@@ -523,17 +525,19 @@ def inclusions(p: Tensor, off: Tensor, count: Tensor) -> Tensor:
     client, certain = owners(off), torch.zeros_like(p, dtype=torch.bool)
     while True:
         # Sums of those left alone: a difference of running sums would lose small ones.
-        left = segment_sum(torch.where(certain, 0, p), off)
-        more = count - segment_sum(certain.long(), off)
-        factor = torch.where(left > 0, more / left.clamp(min=LEAST**2), 0)[client]
-        found = ~certain & (factor * p >= 1 - 1e-12)
-        if not bool(found.any()):
+        remaining = segment_sum(torch.where(certain, 0, p), off)
+        open_places = count - segment_sum(certain.long(), off)
+        factor = torch.where(remaining > 0, open_places / remaining.clamp(min=LEAST**2), 0)[client]
+        newly_certain = ~certain & (factor * p >= 1 - 1e-12)
+        if not bool(newly_certain.any()):
             return torch.where(certain, 1, factor * p)
-        certain |= found
+        certain |= newly_certain
 
 
-def systematic(pi: Tensor, off: Tensor, row_key: Tensor, key: Key, client_key: Tensor) -> Tensor:
-    """Return which nodes are drawn, (t,) bool: each with probability pi, almost a fixed number.
+def draw_systematically(
+    pi: Tensor, off: Tensor, row_key: Tensor, key: Key, client_key: Tensor
+) -> Tensor:
+    """Draw nodes systematically, (t,) bool: each with probability pi, almost a fixed number.
 
     Nodes stand on a line, in an order drawn by key, each with a piece of its length pi; those are
     drawn whose piece meets a grid of unit steps with a random start (Madow, 1949).
@@ -552,17 +556,17 @@ def systematic(pi: Tensor, off: Tensor, row_key: Tensor, key: Key, client_key: T
     begin = end - length
     first = begin[off[:-1].clamp(max=max(len(pi) - 1, 0))][client]
     start = key.fold("start").uniform(client_key)[:, 0][client]
-    hit = torch.floor(end - first - start) > torch.floor(begin - first - start)
-    drawn = torch.empty_like(hit)
-    drawn[order] = hit
-    return drawn
+    is_hit = torch.floor(end - first - start) > torch.floor(begin - first - start)
+    is_drawn = torch.empty_like(is_hit)
+    is_drawn[order] = is_hit
+    return is_drawn
 
 
 # --- fedais clients ------------------------------------------------------------------------------
 # What clients do in a round on stored rows: the ops of FedAIS (`silograph.methods.fedais`).
 #
 # State between rounds: see `silograph.exchange.pull`; `importance/loss` (n,) of training nodes
-# when last worked out; `optimizer/*` if kept. Within a round `round/*`: the model in training, and
+# when last computed; `optimizer/*` if kept. Within a round `round/*`: the model in training, and
 # the nodes drawn. C: clients. n: rows. S: halo slots. m: nodes drawn in a round.
 
 
@@ -587,24 +591,26 @@ def open_round(
 
     In: `weights/*`, and `knobs/ratio` (C,) float64 where it is set. Out: nothing.
     """
-    came = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
-    weights, model = under("weights", came), divisible(cfg.model)
+    start = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
+    weights, model = under("weights", start), divisible(cfg.model)
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
-    small = not cfg.options.share_features
-    held = started(model, cfg.training, block, weights, memory, compact=small)
+    is_compact_run = not cfg.options.share_features
+    fields = start_training(model, cfg.training, block, weights, memory, compact=is_compact_run)
     logits, entered = whole_pass(cfg, block, state, weights, block.x)
     losses = train_losses(cfg, block, logits)
     passes = state[PASSES].t
-    told = inbox.get(f"{PREFIX}{RATIO}")
-    ratio = cfg.options.ratio if told is None else told.t
-    drawn = draw_nodes(cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio)
+    ratio_field = inbox.get(f"{PREFIX}{RATIO}")
+    ratio = cfg.options.ratio if ratio_field is None else ratio_field.t
+    drawn_fields = draw_nodes(
+        cfg, block, losses - state[LOSSES].t, passes, key.fold("nodes"), ratio
+    )
     new = with_own(state, block, entered)
-    new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn}
-    new |= {f"{IN_TRAINING}{name}": f for name, f in as_trained(cfg, held).items()}
-    changes = tells_moves(cfg) or not cfg.sent.plain
-    if is_compact(held) or changes:  # what the other rows of the first weights were
-        for name in weights if changes else model.first_maps:
+    new |= {PASSES: Stacked(passes + 1), LOSSES: Ragged(losses, block.off), **drawn_fields}
+    new |= {f"{IN_TRAINING}{name}": f for name, f in pack_for_training(cfg, fields).items()}
+    needs_base = reports_moves(cfg) or not cfg.sent.plain
+    if is_compact(fields) or needs_base:  # what the other rows of the first weights were
+        for name in weights if needs_base else model.first_maps:
             w = weights[name]
             new[f"{BASE}{name}"] = Stacked(w.expand(block.num_clients, *w.shape))
     zeros = torch.zeros(block.num_clients, 4, dtype=torch.float64, device=block.off.device)
@@ -615,7 +621,7 @@ def whole_pass(
     cfg: Config, block: ClientBlock, state: State, weights: Mapping[str, Tensor], x: Rows
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored."""
-    stored, around = stored_of(cfg, state), around_of(cfg, block)
+    stored, around = stored_of(cfg, state), surroundings_of(cfg, block)
     batch = whole_batch(block, around, stored)
     with torch.no_grad():
         return batch_pass(divisible(cfg.model), weights, block, x, batch, stored, None)
@@ -659,26 +665,26 @@ def draw_nodes(
         count = torch.floor(ratio * count.double() + 0.5).long().clamp(min=1)
         count = torch.minimum(count, block.num_train)
     warm = passes < options.warmup
-    even = warm | torch.tensor(options.nodes != "importance", device=warm.device)
-    moved = torch.where(even[block.client[train]], 0, change[train])
-    p = probabilities(moved, off, options.floor)
+    is_uniform = warm | torch.tensor(options.nodes != "importance", device=warm.device)
+    used_change = torch.where(is_uniform[block.client[train]], 0, change[train])
+    p = probabilities(used_change, off, options.floor)
     if options.unbiased:
-        pi = inclusions(p, off, count)
-        kept = systematic(pi, off, keys, key, segment_sum(keys, off))
+        pi = inclusion_probabilities(p, off, count)
+        is_drawn = draw_systematically(pi, off, keys, key, segment_sum(keys, off))
         share = 1 / (block.num_train[owners(off)] * pi)
     else:
-        order, _ = first_of(draw_order(p, off, keys, key), off, count)
-        kept = torch.zeros(len(train), dtype=torch.bool, device=train.device)
-        kept[order] = True
+        order, _ = first_nodes(draw_order(p, off, keys, key), off, count)
+        is_drawn = torch.zeros(len(train), dtype=torch.bool, device=train.device)
+        is_drawn[order] = True
     # The order of drawing would put the most important nodes into the first batch.
-    mixed = by_client(key.fold("order").words(keys, 1)[:, 0].argsort(stable=True), off)
-    mixed = mixed[kept[mixed]]
-    rows, mine = train[mixed], offsets(segment_sum(kept.long(), off))
-    local = (rows - block.off[block.client[rows]]).int()
-    found = {ROWS: Ragged(local, mine)}
+    shuffled = by_client(key.fold("order").words(keys, 1)[:, 0].argsort(stable=True), off)
+    shuffled = shuffled[is_drawn[shuffled]]
+    rows, row_off = train[shuffled], offsets(segment_sum(is_drawn.long(), off))
+    local_rows = (rows - block.off[block.client[rows]]).int()
+    fields = {ROWS: Ragged(local_rows, row_off)}
     if options.unbiased:
-        found[SHARE] = Ragged(share[mixed].to(dtype_of(block)), mine)
-    return found
+        fields[SHARE] = Ragged(share[shuffled].to(dtype_of(block)), row_off)
+    return fields
 
 
 def batch_rows(
@@ -688,19 +694,19 @@ def batch_rows(
     rows = state[ROWS]
     assert isinstance(rows, Ragged)  # as `draw_nodes` left it
     size, batches = rows.off.diff(), cfg.options.batches
-    each, more, at = size // batches, size % batches, number % batches
-    first = rows.off[:-1] + at * each + more.clamp(max=at)
-    count = each + (at < more).long()
+    batch_size, remainder, batch = size // batches, size % batches, number % batches
+    first = rows.off[:-1] + batch * batch_size + remainder.clamp(max=batch)
+    count = batch_size + (batch < remainder).long()
     places, off = ranges(first, count), offsets(count)
     return rows.t[places].long() + block.off[:-1][owners(off)], off, places
 
 
 def drawn_slots(cfg: Config, block: ClientBlock, state: State, number: int, key: Key) -> Tensor:
-    """Return the slots (k,) of the block that batch `number` of a round has drawn, some twice."""
+    """Return the slots (k,) of the block that batch `number` of a round draws, with repetitions."""
     rows, off, _ = batch_rows(cfg, block, state, number)
-    around = around_of(cfg, block)
-    drawn = drawn_around(around, rows, off, neighbors_of(cfg), key.fold("batch", number))
-    slot = around.slot[drawn.neighbor]
+    around = surroundings_of(cfg, block)
+    drawn_edges = drawn_around(around, rows, off, neighbors_of(cfg), key.fold("batch", number))
+    slot = around.slot[drawn_edges.neighbor]
     return slot[slot >= 0]
 
 
@@ -708,26 +714,26 @@ def drawn_slots(cfg: Config, block: ClientBlock, state: State, number: int, key:
 def ask(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Name the slots that are fetched. In: `start`, `round`, `knobs/tau`. Out: `slot` (k,).
+    """Request the slots to fetch. In: `start`, `round`, `knobs/tau`. Out: `slot` (k,).
 
-    Those that the next batch has drawn; where batches read no others, those of all batches until
-    the next exchange. Where only rows that moved are sent: and `version` (k,) that the client has
-    of each.
+    `halo=drawn` requests the slots that the next batch has drawn, `halo=held` those of all batches
+    until the next exchange, `halo=all` every slot. Where only rows that moved are sent, the reply
+    also has `version` (k,), the version that the client has of each.
     """
     start, tau = int(inbox["start"].t), int(inbox["knobs/tau"].t)
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
     else:
-        read = range(start, min(start + tau, plan_of(cfg).batches))
-        numbers = read if cfg.options.halo == "held" else read[:1]
+        next_batches = range(start, min(start + tau, plan_of(cfg).batches))
+        numbers = next_batches if cfg.options.halo == "held" else next_batches[:1]
         slots = torch.cat([drawn_slots(cfg, block, state, n, key) for n in numbers]).unique()
     slot_off = torch.searchsorted(slots, block.halo.off)
     first = block.halo.off[:-1][owners(slot_off)]
-    named = Ragged((slots - first).int(), slot_off)
-    reply = {"slot": named}
+    requested_slots = Ragged((slots - first).int(), slot_off)
+    reply = {"slot": requested_slots}
     if cfg.options.moved is not None:
         reply["version"] = Ragged(state[VERSION].t[slots], slot_off)
-    return {**state, ASKED: named}, reply
+    return {**state, ASKED: requested_slots}, reply
 
 
 @reads("history/", SENT, f"{IN_TRAINING}weights/")
@@ -735,21 +741,21 @@ def ask(
 def serve(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Send rows that others want. In: `row` (k,) int32. Out: see `history.answer`.
+    """Send the requested rows. In: `row` (k,) int32. Out: see `history.answer`.
 
     Where only rows that moved are sent: see `moved_rows.moved_only`.
     """
     del key
     row, model = inbox["row"], divisible(cfg.model)
     assert isinstance(row, Ragged)  # from `pull`
-    held = trained_of(cfg, state)
-    if held and cfg.options.owners == "recompute":
+    trained_fields = clients_in_training(cfg, state)
+    if trained_fields and cfg.options.owners == "recompute":
         rows, stored = wanted_rows(block, row), stored_of(cfg, state)
-        around, later = around_of(cfg, block), len(stored_stages(model)) > 1
+        around, later = surroundings_of(cfg, block), len(stored_stages(model)) > 1
         batch = batch_of_edges(block, around, stored, rows, row.off, later=later)
-        x, own = features_for(block, is_compact(held)), weights_of(held)
+        x, weights = features_for(block, is_compact(trained_fields)), weights_of(trained_fields)
         with torch.no_grad():
-            entered = rows_entering(model, own, block, x, batch, stored)
+            entered = rows_entering(model, weights, block, x, batch, stored)
         put_own_(state, rows, entered)
     reply, bound = answer(model, block, state, row, small=sends_bytes(cfg)), cfg.options.moved
     if bound is None:
@@ -762,10 +768,10 @@ def serve(
 def store(
     cfg: Config, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep the rows that came. In: see `history.with_arrived`. Out: nothing."""
+    """Store the received rows. In: see `history.with_arrived`. Out: nothing."""
     del key
-    model, now = divisible(cfg.model), number_of(cfg, inbox)
-    return with_arrived(model, block, state, inbox, now, small=sends_bytes(cfg)), {}
+    model, batch_number = divisible(cfg.model), number_of(cfg, inbox)
+    return with_arrived(model, block, state, inbox, batch_number, small=sends_bytes(cfg)), {}
 
 
 def number_of(cfg: Config, inbox: Payload) -> int:
@@ -788,7 +794,7 @@ def advance(
     Raises:
         ProtocolError: `start` is not the next batch, or no rows were asked for where it needs some.
     """
-    check_next(state, int(inbox["start"].t))
+    check_next_batch(state, int(inbox["start"].t))
     if cfg.options.halo == "held" and ASKED not in state:
         raise ProtocolError(
             "expected an exchange of rows before the first batch of a round with halo=held, got "
@@ -798,34 +804,45 @@ def advance(
     end = total if cfg.options.halo == "none" else min(start + tau, total)
     live = {name: f for name, f in state.items() if name.startswith((IN_TRAINING, OWN, TALLY))}
     fixed = {name: f for name, f in state.items() if name.startswith((*FIXED_IN_ROUND, HALO))}
-    now = number_of(cfg, inbox) - start
+    first_of_round = number_of(cfg, inbox) - start
     if is_compiled(cfg):
-        train_batches_(cfg, block, fixed, live, range(start, end), now, key)
+        train_batches_(cfg, block, fixed, live, range(start, end), first_of_round, key)
         return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
     for number in range(start, end):
-        own = key.fold("batch", number)
+        batch_key = key.fold("batch", number)
         active = batch_rows(cfg, block, state, number)[1].diff() > 0
-        for who in alike(fields_under(IN_TRAINING, live), active):
-            if len(who) == block.num_clients:
-                train_batch_(cfg, block, fixed, live, number, now + number, own)
+        for clients in groups_by_steps(fields_under(IN_TRAINING, live), active):
+            if len(clients) == block.num_clients:
+                train_batch_(cfg, block, fixed, live, number, first_of_round + number, batch_key)
                 continue
-            with work_of(who):
-                part, some = part_of(live, who), fields_of(take_all(fixed, who))
-                train_batch_(cfg, block.called(who), some, part, number, now + number, own)
-            live = put_back(live, part, who)
+            with work_of(clients):
+                live_part, fixed_part = (
+                    take_clients(live, clients),
+                    fields_of(take_all(fixed, clients)),
+                )
+                train_batch_(
+                    cfg,
+                    block.called(clients),
+                    fixed_part,
+                    live_part,
+                    number,
+                    first_of_round + number,
+                    batch_key,
+                )
+            live = put_clients(live, live_part, clients)
     return {**state, **live, DONE: Stacked(torch.full_like(state[DONE].t, end))}, {}
 
 
-def check_next(state: State, number: int) -> None:
+def check_next_batch(state: State, number: int) -> None:
     """Raise `ProtocolError` unless all batches before a number are done, and no others.
 
     Without this a server could have one batch trained on again and again, or one alone.
     """
-    done = state[DONE].t
-    if not bool((done == number).all()):
+    batches_done = state[DONE].t
+    if not bool((batches_done == number).all()):
         raise ProtocolError(
-            f"expected batch {int(done.min())} of the round next, got {number}: batches are "
-            "trained on in their order, each once"
+            f"expected batch {int(batches_done.min())} of the round next, got {number}: batches "
+            "are trained on in their order, each once"
         )
 
 
@@ -833,7 +850,7 @@ def train_batches_(
     cfg: Config,
     block: ClientBlock,
     fixed: State,
-    live: Held,
+    live: TrainingFields,
     numbers: range,
     first: int,
     key: Key,
@@ -851,33 +868,38 @@ def train_batches_(
     """
     from silograph.nn import stored_compiled  # numba takes a while to import
 
-    stored, keys = readable(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
+    stored, keys = readable_rows(cfg, block, fixed, live), [key.fold("batch", n) for n in numbers]
     pairs = zip(numbers, keys, strict=True)
-    chosen = [chosen_rows(cfg, block, fixed, stored, number, own) for number, own in pairs]
-    model, held = divisible(cfg.model), fields_under(IN_TRAINING, live)
-    losses = stored_compiled.train_(model, cfg.training, block, held, chosen, stored, keys)
-    for number, rows, loss in zip(numbers, chosen, losses, strict=True):
+    training_rows = [
+        draw_training_rows(cfg, block, fixed, stored, number, batch_key)
+        for number, batch_key in pairs
+    ]
+    model, fields = divisible(cfg.model), fields_under(IN_TRAINING, live)
+    losses = stored_compiled.train_(model, cfg.training, block, fields, training_rows, stored, keys)
+    for number, rows, loss in zip(numbers, training_rows, losses, strict=True):
         tally_(fixed, live, rows, loss, first + number)
 
 
-def readable(cfg: Config, block: ClientBlock, fixed: State, live: Held) -> StoredRows:
+def readable_rows(
+    cfg: Config, block: ClientBlock, fixed: State, live: TrainingFields
+) -> StoredRows:
     """Return the stored rows that batches may read up to the next exchange."""
     stored = stored_of(cfg, {**fixed, **live})
     if cfg.options.halo != "held":
         return stored
-    asked = fixed[ASKED]
-    assert isinstance(asked, Ragged)  # as `ask` left it
-    mine = torch.zeros_like(stored.known)
-    mine[check_places(asked, block.halo.off, "halo slots")] = True
-    return replace(stored, known=stored.known & mine)
+    requested_slots = fixed[ASKED]
+    assert isinstance(requested_slots, Ragged)  # as `ask` left it
+    is_requested = torch.zeros_like(stored.known)
+    is_requested[check_places(requested_slots, block.halo.off, "halo slots")] = True
+    return replace(stored, known=stored.known & is_requested)
 
 
-def chosen_rows(
+def draw_training_rows(
     cfg: Config, block: ClientBlock, fixed: State, stored: StoredRows, number: int, key: Key
 ) -> TrainingRows:
-    """Return what batch `number` of a round trains on, with neighbors drawn by key."""
+    """Return the rows of batch `number` of a round, with neighbors drawn by key."""
     rows, off, places = batch_rows(cfg, block, fixed, number)
-    around = around_of(cfg, block)
+    around = surroundings_of(cfg, block)
     batch = drawn_batch(block, around, stored, rows, off, neighbors_of(cfg), key)
     return TrainingRows(batch, batch_share(fixed, off, places) if SHARE in fixed else None)
 
@@ -893,28 +915,34 @@ def batch_share(fixed: State, off: Tensor, places: Tensor) -> Tensor:
         off: (C + 1,) of the batch.
         places: (b,) of its rows among the drawn nodes.
     """
-    drawn, share = fixed[ROWS], fixed[SHARE].t[places]
-    assert isinstance(drawn, Ragged)  # as `draw_nodes` left it
-    times = drawn.off.diff().to(share.dtype) / off.diff().clamp(min=1)
-    return share * times[owners(off)]
+    drawn_rows, share = fixed[ROWS], fixed[SHARE].t[places]
+    assert isinstance(drawn_rows, Ragged)  # as `draw_nodes` left it
+    factor = drawn_rows.off.diff().to(share.dtype) / off.diff().clamp(min=1)
+    return share * factor[owners(off)]
 
 
-def tally_(fixed: State, live: Held, chosen: TrainingRows, losses: Tensor, now: int) -> None:
+def tally_(
+    fixed: State,
+    live: TrainingFields,
+    training_rows: TrainingRows,
+    losses: Tensor,
+    batch_number: int,
+) -> None:
     """Add a batch, its rows' losses (b,) and its number among those of all rounds to the tally."""
-    batch = chosen.batch
-    ages = (now - fixed[SEEN].t[batch.later.slots]).double()
+    batch = training_rows.batch
+    ages = (batch_number - fixed[SEEN].t[batch.later.slots]).double()
     sums = segment_sum(losses.double(), batch.off), batch.off.diff()
-    aged = segment_sum(ages, batch.later.slot_off), batch.later.slot_off.diff()
-    live[TALLY].t.add_(torch.stack([t.double() for t in (*sums, *aged)], dim=1))
+    age_counts = segment_sum(ages, batch.later.slot_off), batch.later.slot_off.diff()
+    live[TALLY].t.add_(torch.stack([t.double() for t in (*sums, *age_counts)], dim=1))
 
 
 def train_batch_(
     cfg: Config,
     block: ClientBlock,
     fixed: State,
-    live: Held,
+    live: TrainingFields,
     number: int,
-    now: int,
+    batch_number: int,
     key: Key,
 ) -> None:
     """Take a step with every client; changes `live` in place, with the rows of its batch.
@@ -925,16 +953,19 @@ def train_batch_(
         fixed: nodes drawn and rows of the halo.
         live: models in training and own rows.
         number: of the batch in its round.
-        now: of the batch among those of all rounds.
+        batch_number: of the batch among those of all rounds.
         key: of the batch.
     """
-    stored = readable(cfg, block, fixed, live)
-    chosen, model = chosen_rows(cfg, block, fixed, stored, number, key), divisible(cfg.model)
-    held = fields_under(IN_TRAINING, live)
-    losses, entered = step_(model, cfg.training, block, held, chosen, stored, key)
-    for stage, x in entered.items():
-        live[f"{OWN}{stage}"].t.index_copy_(0, chosen.batch.rows, x)
-    tally_(fixed, live, chosen, losses, now)
+    stored = readable_rows(cfg, block, fixed, live)
+    training_rows, model = (
+        draw_training_rows(cfg, block, fixed, stored, number, key),
+        divisible(cfg.model),
+    )
+    fields = fields_under(IN_TRAINING, live)
+    losses, stage_inputs = step_(model, cfg.training, block, fields, training_rows, stored, key)
+    for stage, x in stage_inputs.items():
+        live[f"{OWN}{stage}"].t.index_copy_(0, training_rows.batch.rows, x)
+    tally_(fixed, live, training_rows, losses, batch_number)
 
 
 def close_round(
@@ -950,37 +981,42 @@ def close_round(
         ProtocolError: batches are left.
     """
     del inbox, key
-    check_next(state, plan_of(cfg).batches)
-    held = trained_of(cfg, state)
+    check_next_batch(state, plan_of(cfg).batches)
+    fields = clients_in_training(cfg, state)
     with work_for(Kind.EVALUATION):
-        x = features_for(block, is_compact(held))
-        logits, _ = whole_pass(cfg, block, state, weights_of(held), x)
+        x = features_for(block, is_compact(fields))
+        logits, _ = whole_pass(cfg, block, state, weights_of(fields), x)
     base = {k.removeprefix(BASE): f.t[0] for k, f in state.items() if k.startswith(BASE)}
-    moved = {"moved": squared_move(block, held, base)} if tells_moves(cfg) else {}
-    reply = dict(named_fields("weights", finished(cfg.training, block, held, base)))
-    loss, count, age, aged = state[TALLY].t.unbind(1)
-    told = {"loss": loss / count.clamp(min=1), "row_age": age / aged.clamp(min=1)}
-    told = {
-        name: t.to(dtype_of(block)) for name, t in (told | {"rows_trained": count} | moved).items()
+    squared_moves = {"moved": squared_move(block, fields, base)} if reports_moves(cfg) else {}
+    reply = dict(prefix_fields("weights", finish_training(cfg.training, block, fields, base)))
+    loss, count, age, age_count = state[TALLY].t.unbind(1)
+    figures = {"loss": loss / count.clamp(min=1), "row_age": age / age_count.clamp(min=1)}
+    figures = {
+        name: t.to(dtype_of(block))
+        for name, t in (figures | {"rows_trained": count} | squared_moves).items()
     }
-    alike_all = cfg.options.average == "clients"
-    told["share"] = (count > 0) * (
-        torch.ones_like(block.num_train) if alike_all else block.num_train
+    equal_weights = cfg.options.average == "clients"
+    figures["share"] = (count > 0) * (
+        torch.ones_like(block.num_train) if equal_weights else block.num_train
     )
     new = {name: f for name, f in state.items() if not name.startswith("round/")}
     if cfg.keep_optimizer:
-        new |= finite_or_old(stacked("optimizer", memory_of(cfg.training, held)), state)
+        new |= keep_previous_if_not_finite(
+            stacked("optimizer", memory_of(cfg.training, fields)), state
+        )
     new |= remembered(logits, block)
-    said: dict[str, Field] = {**reply, **{k: Stacked(t) for k, t in told.items()}}
+    fields_to_send: dict[str, Field] = {**reply, **{k: Stacked(t) for k, t in figures.items()}}
     if cfg.sent.plain:
-        return new, said
+        return new, fields_to_send
     if cfg.sent.rows == "used":
-        said["steps"] = held[STEPS]
+        fields_to_send["steps"] = fields[STEPS]
     start = {f"weights/{name}": Shared(w) for name, w in base.items()}
-    return leaving(cfg, new, start, said, untouched(cfg, base, plan_of(cfg).batches))
+    return leaving(
+        cfg, new, start, fields_to_send, untouched_rows_after(cfg, base, plan_of(cfg).batches)
+    )
 
 
-# What the server does.
+# --- Server --------------------------------------------------------------------------------------
 
 
 def init(fed: Federation, cfg: Config, weights: Params, key: Key) -> ServerState:
@@ -1014,7 +1050,7 @@ def check(cfg: Config) -> None:
             "expected weights_as=exact and weight_rows=all with share_features, whose clients "
             "train on features of others, too: leave one out"
         )
-    if not knobs_in(cfg.options):
+    if not knobs_of_run(cfg.options):
         raise ConfigError(
             f"expected an option that policy={cfg.options.policy} can set, got none: leave out "
             "nodes=all, for the ratio, or halo=none, for tau"
@@ -1026,74 +1062,80 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, with exchanges in between, and average."""
     assert state.weights is not None  # set by init
-    own, plan, chosen = key.fold("train", t), plan_of(cfg), cfg.selected
-    if chosen is None:
-        chosen = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
-    inbox = outgoing(cfg, state.weights, state.memory, positions_of(fed.ids, chosen))
-    inbox |= knob_fields({n: t for n, t in cfg.knobs.items() if n == RATIO}, fed.ids, chosen)
-    fed.call(open_round, inbox, what=Kind.WEIGHTS, key=own, to=chosen, lacking=True)
+    round_key, plan, client_ids = key.fold("train", t), plan_of(cfg), cfg.selected
+    if client_ids is None:
+        client_ids = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
+    inbox = outgoing(cfg, state.weights, state.memory, positions_of(fed.ids, client_ids))
+    inbox |= knob_fields({n: t for n, t in cfg.knobs.items() if n == RATIO}, fed.ids, client_ids)
+    fed.call(open_round, inbox, what=Kind.WEIGHTS, key=round_key, to=client_ids, lacking=True)
     row_bytes = 0
     for start in plan.starts:
-        told = told_of(cfg, t, start)
-        row_bytes += exchange(fed, cfg, told, chosen, own)
-        fed.call(advance, told, what=Kind.CONTROL, key=own, to=chosen, lacking=True)
-    reduce = mean_in(cfg, state, plan)
-    reply = fed.call(close_round, {}, what=Kind.WEIGHTS, key=own, to=chosen, reduce=reduce)
-    facts = facts_of(fed, cfg, chosen, plan, state.weights) | {ROW_BYTES: float(row_bytes)}
-    names = ("row_age", "rows_trained", *((MOVED,) if tells_moves(cfg) else ()))
+        request = exchange_request(cfg, t, start)
+        row_bytes += exchange(fed, cfg, request, client_ids, round_key)
+        fed.call(advance, request, what=Kind.CONTROL, key=round_key, to=client_ids, lacking=True)
+    reduce = mean_of_models(cfg, state, plan)
+    reply = fed.call(
+        close_round, {}, what=Kind.WEIGHTS, key=round_key, to=client_ids, reduce=reduce
+    )
+    facts = facts_of(fed, cfg, client_ids, plan, state.weights) | {ROW_BYTES: float(row_bytes)}
+    names = ("row_age", "rows_trained", *((MOVED,) if reports_moves(cfg) else ()))
     if "loss" not in reply:  # no selected client has a training node
-        return state, RoundReport(chosen, None, facts | dict.fromkeys(names, 0.0))
+        return state, RoundReport(client_ids, None, facts | dict.fromkeys(names, 0.0))
     facts |= {name: float(reply[name].t) for name in names}
     return ServerState(under("weights", reply), state.memory), RoundReport(
-        chosen, float(reply["loss"].t), facts
+        client_ids, float(reply["loss"].t), facts
     )
 
 
-def mean_in(cfg: Config, state: ServerState, plan: Plan) -> WeightedMean:
-    """Return what the server makes of trained models."""
+def mean_of_models(cfg: Config, state: ServerState, plan: Plan) -> WeightedMean:
+    """Return the mean of the trained models."""
     weights = state.weights
     assert weights is not None  # set by init
 
     def after(name: str, steps: int) -> Tensor:
-        """Return rows that a client does not use after so many steps."""
-        return untouched(cfg, weights, steps)[name]
+        """Return the rows that a client does not use after `steps` steps."""
+        return untouched_rows_after(cfg, weights, steps)[name]
 
-    ended = untouched(cfg, weights, plan.batches)
-    return mean_of(cfg, "share", weights, state.memory, ended, steps="steps", after=after)
+    untouched_rows = untouched_rows_after(cfg, weights, plan.batches)
+    return mean_of(cfg, "share", weights, state.memory, untouched_rows, steps="steps", after=after)
 
 
 def exchange(
-    fed: Federation, cfg: Config, told: Mapping[str, Shared], chosen: Sequence[str], key: Key
+    fed: Federation, cfg: Config, request: Mapping[str, Shared], client_ids: Sequence[str], key: Key
 ) -> int:
-    """Fetch rows for the clients `chosen`, from all; return the bytes that it took."""
+    """Fetch rows for the clients `client_ids` from all clients; return the bytes sent."""
     if cfg.options.halo == "none":
         return 0
-    before = fed.ledger.bytes
+    bytes_before = fed.ledger.bytes
     form, what = pull_form_of(cfg), Kind.EMBEDDINGS
-    pull(fed, ask, serve, store, what=what, key=key, inbox=told, to=chosen, form=form)
-    return fed.ledger.bytes - before
+    pull(fed, ask, serve, store, what=what, key=key, inbox=request, to=client_ids, form=form)
+    return fed.ledger.bytes - bytes_before
 
 
-def told_of(cfg: Config, t: int, start: int) -> dict[str, Shared]:
-    """Return what clients are told of an exchange, and of the batches that follow."""
+def exchange_request(cfg: Config, t: int, start: int) -> dict[str, Shared]:
+    """Return the request that starts an exchange and the batches that follow it."""
     tau = cfg.knobs.get(TAU, torch.tensor(cfg.options.tau))
-    numbers = {"round": t, "start": start}
-    fields = {k: Shared(torch.tensor(n, dtype=torch.int32)) for k, n in numbers.items()}
+    batch_numbers = {"round": t, "start": start}
+    fields = {k: Shared(torch.tensor(n, dtype=torch.int32)) for k, n in batch_numbers.items()}
     return {"knobs/tau": Shared(tau), **fields}
 
 
 def facts_of(
-    fed: Federation, cfg: Config, chosen: Sequence[str], plan: Plan, weights: Mapping[str, Tensor]
+    fed: Federation,
+    cfg: Config,
+    client_ids: Sequence[str],
+    plan: Plan,
+    weights: Mapping[str, Tensor],
 ) -> dict[str, float]:
     """Return the facts of a round; `paper_row_bytes`: every slot in every batch, rows alone."""
     model, halo = divisible(cfg.model), cfg.options.halo != "none"
-    slots = int(fed.route.slot_off.diff()[positions_of(fed.ids, chosen)].sum())
+    slots = int(fed.route.slot_off.diff()[positions_of(fed.ids, client_ids)].sum())
     width = sum(spec.shape[0] or 0 for spec in rows_form(model).fields.values())
     size = width * next(iter(weights.values())).element_size()
     return {
         EXCHANGES: float(len(plan.starts) * halo),
         BATCHES: float(plan.batches),
-        **({RATE: rate_of(cfg.optimizer)} if tells_moves(cfg) else {}),
+        **({RATE: rate_of(cfg.optimizer)} if reports_moves(cfg) else {}),
         "paper_row_bytes": float(slots * size * plan.batches * halo),
     }
 
@@ -1103,13 +1145,13 @@ def rate_of(optimizer: Optimizer) -> float:
     return optimizer.lr if isinstance(optimizer, SGD | Adam) else 0.0
 
 
-# What silos hold the server to.
+# --- Message specs, which silos check ------------------------------------------------------------
 
 
-def told_specs(cfg: Config, t: int) -> FieldSpecs:
-    """Return the specs of what clients are told of an exchange."""
+def exchange_request_specs(cfg: Config, t: int) -> FieldSpecs:
+    """Return the specs of `exchange_request`."""
     start = FieldSpec(Shared, (), torch.int32, low=0, high=plan_of(cfg).batches - 1)
-    tau = knob_specs(cfg.options, moved=TAU in moved_in(cfg.options), names=(TAU,))
+    tau = knob_specs(cfg.options, moved=TAU in moving_knobs(cfg.options), names=(TAU,))
     return {**tau, "round": exactly(t), "start": start}
 
 
@@ -1121,36 +1163,38 @@ def setup_steps(cfg: Config, key: Key) -> Steps:
 
 def round_steps(cfg: Config, t: int, key: Key) -> Steps:
     """Return the calls of `fit_round`: a client trains, and answers, or only answers."""
-    own, told = key.fold("train", t), told_specs(cfg, t)
+    round_key, request_specs = key.fold("train", t), exchange_request_specs(cfg, t)
     # Weights came in another call: rows are counted by `Decoder.known`, silo by silo.
-    gives = {name: replace(spec, rows="") for name, spec in weights_up(cfg).items()}
+    reply_specs = {name: replace(spec, rows="") for name, spec in weights_up(cfg).items()}
     share = replace(TRAINED, high=1) if cfg.options.average == "clients" else TRAINED
-    gives |= {"share": share, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
-    gives |= {MOVED: FieldSpec(Stacked, low=0)} if tells_moves(cfg) else {}
+    reply_specs |= {"share": share, "loss": LOSS, "row_age": LOSS, "rows_trained": LOSS}
+    reply_specs |= {MOVED: FieldSpec(Stacked, low=0)} if reports_moves(cfg) else {}
     if cfg.sent.rows == "used":
-        gives["steps"] = FieldSpec(Stacked, (), torch.int64, low=0, high=plan_of(cfg).batches)
-    ratio = knob_specs(cfg.options, names=moved_in(cfg.options) - {TAU})
-    opens = Call(open_round, Kind.WEIGHTS, own, {**weights_down(cfg), **ratio})
-    steps = Call(advance, Kind.CONTROL, own, told)
-    closes = Call(close_round, Kind.WEIGHTS, own, {}, gives)
+        reply_specs["steps"] = FieldSpec(Stacked, (), torch.int64, low=0, high=plan_of(cfg).batches)
+    ratio = knob_specs(cfg.options, names=moving_knobs(cfg.options) - {TAU})
+    open_call = Call(open_round, Kind.WEIGHTS, round_key, {**weights_down(cfg), **ratio})
+    advance_call = Call(advance, Kind.CONTROL, round_key, request_specs)
+    close_call = Call(close_round, Kind.WEIGHTS, round_key, {}, reply_specs)
     if cfg.options.halo == "none":
-        trains: Steps = (opens, steps, closes)
-        return trains if cfg.everyone_trains else Maybe(trains)
+        training: Steps = (open_call, advance_call, close_call)
+        return training if cfg.everyone_trains else Maybe(training)
     what, form = Kind.EMBEDDINGS, pull_form_of(cfg)
-    pulled = pull_steps(ask, serve, store, what=what, key=own, inbox=told, form=form)
+    pulled = pull_steps(ask, serve, store, what=what, key=round_key, inbox=request_specs, form=form)
     assert isinstance(pulled, Either)  # clients that do not ask may answer
-    most = plan_of(cfg).batches
-    trains = (opens, Repeat((pulled, steps), most), closes)
-    return trains if cfg.everyone_trains else Either(trains, Repeat(pulled.ways[1], most))
+    max_exchanges = plan_of(cfg).batches
+    training = (open_call, Repeat((pulled, advance_call), max_exchanges), close_call)
+    return (
+        training if cfg.everyone_trains else Either(training, Repeat(pulled.ways[1], max_exchanges))
+    )
 
 
-def kept_specs(cfg: Config) -> FieldSpecs:
-    """Return what a client's state holds between rounds."""
+def client_state_specs(cfg: Config) -> FieldSpecs:
+    """Return the specs of a client's state between rounds."""
     model, features = divisible(cfg.model), cfg.options.share_features
     losses = {LOSSES: FieldSpec(Ragged, (), rows=NODES)}
-    moved = {} if cfg.options.moved is None else moved_specs(pull_form_of(cfg))
+    sent_versions = {} if cfg.options.moved is None else moved_specs(pull_form_of(cfg))
     history = history_specs(model, features=features)
-    return {**state_specs(cfg), **kept(cfg), **history, **losses, **moved}
+    return {**state_specs(cfg), **kept(cfg), **history, **losses, **sent_versions}
 
 
 FEDAIS: Method[FedAISOptions] = Method(
@@ -1163,8 +1207,8 @@ FEDAIS: Method[FedAISOptions] = Method(
     round=fit_round,
     check=check,
     evaluate=HaloSums(),
-    needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_in, controller=controller_of),
-    calls=Calls(setup=setup_steps, round=round_steps, state=kept_specs),
+    needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_of_run, controller=controller_of),
+    calls=Calls(setup=setup_steps, round=round_steps, state=client_state_specs),
     rows="single",
     small_weights=True,
     cautions=(
@@ -1175,7 +1219,7 @@ FEDAIS: Method[FedAISOptions] = Method(
 )
 
 
-# What was measured of FedAIS itself is not known of its presets.
+# The cautions of FedAIS were not measured for its presets.
 PLAIN = replace(FEDAIS, cautions=())
 FEDALL = preset(
     PLAIN,

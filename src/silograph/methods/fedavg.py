@@ -29,7 +29,7 @@ from silograph.aggregation.aggregators import (
     ServerAdam,
     ServerMomentum,
     ServerStep,
-    replace,
+    take_mean,
 )
 from silograph.core.config import STRICT
 from silograph.core.key import Key
@@ -109,7 +109,7 @@ class FedOptOptions:
     )
 
     def __post_init__(self) -> None:
-        """Write out the step size, so that what was resolved says it."""
+        """Set the default step size, so that the resolved config shows it."""
         if self.server_lr is None:
             adam = ADAM_RATE if self.server_tau is None else ABSOLUTE_RATE
             lr = MOMENTUM_RATE if self.server_optimizer == "momentum" else adam
@@ -117,9 +117,9 @@ class FedOptOptions:
 
 
 def server_step(options: object) -> ServerStep:
-    """Return what the server does with the mean; without options of FedOpt, it takes it."""
+    """Return the server's step from the mean; without options of FedOpt it takes the mean."""
     if not isinstance(options, FedOptOptions):
-        return replace
+        return take_mean
     assert options.server_lr is not None  # written out
     lr, tau = options.server_lr, options.server_tau
     betas = options.server_beta1, options.server_beta2
@@ -141,18 +141,20 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
-    ended = rests(cfg, state.weights)
+    untouched_rows = rests(cfg, state.weights)
     inbox: Payload = shared("weights", state.weights)
-    mean, form = WeightedMean("nodes", ended), remembered_form(state.memory)
+    mean, form = WeightedMean("nodes", untouched_rows), remembered_form(state.memory)
     if not cfg.sent.plain:
-        op, to = train_sent, positions_of(fed.ids, selected(fed, cfg, t, key))
-        inbox = outgoing(cfg, state.weights, form, to)
-        mean = mean_of(cfg, "nodes", state.weights, form, ended)
+        op, positions = train_sent, positions_of(fed.ids, selected(fed, cfg, t, key))
+        inbox = outgoing(cfg, state.weights, form, positions)
+        mean = mean_of(cfg, "nodes", state.weights, form, untouched_rows)
     reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:
         return state, report
-    own = {name: t for name, t in state.memory.items() if name not in form}
-    weights, memory = server_step(cfg.options)(state.weights, under("weights", reply), own)
+    optimizer_memory = {name: t for name, t in state.memory.items() if name not in form}
+    weights, memory = server_step(cfg.options)(
+        state.weights, under("weights", reply), optimizer_memory
+    )
     return ServerState(weights, {**memory, **form}), report
 
 
@@ -170,8 +172,8 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
         return fit_round(fed, cfg, state, t, key, op)
 
     def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-        takes, gives = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-        return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key)
+        inbox_specs, reply_specs = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
+        return local_steps(cfg, op, inbox_specs, reply_specs, Kind.WEIGHTS, t, key)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
     return dataclasses.replace(
@@ -180,7 +182,7 @@ def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMe
         calls=calls,
         small_weights=False,
         cautions=(),
-        scores_on_receipt=False,  # nobody knows whether the op does
+        scores_on_receipt=False,  # an op of a user may not
     )
 
 

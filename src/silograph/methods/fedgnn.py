@@ -58,21 +58,21 @@ class ProtectionOptions:
 def train_protected(
     cfg: MethodConfig[ProtectionOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
+    """Train, and send a protected reply. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
 
-    def drawn(rows: SentItemRows, key: Key) -> Tensor:
-        own, unknown = rows.change[rows.own], rows.change[rows.pseudo]
-        if not len(own):
+    def draw_changes(rows: SentItemRows, key: Key) -> Tensor:
+        own_changes, unknown = rows.change[rows.own], rows.change[rows.pseudo]
+        if not len(own_changes):
             return unknown
         draws = normal(key.fold("pseudo", *block.ids), unknown)
-        return own.mean(dim=0) + own.std(dim=0, unbiased=False) * draws
+        return own_changes.mean(dim=0) + own_changes.std(dim=0, unbiased=False) * draws
 
-    return new, protected(cfg, block, inbox, reply, key, drawn)
+    return new, protect_reply(cfg, block, inbox, reply, key, draw_changes)
 
 
 class SentItemRows(NamedTuple):
-    """SentItemRows of items of one client: changes (B, D) of all, its own rows, and drawn ones."""
+    """Item rows of one client: changes (B, D) of all, its own rows, and drawn ones."""
 
     change: Tensor
     own: Tensor
@@ -80,20 +80,20 @@ class SentItemRows(NamedTuple):
 
 
 class Protection(Protocol):
-    """What protects a client's reply, as options."""
+    """The options that protect a client's reply."""
 
     pseudo: int
     clip: float
     noise: float
 
 
-def protected(
+def protect_reply(
     cfg: MethodConfig[Any],
     block: ClientBlock,
     inbox: Payload,
     reply: Payload,
     key: Key,
-    drawn: Callable[[SentItemRows, Key], Tensor],
+    draw_changes: Callable[[SentItemRows, Key], Tensor],
     size: Callable[[Tensor, str], Tensor] | None = None,
 ) -> dict[str, Stacked]:
     """Return the reply of `train_items` with drawn rows, and clipped changes with noise.
@@ -104,41 +104,41 @@ def protected(
         inbox: what it was sent.
         reply: what it would send.
         key: of the op.
-        drawn: changes of the drawn rows.
+        draw_changes: draws the changes of the pseudo rows.
         size: by which noise on a clipped change of a weight of this name is multiplied; None: by 1.
     """
-    o: Protection = cfg.options
+    options: Protection = cfg.options
     key = key.fold("protection")
 
-    def noised(change: Tensor, client: str, name: str) -> Tensor:
-        change = change.clamp(-o.clip, o.clip)
-        scale = o.noise if size is None else o.noise * size(change, name)
+    def clip_and_add_noise(change: Tensor, client: str, name: str) -> Tensor:
+        change = change.clamp(-options.clip, options.clip)
+        scale = options.noise if size is None else options.noise * size(change, name)
         return change + scale * laplace(key.fold(client, name), change)
 
     if ITEM_WEIGHT in inbox:
-        rows = rows_of(block, reply, o.pseudo)
-        rows.change[rows.pseudo] = drawn(rows, key)
-        reply = with_rows(reply, rows)
-    fields = whole(reply)
-    for name, sent in inbox.items():
-        base = torch.zeros_like(sent.t) if name == ITEM_WEIGHT else sent.t
+        rows = item_rows_of(block, reply, options.pseudo)
+        rows.change[rows.pseudo] = draw_changes(rows, key)
+        reply = replace_item_rows(reply, rows)
+    fields = with_all_rows(reply)
+    for name, sent_field in inbox.items():
+        base = torch.zeros_like(sent_field.t) if name == ITEM_WEIGHT else sent_field.t
         change = fields[name].t - base
-        each = zip(change, block.ids, strict=True)  # draws are a client's, whatever its block
-        t = base + torch.stack([noised(part, client, name) for part, client in each])
+        parts = zip(change, block.ids, strict=True)  # draws are a client's, whatever its block
+        t = base + torch.stack([clip_and_add_noise(part, client, name) for part, client in parts])
         if name == ITEM_WEIGHT:
             t = t * fields[SHARE].t[..., None]
         fields[name] = Stacked(t)
     return fields
 
 
-def whole(reply: Payload) -> dict[str, Stacked]:
+def with_all_rows(reply: Payload) -> dict[str, Stacked]:
     """Return a reply with all rows of its weights."""
-    found = (part.stacked() if isinstance(part, Patched) else part for part in reply.values())
-    return dict(zip(reply, (Stacked(part.t) for part in found), strict=True))
+    fields = (part.stacked() if isinstance(part, Patched) else part for part in reply.values())
+    return dict(zip(reply, (Stacked(part.t) for part in fields), strict=True))
 
 
-def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> SentItemRows:
-    """Return what a client's reply says of rows of items, and which rows it draws."""
+def item_rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> SentItemRows:
+    """Return the item rows of a client's reply, its own ones and the pseudo rows it draws."""
     share = reply[SHARE].t[0]
     change = reply[ITEM_WEIGHT].t[0] / share.where(share > 0, 1.0)[:, None]
     other = (share == 0).nonzero()[:, 0]
@@ -146,11 +146,11 @@ def rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> SentItemRows:
     return SentItemRows(change, share.nonzero()[:, 0], other[draws.argsort()[:pseudo]])
 
 
-def with_rows(reply: Payload, rows: SentItemRows) -> dict[str, Stacked]:
-    """Return a reply with changes of a client's own and drawn rows, all of which count alike."""
+def replace_item_rows(reply: Payload, rows: SentItemRows) -> dict[str, Stacked]:
+    """Return a reply with changes of a client's own and drawn rows, all with a share of 1."""
     share = rows.change.new_zeros(1, len(rows.change))
     share[:, torch.cat([rows.own, rows.pseudo])] = 1
-    return {**whole(reply), ITEM_WEIGHT: Stacked(rows.change[None]), SHARE: Stacked(share)}
+    return {**with_all_rows(reply), ITEM_WEIGHT: Stacked(rows.change[None]), SHARE: Stacked(share)}
 
 
 def laplace(key: Key, like: Tensor) -> Tensor:

@@ -14,17 +14,17 @@ in proportion to the sizes of their batches (eq. 8).
 FedGraph_allShare) or none (`none`, FedGraph_nonShare). What is shared is not private for that: see
 docs/exchange.md.
 
-How we read the paper: the node's own message is always kept; a layer that does not hear other silos
-scales by degrees within the client, and counts neighbors there in eq. 7. A row that is wanted has
-the neighbors that it has in its owner's own batch, those in other silos included where the layer is
-shared; so with all labeled nodes, all neighbors and equal weights a pass is that of live exchange.
-One iteration is taken a round (`local_steps`), as the paper names no number.
+How we read the paper: the node's own message is never dropped. A layer that is not shared scales by
+degrees within the client, and counts neighbors there in eq. 7. A row that another silo requests has
+the same neighbors as in its owner's batch, those in other silos included where the layer is shared.
+So with all labeled nodes, all neighbors and equal weights a pass equals one of live exchange. A
+round has one iteration by default (`local_steps`), as the paper names no number.
 
-The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay what options say.
+The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay at the options' values.
 
 State in a round, all under `round/`: `weights/*`, `optimizer/*` (C, ...); `kappa`, `keep` (C, 3);
-`nodes`, `loss` (C,); and what an iteration keeps (`silograph.methods.fedgraph`). Between
-rounds `optimizer/*` if it is kept, and what judging keeps.
+`nodes`, `loss` (C,); and the fields of an iteration, see below. Between rounds `optimizer/*` if
+`keep_optimizer` is set, and the logits of evaluation.
 
 C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
@@ -82,7 +82,7 @@ from silograph.nn.mini_batches import (
     Reached,
     edge_words,
     edges_of,
-    entering,
+    features_of,
     one_stage,
     uniform_of,
 )
@@ -95,14 +95,14 @@ from silograph.task.registry import task_of
 #
 # The stages are `silograph.methods.fedgraph`; the method that drives them is FedGraph.
 #
-#     ask, listen      silos name the slots that a stage needs, owners note which rows that makes
-#     ask, serve,      the rows come, multiplied by their owners' weights
+#     ask, listen      silos request the slots that a stage needs, owners store the rows' numbers
+#     ask, serve,      owners send the rows, multiplied by their weights
 #       store
-#     send_back,       the gradients of the rows go to their owners, where the option asks for it
+#     send_back,       with `return_gradients`, the gradients of the rows go to their owners
 #       take_back
 #
-# Nothing but tensors is kept between calls: what was drawn follows from the key and the state,
-# and a pass is run anew where its values are needed. State: `round/weights/*` (C, ...),
+# State between calls is tensors only. Draws follow from the key and the state, and a pass is
+# computed again where its values are needed. State: `round/weights/*` (C, ...),
 # `round/kappa` (C,), `round/keep` (C, 3); in an iteration `round/asked/i`, `round/wanted/i`,
 # `round/received/i` and `round/returned/i` of stage i.
 #
@@ -117,11 +117,11 @@ from silograph.task.registry import task_of
 # from their owners. A kept neighbor stands for d / k where k of d were kept (eq. 7), whose
 # expectation is 1 - (1 - p)^d of the sum, or for 1 / p, which is unbiased.
 #
-# Draws are hashes of the key and of both rows' keys, so a row that other silos want has the same
+# Draws are hashes of the key and of both rows' keys, so a row that other silos request has the same
 # neighbors as in its own client's batch.
 #
-# C: clients. n: rows of the block. r: rows that leave a stage. s: rows that enter it. k: halo
-# slots whose rows a stage needs.
+# C: clients. n: rows of the block. r: output rows of a stage. s: input rows. k: halo slots whose
+# rows a stage needs.
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,110 +144,135 @@ class StageDraw:
 
 @dataclass(frozen=True, eq=False)
 class SampledStage:
-    """What a stage of a pass needs to know.
+    """A stage of a pass with its drawn neighbors.
 
     Attributes:
-        leaving: the rows that leave it.
-        entering: the rows that enter it: those, their kept neighbors, and those `wanted`.
-        wanted: (m,) int64 rows whose messages other silos want.
-        messages: among own rows.
-        slots: (k,) int32 halo slots whose rows it needs, as each client counts, ascending.
-        outer: (r, k) what each of them stands for.
-        degree: (n, 1) in the run's dtype, what its convolution takes for degrees.
-        inner: the kept neighbors that are own rows.
+        output_rows: the rows that the stage computes.
+        input_rows: the rows that it reads: the output rows, their kept neighbors, and
+            `requested_rows`.
+        requested_rows: (m,) int64 rows whose messages other silos have requested.
+        messages: what the convolution needs to sum over own rows.
+        slots: (k,) int32 halo slots whose rows it needs, numbered per client, ascending.
+        halo_weights: (r, k) weight of each of these slots in the sum of a row.
+        degree: (n, 1) in the run's dtype, the degrees that the convolution uses.
+        own_neighbors: the kept neighbors that are rows of the same client.
     """
 
-    leaving: Reached
-    entering: Reached
-    wanted: Tensor
+    output_rows: Reached
+    input_rows: Reached
+    requested_rows: Tensor
     messages: Messages
     slots: Ragged
-    outer: CSR
+    halo_weights: CSR
     degree: Tensor
-    inner: Drawn
+    own_neighbors: Drawn
 
 
-def seeds(block: ClientBlock, most: Tensor, key: Key) -> Reached:
-    """Return at most so many (C,) training rows of each client, drawn without replacement."""
+def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reached:
+    """Draw at most `most` (C,) training rows of each client, without replacement."""
     train = block.split.train.nonzero()[:, 0]
     words = key.words(block.row_key[train], 1)[:, 0]
     order = words.argsort()
     order = order[block.client[train][order].argsort(stable=True)]
     client = block.client[train][order]
     rank = torch.arange(len(order), device=order.device) - offsets(block.num_train)[client]
-    rows = train[order[rank < most[client]]].sort().values
+    rows = train[order[rank < batch_sizes[client]]].sort().values
     clients = torch.arange(block.num_clients, device=rows.device)
-    return Reached(rows, torch.zeros_like(rows), clients, offsets(_count(block, rows)))
+    return Reached(rows, torch.zeros_like(rows), clients, offsets(_count_by_client(block, rows)))
 
 
-def _count(block: ClientBlock, rows: Tensor) -> Tensor:
+def _count_by_client(block: ClientBlock, rows: Tensor) -> Tensor:
     return torch.bincount(block.client[rows], minlength=block.num_clients)
 
 
 def sampled_stage(
-    block: ClientBlock, leaving: Reached, hop: int, how: StageDraw, wanted: Tensor, key: Key
+    block: ClientBlock,
+    output_rows: Reached,
+    hop: int,
+    draw: StageDraw,
+    requested_rows: Tensor,
+    key: Key,
 ) -> SampledStage:
-    """Draw the neighbors of the rows that leave a stage.
+    """Draw the neighbors of the rows that a stage computes.
 
     Args:
         block: C clients.
-        leaving: the rows.
+        output_rows: the rows.
         hop: 0 in the last stage.
-        how: they are drawn.
-        wanted: (m,) int64 rows that have to enter besides.
+        draw: how neighbors are drawn.
+        requested_rows: (m,) int64 rows that the stage must read as well, for other silos.
         key: of the stage.
     """
-    degree = block.adj.degree + block.halo.adj.degree if how.shared else block.adj.degree
-    inner, cross = _kept(block, leaving.rows, how, degree, key)
-    after, messages = one_stage(block, leaving, inner, hop, wanted)
-    slots, column = torch.unique(cross.neighbor, return_inverse=True)
+    degree = block.adj.degree + block.halo.adj.degree if draw.shared else block.adj.degree
+    own_neighbors, halo_neighbors = _draw_neighbors(block, output_rows.rows, draw, degree, key)
+    input_rows, messages = one_stage(block, output_rows, own_neighbors, hop, requested_rows)
+    slots, column = torch.unique(halo_neighbors.neighbor, return_inverse=True)
     first = block.halo.off[:-1][owners(block.halo.off)]
-    named = Ragged((slots - first[slots]).int(), torch.searchsorted(slots, block.halo.off))
-    order = (cross.position * len(slots) + column).argsort()
-    starts = offsets(torch.bincount(cross.position, minlength=len(leaving.rows)))
-    outer = CSR(starts, column[order], cross.share[order], len(slots))
-    scale = degree.to(inner.share.dtype)[:, None]
-    return SampledStage(leaving, after, wanted, messages, named, outer, scale, inner)
+    requested_slots = Ragged(
+        (slots - first[slots]).int(), torch.searchsorted(slots, block.halo.off)
+    )
+    order = (halo_neighbors.position * len(slots) + column).argsort()
+    starts = offsets(torch.bincount(halo_neighbors.position, minlength=len(output_rows.rows)))
+    halo_weights = CSR(starts, column[order], halo_neighbors.share[order], len(slots))
+    degree_column = degree.to(own_neighbors.share.dtype)[:, None]
+    return SampledStage(
+        output_rows,
+        input_rows,
+        requested_rows,
+        messages,
+        requested_slots,
+        halo_weights,
+        degree_column,
+        own_neighbors,
+    )
 
 
-def with_wanted(block: ClientBlock, stage: SampledStage, hop: int, wanted: Tensor) -> SampledStage:
-    """Return a stage with its neighbors as they are drawn, that other rows have to enter besides.
+def with_requested_rows(
+    block: ClientBlock, stage: SampledStage, hop: int, requested_rows: Tensor
+) -> SampledStage:
+    """Return a stage with the same drawn neighbors and other requested rows.
 
     Args:
         block: C clients.
-        stage: as drawn.
+        stage: a drawn stage.
         hop: 0 in the last stage.
-        wanted: (m,) int64 rows, in place of those of the stage.
+        requested_rows: (m,) int64 rows that replace those of the stage.
     """
-    after, messages = one_stage(block, stage.leaving, stage.inner, hop, wanted)
-    return replace(stage, entering=after, wanted=wanted, messages=messages)
+    input_rows, messages = one_stage(
+        block, stage.output_rows, stage.own_neighbors, hop, requested_rows
+    )
+    return replace(stage, input_rows=input_rows, requested_rows=requested_rows, messages=messages)
 
 
-def _kept(
-    block: ClientBlock, rows: Tensor, how: StageDraw, degree: Tensor, key: Key
+def _draw_neighbors(
+    block: ClientBlock, rows: Tensor, draw: StageDraw, degree: Tensor, key: Key
 ) -> tuple[Drawn, Drawn]:
-    """Return the kept neighbors of rows (r,): own ones, and those in other silos as slots."""
-    every = edges_of(block, rows)
-    none = Drawn(rows[:0], rows[:0], every.share[:0])
-    if not how.sums:
-        return replace(none, degree=degree), none
-    chance = how.keep[block.client[rows]]
-    kept = uniform_of(edge_words(block, rows, key, every)) <= chance[every.position]
-    position, neighbor = every.position[kept], every.neighbor[kept]
-    far, slot = position[:0], neighbor[:0]
-    if how.shared:
+    """Draw the neighbors of rows (r,): those in the same client, and halo slots of other silos."""
+    all_edges = edges_of(block, rows)
+    no_neighbors = Drawn(rows[:0], rows[:0], all_edges.share[:0])
+    if not draw.sums:
+        return replace(no_neighbors, degree=degree), no_neighbors
+    keep_probability = draw.keep[block.client[rows]]
+    is_kept = (
+        uniform_of(edge_words(block, rows, key, all_edges)) <= keep_probability[all_edges.position]
+    )
+    position, neighbor = all_edges.position[is_kept], all_edges.neighbor[is_kept]
+    halo_position, slot = position[:0], neighbor[:0]
+    if draw.shared:
         edges = block.halo.adj.select_rows(rows)
-        hashed = mix_words(block.row_key[rows] ^ signed(key.value))
-        words = mix_words(hashed[edges.row] ^ block.halo.key[edges.indices.long()])
-        kept = uniform_of(words) <= chance[edges.row]
-        far, slot = edges.row[kept], edges.indices.long()[kept]
-    if how.by_degree:
-        count = torch.bincount(torch.cat([position, far]), minlength=len(rows))
-        share = degree[rows].double() / count.clamp(min=1)
+        row_hashes = mix_words(block.row_key[rows] ^ signed(key.value))
+        edge_hashes = mix_words(row_hashes[edges.row] ^ block.halo.key[edges.indices.long()])
+        is_kept = uniform_of(edge_hashes) <= keep_probability[edges.row]
+        halo_position, slot = edges.row[is_kept], edges.indices.long()[is_kept]
+    if draw.by_degree:
+        count = torch.bincount(torch.cat([position, halo_position]), minlength=len(rows))
+        weight = degree[rows].double() / count.clamp(min=1)
     else:
-        share = 1 / chance
-    share = share.to(every.share.dtype)
-    return Drawn(position, neighbor, share[position], degree), Drawn(far, slot, share[far])
+        weight = 1 / keep_probability
+    weight = weight.to(all_edges.share.dtype)
+    return Drawn(position, neighbor, weight[position], degree), Drawn(
+        halo_position, slot, weight[halo_position]
+    )
 
 
 def sampled_inputs(
@@ -262,14 +287,16 @@ def sampled_inputs(
     """
     messages = []
     for number, stage in enumerate(stages):
-        found = stage.messages
+        stage_messages = stage.messages
         if number in received:
             rows = received[number]
-            report_entries(stage.outer.indptr, found.off, 2 * rows.shape[1])
-            found = replace(found, beside=sparse_product(stage.outer, rows))
-        messages.append(found)
-    keys = tuple(block.row_key[stage.entering.rows] for stage in stages)
-    return Pass(entering(block.x, stages[0].entering), tuple(messages), keys)
+            report_entries(stage.halo_weights.indptr, stage_messages.off, 2 * rows.shape[1])
+            stage_messages = replace(
+                stage_messages, beside=sparse_product(stage.halo_weights, rows)
+            )
+        messages.append(stage_messages)
+    keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
+    return Pass(features_of(block.x, stages[0].input_rows), tuple(messages), keys)
 
 
 SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
@@ -278,8 +305,8 @@ LAYERS = 3  # that have a probability of their own; later ones have the last one
 
 def shared_stages(cfg: Any) -> list[int]:
     """Return the numbers of the stages that hear other silos."""
-    sums = [n for n, stage in enumerate(divisible(cfg.model).stages) if stage.conv.sums]
-    return sums[SHARED_FROM.get(cfg.options.share, len(sums)) :]
+    summing_stages = [n for n, stage in enumerate(divisible(cfg.model).stages) if stage.conv.sums]
+    return summing_stages[SHARED_FROM.get(cfg.options.share, len(summing_stages)) :]
 
 
 def ask(
@@ -294,7 +321,7 @@ def ask(
 def listen(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Note which rows will be wanted. In: `stage`, `row` (k,) int32. Out: nothing."""
+    """Store which rows others will request. In: `stage`, `row` (k,) int32. Out: nothing."""
     del block, key
     number, row = _shared_stage(cfg, inbox), inbox["row"]
     assert isinstance(row, Ragged)  # from `announce`
@@ -304,7 +331,7 @@ def listen(
 def serve(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Answer with rows times the own weights. In: `stage`, `row` (k,). Out: `rows` (k, O)."""
+    """Send rows times the client's weights. In: `stage`, `row` (k,). Out: `rows` (k, O)."""
     number, row = _shared_stage(cfg, inbox), inbox["row"]
     name = f"round/wanted/{number}"
     assert isinstance(row, Ragged)  # from `pull`
@@ -314,23 +341,23 @@ def serve(
         )
     new = {**state, name: row}
     stages, weights = stages_of(cfg, block, new, key, 0), under("round/weights", new)
-    inputs = sampled_inputs(block, stages, received_in(new))
-    rows = _messages(cfg, weights, inputs, stages[number], key, number)
+    inputs = sampled_inputs(block, stages, received_rows(new))
+    rows = _requested_messages(cfg, weights, inputs, stages[number], key, number)
     return new, {"rows": Ragged(rows, row.off)}
 
 
 def store(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep rows for the slots that were asked for. In: `stage`, `rows` (k, O). Out: nothing."""
+    """Store the rows of the requested slots. In: `stage`, `rows` (k, O). Out: nothing."""
     del key
     number, rows = _shared_stage(cfg, inbox), inbox["rows"]
-    wanted = len(state[f"round/asked/{number}"].t), width_of(cfg, number)
+    expected_shape = len(state[f"round/asked/{number}"].t), width_of(cfg, number)
     assert isinstance(rows, Ragged)  # from `pull`
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    if rows.t.shape != wanted or rows.t.dtype is not block.adj.values.dtype:
+    if rows.t.shape != expected_shape or rows.t.dtype is not block.adj.values.dtype:
         raise ProtocolError(
-            f"expected rows of shape {wanted} in {block.adj.values.dtype}, got "
+            f"expected rows of shape {expected_shape} in {block.adj.values.dtype}, got "
             f"{tuple(rows.t.shape)} in {rows.t.dtype}"
         )
     return {**state, f"round/received/{number}": rows}, {}
@@ -346,62 +373,75 @@ def _shared_stage(cfg: Any, inbox: Payload) -> int:
 
 def width_of(cfg: Any, number: int) -> int:
     """Return the width O of a stage's sum."""
-    sums = {int(told["stage"].low or 0): width for told, width in sum_specs(divisible(cfg.model))}
-    return sums[number]
+    width_of_stage = {
+        int(request["stage"].low or 0): width for request, width in sum_specs(divisible(cfg.model))
+    }
+    return width_of_stage[number]
 
 
-def _draws(cfg: Any, state: State) -> list[StageDraw]:
-    """Return how the neighbors of every stage are drawn."""
-    keep, across, found = state["round/keep"].t, shared_stages(cfg), list[StageDraw]()
+def _stage_draws(cfg: Any, state: State) -> list[StageDraw]:
+    """Return the settings of the neighbor draws of every stage."""
+    keep, shared_numbers, draws = state["round/keep"].t, shared_stages(cfg), list[StageDraw]()
     layer = 0
     for number, stage in enumerate(divisible(cfg.model).stages):
-        chance = keep[:, min(layer, LAYERS - 1)]
+        keep_probability = keep[:, min(layer, LAYERS - 1)]
         layer += stage.conv.sums
         by_degree = cfg.options.rescale == "degree"
-        found.append(StageDraw(stage.conv.sums, chance, number in across, by_degree))
-    return found
+        draws.append(
+            StageDraw(stage.conv.sums, keep_probability, number in shared_numbers, by_degree)
+        )
+    return draws
 
 
 def stages_of(
     cfg: Any, block: ClientBlock, state: State, key: Key, first: int
 ) -> list[SampledStage]:
-    """Return the stages from `first` on as drawn in this iteration, with what others want of them.
+    """Return the stages from `first` on as drawn in this iteration, with the rows others request.
 
-    They follow from the key and the state alone; those of the iteration at hand are kept.
+    They follow from the key and the state alone; those of the current iteration are cached.
     """
-    most, draws = state["round/kappa"].t, _draws(cfg, state)
-    known = block.memo.get("fedgraph")
-    kept: dict[int, SampledStage] = {}
-    rates = torch.cat([most[:, None].double(), state["round/keep"].t], dim=1)
-    if isinstance(known, tuple) and known[0] == key and torch.equal(known[1], rates):
-        kept = known[2]
+    batch_sizes, draws = state["round/kappa"].t, _stage_draws(cfg, state)
+    cached = block.memo.get("fedgraph")
+    cached_stages: dict[int, SampledStage] = {}
+    rates = torch.cat([batch_sizes[:, None].double(), state["round/keep"].t], dim=1)
+    if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
+        cached_stages = cached[2]
     last = len(draws) - 1
-    leaving = kept[last].leaving if last in kept else seeds(block, most, key.fold("batch"))
-    found: list[SampledStage] = []
+    output_rows = (
+        cached_stages[last].output_rows
+        if last in cached_stages
+        else draw_batch_rows(block, batch_sizes, key.fold("batch"))
+    )
+    stages: list[SampledStage] = []
     for number in range(last, first - 1, -1):
-        wanted = _wanted(block, state, number)
-        stage = kept.get(number)
-        if stage is None or stage.leaving is not leaving:
-            own = key.fold("neighbors", number)
-            stage = sampled_stage(block, leaving, last - number, draws[number], wanted, own)
-        elif not torch.equal(stage.wanted, wanted):  # which comes after an announced draw
-            stage = with_wanted(block, stage, last - number, wanted)
-        kept[number], leaving = stage, stage.entering
-        found.insert(0, stage)
-    block.memo["fedgraph"] = (key, rates, kept)
-    return found
+        requested_rows = _requested_rows(block, state, number)
+        stage = cached_stages.get(number)
+        if stage is None or stage.output_rows is not output_rows:
+            stage_key = key.fold("neighbors", number)
+            stage = sampled_stage(
+                block, output_rows, last - number, draws[number], requested_rows, stage_key
+            )
+        elif not torch.equal(stage.requested_rows, requested_rows):
+            # The requests of other silos arrive after the stage was drawn for `ask`.
+            stage = with_requested_rows(block, stage, last - number, requested_rows)
+        cached_stages[number], output_rows = stage, stage.input_rows
+        stages.insert(0, stage)
+    block.memo["fedgraph"] = (key, rates, cached_stages)
+    return stages
 
 
-def _wanted(block: ClientBlock, state: State, number: int) -> Tensor:
-    """Return the rows whose messages of a stage other silos want, (m,) int64."""
-    named = state.get(f"round/wanted/{number}")
-    if not isinstance(named, Ragged):
+def _requested_rows(block: ClientBlock, state: State, number: int) -> Tensor:
+    """Return the rows whose messages of a stage other silos have requested, (m,) int64."""
+    positions = state.get(f"round/wanted/{number}")
+    if not isinstance(positions, Ragged):
         return block.halo.boundary[:0]
-    places = check_places(named, block.halo.boundary_off, "boundary rows that are wanted")
-    return block.halo.boundary[places]
+    boundary_positions = check_places(
+        positions, block.halo.boundary_off, "boundary rows that are wanted"
+    )
+    return block.halo.boundary[boundary_positions]
 
 
-def _messages(
+def _requested_messages(
     cfg: Any,
     weights: Mapping[str, Tensor],
     inputs: Pass,
@@ -409,15 +449,15 @@ def _messages(
     key: Key,
     number: int,
 ) -> Tensor:
-    """Return what the wanted rows have to say in a stage, scaled by themselves, (k, O)."""
-    model, entering = divisible(cfg.model), stage.entering
+    """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O)."""
+    model, entering = divisible(cfg.model), stage.input_rows
     conv, prefix = model.stages[number].conv, f"{number}."
     params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
     z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
-    place = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
-    place[entering.rows] = torch.arange(len(entering.rows), device=place.device)
-    scale = scales_of(conv).before(stage.degree[stage.wanted])
-    rows = z[place[stage.wanted]]
+    row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
+    row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
+    scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
+    rows = z[row_position[stage.requested_rows]]
     if scale is None:
         return rows
     report_rows(entering.off, z.shape[1])
@@ -432,10 +472,11 @@ def objective(
     weights: Mapping[str, Tensor],
     received: Mapping[int, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of every client's batch (C,), and what its gradient steps go down, ().
+    """Return the mean loss of every client's batch (C,), and the objective of its step, ().
 
-    The latter is the sum of the losses, and of the inner products of what clients have sent with
-    the gradients that came back, over the sizes of their batches: these are of summed losses.
+    The objective is the sum of the losses, plus the inner products of sent rows with the gradients
+    that came back for them. These are gradients of summed losses, so they are divided by the sizes
+    of the batches.
 
     Args:
         cfg: of the method.
@@ -446,7 +487,7 @@ def objective(
         received: rows of other silos, by stage.
     """
     stages = stages_of(cfg, block, state, key, 0)
-    inputs, batch = sampled_inputs(block, stages, received), stages[-1].leaving
+    inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
     logits = forward_pass(divisible(cfg.model), weights, inputs, key)
     losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
     nodes = batch.off.diff()
@@ -454,47 +495,47 @@ def objective(
     total = loss.sum()
     for name, gradient in under("round/returned", state).items():
         stage = stages[int(name)]
-        rows = _messages(cfg, weights, inputs, stage, key, int(name))
-        share = nodes[block.client[stage.wanted]].clamp(min=1)[:, None]
-        total = total + (rows * gradient / share).sum()
+        rows = _requested_messages(cfg, weights, inputs, stage, key, int(name))
+        batch_size = nodes[block.client[stage.requested_rows]].clamp(min=1)[:, None]
+        total = total + (rows * gradient / batch_size).sum()
     return loss, total
 
 
-def received_in(state: State) -> dict[int, Tensor]:
-    """Return the rows that have come, by stage."""
+def received_rows(state: State) -> dict[int, Tensor]:
+    """Return the rows received from other silos, by stage."""
     return {int(number): t for number, t in under("round/received", state).items()}
 
 
 def send_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Return the gradients of the rows that came to a stage, of the batch's summed loss.
+    """Return the gradients of the batch's summed loss for the rows received in a stage.
 
     In: `stage`. Out: `rows` (k, O), `slot` (k,) int32.
     """
     number = _shared_stage(cfg, inbox)
-    received = received_in(state)
-    leaf = received[number] = received[number].detach().requires_grad_()
-    weights, asked = under("round/weights", state), state[f"round/asked/{number}"]
-    assert isinstance(asked, Ragged)  # from `ask`
+    received = received_rows(state)
+    rows_leaf = received[number] = received[number].detach().requires_grad_()
+    weights, requested_slots = under("round/weights", state), state[f"round/asked/{number}"]
+    assert isinstance(requested_slots, Ragged)  # from `ask`
     with torch.enable_grad():
         _, total = objective(cfg, block, state, key, weights, received)
-        (grad,) = torch.autograd.grad(total, leaf)
-    batch = stages_of(cfg, block, state, key, 0)[-1].leaving
-    client = owners(asked.off)
-    rows = grad * batch.off.diff()[client].to(grad.dtype)[:, None]
-    return state, {"rows": Ragged(rows, asked.off), "slot": asked}
+        (gradient,) = torch.autograd.grad(total, rows_leaf)
+    batch = stages_of(cfg, block, state, key, 0)[-1].output_rows
+    client = owners(requested_slots.off)
+    rows = gradient * batch.off.diff()[client].to(gradient.dtype)[:, None]
+    return state, {"rows": Ragged(rows, requested_slots.off), "slot": requested_slots}
 
 
 def take_back(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep the gradients of the rows that were sent. In: `stage`, `sum` (k, O), `row` (k,)."""
+    """Store the gradients of the sent rows. In: `stage`, `sum` (k, O), `row` (k,)."""
     del block, key
     number, total, row = _shared_stage(cfg, inbox), inbox["sum"], inbox["row"]
-    sent, width = state[f"round/wanted/{number}"], width_of(cfg, number)
+    sent_rows, width = state[f"round/wanted/{number}"], width_of(cfg, number)
     assert isinstance(total, Ragged)  # from `relay_sum`
-    if not torch.equal(sent.t, row.t) or total.t.shape != (len(sent.t), width):
+    if not torch.equal(sent_rows.t, row.t) or total.t.shape != (len(sent_rows.t), width):
         raise ProtocolError(
             f"expected a gradient of {width} values for each row that was sent, got others"
         )
@@ -504,13 +545,13 @@ def take_back(
 KEEPS = ("keep_1", "keep_2", "keep_3")
 
 
-def _knob(text: str) -> dict[str, object]:
+def _knob_metadata(text: str) -> dict[str, object]:
     return {"help": text, "knob": lin(0.05, 1.0), "by_client": True, "tune": lin(0.05, 1.0)}
 
 
 @checked_dataclass(frozen=True, config=STRICT)
 class FedGraphOptions:
-    """What is drawn, what crosses, and what sets the rates; the help texts document the fields."""
+    """Options of draws, exchange and rates; the help texts document the fields."""
 
     kappa: Annotated[int, Field(ge=1, le=1024)] = field(
         default=256,
@@ -522,11 +563,11 @@ class FedGraphOptions:
         },
     )
     keep_1: Share = field(
-        default=0.5, metadata=_knob("probability with which a neighbor is kept in layer 1")
+        default=0.5, metadata=_knob_metadata("probability with which a neighbor is kept in layer 1")
     )
-    keep_2: Share = field(default=0.5, metadata=_knob("in layer 2"))
+    keep_2: Share = field(default=0.5, metadata=_knob_metadata("in layer 2"))
     keep_3: Share | None = field(
-        default=None, metadata=_knob("in layers from the third on; none: as in layer 2")
+        default=None, metadata=_knob_metadata("in layers from the third on; none: as in layer 2")
     )
     rescale: Literal["degree", "inverse"] = field(
         default="degree",
@@ -561,12 +602,12 @@ class FedGraphOptions:
 
 
 def controller_of(options: FedGraphOptions) -> Controller:
-    """Return what sets the rates."""
+    """Return the controller that sets the rates."""
     return by_policy(options, FIXED)
 
 
 def evaluation_of(options: FedGraphOptions) -> Evaluation:
-    """Return how the server's model is scored: a node sees what it sees in training."""
+    """Return how the server's model is scored: through the same edges as in training."""
     first = SHARED_FROM.get(options.share)
     return OwnGraph() if first is None else HaloFrom(1 if first else 0)
 
@@ -604,10 +645,10 @@ def fit_round(
     assert state.weights is not None  # set by init
     inbox = {**shared("weights", state.weights), **knob_fields(cfg.knobs, fed.ids)}
     fed.call(begin_round, inbox, what=Kind.WEIGHTS, key=key.fold("begin", t))
-    for own in _step_keys(cfg, t, key):
-        _exchange(fed, cfg, own)
-        if own != key.fold("train", t):
-            fed.call(step, {}, what=Kind.CONTROL, key=own)
+    for step_key in _step_keys(cfg, t, key):
+        _exchange_rows(fed, cfg, step_key)
+        if step_key != key.fold("train", t):
+            fed.call(step, {}, what=Kind.CONTROL, key=step_key)
     reply, report = local_round(fed, cfg, submit, {}, Kind.WEIGHTS, t, key)
     if reply is None:
         return state, report
@@ -620,19 +661,19 @@ def _step_keys(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> list[Key
     return [*(last.fold("step", n) for n in range(cfg.options.local_steps - 1)), last]
 
 
-def _exchange(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> None:
-    """Bring the rows of an iteration; owners hear what later layers want before they pull.
+def _exchange_rows(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> None:
+    """Exchange the rows of an iteration. Requests for later layers are announced before any pull.
 
-    So a row that they answer with has its neighbors in other silos, too. The first shared layer
-    rests on its own silo alone, so there `pull` says it in time.
+    So the rows that owners send include their own neighbors in other silos. Rows of the first
+    shared layer need nothing from other silos, so the request of `pull` itself is early enough.
     """
-    told = [{"stage": Shared(torch.tensor(n, dtype=torch.int32))} for n in shared_stages(cfg)]
-    for each in reversed(told[1:]):
-        announce(fed, ask, listen, key=key, inbox=each)
-    for each in told:
-        pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=each)
-    for each in reversed(told) if cfg.options.return_gradients else ():
-        relay_sum(fed, send_back, take_back, what=Kind.COTANGENTS, key=key, inbox=each)
+    requests = [{"stage": Shared(torch.tensor(n, dtype=torch.int32))} for n in shared_stages(cfg)]
+    for request in reversed(requests[1:]):
+        announce(fed, ask, listen, key=key, inbox=request)
+    for request in requests:
+        pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=request)
+    for request in reversed(requests) if cfg.options.return_gradients else ():
+        relay_sum(fed, send_back, take_back, what=Kind.COTANGENTS, key=key, inbox=request)
 
 
 def begin_round(
@@ -640,23 +681,23 @@ def begin_round(
 ) -> tuple[State, Payload]:
     """Take the server's weights and the rates. In: `weights/*`, `knobs/*`. Out: nothing."""
     del key
-    given, clients = under("weights", inbox), block.num_clients
-    check_weights(cfg.model, given, block, shared=True)
-    weights = stacked_copies(given, clients)
+    server_weights, clients = under("weights", inbox), block.num_clients
+    check_weights(cfg.model, server_weights, block, shared=True)
+    weights = stacked_copies(server_weights, clients)
     memory = under("optimizer", state) if cfg.keep_optimizer else cfg.optimizer.init(weights)
-    keep = [inbox["knobs/keep_1"].t]
+    keep_rates = [inbox["knobs/keep_1"].t]
     for name in KEEPS[1:]:
-        found = inbox.get(f"knobs/{name}")
-        keep.append(keep[-1] if found is None else found.t)
-    zero = next(iter(weights.values())).new_zeros(clients)
+        rate = inbox.get(f"knobs/{name}")
+        keep_rates.append(keep_rates[-1] if rate is None else rate.t)
+    no_loss = next(iter(weights.values())).new_zeros(clients)
     return {
         **state,
         **stacked("round/weights", weights),
         **stacked("round/optimizer", memory),
         "round/kappa": Stacked(inbox["knobs/kappa"].t),
-        "round/keep": Stacked(torch.stack(keep, dim=1)),
+        "round/keep": Stacked(torch.stack(keep_rates, dim=1)),
         "round/nodes": Stacked(torch.zeros_like(block.num_train)),
-        "round/loss": Stacked(zero),
+        "round/loss": Stacked(no_loss),
     }, {}
 
 
@@ -668,20 +709,20 @@ def step(
     weights = under("round/weights", state)
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
     with torch.enable_grad():
-        loss, total = objective(cfg, block, state, key, leaves, received_in(state))
-        found = torch.autograd.grad(total, list(leaves.values()))
-    batch = stages_of(cfg, block, state, key, 0)[-1].leaving
+        loss, total = objective(cfg, block, state, key, leaves, received_rows(state))
+        gradients = torch.autograd.grad(total, list(leaves.values()))
+    batch = stages_of(cfg, block, state, key, 0)[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_steps(cfg.training.step_flops)
     memory = under("round/optimizer", state)
-    stepped, remembers = ({n: t.clone() for n, t in old.items()} for old in (weights, memory))
-    cfg.optimizer.step_(stepped, dict(zip(leaves, found, strict=True)), remembers)
+    new_weights, new_memory = ({n: t.clone() for n, t in old.items()} for old in (weights, memory))
+    cfg.optimizer.step_(new_weights, dict(zip(leaves, gradients, strict=True)), new_memory)
     new = {n: f for n, f in state.items() if not n.startswith(EXCHANGED)}
     return {
         **new,
-        **stacked("round/weights", _where(nodes > 0, stepped, weights)),
-        **stacked("round/optimizer", _where(nodes > 0, remembers, memory)),
+        **stacked("round/weights", _step_active_clients(nodes > 0, new_weights, weights)),
+        **stacked("round/optimizer", _step_active_clients(nodes > 0, new_memory, memory)),
         "round/nodes": Stacked(nodes),
         "round/loss": Stacked(loss.detach()),
     }, {}
@@ -707,7 +748,9 @@ def submit(
     return new, {**stacked("weights", weights), **reply}
 
 
-def _where(active: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Params:
+def _step_active_clients(
+    active: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
+) -> Params:
     """Return the tensors (C, ...) after a step of the clients that took one."""
     return {
         n: torch.where(active.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()
@@ -722,29 +765,38 @@ def setup_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
 
 def round_steps(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> Steps:
     """Return the calls of `fit_round`."""
-    moves = controller_of(cfg.options) is not FIXED
-    takes = {**weight_specs(cfg.model, Shared), **knob_specs(cfg.options, moved=moves)}
-    gives = weight_specs(cfg.model, Stacked)
+    has_moving_knobs = controller_of(cfg.options) is not FIXED
+    inbox_specs = {
+        **weight_specs(cfg.model, Shared),
+        **knob_specs(cfg.options, moved=has_moving_knobs),
+    }
+    reply_weights = weight_specs(cfg.model, Stacked)
     return (
-        Call(begin_round, Kind.WEIGHTS, key.fold("begin", t), takes),
+        Call(begin_round, Kind.WEIGHTS, key.fold("begin", t), inbox_specs),
         *(
-            (_exchange_steps(cfg, own), Call(step, Kind.CONTROL, own))
-            for own in _step_keys(cfg, t, key)[:-1]
+            (_exchange_steps(cfg, step_key), Call(step, Kind.CONTROL, step_key))
+            for step_key in _step_keys(cfg, t, key)[:-1]
         ),
         _exchange_steps(cfg, key.fold("train", t)),
-        local_steps(cfg, submit, {}, gives, Kind.WEIGHTS, t, key),
+        local_steps(cfg, submit, {}, reply_weights, Kind.WEIGHTS, t, key),
     )
 
 
 def _exchange_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
-    """Return the calls of `_exchange`."""
+    """Return the calls of `_exchange_rows`."""
     numbers = shared_stages(cfg)
-    told: dict[int, FieldSpecs] = {n: {"stage": exactly(n)} for n in numbers}
+    requests: dict[int, FieldSpecs] = {n: {"stage": exactly(n)} for n in numbers}
     return (
-        *(announce_steps(ask, listen, key=key, inbox=told[n]) for n in reversed(numbers[1:])),
+        *(announce_steps(ask, listen, key=key, inbox=requests[n]) for n in reversed(numbers[1:])),
         *(
             pull_steps(
-                ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=told[n], form=_form(cfg, n)
+                ask,
+                serve,
+                store,
+                what=Kind.EMBEDDINGS,
+                key=key,
+                inbox=requests[n],
+                form=_pull_form(cfg, n),
             )
             for n in numbers
         ),
@@ -756,14 +808,14 @@ def _exchange_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
                 key=key,
                 width=width_of(cfg, n),
                 named=True,
-                inbox=told[n],
+                inbox=requests[n],
             )
             for n in (reversed(numbers) if cfg.options.return_gradients else ())
         ),
     )
 
 
-def _form(cfg: MethodConfig[FedGraphOptions], number: int) -> PullForm:
+def _pull_form(cfg: MethodConfig[FedGraphOptions], number: int) -> PullForm:
     rows = FieldSpec(Ragged, (width_of(cfg, number),))
     return PullForm(fields={"rows": rows}, asked=f"round/asked/{number}")
 

@@ -52,7 +52,7 @@ ITEM_WEIGHT = f"weights/{ITEMS}"
 def train_items(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train, and send how rows of items moved.
+    """Train, and send the changes of item rows.
 
     In: `weights/*` shared. Out: `weights/*` (C, ...), of items their change times `share` (C, B),
     `nodes` (C,) training ratings, `loss` (C,).
@@ -65,8 +65,8 @@ def train_items(
     change = fitted.tensors[ITEMS] - base
     count = item_counts(block, len(base))[None].to(base.dtype)
     share = count / block.num_train.clamp(min=1)[:, None]
-    moved = {ITEM_WEIGHT: Stacked(change * share[..., None]), SHARE: Stacked(share)}
-    return new, {**reply, **moved}
+    item_fields = {ITEM_WEIGHT: Stacked(change * share[..., None]), SHARE: Stacked(share)}
+    return new, {**reply, **item_fields}
 
 
 def fit_round(
@@ -97,9 +97,9 @@ def row_averaging(op: Op) -> AnyMethod:
         return fit_round(fed, cfg, state, t, key, op)
 
     def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-        takes, gives = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-        gives = {**gives, **share_specs(cfg)}
-        return local_steps(cfg, op, takes, gives, Kind.WEIGHTS, t, key, share_problem)
+        inbox_specs, reply_specs = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
+        reply_specs = {**reply_specs, **share_specs(cfg)}
+        return local_steps(cfg, op, inbox_specs, reply_specs, Kind.WEIGHTS, t, key, share_problem)
 
     calls = dataclasses.replace(TRAIN_CALLS, round=steps)
     return dataclasses.replace(
@@ -113,18 +113,18 @@ def row_averaging(op: Op) -> AnyMethod:
 
 
 def share_problem(_: Payload, reply: Payload) -> str | None:
-    """Return what the shares of a reply cannot be, or None.
+    """Return why the shares of a reply are impossible, or None.
 
-    The server divides by the sum of shares, so a share that no number of ratings gives would make
-    a row as large as its sender likes.
+    The server divides by the sum of shares. A share that is no number of ratings would let its
+    sender make a row as large as it likes.
     """
     if SHARE not in reply:
         return None
-    share, ratings, moved = reply[SHARE].t, reply["nodes"].t[:, None], reply[ITEM_WEIGHT]
-    least = (share * ratings)[share != 0]  # ratings that meet the row
-    if not bool((least > 0.5).all()):  # 1 but for rounding; NaN is none
+    share, ratings, change_field = reply[SHARE].t, reply["nodes"].t[:, None], reply[ITEM_WEIGHT]
+    num_ratings = (share * ratings)[share != 0]  # ratings that meet the row
+    if not bool((num_ratings > 0.5).all()):  # 1 but for rounding; NaN is none
         return f"shares of 0 or from 1 in {int(ratings.max())} training ratings, got others"
-    change = moved.stacked().t if isinstance(moved, Patched) else moved.t
+    change = change_field.stacked().t if isinstance(change_field, Patched) else change_field.t
     if bool((change[share == 0].nan_to_num(0.0) != 0).any()):
         return "no change of rows whose share is 0, got some"
     return None

@@ -43,13 +43,13 @@ from silograph.methods.base import (
     MethodConfig,
     RoundReport,
     ServerState,
-    finite_or_old,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.local_training import (
     begin,
     local_round,
     local_steps,
-    named_fields,
+    prefix_fields,
     rests,
     shared,
     stacked,
@@ -93,9 +93,9 @@ def split(weights: Mapping[str, Value], private: int) -> tuple[dict[str, Value],
             f"option private: expected less than the number of layers, {len(layers)}, got "
             f"{private}: nothing would be shared; use method local for clients that train alone"
         )
-    mine = layers[len(layers) - private :]
-    own = {name: w for name, w in weights.items() if layer_of(name) in mine}
-    return {name: w for name, w in weights.items() if name not in own}, own
+    private_layers = layers[len(layers) - private :]
+    private_weights = {name: w for name, w in weights.items() if layer_of(name) in private_layers}
+    return {name: w for name, w in weights.items() if name not in private_weights}, private_weights
 
 
 def layer_of(name: str) -> str:
@@ -108,13 +108,13 @@ def begin_private(
 ) -> tuple[State, Payload]:
     """Set up the state and keep the first private layers. In: `private/*` shared. Out: nothing.
 
-    Who has not trained has a base of zeros: a model that knows nothing, as it is scored.
+    A client that has not trained has a base of zeros, so it is scored as an untrained model.
     """
     new, reply = begin(cfg, block, state, inbox, key)
-    own = stacked_copies(under(PRIVATE, inbox), block.num_clients)
+    private_weights = stacked_copies(under(PRIVATE, inbox), block.num_clients)
     base = zero_weights(cfg.model, block)
-    base = {name: w for name, w in base.items() if own and name not in own}
-    return {**new, **stacked(PRIVATE, own), **stacked(BASE, base)}, reply
+    base = {name: w for name, w in base.items() if private_weights and name not in private_weights}
+    return {**new, **stacked(PRIVATE, private_weights), **stacked(BASE, base)}, reply
 
 
 def train_private(
@@ -124,32 +124,36 @@ def train_private(
 
     In: `weights/*` of the base. Out: the same (C, ...), `nodes` (C,) training nodes, `loss` (C,).
     """
-    own = {name: Stacked(t) for name, t in under(PRIVATE, state).items()}
-    start = {**start_from("weights", inbox), **own}
+    private_weights = {name: Stacked(t) for name, t in under(PRIVATE, state).items()}
+    start = {**start_from("weights", inbox), **private_weights}
     fitted, new = train_from(cfg, block, state, start, key)
     reply = trained(fitted, block)
-    kept = {name: reply.pop(f"weights/{name}") for name in own}
-    base = {name: w for name, w in fitted.tensors.items() if own and name not in own}
-    private = finite_or_old(state_of(named_fields(PRIVATE, kept)), state)
+    trained_private = {name: reply.pop(f"weights/{name}") for name in private_weights}
+    base = {
+        name: w
+        for name, w in fitted.tensors.items()
+        if private_weights and name not in private_weights
+    }
+    private = keep_previous_if_not_finite(state_of(prefix_fields(PRIVATE, trained_private)), state)
     return {**new, **private, **stacked(BASE, base)}, reply
 
 
 def own_weights(
     cfg: MethodConfig[FedPerOptions], server: Params, state: Mapping[str, Tensor]
 ) -> Params:
-    """Return what each client's training left, (C, ...); with nothing private the server's."""
+    """Return each client's trained weights, (C, ...); the server's if nothing is private."""
     if not cfg.options.private:
         return server
-    whole = below(BASE, state) | below(PRIVATE, state)
-    return {name: whole[name] for name in cfg.model.weight_shapes}
+    weights = below(BASE, state) | below(PRIVATE, state)
+    return {name: weights[name] for name in cfg.model.weight_shapes}
 
 
 def init(
     fed: Federation, cfg: MethodConfig[FedPerOptions], weights: Params, key: Key
 ) -> ServerState:
     """Send the first private layers once; the server keeps the base."""
-    base, own = split(weights, cfg.options.private)
-    fed.call(begin_private, shared(PRIVATE, own), what=Kind.WEIGHTS, key=key)
+    base, private_weights = split(weights, cfg.options.private)
+    fed.call(begin_private, shared(PRIVATE, private_weights), what=Kind.WEIGHTS, key=key)
     return server_state(cfg, base)
 
 
@@ -177,8 +181,8 @@ def fit_round(
 
 def specs(cfg: MethodConfig[FedPerOptions], form: Form) -> tuple[FieldSpecs, FieldSpecs]:
     """Return the specs of the base's weights, and of the private ones."""
-    base, own = split(cfg.model.weight_shapes, cfg.options.private)
-    return named_specs("weights", base, form), named_specs(PRIVATE, own, form)
+    base, private_shapes = split(cfg.model.weight_shapes, cfg.options.private)
+    return named_specs("weights", base, form), named_specs(PRIVATE, private_shapes, form)
 
 
 def named_specs(prefix: str, shapes: Mapping[str, tuple[int, ...]], form: Form) -> FieldSpecs:
@@ -191,23 +195,23 @@ def setup_steps(cfg: MethodConfig[FedPerOptions], key: Key) -> Steps:
     return Call(begin_private, Kind.WEIGHTS, key, specs(cfg, Shared)[1])
 
 
-def kept_specs(cfg: MethodConfig[FedPerOptions]) -> FieldSpecs:
-    """Return what a client keeps between rounds."""
-    base, own = split(cfg.model.weight_shapes, cfg.options.private)
-    bases = named_specs(BASE, base, Stacked) if own else {}
-    return {**state_specs(cfg), **bases, **named_specs(PRIVATE, own, Stacked)}
+def client_state_specs(cfg: MethodConfig[FedPerOptions]) -> FieldSpecs:
+    """Return the specs of a client's state between rounds."""
+    base, private_shapes = split(cfg.model.weight_shapes, cfg.options.private)
+    bases = named_specs(BASE, base, Stacked) if private_shapes else {}
+    return {**state_specs(cfg), **bases, **named_specs(PRIVATE, private_shapes, Stacked)}
 
 
 def round_steps(cfg: MethodConfig[FedPerOptions], t: int, key: Key) -> Steps:
     """Return the call of `fit_round`."""
-    takes, gives = specs(cfg, Shared)[0], specs(cfg, Stacked)[0]
-    return local_steps(cfg, train_private, takes, gives, Kind.WEIGHTS, t, key)
+    inbox_specs, reply_specs = specs(cfg, Shared)[0], specs(cfg, Stacked)[0]
+    return local_steps(cfg, train_private, inbox_specs, reply_specs, Kind.WEIGHTS, t, key)
 
 
 CALLS = Calls(
     setup=setup_steps,
     round=round_steps,
-    state=kept_specs,
+    state=client_state_specs,
     server_model=lambda cfg: cfg.options.private == 0,
 )
 

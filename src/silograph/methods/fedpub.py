@@ -29,7 +29,7 @@ Views: `personalized` scores what a client's training left, and picks the round.
 `server` view: every client has a model of its own.
 
 State of the server: a model (C, ...) for each client. State of a client: `masks/*` and `weights/*`
-(C, ...), its masks and its model, and what local training keeps.
+(C, ...), its masks and its model, and the state of local training.
 
 C: clients. n: rows. D: width of the embedding.
 """
@@ -66,12 +66,12 @@ from silograph.methods.base import (
     Needs,
     RoundReport,
     ServerState,
-    finite_or_old,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     local_steps,
-    report_of,
+    report_by_client,
     selected,
     shared,
     stacked,
@@ -85,7 +85,7 @@ from silograph.nn.conv import Messages, Params, convolve
 from silograph.nn.conv.layers import PlainConv, operator
 from silograph.nn.correction import Correction
 from silograph.nn.forward import Stage, Staged, last_layer, leave
-from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, pruned
+from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, prune_mask
 from silograph.nn.model import Model
 
 # --- functional embedding ------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class _SharedGraph:
     adj: CSR
 
     def messages(self, clients: int) -> Messages:
-        """Return who hears whom in as many copies."""
+        """Return the messages in this many copies of the graph."""
         n = len(self.x)
         adj = CSR.block_diagonal([self.adj] * clients)
         degree = adj.degree.to(self.x.dtype)[:, None]
@@ -137,14 +137,14 @@ class _SharedGraph:
 def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
     """Return the graph, drawn once for a block: the same for all clients and in all runs."""
     name = ("fedpub", communities)
-    return block.origin.once(name, _SharedGraph, lambda: _drawn_graph(block, communities))
+    return block.origin.once(name, _SharedGraph, lambda: _draw_graph(block, communities))
 
 
-def _drawn_graph(block: ClientBlock, communities: int) -> _SharedGraph:
+def _draw_graph(block: ClientBlock, communities: int) -> _SharedGraph:
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     dtype, device = block.adj.values.dtype, block.off.device
-    n, each = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
-    u = torch.stack([each.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
+    n, edge_key = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
+    u = torch.stack([edge_key.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
     part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
     rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
     adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
@@ -158,18 +158,18 @@ class _Means:
     """Means over the rows that enter a stage of one matrix before a plain sum.
 
     Attributes:
-        heard: (C, I) of what the sum over neighbors makes of them.
+        neighbor_sum: (C, I) of the sums over neighbors.
         own: (C, I) of the rows themselves.
     """
 
-    heard: Tensor
+    neighbor_sum: Tensor
     own: Tensor
 
 
 def functional_embedding(
     model: Staged, block: ClientBlock, weights: Params, communities: int
 ) -> Tensor:
-    """Return what each client's model gives on the shared graph, mean over its nodes, (C, D).
+    """Return the mean output (C, D) of each client's model over the nodes of the shared graph.
 
     Args:
         model: of layers.
@@ -181,32 +181,34 @@ def functional_embedding(
     with torch.no_grad():
         if len(stages) == 1 and isinstance(stages[0].conv, PlainConv):
             means = _common_means(block, graph, stages[0].conv, communities)
-            return _through(stages[0], means, _of_stage(weights, 0))
-        many, parts = max(1, MOST // graph.x.numel()), []
-        for positions in torch.arange(block.num_clients).split(many):
-            mine = {name: w[positions[0] : positions[-1] + 1] for name, w in weights.items()}
+            return _mean_output_of_stage(stages[0], means, _stage_weights(weights, 0))
+        batch_size, parts = max(1, MOST // graph.x.numel()), []
+        for positions in torch.arange(block.num_clients).split(batch_size):
+            batch_weights = {
+                name: w[positions[0] : positions[-1] + 1] for name, w in weights.items()
+            }
             with work_of(positions):
-                parts.append(_outputs(stages, graph, mine, len(positions)))
+                parts.append(_mean_outputs(stages, graph, batch_weights, len(positions)))
         return torch.cat(parts)
 
 
-def _of_stage(weights: Mapping[str, Tensor], number: int) -> Params:
+def _stage_weights(weights: Mapping[str, Tensor], number: int) -> Params:
     """Return the weights of a stage by their names in it."""
     prefix = f"{number}."
     return {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
 
 
-def _outputs(
+def _mean_outputs(
     stages: tuple[Stage, ...], graph: _SharedGraph, weights: Params, clients: int
 ) -> Tensor:
     """Return the mean output of models (C, ...) on copies of a graph, (C, D)."""
     messages = graph.messages(clients)
     x = graph.x.repeat(clients, 1)
     for number, stage in enumerate(stages):
-        p = _of_stage(weights, number)
+        p = _stage_weights(weights, number)
         if number == len(stages) - 1 and isinstance(stage.conv, PlainConv):
             report_rows(messages.off, 2 * x.shape[1] * (stage.conv.sums + 1))
-            return _through(stage, _means(stage.conv, x, messages, clients), p)
+            return _mean_output_of_stage(stage, _compute_means(stage.conv, x, messages, clients), p)
         x = leave(stage, convolve(stage.conv, p, x, messages), x, None, messages)
     return x.view(clients, len(graph.x), -1).mean(1)
 
@@ -214,17 +216,19 @@ def _outputs(
 def _common_means(
     block: ClientBlock, graph: _SharedGraph, conv: PlainConv, communities: int
 ) -> _Means:
-    """Return the means of the graph's features, which are the same for all, worked out once.
+    """Return the means of the graph's features, which all clients share, computed once.
 
-    They count as work of nobody, as the graph itself does.
+    They count as work of no client, as the graph itself does.
     """
     name = ("fedpub", communities, conv)
-    found = block.origin.once(name, _Means, lambda: _means(conv, graph.x, graph.messages(1), 1))
+    means = block.origin.once(
+        name, _Means, lambda: _compute_means(conv, graph.x, graph.messages(1), 1)
+    )
     clients = block.num_clients
-    return _Means(found.heard.expand(clients, -1), found.own.expand(clients, -1))
+    return _Means(means.neighbor_sum.expand(clients, -1), means.own.expand(clients, -1))
 
 
-def _means(conv: PlainConv, x: Tensor, messages: Messages, clients: int) -> _Means:
+def _compute_means(conv: PlainConv, x: Tensor, messages: Messages, clients: int) -> _Means:
     """Return the means of the rows (C * n, I) of copies of the graph."""
     rows = x.view(clients, -1, x.shape[1])
     own = rows.mean(1)
@@ -232,17 +236,19 @@ def _means(conv: PlainConv, x: Tensor, messages: Messages, clients: int) -> _Mea
         return _Means(own, own)
     matrix, n = operator(conv.scales, messages), rows.shape[1]
     assert matrix.values is not None  # an operator has some
-    share = matrix.values.new_zeros(len(x)).index_add_(0, matrix.indices.long(), matrix.values) / n
-    return _Means(torch.einsum("n,cni->ci", share[:n], rows), own)
+    row_weights = (
+        matrix.values.new_zeros(len(x)).index_add_(0, matrix.indices.long(), matrix.values) / n
+    )
+    return _Means(torch.einsum("n,cni->ci", row_weights[:n], rows), own)
 
 
-def _through(stage: Stage, means: _Means, p: Params) -> Tensor:
+def _mean_output_of_stage(stage: Stage, means: _Means, p: Params) -> Tensor:
     """Return the mean of what a stage without ReLU gives, (C, O), from those that enter it."""
     off = torch.arange(len(means.own) + 1, device=means.own.device)
-    one = means.own.new_ones(len(means.own), 1)
-    nobody = CSR(torch.zeros_like(off), off[:0], None, len(one))
-    messages = Messages(nobody, True, one, one, None, off, off)
-    out = stage.conv.finish(p, means.own, stage.conv.map(p, means.heard, off), messages)
+    ones = means.own.new_ones(len(means.own), 1)
+    no_edges = CSR(torch.zeros_like(off), off[:0], None, len(ones))
+    messages = Messages(no_edges, True, ones, ones, None, off, off)
+    out = stage.conv.finish(p, means.own, stage.conv.map(p, means.neighbor_sum, off), messages)
     return leave(stage, out, means.own, None, messages)
 
 
@@ -282,13 +288,13 @@ class FedPubOptions:
 
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
-    """Return what is added to the gradient of every local step."""
-    near = Near(options.proximal)
-    return (SparseMasks(options.l1), near) if options.masks else (near,)
+    """Return the corrections of the gradient of every local step."""
+    proximal = Near(options.proximal)
+    return (SparseMasks(options.l1), proximal) if options.masks else (proximal,)
 
 
-def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
-    """Return the config of a model with masks, or as it is where there are none.
+def with_masks(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
+    """Return the config with a masked model, or unchanged if the options have no masks.
 
     Raises:
         ConfigError: a model without layers that could be looked at.
@@ -305,7 +311,7 @@ def masked(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
 
 def check(cfg: MethodConfig[FedPubOptions]) -> None:
     """Raise `ConfigError` for a model without layers."""
-    masked(cfg)
+    with_masks(cfg)
 
 
 def begin_masks(
@@ -313,68 +319,74 @@ def begin_masks(
 ) -> tuple[State, Payload]:
     """Set up the state with the first model and masks of ones. In: `weights/*`. Out: nothing."""
     new, reply = begin_own(cfg, block, state, inbox, key)
-    model = masked(cfg).model
-    zero = zero_weights(model, block)
-    masks = stacked("masks", {name: w + 1 for name, w in zero.items() if is_mask(name)})
-    memory = stacked("optimizer", cfg.optimizer.init(zero)) if cfg.keep_optimizer else {}
+    model = with_masks(cfg).model
+    zeros = zero_weights(model, block)
+    masks = stacked("masks", {name: w + 1 for name, w in zeros.items() if is_mask(name)})
+    memory = stacked("optimizer", cfg.optimizer.init(zeros)) if cfg.keep_optimizer else {}
     return {**new, **masks, **memory}, reply
 
 
 def train_masked(
     cfg: MethodConfig[FedPubOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train weights and masks, keep masks and model; see what it does on the shared graph.
+    """Train weights and masks, keep masks and model; embed the model by the shared graph.
 
     In: `weights/*` (C, ...). Out: the same, `embedding` (C, D), `sparsity` (C,) share of masks'
     entries that do not count, `nodes` (C,) training nodes, `loss` (C,).
     """
-    own = masked(cfg)
+    masked_cfg = with_masks(cfg)
     masks = {name: Stacked(t) for name, t in under("masks", state).items()}
-    fitted, new = train_from(own, block, state, {**start_from("weights", inbox), **masks}, key)
+    fitted, new = train_from(
+        masked_cfg, block, state, {**start_from("weights", inbox), **masks}, key
+    )
     weights = fitted.tensors
-    kept = {name: w for name, w in weights.items() if is_mask(name)}
-    plain = {name: w for name, w in weights.items() if not is_mask(name)}
-    cut = {name: pruned(mask, cfg.options.l1) for name, mask in kept.items()}
-    sparse = sparsity(cut, cfg.options.l1, fitted.loss)
-    mine = own.model.products_(plain, cut) if isinstance(own.model, Masked) else plain
-    reply = stacked("weights", plain) | {
-        "embedding": Stacked(embedding_of(cfg, block, mine)),
-        "sparsity": Stacked(sparse),
+    trained_masks = {name: w for name, w in weights.items() if is_mask(name)}
+    trained_weights = {name: w for name, w in weights.items() if not is_mask(name)}
+    pruned_masks = {name: prune_mask(mask, cfg.options.l1) for name, mask in trained_masks.items()}
+    sparsities = sparsity(pruned_masks, cfg.options.l1, fitted.loss)
+    masked_weights = (
+        masked_cfg.model.products_(trained_weights, pruned_masks)
+        if isinstance(masked_cfg.model, Masked)
+        else trained_weights
+    )
+    reply = stacked("weights", trained_weights) | {
+        "embedding": Stacked(embedding_of(cfg, block, masked_weights)),
+        "sparsity": Stacked(sparsities),
         **told(fitted, block),
     }
-    own_masks = finite_or_old(stacked("masks", kept), state)
-    return {**new, **own_masks, **stacked("weights", mine)}, reply
+    own_masks = keep_previous_if_not_finite(stacked("masks", trained_masks), state)
+    return {**new, **own_masks, **stacked("weights", masked_weights)}, reply
 
 
 def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
-    """Return which share of each client's masks does not reach the least value, (C,).
+    """Return the share of each client's mask entries below the least value, (C,).
 
     Args:
         masks: (C, ...) each, pruned.
         least: that value.
-        like: of the dtype that is wanted, (C,).
+        like: (C,) of the dtype of the result.
     """
     if not masks or least == 0:  # all reach 0
         return torch.zeros_like(like)
-    reach = torch.zeros_like(like)
+    num_counted = torch.zeros_like(like)
     for mask in masks.values():
-        reach += counted(mask).to(like)
-    return 1 - reach / sum(mask[0].numel() for mask in masks.values())
+        num_counted += count_nonzero(mask).to(like)
+    return 1 - num_counted / sum(mask[0].numel() for mask in masks.values())
 
 
-def counted(rows: Tensor) -> Tensor:
-    """Return how many numbers of each row (C, ...) are not 0, (C,) int64."""
-    there = rows != 0
+def count_nonzero(rows: Tensor) -> Tensor:
+    """Count the numbers of each row (C, ...) that are not 0, (C,) int64."""
+    is_nonzero = rows != 0
     if rows.device.type != "cpu":
-        return there.flatten(1).sum(1)
+        return is_nonzero.flatten(1).sum(1)
     # torch's sums of bool take 5 times as long (10 clients) or 100 times (50).
-    found = [np.count_nonzero(row) for row in there.numpy()]
-    return torch.tensor(found, dtype=torch.int64)
+    counts = [np.count_nonzero(row) for row in is_nonzero.numpy()]
+    return torch.tensor(counts, dtype=torch.int64)
 
 
 def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: Params) -> Tensor:
-    """Return what each client's model gives on the shared graph, mean over its nodes, (C, D)."""
-    assert cfg.model.staged is not None  # see `masked`
+    """Return the mean output (C, D) of each client's model over the nodes of the shared graph."""
+    assert cfg.model.staged is not None  # see `with_masks`
     return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)
 
 
@@ -392,108 +404,120 @@ def fit_round(
     fed: Federation, cfg: MethodConfig[FedPubOptions], state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients; give each of them a mean weighted by likeness."""
-    chosen = selected(fed, cfg, t, key)
+    client_ids = selected(fed, cfg, t, key)
     starts = state.memory
-    if chosen != fed.ids:
-        called = torch.tensor([fed.ids.index(name) for name in chosen])
-        starts = {name: w[called] for name, w in starts.items()}
+    if client_ids != fed.ids:
+        client_positions = torch.tensor([fed.ids.index(name) for name in client_ids])
+        starts = {name: w[client_positions] for name, w in starts.items()}
     reply = fed.call(
         train_masked,
         stacked("weights", starts),
         what=Kind.WEIGHTS,
         key=key.fold("train", t),
-        to=chosen,
+        to=client_ids,
         reduce=Gather(
             *("nodes", "loss", "sparsity", "embedding", *received_specs(cfg)),
             *(f"weights/{n}" for n in state.memory),
         ),
     )
-    found = under("by_client", reply)
-    sent = [found["embedding"], *(found[f"weights/{name}"] for name in state.memory)]
-    sound = torch.stack([_finite(t.reshape(len(t), -1)) for t in sent]).all(0)
-    gives = found["answered"] & (found["nodes"] > 0) & sound  # who diverged enters no mean
-    alike = cosines(found["embedding"], gives)
-    share = shares(alike, gives, cfg.options.scale)
+    by_client = under("by_client", reply)
+    sent_tensors = [
+        by_client["embedding"],
+        *(by_client[f"weights/{name}"] for name in state.memory),
+    ]
+    is_finite = torch.stack([_is_finite(t.reshape(len(t), -1)) for t in sent_tensors]).all(0)
+    is_averaged = (
+        by_client["answered"] & (by_client["nodes"] > 0) & is_finite
+    )  # who diverged enters no mean
+    similarity = cosines(by_client["embedding"], is_averaged)
+    mixing = shares(similarity, is_averaged, cfg.options.scale)
     memory = {
-        name: _where(gives, mean_of(share, gives, found[f"weights/{name}"]), w)
+        name: _averaged_or(
+            is_averaged, mean_of(mixing, is_averaged, by_client[f"weights/{name}"]), w
+        )
         for name, w in state.memory.items()
     }
-    figures = {"own_share": share.diagonal(), "similarity": to_others(alike, gives)}
-    figures |= {"sparsity": found["sparsity"]}
-    facts = {name: float(t[gives].mean()) for name, t in figures.items()}
-    client_facts = {name: t.where(gives, torch.nan) for name, t in figures.items()}
-    report = report_of(chosen, found, gives, facts, client_facts, observed=cfg.observed)
+    figures = {
+        "own_share": mixing.diagonal(),
+        "similarity": mean_similarity(similarity, is_averaged),
+    }
+    figures |= {"sparsity": by_client["sparsity"]}
+    facts = {name: float(t[is_averaged].mean()) for name, t in figures.items()}
+    client_facts = {name: t.where(is_averaged, torch.nan) for name, t in figures.items()}
+    report = report_by_client(
+        client_ids, by_client, is_averaged, facts, client_facts, observed=cfg.observed
+    )
     return ServerState(None, memory), report
 
 
-def cosines(embedding: Tensor, gives: Tensor) -> Tensor:
-    """Return how alike the embeddings (C, D) of those that give are (C, C) float64, else 0."""
-    h = normalize(embedding.double().where(gives[:, None], 0.0), dim=1)
+def cosines(embedding: Tensor, is_averaged: Tensor) -> Tensor:
+    """Return cosines (C, C) float64 of the embeddings (C, D) of averaged clients, 0 for others."""
+    h = normalize(embedding.double().where(is_averaged[:, None], 0.0), dim=1)
     return h @ h.T
 
 
-def to_others(alike: Tensor, gives: Tensor) -> Tensor:
-    """Return each client's mean cosine with the others that give (C,), NaN where there are none."""
-    return (alike.sum(1) - alike.diagonal()) / (int(gives.sum()) - 1 or torch.nan)
+def mean_similarity(similarity: Tensor, is_averaged: Tensor) -> Tensor:
+    """Return each client's mean cosine with other averaged clients (C,), NaN without any."""
+    return (similarity.sum(1) - similarity.diagonal()) / (int(is_averaged.sum()) - 1 or torch.nan)
 
 
-def shares(alike: Tensor, gives: Tensor, scale: float) -> Tensor:
-    """Return what each client takes of each other's model, (C, C) float64; rows add up to 1.
+def shares(similarity: Tensor, is_averaged: Tensor, scale: float) -> Tensor:
+    """Return the weight of each model in each client's mean, (C, C) float64; rows add up to 1.
 
     Args:
-        alike: (C, C) cosines.
-        gives: (C,) bool whose models there are; of the others nobody takes anything.
+        similarity: (C, C) cosines.
+        is_averaged: (C,) bool, clients whose models are averaged; the others have share 0.
         scale: of the cosine.
     """
-    logit = (scale * alike).masked_fill(~gives, -torch.inf)
+    logit = (scale * similarity).masked_fill(~is_averaged, -torch.inf)
     return torch.softmax(logit, dim=1).nan_to_num(0.0)
 
 
-def mean_of(share: Tensor, gives: Tensor, models: Tensor) -> Tensor:
+def mean_of(mixing: Tensor, is_averaged: Tensor, models: Tensor) -> Tensor:
     """Return each client's mean of models (C, ...), (C, ...)."""
-    there = _where(gives, models, models.new_zeros(()))
-    mean: Tensor = torch.tensordot(share.to(models.dtype), there, dims=1)
+    averaged_models = _averaged_or(is_averaged, models, models.new_zeros(()))
+    mean: Tensor = torch.tensordot(mixing.to(models.dtype), averaged_models, dims=1)
     return mean
 
 
-def _where(gives: Tensor, models: Tensor, other: Tensor) -> Tensor:
-    """Return models (C, ...) of the clients that give (C,), others of the others; mostly none."""
-    if bool(gives.all()):
+def _averaged_or(is_averaged: Tensor, models: Tensor, other: Tensor) -> Tensor:
+    """Return models (C, ...) of averaged clients, and `other` for the rest, mostly nobody."""
+    if bool(is_averaged.all()):
         return models
-    return torch.where(gives.view(-1, *[1] * (models.dim() - 1)), models, other)
+    return torch.where(is_averaged.view(-1, *[1] * (models.dim() - 1)), models, other)
 
 
-def _finite(rows: Tensor) -> Tensor:
-    """Return which rows (C, P) are finite, (C,); their sums say it of nearly all, in one pass."""
-    found = rows.sum(1).isfinite()
-    doubtful = (~found).nonzero()[:, 0]
-    return found.index_copy(0, doubtful, rows[doubtful].isfinite().all(1))
+def _is_finite(rows: Tensor) -> Tensor:
+    """Return which rows (C, P) are finite, (C,); their sums decide nearly all, in one pass."""
+    is_finite = rows.sum(1).isfinite()
+    unclear = (~is_finite).nonzero()[:, 0]
+    return is_finite.index_copy(0, unclear, rows[unclear].isfinite().all(1))
 
 
 def round_steps(cfg: MethodConfig[FedPubOptions], t: int, key: Key) -> Steps:
     """Return the call of `fit_round`."""
-    weights, staged = weight_specs(cfg.model, Stacked), masked(cfg).model.staged
-    assert staged is not None  # see `masked`
-    gives = {
+    weights, staged = weight_specs(cfg.model, Stacked), with_masks(cfg).model.staged
+    assert staged is not None  # see `with_masks`
+    reply_specs = {
         **weights,
         "embedding": FieldSpec(Stacked, (body(staged)[-1].outputs,)),
         "sparsity": FieldSpec(Stacked, low=0, high=1),
     }
-    return local_steps(cfg, train_masked, weights, gives, Kind.WEIGHTS, t, key)
+    return local_steps(cfg, train_masked, weights, reply_specs, Kind.WEIGHTS, t, key)
 
 
-def kept(cfg: MethodConfig[FedPubOptions]) -> FieldSpecs:
-    """Return what a client keeps between rounds."""
-    own = masked(cfg)
-    shapes = {name: s for name, s in own.model.weight_shapes.items() if is_mask(name)}
+def client_state_specs(cfg: MethodConfig[FedPubOptions]) -> FieldSpecs:
+    """Return the specs of a client's state between rounds."""
+    masked_cfg = with_masks(cfg)
+    shapes = {name: s for name, s in masked_cfg.model.weight_shapes.items() if is_mask(name)}
     masks = {f"masks/{name}": FieldSpec(Stacked, shape) for name, shape in shapes.items()}
-    return {**state_specs(own), **weight_specs(cfg.model, Stacked), **masks}
+    return {**state_specs(masked_cfg), **weight_specs(cfg.model, Stacked), **masks}
 
 
 CALLS = Calls(
     setup=lambda cfg, key: Call(begin_masks, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared)),
     round=round_steps,
-    state=kept,
+    state=client_state_specs,
     server_model=False,
 )
 

@@ -129,37 +129,39 @@ class NeighGen:
 
     def encode(self, weights: Mapping[str, Tensor], block: ClientBlock, along: Messages) -> Tensor:
         """Return z (n, H) of the rows of a block, by messages among them."""
-        h = convolve(SAGE, _layer(weights, "first"), block.x, along).relu()
+        h = convolve(SAGE, _layer_weights(weights, "first"), block.x, along).relu()
         report_rows(block.off, self.width * (1 + gradients(h)))
-        return convolve(SAGE, _layer(weights, "second"), h, along)
+        return convolve(SAGE, _layer_weights(weights, "second"), h, along)
 
-    def missing(self, weights: Mapping[str, Tensor], z: Tensor, off: Tensor) -> Tensor:
+    def predict_missing(self, weights: Mapping[str, Tensor], z: Tensor, off: Tensor) -> Tensor:
         """Return d (n,), how many neighbors rows seem to lack."""
         d = segment_linear(z, weights["degree.weight"], off)
         return segment_bias(d, weights["degree.bias"], off)[:, 0]
 
-    def counted(self, d: Tensor) -> Tensor:
+    def round_counts(self, d: Tensor) -> Tensor:
         """Return how many neighbors are generated for each row, (n,) int64."""
         return d.detach().nan_to_num(0.0).clamp(0, self.most).round().long()
 
-    def generate(self, weights: Mapping[str, Tensor], z: Tensor, made: "Made", key: Key) -> Tensor:
+    def generate(
+        self, weights: Mapping[str, Tensor], z: Tensor, neighbors: "GeneratedNeighbors", key: Key
+    ) -> Tensor:
         """Return the features of generated neighbors (k, F), each with noise of its own."""
-        noise = torch.special.ndtri(key.uniform(made.key, self.width).clamp(min=TINY))
-        x = z[made.host] + noise.to(z.dtype)
-        report_rows(made.off, self.width * (1 + gradients(z)))
+        noise = torch.special.ndtri(key.uniform(neighbors.key, self.width).clamp(min=TINY))
+        x = z[neighbors.host] + noise.to(z.dtype)
+        report_rows(neighbors.off, self.width * (1 + gradients(z)))
         return segment_bias(
-            segment_linear(x, weights["feature.weight"], made.off),
+            segment_linear(x, weights["feature.weight"], neighbors.off),
             weights["feature.bias"],
-            made.off,
+            neighbors.off,
         )
 
 
-def _layer(weights: Mapping[str, Tensor], name: str) -> Params:
+def _layer_weights(weights: Mapping[str, Tensor], name: str) -> Params:
     return {k.partition(".")[2]: w for k, w in weights.items() if k.startswith(f"{name}.")}
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class GeneratedNeighbors:
     """Which neighbors are generated.
 
     Attributes:
@@ -173,14 +175,14 @@ class Made:
     off: Tensor
 
 
-def made_for(block: ClientBlock, count: Tensor) -> Made:
+def neighbors_to_generate(block: ClientBlock, count: Tensor) -> GeneratedNeighbors:
     """Return the neighbors that are generated, from how many each row gets (n,) int64."""
     host = torch.repeat_interleave(count)
-    return Made(host, neighbor_keys(block.row_key, host), offsets(count)[block.off])
+    return GeneratedNeighbors(host, neighbor_keys(block.row_key, host), offsets(count)[block.off])
 
 
 @dataclass(frozen=True, eq=False)
-class Impaired:
+class HiddenGraph:
     """Clients' graphs with some nodes hidden.
 
     Attributes:
@@ -194,26 +196,26 @@ class Impaired:
     edges: CSR
 
 
-def impaired(block: ClientBlock, hidden: Tensor) -> Impaired:
+def hide_rows(block: ClientBlock, hidden: Tensor) -> HiddenGraph:
     """Return the graphs of a block without the rows hidden (n,) bool, and their edges."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     row, column, n = block.adj.row, block.adj.indices.long(), len(hidden)
-    seen, lost = ~hidden[row] & ~hidden[column], ~hidden[row] & hidden[column]
+    is_visible, is_hidden_neighbor = ~hidden[row] & ~hidden[column], ~hidden[row] & hidden[column]
     device, dtype = block.off.device, block.adj.values.dtype
     inner, outer = (
         CSR.from_pairs(row[part].cpu(), column[part].cpu(), (n, n)).to(device, dtype)
-        for part in (seen, lost)
+        for part in (is_visible, is_hidden_neighbor)
     )
     degree = inner.degree.to(dtype)[:, None]
     along = Messages(inner, True, degree, degree, None, block.off, block.off)
-    return Impaired(along, hidden, outer)
+    return HiddenGraph(along, hidden, outer)
 
 
 def objective(
     gen: NeighGen,
     weights: Mapping[str, Tensor],
     block: ClientBlock,
-    graph: Impaired,
+    graph: HiddenGraph,
     key: Key,
     weight: float,
     answers: Tensor | None = None,
@@ -230,56 +232,67 @@ def objective(
         answers: (k, F) gradients by the generated rows of what other clients add to that part.
     """
     z = gen.encode(weights, block, graph.along)
-    d = gen.missing(weights, z, block.off)
-    share = _shares(block, graph.hidden, z.dtype)
+    d = gen.predict_missing(weights, z, block.off)
+    node_weights = _row_weights(block, graph.hidden, z.dtype)
     report_rows(block.off, 6 * (1 + gradients(d)))
-    total = (smooth_l1_loss(d, graph.edges.degree.to(d.dtype), reduction="none") * share).sum()
-    made = made_for(block, gen.counted(d).masked_fill(graph.hidden, 0))
-    x = gen.generate(weights, z, made, key)
-    near = nearest_hidden(x.detach(), made, block, graph.edges)
-    found = near >= 0
-    report_rows(made.off, 3 * gen.features * (1 + gradients(x)))
-    apart = (x[found] - dense_rows(block, near[found])).square().sum(1)
-    total = total + weight * (apart * share[made.host[found]]).sum()
+    total = (
+        smooth_l1_loss(d, graph.edges.degree.to(d.dtype), reduction="none") * node_weights
+    ).sum()
+    neighbors = neighbors_to_generate(block, gen.round_counts(d).masked_fill(graph.hidden, 0))
+    x = gen.generate(weights, z, neighbors, key)
+    nearest = nearest_hidden(x.detach(), neighbors, block, graph.edges)
+    has_hidden_neighbor = nearest >= 0
+    report_rows(neighbors.off, 3 * gen.features * (1 + gradients(x)))
+    squared_distance = (
+        (x[has_hidden_neighbor] - dense_rows(block, nearest[has_hidden_neighbor])).square().sum(1)
+    )
+    total = (
+        total
+        + weight * (squared_distance * node_weights[neighbors.host[has_hidden_neighbor]]).sum()
+    )
     if answers is not None:
-        total = total + weight * ((x * answers).sum(1) * share[made.host]).sum()
+        total = total + weight * ((x * answers).sum(1) * node_weights[neighbors.host]).sum()
     return total
 
 
-def shown(
-    gen: NeighGen, weights: Mapping[str, Tensor], block: ClientBlock, graph: Impaired, key: Key
+def generated_rows(
+    gen: NeighGen, weights: Mapping[str, Tensor], block: ClientBlock, graph: HiddenGraph, key: Key
 ) -> tuple[Tensor, Tensor]:
     """Return the rows that `objective` generates (k, F), and those of each client (C + 1,)."""
     with torch.no_grad():
         z = gen.encode(weights, block, graph.along)
-        count = gen.counted(gen.missing(weights, z, block.off))
-        made = made_for(block, count.masked_fill(graph.hidden, 0))
-        return gen.generate(weights, z, made, key), made.off
+        count = gen.round_counts(gen.predict_missing(weights, z, block.off))
+        neighbors = neighbors_to_generate(block, count.masked_fill(graph.hidden, 0))
+        return gen.generate(weights, z, neighbors, key), neighbors.off
 
 
-def _shares(block: ClientBlock, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+def _row_weights(block: ClientBlock, hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """Return one over the number of rows of the client that are not hidden; 0 for hidden ones."""
-    here = (~hidden).to(dtype)
-    return here / segment_sum(here, block.off).clamp(min=1)[block.client]
+    is_visible = (~hidden).to(dtype)
+    return is_visible / segment_sum(is_visible, block.off).clamp(min=1)[block.client]
 
 
-def nearest_hidden(x: Tensor, made: Made, block: ClientBlock, edges: CSR) -> Tensor:
+def nearest_hidden(
+    x: Tensor, neighbors: GeneratedNeighbors, block: ClientBlock, edges: CSR
+) -> Tensor:
     """Return the hidden neighbor of each generated row's node that is nearest to it, (k,) int64.
 
     -1 where the node has none.
     """
-    counts = edges.degree[made.host]
-    other = edges.indices.long()[ranges(edges.indptr.long()[made.host], counts)]
-    which = torch.repeat_interleave(counts)
-    report_entries(offsets(counts), made.off, 3 * x.shape[1])
-    pairs = torch.arange(len(which), device=x.device).split(max(1, AT_ONCE // x.shape[1]))
-    apart = [(x[which[p]] - dense_rows(block, other[p])).square().sum(1) for p in pairs]
-    place = first_least(torch.cat(apart), which, len(x))
-    return torch.where(place >= 0, torch.cat([other, other.new_zeros(1)])[place], -1)
+    counts = edges.degree[neighbors.host]
+    other = edges.indices.long()[ranges(edges.indptr.long()[neighbors.host], counts)]
+    generated_row = torch.repeat_interleave(counts)
+    report_entries(offsets(counts), neighbors.off, 3 * x.shape[1])
+    pairs = torch.arange(len(generated_row), device=x.device).split(max(1, AT_ONCE // x.shape[1]))
+    squared_distances = [
+        (x[generated_row[p]] - dense_rows(block, other[p])).square().sum(1) for p in pairs
+    ]
+    pair_number = first_least(torch.cat(squared_distances), generated_row, len(x))
+    return torch.where(pair_number >= 0, torch.cat([other, other.new_zeros(1)])[pair_number], -1)
 
 
 def first_least(value: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return where each group has its least value first, (groups, ...) int64; -1 where it has none.
+    """Return the position of each group's first least value, (groups, ...) int64; -1 without any.
 
     Args:
         value: (m, ...).
@@ -291,31 +304,33 @@ def first_least(value: Tensor, group: Tensor, groups: int) -> Tensor:
     least = value.new_full((groups, *shape), torch.inf)
     least = least.scatter_reduce(0, index, value, "amin")
     number = torch.arange(count, device=value.device).view(-1, *[1] * len(shape))
-    here = torch.where(value == least.gather(0, index), number, count)
-    first = here.new_full((groups, *shape), count).scatter_reduce(0, index, here, "amin")
+    position = torch.where(value == least.gather(0, index), number, count)
+    first = position.new_full((groups, *shape), count).scatter_reduce(0, index, position, "amin")
     return torch.where(first == count, -1, first)
 
 
-def pulls(x: Tensor, block: ClientBlock) -> Tensor:
+def nearest_gradients(x: Tensor, block: ClientBlock) -> Tensor:
     """Return 2 (x - x_u) of rows x (k, F), u the nearest row of each client, (C, k, F).
 
     That is the gradient of min over u of |x - x_u|^2. It is 0 for clients without rows.
     """
-    parts = [_pulls(p, block) for p in x.split(max(1, AT_ONCE // max(1, len(block.row_key))))]
+    parts = [
+        _nearest_gradients(p, block) for p in x.split(max(1, AT_ONCE // max(1, len(block.row_key))))
+    ]
     return torch.cat(parts, dim=1)
 
 
-def _pulls(x: Tensor, block: ClientBlock) -> Tensor:
-    """Return the same of so few rows that their distances to all rows of the block fit memory."""
-    length, product = _products(x, block)
-    near = first_least(length[:, None] - 2 * product, block.client, block.num_clients)  # (C, k)
+def _nearest_gradients(x: Tensor, block: ClientBlock) -> Tensor:
+    """Do what `nearest_gradients` does for few rows, whose distances to all rows fit memory."""
+    length, product = _squares_and_products(x, block)
+    nearest = first_least(length[:, None] - 2 * product, block.client, block.num_clients)  # (C, k)
     empty = x.new_zeros(1, x.shape[1])
-    rows = dense_rows(block, near.clamp(min=0).flatten()) if len(length) else empty
-    found = 2 * (x - rows.expand(near.numel(), -1).view(*near.shape, x.shape[1]))
-    return torch.where((near >= 0)[..., None], found, 0.0)
+    rows = dense_rows(block, nearest.clamp(min=0).flatten()) if len(length) else empty
+    differences = 2 * (x - rows.expand(nearest.numel(), -1).view(*nearest.shape, x.shape[1]))
+    return torch.where((nearest >= 0)[..., None], differences, 0.0)
 
 
-def _products(x: Tensor, block: ClientBlock) -> tuple[Tensor, Tensor]:
+def _squares_and_products(x: Tensor, block: ClientBlock) -> tuple[Tensor, Tensor]:
     """Return the squared lengths of a block's rows (n,), and their products with x (n, k)."""
     work = 2 * (1 + len(x))
     if not isinstance(block.x, SparseRows):
@@ -386,12 +401,14 @@ def train_generator(
     """Hide nodes and let a new generator learn from them. In, out: nothing."""
     del inbox
     first = generator_of(cfg).init(key.fold("first")).items()
-    like, clients = block.row_key.new_zeros(0, dtype=dtype_of(block)), block.num_clients
-    weights = {name: w.to(like).repeat(clients, *[1] * w.dim()) for name, w in first}
+    example, clients = block.row_key.new_zeros(0, dtype=dtype_of(block)), block.num_clients
+    weights = {name: w.to(example).repeat(clients, *[1] * w.dim()) for name, w in first}
     hidden = key.fold("hidden").uniform(block.row_key)[:, 0] < cfg.options.hidden
-    memory, graph = Adam(cfg.options.generator_lr).init(weights), impaired(block, hidden)
+    memory, graph = Adam(cfg.options.generator_lr).init(weights), hide_rows(block, hidden)
     for epoch in range(cfg.options.generator_epochs):
-        weights, memory = _stepped(cfg, block, graph, weights, memory, key.fold("noise", epoch))
+        weights, memory = _step_generators(
+            cfg, block, graph, weights, memory, key.fold("noise", epoch)
+        )
     return {
         **state,
         HIDDEN: Ragged(hidden, block.off),
@@ -400,10 +417,10 @@ def train_generator(
     }, {}
 
 
-def _stepped(
+def _step_generators(
     cfg: FedSageConfig,
     block: ClientBlock,
-    graph: Impaired,
+    graph: HiddenGraph,
     weights: Params,
     memory: Params,
     key: Key,
@@ -414,17 +431,17 @@ def _stepped(
     leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
     with torch.enable_grad():
         loss = objective(gen, leaves, block, graph, key, weight, answers)
-        found = torch.autograd.grad(loss, list(leaves.values()))
-    new = {name: w.detach() for name, w in leaves.items()}
-    kept = {name: t.clone() for name, t in memory.items()}
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+    new_weights = {name: w.detach() for name, w in leaves.items()}
+    new_memory = {name: t.clone() for name, t in memory.items()}
     adam = Adam(cfg.options.generator_lr)
-    adam.step_(new, dict(zip(new, found, strict=True)), kept)
-    report_steps(float(sum(adam.flops_of(n) * w[:1].numel() for n, w in new.items())))
-    return new, kept
+    adam.step_(new_weights, dict(zip(new_weights, gradients, strict=True)), new_memory)
+    report_steps(float(sum(adam.flops_of(n) * w[:1].numel() for n, w in new_weights.items())))
+    return new_weights, new_memory
 
 
-def _impaired(block: ClientBlock, state: State) -> Impaired:
-    return impaired(block, state[HIDDEN].t)
+def _graph_with_hidden(block: ClientBlock, state: State) -> HiddenGraph:
+    return hide_rows(block, state[HIDDEN].t)
 
 
 def show(
@@ -432,8 +449,8 @@ def show(
 ) -> tuple[State, Payload]:
     """Show what is generated for nodes that are not hidden. In: nothing. Out: `x` (k, F)."""
     del inbox
-    weights, graph = under("generator/weights", state), _impaired(block, state)
-    return state, {"x": Ragged(*shown(generator_of(cfg), weights, block, graph, key))}
+    weights, graph = under("generator/weights", state), _graph_with_hidden(block, state)
+    return state, {"x": Ragged(*generated_rows(generator_of(cfg), weights, block, graph, key))}
 
 
 def answer(
@@ -441,7 +458,7 @@ def answer(
 ) -> tuple[State, Payload]:
     """Answer 2 (x - x_u), u the nearest own node. In: `x` (k, F). Out: `gradient` (C, k, F)."""
     del cfg, key
-    return state, {"gradient": Stacked(pulls(inbox["x"].t, block))}
+    return state, {"gradient": Stacked(nearest_gradients(inbox["x"].t, block))}
 
 
 def take(
@@ -449,30 +466,30 @@ def take(
 ) -> tuple[State, Payload]:
     """Keep the sum of the others' answers. In: `gradient` (1, k, F). Out: nothing."""
     del cfg, key, block
-    found = inbox["gradient"].t
-    off = offsets(torch.full((len(found),), found.shape[1], device=found.device))
-    return {**state, ANSWERS: Ragged(found.flatten(0, 1), off)}, {}
+    gradient = inbox["gradient"].t
+    off = offsets(torch.full((len(gradient),), gradient.shape[1], device=gradient.device))
+    return {**state, ANSWERS: Ragged(gradient.flatten(0, 1), off)}, {}
 
 
 def learn(
     cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Take a step with the answers, if there were others to answer. In, out: nothing.
+    """Take a step with the answers of other silos, if there are any. In, out: nothing.
 
     Raises:
         ProtocolError: answers to other rows than those that were shown.
     """
     del inbox
     weights, memory = (under(f"generator/{name}", state) for name in ("weights", "optimizer"))
-    graph, answers = _impaired(block, state), None
+    graph, answers = _graph_with_hidden(block, state), None
     if ANSWERS in state:
         answers = state[ANSWERS].t
-        count = len(shown(generator_of(cfg), weights, block, graph, key)[0])
+        count = len(generated_rows(generator_of(cfg), weights, block, graph, key)[0])
         if answers.shape != (count, cfg.model.features):
             raise ProtocolError(
                 f"expected answers to {count} generated rows, got {tuple(answers.shape)}"
             )
-    weights, memory = _stepped(cfg, block, graph, weights, memory, key, answers)
+    weights, memory = _step_generators(cfg, block, graph, weights, memory, key, answers)
     new = {name: f for name, f in state.items() if name != ANSWERS}
     new |= stacked("generator/weights", weights) | stacked("generator/optimizer", memory)
     return new, {}
@@ -485,20 +502,20 @@ def mend(
     gen, weights = generator_of(cfg), under("generator/weights", state)
     with torch.no_grad():
         z = gen.encode(weights, block, internal_messages(block, dtype_of(block)))
-        count = gen.counted(gen.missing(weights, z, block.off))
-        made = made_for(block, count)
-        x = gen.generate(weights, z, made, key.fold("noise"))
-    kept = {name: f for name, f in state.items() if not name.startswith(PRIVATE)}
-    mended = {COUNTS: Ragged(count.int(), block.off), GENERATED: Ragged(x, made.off)}
-    return begin(cfg, block, {**kept, **mended}, inbox, key)
+        count = gen.round_counts(gen.predict_missing(weights, z, block.off))
+        neighbors = neighbors_to_generate(block, count)
+        x = gen.generate(weights, z, neighbors, key.fold("noise"))
+    other_state = {name: f for name, f in state.items() if not name.startswith(PRIVATE)}
+    generated = {COUNTS: Ragged(count.int(), block.off), GENERATED: Ragged(x, neighbors.off)}
+    return begin(cfg, block, {**other_state, **generated}, inbox, key)
 
 
 def init(fed: Federation, cfg: FedSageConfig, weights: Params, key: Key) -> ServerState:
     """Train the generators, and mend the clients' graphs."""
     fed.call(train_generator, {}, what=Kind.CONTROL, key=key.fold("generator"))
-    for own in _cross_keys(cfg, key):
-        publish(fed, show, answer, take, what=Kind.GENERATED, key=own, back=Kind.FEATURES)
-        fed.call(learn, {}, what=Kind.CONTROL, key=own)
+    for step_key in _cross_keys(cfg, key):
+        publish(fed, show, answer, take, what=Kind.GENERATED, key=step_key, back=Kind.FEATURES)
+        fed.call(learn, {}, what=Kind.CONTROL, key=step_key)
     fed.call(mend, {}, what=Kind.CONTROL, key=key.fold("mend"))
     return ServerState(weights=weights, memory={})
 
@@ -520,7 +537,10 @@ def _cross_keys(cfg: FedSageConfig, key: Key) -> list[Key]:
 def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
     """Return the calls of `init`."""
     width = cfg.model.features
-    rows, back = {"x": FieldSpec(Ragged, (width,))}, {"gradient": FieldSpec(Stacked, (None, width))}
+    rows, answer_specs = (
+        {"x": FieldSpec(Ragged, (width,))},
+        {"gradient": FieldSpec(Stacked, (None, width))},
+    )
     return (
         Call(train_generator, Kind.CONTROL, key.fold("generator")),
         *(
@@ -530,28 +550,28 @@ def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
                     answer,
                     take,
                     what=Kind.GENERATED,
-                    key=own,
+                    key=step_key,
                     shown=rows,
-                    answers=back,
+                    answers=answer_specs,
                     back=Kind.FEATURES,
                 ),
-                Call(learn, Kind.CONTROL, own),
+                Call(learn, Kind.CONTROL, step_key),
             )
-            for own in _cross_keys(cfg, key)
+            for step_key in _cross_keys(cfg, key)
         ),
         Call(mend, Kind.CONTROL, key.fold("mend")),
     )
 
 
 def network_of(cfg: FedSageConfig) -> OtherNetwork:
-    """Return what bounds the work of generators."""
+    """Return the bounds of the generators' work."""
     options, first = cfg.options, generator_of(cfg).init(Key.of(0))
     shapes = {name: tuple(w.shape) for name, w in first.items()}
     return OtherNetwork(shapes, max(1, options.generator_epochs), options.most)
 
 
-def kept_specs(cfg: FedSageConfig) -> FieldSpecs:
-    """Return what a client's state holds between rounds."""
+def client_state_specs(cfg: FedSageConfig) -> FieldSpecs:
+    """Return the specs of a client's state between rounds."""
     return {**state_specs(cfg), **generated_specs(cfg.model.features, cfg.options.most)}
 
 
@@ -567,7 +587,9 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,
-    calls=replace(TRAIN_CALLS, setup=setup_steps, state=kept_specs, other_network=network_of),
+    calls=replace(
+        TRAIN_CALLS, setup=setup_steps, state=client_state_specs, other_network=network_of
+    ),
     cautions=(
         Caution(
             "clients train with adam, as for fedavg: far behind local on Photo, and with 100 "

@@ -30,7 +30,7 @@ from silograph.core.payload import Payload, State
 from silograph.core.setting_values import log
 from silograph.graph.block.block import UNSEEN, ClientBlock
 from silograph.methods.base import Caution, MethodConfig
-from silograph.methods.fedgnn import SIMULATED, SentItemRows, protected
+from silograph.methods.fedgnn import SIMULATED, SentItemRows, protect_reply
 from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
 from silograph.nn.fit import dtype_of
 from silograph.nn.optim import SGD, Adam
@@ -60,23 +60,23 @@ class FeSoGOptions:
 def train_labeled(
     cfg: MethodConfig[FeSoGOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train, and send what is protected. In and out: as `train_items`; `share` is 1 or 0."""
+    """Train, and send a protected reply. In and out: as `train_items`; `share` is 1 or 0."""
     new, reply = train_items(cfg, block, state, inbox, key)
 
-    def drawn(rows: SentItemRows, key: Key) -> Tensor:
+    def draw_changes(rows: SentItemRows, key: Key) -> Tensor:
         base = inbox[ITEM_WEIGHT].t[rows.pseudo]
         assert isinstance(cfg.optimizer, SGD | Adam)  # all that a run can name
         return -cfg.optimizer.lr * labeled_gradients(block, new, base, key.fold(*block.ids))
 
-    return new, protected(cfg, block, inbox, reply, key, drawn, mean_size)
+    return new, protect_reply(cfg, block, inbox, reply, key, draw_changes, mean_size)
 
 
 def mean_size(change: Tensor, name: str) -> Tensor:
     """Return the mean size of a tensor's entries, of items in the rows that are sent."""
     if name != ITEM_WEIGHT:
         return change.abs().mean()
-    sent = (change != 0).any(dim=-1, keepdim=True)
-    return change.abs().sum() / (sent.sum() * change.shape[-1]).clamp(min=1)
+    is_sent = (change != 0).any(dim=-1, keepdim=True)
+    return change.abs().sum() / (is_sent.sum() * change.shape[-1]).clamp(min=1)
 
 
 def labeled_gradients(block: ClientBlock, state: State, rows: Tensor, key: Key) -> Tensor:
@@ -88,8 +88,12 @@ def labeled_gradients(block: ClientBlock, state: State, rows: Tensor, key: Key) 
     draw = key.fold("users").matrix(len(rows), 1)[:, 0].to(rows.device)
     slot = slots[(draw * len(slots)).long()]
     x, bias = (state[f"tables/{name}"].t[slot] for name in (EMBEDDING, BIAS))
-    said = graph.mean + bias[:, 0] + (x * rows[:, :-1]).sum(dim=1) + rows[:, -1]
-    return 2 * (said - said.round())[:, None] * torch.cat([x, torch.ones_like(bias)], dim=1)
+    predictions = graph.mean + bias[:, 0] + (x * rows[:, :-1]).sum(dim=1) + rows[:, -1]
+    return (
+        2
+        * (predictions - predictions.round())[:, None]
+        * torch.cat([x, torch.ones_like(bias)], dim=1)
+    )
 
 
 FESOG = dataclasses.replace(

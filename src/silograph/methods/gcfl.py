@@ -29,8 +29,8 @@ Views: `personalized` scores what a client's training left, and picks the round.
 `server` view: the server has a model for each cluster.
 
 State of the server: the clusters' weights (G, ...), `cluster` (C,), `series` (C, T), and how much
-of each is filled, `filled` (C,). State of a client: `weights/*` (C, ...), its model, and what local
-training keeps.
+of each is filled, `filled` (C,). State of a client: `weights/*` (C, ...), its model, and the state
+of local training.
 
 C: clients. G: clusters. P: all weights of a model. T: length of a series.
 """
@@ -68,7 +68,7 @@ from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     bases,
     local_steps,
-    report_of,
+    report_by_client,
     selected,
     shared,
     stacked,
@@ -111,13 +111,13 @@ class GCFLPlusOptions:
 
 
 Thresholds = GCFLOptions | GCFLPlusOptions
-FOUND = "cluster", "filled", "series"  # what the server remembers beside weights
+CLUSTER_STATE = "cluster", "filled", "series"  # what the server remembers beside weights
 
 
 def train_in_cluster(
     cfg: MethodConfig[Thresholds], block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train from the cluster's model and keep what comes of it.
+    """Train from the cluster's model and keep the result.
 
     In: `weights/*` (C, ...). Out: the same, `nodes` (C,) training nodes, `loss` (C,).
     """
@@ -146,54 +146,67 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train in every cluster, split those whose clients disagree, take means."""
     # Clusters are found on the CPU; what a checkpoint gave back may be elsewhere.
-    memory = {**state.memory, **{name: state.memory[name].cpu() for name in FOUND}}
+    memory = {**state.memory, **{name: state.memory[name].cpu() for name in CLUSTER_STATE}}
     models = {name: memory[f"weights/{name}"] for name in cfg.model.weight_shapes}
-    cluster, chosen = memory["cluster"], selected(fed, cfg, t, key)
-    called = torch.tensor([fed.ids.index(name) for name in chosen])
+    cluster, client_ids = memory["cluster"], selected(fed, cfg, t, key)
+    client_positions = torch.tensor([fed.ids.index(name) for name in client_ids])
     reply = fed.call(
         train_in_cluster,
-        bases("weights", models, cluster[called]),
+        bases("weights", models, cluster[client_positions]),
         what=Kind.WEIGHTS,
         key=key.fold("train", t),
-        to=chosen,
+        to=client_ids,
         reduce=Gather("nodes", "loss", *received_specs(cfg), *(f"weights/{n}" for n in models)),
     )
-    found = under("by_client", reply)
-    took_part = found["answered"] & (found["nodes"] > 0)
+    by_client = under("by_client", reply)
+    is_averaged = by_client["answered"] & (by_client["nodes"] > 0)
     changes = {
-        name: torch.where(_over(took_part, w), found[f"weights/{name}"] - w[cluster], 0.0)
+        name: torch.where(
+            _expand_mask(is_averaged, w), by_client[f"weights/{name}"] - w[cluster], 0.0
+        )
         for name, w in models.items()
     }
-    sound = torch.stack([_rows(t).isfinite().all(1) for t in changes.values()])
-    took_part = took_part & sound.all(0)  # a model that diverged enters no mean
-    changes = {name: torch.where(_over(took_part, w), w, 0.0) for name, w in changes.items()}
+    is_finite = torch.stack([_flat_rows(t).isfinite().all(1) for t in changes.values()])
+    is_averaged = is_averaged & is_finite.all(0)  # a model that diverged enters no mean
+    changes = {
+        name: torch.where(_expand_mask(is_averaged, w), w, 0.0) for name, w in changes.items()
+    }
     gram = products(changes)
     # Nor does one that is too far off to compare.
-    compared = took_part.cpu() & gram.diagonal().isfinite()
-    alike, known, memory = likenesses(memory, gram, compared)
-    new = cluster
+    is_compared = is_averaged.cpu() & gram.diagonal().isfinite()
+    similarity, is_known, memory = similarities(memory, gram, is_compared)
+    new_cluster = cluster
     if t > cfg.options.warmup:
-        new = split(cfg.options, cluster, gram, compared, alike, known)
-    if not torch.equal(new, cluster):
+        new_cluster = split_clusters(cfg.options, cluster, gram, is_compared, similarity, is_known)
+    if not torch.equal(new_cluster, cluster):
         memory["filled"] = torch.zeros_like(memory["filled"])
-    weight = found["nodes"] * took_part
+    weight = by_client["nodes"] * is_averaged
     for name, w in models.items():
-        memory[f"weights/{name}"] = means(w, changes[name], cluster, new, weight)
-    memory["cluster"] = new
-    shortest, longest = nearest_split(cluster, gram, compared)
-    facts = {"clusters": float(new.max() + 1), "mean_change": shortest, "longest_change": longest}
-    report = report_of(
-        chosen, found, took_part, facts, {"cluster": new.double()}, observed=cfg.observed
+        memory[f"weights/{name}"] = means(w, changes[name], cluster, new_cluster, weight)
+    memory["cluster"] = new_cluster
+    shortest, longest = nearest_split(cluster, gram, is_compared)
+    facts = {
+        "clusters": float(new_cluster.max() + 1),
+        "mean_change": shortest,
+        "longest_change": longest,
+    }
+    report = report_by_client(
+        client_ids,
+        by_client,
+        is_averaged,
+        facts,
+        {"cluster": new_cluster.double()},
+        observed=cfg.observed,
     )
     return ServerState(weights=None, memory=memory), report
 
 
-def _over(mask: Tensor, like: Tensor) -> Tensor:
+def _expand_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Return a mask (C,) in the dimensions of models (G, ...)."""
     return mask.view(-1, *[1] * (like.dim() - 1))
 
 
-def _rows(t: Tensor) -> Tensor:
+def _flat_rows(t: Tensor) -> Tensor:
     """Return a tensor (C, ...) of any shape as rows (C, P)."""
     return t.reshape(len(t), -1)
 
@@ -203,26 +216,26 @@ def products(changes: Mapping[str, Tensor]) -> Tensor:
 
     They are on the CPU, where clusters are found.
     """
-    flat = map(_rows, changes.values())
+    flat = map(_flat_rows, changes.values())
     return torch.stack([(t @ t.T).double() for t in flat]).sum(0).cpu()
 
 
-def likenesses(memory: Params, gram: Tensor, took_part: Tensor) -> tuple[Tensor, Tensor, Params]:
-    """Return how alike clients are (C, C), who can be compared (C,), and the series after t.
+def similarities(memory: Params, gram: Tensor, took_part: Tensor) -> tuple[Tensor, Tensor, Params]:
+    """Return the clients' similarity (C, C), who can be compared (C,), and the series after t.
 
-    By series that is -D, which `edge_weights` makes weights of.
+    The similarity of series is -D; `edge_weights` turns it into weights.
     """
     norm, series = gram.diagonal().sqrt(), memory["series"]
     if series.shape[1] == 0:
         return 1 + gram / torch.outer(norm, norm).clamp(min=1e-12), took_part, memory
-    moved = torch.cat([series[:, 1:], norm[:, None]], dim=1)
-    series = torch.where(took_part[:, None], moved, series)
+    shifted = torch.cat([series[:, 1:], norm[:, None]], dim=1)
+    series = torch.where(took_part[:, None], shifted, series)
     filled = memory["filled"] + took_part
-    known = filled >= series.shape[1]
-    return -warped(series), known, {**memory, "series": series, "filled": filled}
+    is_known = filled >= series.shape[1]
+    return -warping_distances(series), is_known, {**memory, "series": series, "filled": filled}
 
 
-def warped(series: Tensor) -> Tensor:
+def warping_distances(series: Tensor) -> Tensor:
     """Return the distances of series (C, T) under dynamic time warping, (C, C).
 
     The root of the least sum of squared differences along a path that goes on in one series or in
@@ -233,50 +246,50 @@ def warped(series: Tensor) -> Tensor:
     total = series.new_full((clients, clients, length + 1, length + 1), torch.inf)
     total[..., 0, 0] = 0
     for a, b in product(range(length), range(length)):
-        before = torch.minimum(total[..., a, b + 1], total[..., a + 1, b])
-        total[..., a + 1, b + 1] = torch.minimum(before, total[..., a, b]) + square[..., a, b]
+        previous = torch.minimum(total[..., a, b + 1], total[..., a + 1, b])
+        total[..., a + 1, b + 1] = torch.minimum(previous, total[..., a, b]) + square[..., a, b]
     return total[..., -1, -1].sqrt()
 
 
-def split(
+def split_clusters(
     options: Thresholds,
     cluster: Tensor,
     gram: Tensor,
     took_part: Tensor,
-    alike: Tensor,
-    known: Tensor,
+    similarity: Tensor,
+    is_known: Tensor,
 ) -> Tensor:
-    """Return the cluster of every client (C,) once those that disagree are split in two.
+    """Return the cluster of every client (C,) after clusters that disagree are split in two.
 
     Args:
         options: the thresholds.
         cluster: (C,) int64 of every client so far.
         gram: (C, C) products of changes.
-        took_part: (C,) bool whose changes are there.
-        alike: (C, C) how alike clients are.
-        known: (C,) bool of whom that is known.
+        took_part: (C,) bool, clients with changes.
+        similarity: (C, C) of clients.
+        is_known: (C,) bool, clients whose similarity is known.
     """
-    new, count = cluster.clone(), int(cluster.max()) + 1
+    new_cluster, count = cluster.clone(), int(cluster.max()) + 1
     for number in range(count):
         members = (cluster == number).nonzero()[:, 0]
-        here, edges = members[took_part[members]], members[known[members]]
-        if len(edges) < FEWEST or not disagree(options, gram[here][:, here]):
+        present, comparable = members[took_part[members]], members[is_known[members]]
+        if len(comparable) < FEWEST or not should_split(options, gram[present][:, present]):
             continue
-        part = minimum_cut(edge_weights(options, alike[edges][:, edges]))
-        new[edges[part]] = int(new.max()) + 1
-    return new
+        part = minimum_cut(edge_weights(options, similarity[comparable][:, comparable]))
+        new_cluster[comparable[part]] = int(new_cluster.max()) + 1
+    return new_cluster
 
 
-def edge_weights(options: Thresholds, alike: Tensor) -> Tensor:
-    """Return the weights of a cluster's edges (n, n) from how alike its clients are.
+def edge_weights(options: Thresholds, similarity: Tensor) -> Tensor:
+    """Return the weights of a cluster's edges (n, n) from the similarity of its clients.
 
-    Those of series are counted from the two that are the least alike of this cluster: a larger
-    constant, from others, would cut off single clients, whatever their series.
+    Weights of series are relative to the least similar pair of this cluster. A larger constant
+    would cut off single clients, whatever their series.
     """
-    return alike - alike.min() if length_of(options) else alike
+    return similarity - similarity.min() if length_of(options) else similarity
 
 
-def disagree(options: Thresholds, gram: Tensor) -> bool:
+def should_split(options: Thresholds, gram: Tensor) -> bool:
     """Whether the mean change is short, and the longest one is not."""
     mean, longest = lengths(gram)
     return mean < options.epsilon1 and longest > options.epsilon2
@@ -290,46 +303,50 @@ def lengths(gram: Tensor) -> tuple[float, float]:
 
 
 def nearest_split(cluster: Tensor, gram: Tensor, took_part: Tensor) -> tuple[float, float]:
-    """Return both `lengths` of the cluster whose mean change is the shortest: what thresholds see.
+    """Return both `lengths` of the cluster with the shortest mean change, which splits first.
 
-    nan where no cluster has changes of as many clients as one that is split.
+    NaN where no cluster has changes of enough clients to be split.
 
     Args:
         cluster: (C,) int64 of every client.
         gram: (C, C) products of changes.
-        took_part: (C,) bool whose changes are there.
+        took_part: (C,) bool, clients with changes.
     """
     members = [((cluster == n) & took_part).nonzero()[:, 0] for n in cluster.unique().tolist()]
-    found = [lengths(gram[here][:, here]) for here in members if len(here) >= FEWEST]
-    return min(found) if found else (math.nan, math.nan)
+    change_lengths = [
+        lengths(gram[cluster_members][:, cluster_members])
+        for cluster_members in members
+        if len(cluster_members) >= FEWEST
+    ]
+    return min(change_lengths) if change_lengths else (math.nan, math.nan)
 
 
 def note(options: Thresholds, facts: Mapping[str, Sequence[float]]) -> str | None:
-    """Return that no cluster was split, and how far from it one was, where that is so."""
+    """Return a note that no cluster was split, and how far from it the nearest one was."""
     if max(facts["clusters"]) > 1:
         return None
-    said = "no cluster was split, so clients trained as with fedavg"
+    summary = "no cluster was split, so clients trained as with fedavg"
     if not facts["mean_change"]:
-        return said
+        return summary
     return (
-        f"{said}: mean_change was {min(facts['mean_change']):.2g} or more where it was looked at, "
-        f"and a split needs less than --option epsilon1 (now {options.epsilon1:.2g}), after "
+        f"{summary}: mean_change was {min(facts['mean_change']):.2g} or more where it was looked "
+        f"at, and a split needs less than --option epsilon1 (now {options.epsilon1:.2g}), after "
         f"--option warmup rounds (now {options.warmup})"
     )
 
 
-def minimum_cut(alike: Tensor) -> Tensor:
+def minimum_cut(similarity: Tensor) -> Tensor:
     """Return the smaller part of the minimum cut of a complete graph, (k,) int64 ascending.
 
     Args:
-        alike: (n, n) weights of its edges, symmetric and not negative.
+        similarity: (n, n) weights of its edges, symmetric and not negative.
     """
     import networkx  # its 290 modules are a fiftieth of the start of every command
 
-    rows, columns = torch.triu_indices(len(alike), len(alike), 1).tolist()
+    rows, columns = torch.triu_indices(len(similarity), len(similarity), 1).tolist()
     graph: networkx.Graph[int] = networkx.Graph()
     # Rounding may leave a weight just below zero, which the algorithm would refuse.
-    weights = alike[rows, columns].clamp(min=0).tolist()
+    weights = similarity[rows, columns].clamp(min=0).tolist()
     graph.add_weighted_edges_from(zip(rows, columns, weights, strict=True))
     parts = [sorted(part) for part in networkx.stoer_wagner(graph)[1]]
     return torch.tensor(min(parts, key=lambda part: (len(part), part)))
@@ -351,9 +368,9 @@ def means(models: Tensor, change: Tensor, cluster: Tensor, new: Tensor, nodes: T
     count = int(new.max()) + 1
     share = torch.nn.functional.one_hot(new, count).T * nodes.cpu().double()  # (H, C)
     share = share / share.sum(1, keepdim=True).clamp(min=1)
-    before = torch.zeros(count, dtype=torch.int64).index_copy(0, new, cluster)
+    old_cluster = torch.zeros(count, dtype=torch.int64).index_copy(0, new, cluster)
     mean: Tensor = torch.tensordot(share.to(change), change, dims=1)
-    return models[before] + mean
+    return models[old_cluster] + mean
 
 
 def round_steps(cfg: MethodConfig[Thresholds], t: int, key: Key) -> Steps:

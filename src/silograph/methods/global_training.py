@@ -47,7 +47,7 @@ def check_together(cfg: MethodConfig) -> None:
     """Raise `ConfigError` for a model or a config without steps of all silos together."""
     divisible(cfg.model)
     if cfg.participation < 1 or not cfg.schedule.whole:
-        given = {
+        is_wrong = {
             "participation": cfg.participation < 1,
             "batch_size": cfg.schedule.batch_size is not None,
             "fanout": isinstance(cfg.schedule.neighbors, Fanout),
@@ -56,7 +56,7 @@ def check_together(cfg: MethodConfig) -> None:
         raise ConfigError(
             "expected participation=1 and neither batch_size nor fanout with global training, "
             "whose steps all silos take together: leave out "
-            f"{', '.join(name for name, is_given in given.items() if is_given)}"
+            f"{', '.join(name for name, is_set in is_wrong.items() if is_set)}"
         )
 
 
@@ -85,12 +85,12 @@ def steps_together(
     if not memory or not cfg.keep_optimizer:
         memory = cfg.optimizer.init(weights)
     loss: float | None = None
-    for own in _step_keys(cfg, t, key, batches):
+    for step_key in _step_keys(cfg, t, key, batches):
         shared = {name: w[0] for name, w in weights.items()}
-        grads, found = step(fed, cfg, shared, own)
-        if found is None:  # no training node took part: weight decay alone is no step
+        grads, step_loss = step(fed, cfg, shared, step_key)
+        if step_loss is None:  # no training node took part: weight decay alone is no step
             continue
-        loss = found
+        loss = step_loss
         grads = {name: grads.get(name, torch.zeros_like(w)) for name, w in shared.items()}
         cfg.optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, memory)
     new = ServerState({name: w[0] for name, w in weights.items()}, memory)
@@ -105,7 +105,7 @@ def _step_keys(cfg: MethodConfig, t: int, key: Key, batches: int = 1) -> list[Ke
     ]
 
 
-def together(
+def calls_of_global_training(
     step: Callable[[MethodConfig, Key], Steps],
     setup: Callable[[MethodConfig, Key], Steps] | None = None,
     state: Callable[[MethodConfig], FieldSpecs] | None = None,
@@ -123,6 +123,8 @@ def together(
             agreement_steps(key),
             () if setup is None else setup(cfg, key),
         ),
-        round=lambda cfg, t, key: tuple(step(cfg, own) for own in _step_keys(cfg, t, key)),
+        round=lambda cfg, t, key: tuple(
+            step(cfg, step_key) for step_key in _step_keys(cfg, t, key)
+        ),
         state=lambda cfg: {**logits_specs(cfg.model), **(state(cfg) if state else {})},
     )

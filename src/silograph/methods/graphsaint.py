@@ -32,7 +32,7 @@ from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, Ser
 from silograph.methods.global_training import check_together, start_together, steps_together
 from silograph.nn.conv import Params
 from silograph.nn.reach import entries_among
-from silograph.sampling.label_guided import Urn, fill
+from silograph.sampling.label_guided import WeightedSampler, build_sampler
 
 # --- graphsaint ----------------------------------------------------------------------------------
 # GraphSAINT's subgraphs: how they are drawn, and by what their sums and losses are divided.
@@ -76,11 +76,11 @@ class Sampling(Protocol):
 
     @property
     def sampler(self) -> Sampler:
-        """What is drawn."""
+        """Name of the sampler: `node`, `edge` or `walk`."""
 
     @property
     def budget(self) -> int:
-        """How many nodes, edges or roots."""
+        """Number of nodes, edges or roots."""
 
     @property
     def walk_length(self) -> int:
@@ -88,7 +88,7 @@ class Sampling(Protocol):
 
     @property
     def sample_coverage(self) -> int:
-        """How often the subgraphs drawn ahead hold a node, on the mean."""
+        """Mean number of the subgraphs drawn ahead that contain a node."""
 
     @property
     def normalize(self) -> bool:
@@ -99,27 +99,27 @@ class Sampling(Protocol):
 def presample(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Count what subgraphs hold that are drawn ahead.
+    """Draw subgraphs ahead and count their nodes and edges.
 
     In: nothing. Out: `steps` (C,), how many subgraphs have as many nodes as the graph.
     """
     del inbox
-    how: Sampling = cfg.options
+    options: Sampling = cfg.options
     n, off = len(block.row_key), block.off
     nodes = torch.zeros(n, dtype=torch.int32, device=off.device)
     edges = torch.zeros(block.adj.nnz, dtype=torch.int32, device=off.device)
-    number = held = 0
-    while held < how.sample_coverage * n:
-        rows = subgraph(block, how, key.fold("presample", number))
+    number = total_nodes = 0
+    while total_nodes < options.sample_coverage * n:
+        rows = draw_subgraph(block, options, key.fold("presample", number))
         nodes[rows] += 1
         edges[entries_among(block.adj, rows)] += 1
-        number, held = number + 1, held + len(rows)
+        number, total_nodes = number + 1, total_nodes + len(rows)
     counts: dict[str, Ragged | Stacked] = {
         "saint/nodes": Ragged(nodes, off),
         "saint/edges": Ragged(edges, torch.tensor([0, len(edges)], device=off.device)),
         "saint/subgraphs": Stacked(torch.tensor([number], device=off.device)),
     }
-    steps = max(1, round(n * number / held))
+    steps = max(1, round(n * number / total_nodes))
     return {**state, **counts}, {"steps": Stacked(torch.tensor([steps], device=off.device))}
 
 
@@ -129,26 +129,26 @@ def draw(
 ) -> tuple[State, Payload]:
     """Draw the subgraph of a step, and work out its weights. In: nothing. Out: nothing."""
     del inbox
-    rows = subgraph(block, cfg.options, key)
+    rows = draw_subgraph(block, cfg.options, key)
     if not cfg.options.normalize:
-        return {**state, **taking_part(block, rows)}, {}
+        return {**state, **step_row_fields(block, rows)}, {}
     entries = entries_among(block.adj, rows)
     nodes, edges, number = (state[f"saint/{f}"].t for f in ("nodes", "edges", "subgraphs"))
     single, joint = ((count + 1) / (number.double() + 1) for count in (nodes, edges[entries]))
-    return {**state, **weighed(block, rows, entries, single, joint)}, {}
+    return {**state, **weighted_step_fields(block, rows, entries, single, joint)}, {}
 
 
-def taking_part(block: ClientBlock, rows: Tensor) -> dict[str, Ragged]:
-    """Return the fields that say who takes part in a step: rows (r,) of one client, ascending."""
-    heard = torch.zeros(int(block.halo.off[-1]), dtype=torch.bool, device=rows.device)
+def step_row_fields(block: ClientBlock, rows: Tensor) -> dict[str, Ragged]:
+    """Return the fields with the rows of a step: rows (r,) of one client, ascending."""
+    is_fetched = torch.zeros(int(block.halo.off[-1]), dtype=torch.bool, device=rows.device)
     off = torch.tensor([0, len(rows)], device=rows.device)
-    return {"pass/rows": Ragged(rows, off), "pass/heard": Ragged(heard, block.halo.off)}
+    return {"pass/rows": Ragged(rows, off), "pass/heard": Ragged(is_fetched, block.halo.off)}
 
 
-def weighed(
+def weighted_step_fields(
     block: ClientBlock, rows: Tensor, entries: Tensor, single: Tensor, joint: Tensor
 ) -> dict[str, Ragged]:
-    """Return who takes part in a step, and with which weights (see `stages`).
+    """Return the fields with the rows of a step and their weights (see `stages`).
 
     Args:
         block: one client.
@@ -157,7 +157,7 @@ def weighed(
         single: (n,) float64 probability that a subgraph holds a row.
         joint: (e,) float64 that it holds both ends of an entry.
     """
-    fields = taking_part(block, rows)
+    fields = step_row_fields(block, rows)
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     dtype = block.adj.values.dtype
     inner, off = single[block.adj.row[entries]] / joint, torch.tensor([0, len(entries)])
@@ -166,7 +166,7 @@ def weighed(
     return fields
 
 
-def subgraph(block: ClientBlock, how: Sampling, key: Key) -> Tensor:
+def draw_subgraph(block: ClientBlock, options: Sampling, key: Key) -> Tensor:
     """Return the rows of a drawn subgraph of one client, (r,) int64 ascending.
 
     They do not depend on the order of the rows.
@@ -175,19 +175,19 @@ def subgraph(block: ClientBlock, how: Sampling, key: Key) -> Tensor:
         DataError: edges are to be drawn, and there are none.
     """
     key = key.fold("subgraph", block.ids[0])
-    adj, urn = block.adj, _remembered(block, how.sampler)
-    assert isinstance(urn, Urn)
-    hit = urn.draw(how.budget, key)
-    if how.sampler == "edge":
-        hit = torch.cat([adj.row[hit], adj.indices[hit].long()])
-    if how.sampler == "walk":
-        hit = walked(block, hit, how.walk_length, key.fold("walk"))
-    rows: Tensor = torch.unique(hit)
+    adj, urn = block.adj, _cached(block, options.sampler)
+    assert isinstance(urn, WeightedSampler)
+    hits = urn.draw(options.budget, key)
+    if options.sampler == "edge":
+        hits = torch.cat([adj.row[hits], adj.indices[hits].long()])
+    if options.sampler == "walk":
+        hits = walk(block, hits, options.walk_length, key.fold("walk"))
+    rows: Tensor = torch.unique(hits)
     return rows
 
 
-def chances(block: ClientBlock, sampler: Sampler) -> Tensor:
-    """Return how likely a draw hits each row, or each entry of the adjacency, up to a factor.
+def draw_probabilities(block: ClientBlock, sampler: Sampler) -> Tensor:
+    """Return the probability of each row, or entry of the adjacency, in a draw, up to a factor.
 
     Args:
         block: one client.
@@ -204,35 +204,37 @@ def chances(block: ClientBlock, sampler: Sampler) -> Tensor:
     return squared.index_add(0, sender, squared[adj.row])
 
 
-def walked(block: ClientBlock, roots: Tensor, length: int, key: Key) -> Tensor:
+def walk(block: ClientBlock, roots: Tensor, length: int, key: Key) -> Tensor:
     """Return the rows that walks of `length` steps from some roots visit, in any order.
 
-    A step goes to a neighbor, all alike; where there is none, the walk stays.
+    A step goes to a neighbor, drawn uniformly; the walk stays where there is none.
     """
-    neighbors = _remembered(block, "neighbors")
+    neighbors = _cached(block, "neighbors")
     assert isinstance(neighbors, Tensor)
     start, degree = block.adj.indptr.long(), block.adj.degree
-    at, visited = roots, [roots]
+    position, visited = roots, [roots]
     for u in key.uniform(torch.arange(len(roots), device=roots.device), length).unbind(1):
-        free = degree[at] > 0
-        nth = torch.minimum((u * degree[at]).long(), degree[at] - 1)
-        at = at.clone()
-        at[free] = neighbors[(start[at] + nth)[free]]
-        visited.append(at)
+        has_neighbor = degree[position] > 0
+        neighbor_number = torch.minimum((u * degree[position]).long(), degree[position] - 1)
+        position = position.clone()
+        position[has_neighbor] = neighbors[(start[position] + neighbor_number)[has_neighbor]]
+        visited.append(position)
     return torch.cat(visited)
 
 
-def _remembered(block: ClientBlock, what: Sampler | Literal["neighbors"]) -> object:
+def _cached(block: ClientBlock, what: Sampler | Literal["neighbors"]) -> object:
     """Return the urn of a sampler, or the neighbors of all rows (nnz,), ordered by their keys."""
     name = ("graphsaint", what)
     if name not in block.memo:
-        block.memo[name] = _neighbors(block) if what == "neighbors" else _urn(block, what)
+        block.memo[name] = (
+            _sorted_neighbors(block) if what == "neighbors" else _build_sampler(block, what)
+        )
     return block.memo[name]
 
 
-def _urn(block: ClientBlock, sampler: Sampler) -> Urn:
+def _build_sampler(block: ClientBlock, sampler: Sampler) -> WeightedSampler:
     if sampler != "edge":
-        return fill(chances(block, sampler), block.row_key)
+        return build_sampler(draw_probabilities(block, sampler), block.row_key)
     adj = block.adj
     if not adj.nnz:
         raise DataError(
@@ -240,10 +242,10 @@ def _urn(block: ClientBlock, sampler: Sampler) -> Urn:
             "--option sampler=node or walk"
         )
     ends = mix_words(block.row_key[adj.row]) ^ block.row_key[adj.indices.long()]
-    return fill(chances(block, sampler), mix_words(ends))
+    return build_sampler(draw_probabilities(block, sampler), mix_words(ends))
 
 
-def _neighbors(block: ClientBlock) -> Tensor:
+def _sorted_neighbors(block: ClientBlock) -> Tensor:
     neighbor = block.adj.indices.long()
     order = block.row_key[neighbor].argsort()
     order = order[block.adj.row[order].argsort(stable=True)]
@@ -282,21 +284,21 @@ class GraphSAINTOptions:
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Draw subgraphs ahead where anything is read off them, and find how many make a pass."""
+    """Draw subgraphs ahead if weights need them, and set the number of steps of a pass."""
     state = start_together(fed, cfg, weights, key)
     steps = cfg.options.steps
     if cfg.options.normalize or steps is None:
-        found = fed.call(presample, {}, what=Kind.STATISTICS, key=key)["steps"].t.max()
-    return replace(state, memory={STEPS: found if steps is None else torch.tensor(steps)})
+        steps_of_pass = fed.call(presample, {}, what=Kind.STATISTICS, key=key)["steps"].t.max()
+    return replace(state, memory={STEPS: steps_of_pass if steps is None else torch.tensor(steps)})
 
 
 def fit_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """Take the steps of `local_epochs` passes."""
-    kept = dict(state.memory)
-    steps = kept.pop(STEPS)
-    trained = replace(state, memory=kept)
+    memory = dict(state.memory)
+    steps = memory.pop(STEPS)
+    trained = replace(state, memory=memory)
     new, report = steps_together(fed, cfg, trained, t, key, step, batches=int(steps))
     return replace(new, memory={**new.memory, STEPS: steps}), report
 

@@ -42,18 +42,18 @@ from silograph.federation.base import Federation
 from silograph.federation.program import Steps
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
+    calls_of_global_training,
     check_together,
     start_together,
     steps_together,
-    together,
 )
 from silograph.nn.conv import Params
 from silograph.sampling.label_guided import (
     draw_rows,
     draw_steps,
     sampler_specs,
-    set_up,
-    set_up_steps,
+    set_up_sampler,
+    set_up_sampler_steps,
 )
 
 
@@ -84,14 +84,14 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
     """Set up the clients, and what they draw by."""
     state = start_together(fed, cfg, weights, key)
     if cfg.options.sample is not None:
-        set_up(fed, cfg.options.sample, cfg.options.normalize, key)
+        set_up_sampler(fed, cfg.options.sample, cfg.options.normalize, key)
     return state
 
 
 def check(cfg: MethodConfig[LabelGuidedOptions]) -> None:
     """Raise `ConfigError` for options about drawn nodes where none are drawn, and other steps."""
-    plain, options = LabelGuidedOptions(), cfg.options
-    names = [name for name in vars(plain) if getattr(options, name) != getattr(plain, name)]
+    defaults, options = LabelGuidedOptions(), cfg.options
+    names = [name for name in vars(defaults) if getattr(options, name) != getattr(defaults, name)]
     if options.sample is None and names:
         raise ConfigError(
             f"expected sample with {names[0]}, which says how drawn nodes count, got none: give "
@@ -103,12 +103,12 @@ def check(cfg: MethodConfig[LabelGuidedOptions]) -> None:
 def fit_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
-    """Take `local_epochs` steps, all silos together; facts say which sums are not complete."""
-    carried: list[Relayed] = []
-    crossing = noted(by_sums(behind=cfg.behind), carried)
+    """Take `local_epochs` steps, all silos together; facts count incomplete sums."""
+    relayed: list[Relayed] = []
+    crossing = noted(by_sums(behind=cfg.behind), relayed)
     state, report = steps_together(fed, cfg, state, t, key, partial(step, crossing=crossing))
     if cfg.behind.limits:
-        facts = vars(sum(carried, Relayed()))
+        facts = vars(sum(relayed, Relayed()))
         report = replace(report, facts={f"rows_{name}": n for name, n in facts.items()})
     return state, report
 
@@ -131,17 +131,17 @@ def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
     """Return the calls of `init` besides those of all global training."""
     if cfg.options.sample is None:
         return ()
-    return set_up_steps(cfg.options.sample, cfg.model.outputs, key)
+    return set_up_sampler_steps(cfg.options.sample, cfg.model.outputs, key)
 
 
 def step_steps(cfg: MethodConfig, key: Key) -> Steps:
     """Return the calls of `step`."""
-    model, drawn = divisible(cfg.model), cfg.options.sample is not None
-    passed = gradient_steps(model, key, by_sums(named=drawn, behind=cfg.behind))
-    return (draw_steps(cfg.options, key), passed) if drawn else passed
+    model, is_drawn = divisible(cfg.model), cfg.options.sample is not None
+    gradient_calls = gradient_steps(model, key, by_sums(named=is_drawn, behind=cfg.behind))
+    return (draw_steps(cfg.options, key), gradient_calls) if is_drawn else gradient_calls
 
 
-CALLS = together(
+CALLS = calls_of_global_training(
     step_steps,
     setup_steps,
     lambda cfg: {} if cfg.options.sample is None else sampler_specs(cfg.options.sample),

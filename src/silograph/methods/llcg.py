@@ -67,27 +67,29 @@ def check(cfg: MethodConfig[LLCGOptions]) -> None:
         )
 
 
-def held_share(options: LLCGOptions) -> float:
+def server_share(options: LLCGOptions) -> float:
     """Return the share of nodes that the server holds."""
     return options.server_share
 
 
 def correct(
-    cfg: MethodConfig, held: ClientBlock, state: ServerState, t: int, key: Key
+    cfg: MethodConfig, server_block: ClientBlock, state: ServerState, t: int, key: Key
 ) -> ServerState:
     """Take the server's own steps from the mean of a round."""
     assert state.weights is not None  # set by init
-    return ServerState(*corrected(cfg, held, state.weights, state.memory, key.fold("correct", t)))
+    return ServerState(
+        *train_at_server(cfg, server_block, state.weights, state.memory, key.fold("correct", t))
+    )
 
 
-def corrected(
-    cfg: MethodConfig, held: ClientBlock, weights: Params, memory: Params, key: Key
+def train_at_server(
+    cfg: MethodConfig, server_block: ClientBlock, weights: Params, memory: Params, key: Key
 ) -> tuple[Params, Params]:
     """Return weights and optimizer state after the server's own steps.
 
     Args:
         cfg: of the run.
-        held: what the server holds.
+        server_block: the nodes that the server holds.
         weights: the mean.
         memory: of the server's optimizer; empty before its first step.
         key: of the draws.
@@ -99,12 +101,14 @@ def corrected(
         optimizer = replace(optimizer, lr=options.server_lr)
     schedule = replace(cfg.schedule, epochs=options.correction_steps, neighbors=FULL)
     training = replace(cfg.training, optimizer=optimizer, schedule=schedule)
-    own = {name: m[None] for name, m in memory.items()}
-    if not own:
-        own = optimizer.init(stacked_copies(weights, 1))
-    fitted = cfg.backend.fit(training, TrainingInputs(held, weights, own, key))
-    after = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
-    return {n: w.t[0] for n, w in after.items()}, {n: m[0] for n, m in fitted.memory.items()}
+    optimizer_state = {name: m[None] for name, m in memory.items()}
+    if not optimizer_state:
+        optimizer_state = optimizer.init(stacked_copies(weights, 1))
+    fitted = cfg.backend.fit(training, TrainingInputs(server_block, weights, optimizer_state, key))
+    trained_weights = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
+    return {n: w.t[0] for n, w in trained_weights.items()}, {
+        n: m[0] for n, m in fitted.memory.items()
+    }
 
 
 LLCG = Method(
@@ -116,7 +120,7 @@ LLCG = Method(
     init=begin,
     round=fit_round,
     check=check,
-    setting=ServerHolds(held_share, correct),
+    setting=ServerHolds(server_share, correct),
     cautions=(
         Caution(
             "clients train with adam, as for fedavg; where nodes have many neighbors (Amazon "

@@ -24,7 +24,7 @@ from silograph.methods.local_training import (
     begin,
     local_round,
     local_steps,
-    named_fields,
+    prefix_fields,
     shared,
     stacked,
     state_specs,
@@ -40,22 +40,24 @@ def begin_own(
 ) -> tuple[State, Payload]:
     """Set up the state and keep the initial weights as own. In: `weights/*`. Out: nothing."""
     new, reply = begin(cfg, block, state, inbox, key)
-    own = stacked_copies(under("weights", inbox), block.num_clients)
+    initial_weights = stacked_copies(under("weights", inbox), block.num_clients)
     with work_for(Kind.EVALUATION):
         graph = local_graph(block, state)
         weights, tables = under("weights", inbox), below(TABLES, new)
-        said: State = remembered(cfg.backend.predict(cfg.model, weights, graph, tables), graph)
-        said = {**said, **ranked(cfg, "own", weights, graph, tables)}
-    return {**new, **stacked("weights", own), **said}, reply
+        score_fields: State = remembered(
+            cfg.backend.predict(cfg.model, weights, graph, tables), graph
+        )
+        score_fields = {**score_fields, **ranked(cfg, "own", weights, graph, tables)}
+    return {**new, **stacked("weights", initial_weights), **score_fields}, reply
 
 
 def train_own(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Go on training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
+    """Continue training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
     fitted, new = train_from(cfg, block, state, under("weights", state), key)
-    return {**new, **state_of(named_fields("weights", fitted.weights))}, told(fitted, block)
+    return {**new, **state_of(prefix_fields("weights", fitted.weights))}, told(fitted, block)
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
@@ -68,7 +70,7 @@ def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> Serve
 def fit_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
-    """Let the selected clients train on; only their loss comes back."""
+    """Let the selected clients continue training; they send only their loss."""
     _, report = local_round(fed, cfg, train_own, {}, Kind.CONTROL, t, key)
     return state, report
 
@@ -84,7 +86,7 @@ def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
 
 
 def own_weights(cfg: MethodConfig, server: Params, state: Mapping[str, Tensor]) -> Params:
-    """Return what each client has trained by itself, (C, ...)."""
+    """Return each client's own trained weights, (C, ...)."""
     del server
     return {name: state[f"weights/{name}"] for name in cfg.model.weight_shapes}
 

@@ -1,13 +1,13 @@
-"""Local training: what FedAvg and most methods do between two messages.
+"""Local training: the client's side of FedAvg and most other methods.
 
-Each client starts from given weights and takes steps on its own training nodes, on its internal
-edges. The ops and the round here are shared by the methods of this folder.
+Each client starts from the received weights and takes steps on its own training nodes, along its
+internal edges. The methods of this folder share the ops and the round here.
 
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep
 networks from decentralized data", AISTATS 2017, algorithm 1 (ClientUpdate).
 
 State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the neighbor sampler,
-`tables/*` of models that have tables, which never leave, and what judging keeps (see
+`tables/*` of models that have tables, which never leave, and the logits of evaluation (see
 `silograph.evaluation.evaluate`). C: clients.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from silograph.aggregation.aggregators import combined
+from silograph.aggregation.aggregators import combine_weights
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -58,7 +58,7 @@ from silograph.federation.base import (
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import MethodConfig, RoundReport, finite_or_old
+from silograph.methods.base import MethodConfig, RoundReport, keep_previous_if_not_finite
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, Start, TrainingInputs
@@ -66,7 +66,7 @@ from silograph.nn.forward import embedded_pass, whole_pass
 from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights
-NEIGHBORS = "neighbors"  # begins the names of what the neighbor sampler keeps
+NEIGHBORS = "neighbors"  # prefix of the neighbor sampler's fields in the state
 
 
 def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
@@ -74,7 +74,7 @@ def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
     return {name: Stacked(t) for name, t in named(prefix, tensors).items()}
 
 
-def named_fields(
+def prefix_fields(
     prefix: str, fields: Mapping[str, Stacked | Patched]
 ) -> dict[str, Stacked | Patched]:
     """Return the fields under names `prefix/name`."""
@@ -100,14 +100,15 @@ def bases(
 
 
 def start_from(prefix: str, inbox: Payload) -> dict[str, Tensor | Patched | Stacked]:
-    """Return where training starts, from what the server sent: one model for all, or bases.
+    """Return the initial weights of each client: one shared model, or one of several base models.
 
-    A slice for each client is a base, too: rows of features that a client does not have follow it.
+    A slice for each client counts as a base of its own, which the rows of features that the client
+    does not have follow.
     """
     start: dict[str, Tensor | Patched | Stacked] = {}
     for name, field in inbox.items():
-        begins, _, weight = name.partition("/")
-        if begins != prefix:
+        field_prefix, _, weight = name.partition("/")
+        if field_prefix != prefix:
             continue
         match field:
             case Stacked(t):
@@ -133,8 +134,10 @@ def begin(
     del inbox
     new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
     new |= no_ranking(cfg, block)
-    drawing = cfg.schedule.neighbors.init(local_graph(block, state), cfg.model, key.fold(NEIGHBORS))
-    new |= {f"{NEIGHBORS}/{name}": f for name, f in drawing.items()}
+    sampler_state = cfg.schedule.neighbors.init(
+        local_graph(block, state), cfg.model, key.fold(NEIGHBORS)
+    )
+    new |= {f"{NEIGHBORS}/{name}": f for name, f in sampler_state.items()}
     tables = cfg.model.first_tables(block, key.fold(TABLES))
     new |= {f"{TABLES}/{name}": f for name, f in tables.items()}
     if cfg.keep_optimizer:
@@ -144,13 +147,13 @@ def begin(
 
 
 def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:
-    """Return what the optimizer keeps of tables before its first step."""
+    """Return the optimizer state of tables before its first step."""
     ragged = {name: f for name, f in tables.items() if isinstance(f, Ragged)}
     if not ragged:
         return {}
     off = next(iter(ragged.values())).off
-    found = cfg.optimizer.init({name: f.t[None] for name, f in ragged.items()})
-    return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in found.items() if name != STEPS}
+    moments = cfg.optimizer.init({name: f.t[None] for name, f in ragged.items()})
+    return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in moments.items() if name != STEPS}
 
 
 @reads("optimizer/", f"{NEIGHBORS}/", f"{TABLES}/", *LOCAL_GRAPH)
@@ -178,8 +181,8 @@ def train_sent(
 
 
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
-    """Return what a client tells of its training: `weights/*`, and see `told`."""
-    return named_fields("weights", fitted.weights) | told(fitted, block)
+    """Return a client's reply after training: `weights/*`, and the fields of `told`."""
+    return prefix_fields("weights", fitted.weights) | told(fitted, block)
 
 
 def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
@@ -191,28 +194,28 @@ def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
 def train_from(
     cfg: MethodConfig, block: ClientBlock, state: State, start: Start, key: Key
 ) -> tuple[Fitted, State]:
-    """Train from weights (see `silograph.nn.fit`); return what came of it, and the new state.
+    """Train from weights (see `silograph.nn.fit`); return the result and the new state.
 
-    What the trained model says of the judged rows stays in the state, as the client's own view.
-    Where the run asks for it, the start is scored before (`Fitted.received`).
+    Logits of the trained model for the scored rows stay in the state, as the client's own view.
+    If the run scores models on receipt, the initial weights are scored first (`Fitted.received`).
     """
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     graph = local_graph(block, state)
-    drawing, tables = below(NEIGHBORS, state), below(TABLES, state)
-    said, counts = score_received(cfg, graph, start, tables)
-    inputs = TrainingInputs(graph, start, memory, key, drawing, tables)
+    sampler_state, tables = below(NEIGHBORS, state), below(TABLES, state)
+    score_fields, counts = score_received(cfg, graph, start, tables)
+    inputs = TrainingInputs(graph, start, memory, key, sampler_state, tables)
     fitted = cfg.backend.fit(cfg.training, inputs)
     fitted = dataclasses.replace(fitted, received=counts)
-    new = {**state, **said, **remembered(fitted.logits, graph)}
+    new = {**state, **score_fields, **remembered(fitted.logits, graph)}
     if cfg.relevant is not None:
         with work_for(Kind.EVALUATION):
             new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
-    kept: dict[str, Stacked | Ragged] = {}
-    kept |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
+    private_fields: dict[str, Stacked | Ragged] = {}
+    private_fields |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
     if cfg.keep_optimizer:
-        kept |= stacked("optimizer", fitted.memory)
-    kept |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
-    return fitted, {**new, **finite_or_old(kept, state)}
+        private_fields |= stacked("optimizer", fitted.memory)
+    private_fields |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
+    return fitted, {**new, **keep_previous_if_not_finite(private_fields, state)}
 
 
 def embeddings(
@@ -237,7 +240,10 @@ def embeddings(
 
 
 def rests(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:
-    """Return what most rows of clients' first weights are after a round, to take a mean around."""
+    """Return first weights after a round without data: what rows of unused features become.
+
+    The server's mean needs them for rows that no client has trained.
+    """
     if cfg.keep_optimizer:
         return {}
     steps = cfg.schedule.epochs
@@ -267,68 +273,80 @@ def local_round(
         The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
         None if nobody could train; and the report.
     """
-    chosen = selected(fed, cfg, t, key)
+    client_ids = selected(fed, cfg, t, key)
     mean = mean or WeightedMean("nodes")
-    asked, combine = tuple(received_specs(cfg)), cfg.aggregator.combine
+    score_names, combine = tuple(received_specs(cfg)), cfg.aggregator.combine
     weights = [n for n in inbox if combine is not None and n.startswith("weights/")]
-    gathered = ("nodes", "loss", *asked, *weights)
+    gathered_names = ("nodes", "loss", *score_names, *weights)
     mean = dataclasses.replace(mean, without=tuple(weights))
-    reduce = Gather(*gathered, fold=mean) if cfg.observed or asked or weights else mean
-    reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=chosen, reduce=reduce)
-    found = under("by_client", reply)
-    trained = {n: t for n, t in found.items() if n not in weights} if cfg.observed or asked else {}
+    reduce = Gather(*gathered_names, fold=mean) if cfg.observed or score_names or weights else mean
+    reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=client_ids, reduce=reduce)
+    by_client = under("by_client", reply)
+    trained = (
+        {n: t for n, t in by_client.items() if n not in weights}
+        if cfg.observed or score_names
+        else {}
+    )
     reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
-    used = cfg.aggregator.name if weights or combine is None else ""  # "": there was nothing to it
-    report = RoundReport(chosen, None, trained=trained, aggregator=used)
+    aggregator_name = (
+        cfg.aggregator.name if weights or combine is None else ""
+    )  # "": there was nothing to it
+    report = RoundReport(client_ids, None, trained=trained, aggregator=aggregator_name)
     if "loss" not in reply:  # no selected client has a training node
         return None, report
     if weights:
-        able = found["answered"] & (found["nodes"] > 0)
-        parts = {name.partition("/")[2]: found[name][able] for name in weights}
-        with at_server(combine or combined, f"aggregator {cfg.aggregator.name}", t):
-            new = combined(cfg.aggregator, cfg.aggregator_options, found["nodes"][able], parts)
+        is_trained = by_client["answered"] & (by_client["nodes"] > 0)
+        client_weights = {name.partition("/")[2]: by_client[name][is_trained] for name in weights}
+        with at_server(combine or combine_weights, f"aggregator {cfg.aggregator.name}", t):
+            new = combine_weights(
+                cfg.aggregator,
+                cfg.aggregator_options,
+                by_client["nodes"][is_trained],
+                client_weights,
+            )
         reply |= shared("weights", new)
     return reply, dataclasses.replace(report, train_loss=float(reply["loss"].t))
 
 
 def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str, ...]:
-    """Return who trains in a round."""
+    """Return the ids of the clients that train in a round."""
     if cfg.selected is not None:
         return cfg.selected
     return tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
 
 
-def report_of(
-    chosen: tuple[str, ...],
-    found: Mapping[str, Tensor],
-    gives: Tensor,
+def report_by_client(
+    client_ids: tuple[str, ...],
+    by_client: Mapping[str, Tensor],
+    is_averaged: Tensor,
     facts: Mapping[str, float],
     client_facts: Mapping[str, Tensor],
     *,
     observed: bool,
 ) -> RoundReport:
-    """Return the report of a round whose replies are kept by client.
+    """Return the report of a round whose replies the server has by client.
 
     Args:
-        chosen: who was called.
-        found: `answered`, `nodes` and `loss` of all clients, (C,), and `received/*` if asked for.
-        gives: (C,) bool, whose models enter means; the loss is theirs.
+        client_ids: of the clients that were called.
+        by_client: `answered`, `nodes` and `loss` of all clients, (C,), and `received/*` if the run
+            scores models on receipt.
+        is_averaged: (C,) bool, clients whose models are averaged; the loss is their mean.
         facts: of the round.
         client_facts: of the clients.
         observed: see `MethodConfig`.
     """
-    nodes, losses = found["nodes"][gives], found["loss"][gives]
+    nodes, losses = by_client["nodes"][is_averaged], by_client["loss"][is_averaged]
     loss = float((losses * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
-    names = {"answered", "nodes", "loss", *(n for n in found if n.startswith(f"{RECEIVED}/"))}
-    told = {name: found[name] for name in names} if observed else {}
-    return RoundReport(chosen, loss, facts, client_facts, told)
+    names = {"answered", "nodes", "loss", *(n for n in by_client if n.startswith(f"{RECEIVED}/"))}
+    trained = {name: by_client[name] for name in names} if observed else {}
+    return RoundReport(client_ids, loss, facts, client_facts, trained)
 
 
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
-    """Return what local training keeps in a client's state between rounds."""
+    """Return the specs of the fields that local training keeps in a client's state."""
     specs = {**logits_specs(cfg.model), **rankings_specs(cfg)}
-    drawing = cfg.schedule.neighbors.specs(cfg.model)
-    specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in drawing.items()}
+    sampler_specs = cfg.schedule.neighbors.specs(cfg.model)
+    specs |= {f"{NEIGHBORS}/{name}": spec for name, spec in sampler_specs.items()}
     specs |= _table_specs(cfg)
     if cfg.keep_optimizer:
         like = {name: torch.zeros(1, *shape) for name, shape in cfg.model.weight_shapes.items()}
@@ -362,18 +380,20 @@ def local_steps(
     key: Key,
     problem: Callable[[Payload, Payload], str | None] | None = None,
 ) -> Steps:
-    """Return the call of `local_round`; `gives` is what the op sends besides what it must.
+    """Return the call of `local_round`.
 
-    `problem`: see `Call`; says what is wrong with what the op sends besides.
+    `gives` specifies the fields that the op sends besides `nodes`, `loss` and `received/*`;
+    `problem` describes what is wrong with these fields in a reply (see `Call`).
     """
-    told = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
-    scores = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/") if cfg.received else None
+    reply_specs = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
+    count_problem = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/") if cfg.received else None
 
-    def either(inbox: Payload, reply: Payload) -> str | None:
-        found = (say(inbox, reply) for say in (problem, scores) if say is not None)
-        return next((said for said in found if said is not None), None)
+    def first_problem(inbox: Payload, reply: Payload) -> str | None:
+        checks = (check for check in (problem, count_problem) if check is not None)
+        texts = (check(inbox, reply) for check in checks)
+        return next((text for text in texts if text is not None), None)
 
-    call = Call(op, what, key.fold("train", t), takes, told, either)
+    call = Call(op, what, key.fold("train", t), takes, reply_specs, first_problem)
     return call if cfg.everyone_trains else Maybe(call)
 
 
@@ -388,9 +408,9 @@ def _setup_steps(cfg: MethodConfig, key: Key) -> Steps:
     return Call(begin, Kind.CONTROL, key), learn_steps(cfg, key)
 
 
-def _kept_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return what `train` or `train_sent` leaves in a client's state."""
+def _client_state_specs(cfg: MethodConfig) -> FieldSpecs:
+    """Return the specs of the client state after `train` or `train_sent`."""
     return {**state_specs(cfg), **kept(cfg)}
 
 
-TRAIN_CALLS = Calls(setup=_setup_steps, round=AlikeRounds(_round_steps), state=_kept_specs)
+TRAIN_CALLS = Calls(setup=_setup_steps, round=AlikeRounds(_round_steps), state=_client_state_specs)

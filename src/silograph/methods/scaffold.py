@@ -66,7 +66,7 @@ from silograph.methods.base import (
     Needs,
     RoundReport,
     ServerState,
-    finite_or_old,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.local_training import (
     begin,
@@ -112,25 +112,28 @@ def begin_variates(
 def train_corrected(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Train from the server's weights along corrected gradients, and renew the variates.
+    """Train from the server's weights along corrected gradients, and update the variates.
 
-    In: `weights/*` and `variates/*` shared. Out: `weights/*` (C, ...), `variates/*` (C, ...) what
-    was added to the client's own, `nodes` (C,), `loss` (C,).
+    In: `weights/*` and `variates/*` shared. Out: `weights/*` (C, ...), `variates/*` (C, ...) the
+    changes of the client's own, `nodes` (C,), `loss` (C,).
     """
-    start, common = under("weights", inbox), under("variates", inbox)
-    own = under("variates", state)
-    shift = Shift({name: common[name] - c for name, c in own.items()})
+    start, server_variates = under("weights", inbox), under("variates", inbox)
+    own_variates = under("variates", state)
+    shift = Shift({name: server_variates[name] - c for name, c in own_variates.items()})
     fitted, new = train_from(replace(cfg, corrections=(shift,)), block, state, start, key)
-    change = variate_change(cfg.optimizer, start, common, fitted)
-    size = sum(c[0].numel() for c in own.values())
+    change = variate_change(cfg.optimizer, start, server_variates, fitted)
+    size = sum(c[0].numel() for c in own_variates.values())
     report_clients((fitted.steps > 0).double() * (VARIATE_FLOPS * size))
-    renewed = {name: c + change[name] for name, c in own.items()}
+    new_variates = {name: c + change[name] for name, c in own_variates.items()}
     reply = {**trained(fitted, block), **stacked("variates", change)}
-    return {**new, **finite_or_old(stacked("variates", renewed), state)}, reply
+    return {**new, **keep_previous_if_not_finite(stacked("variates", new_variates), state)}, reply
 
 
 def variate_change(
-    optimizer: object, start: Mapping[str, Tensor], common: Mapping[str, Tensor], fitted: Fitted
+    optimizer: object,
+    start: Mapping[str, Tensor],
+    server_variates: Mapping[str, Tensor],
+    fitted: Fitted,
 ) -> Params:
     """Return (x - y_i) / (K_i eta) - c (C, ...), 0 for clients that took no step.
 
@@ -141,11 +144,11 @@ def variate_change(
     if optimizer.lr < torch.finfo(next(iter(start.values())).dtype).eps:
         return {name: torch.zeros_like(w.t) for name, w in fitted.weights.items()}
     change: Params = {}
-    for name, ended in fitted.weights.items():
-        assert isinstance(ended, Stacked)  # a shift leaves no row out
-        y = ended.t
+    for name, trained_weight in fitted.weights.items():
+        assert isinstance(trained_weight, Stacked)  # a shift leaves no row out
+        y = trained_weight.t
         steps = fitted.steps.to(y.device, y.dtype).view(-1, *[1] * (y.dim() - 1))
-        mean = (start[name] - y) / (steps.clamp(min=1) * optimizer.lr) - common[name]
+        mean = (start[name] - y) / (steps.clamp(min=1) * optimizer.lr) - server_variates[name]
         change[name] = torch.where(steps > 0, mean, 0)
     return change
 
@@ -164,25 +167,27 @@ def fit_round(
     """Train at the selected clients; move the model and the common variate."""
     assert state.weights is not None  # set by init
     weights, options = state.weights, cfg.options
-    common = {name: state.memory[f"variates/{name}"] for name in weights}
-    inbox = {**shared("weights", weights), **shared("variates", common)}
+    server_variates = {name: state.memory[f"variates/{name}"] for name in weights}
+    inbox = {**shared("weights", weights), **shared("variates", server_variates)}
     reply, report = local_round(fed, cfg, train_corrected, inbox, Kind.WEIGHTS, t, key)
     if reply is None:
         return state, report
     mean, change = under("weights", reply), under("variates", reply)
     share = float(reply["nodes"].t) / float(state.memory["nodes"])
-    moved = {name: w.lerp(mean[name], options.server_lr) for name, w in weights.items()}
-    common = {name: c.add(change[name], alpha=share) for name, c in common.items()}
-    return ServerState(moved, {**state.memory, **named("variates", common)}), report
+    new_weights = {name: w.lerp(mean[name], options.server_lr) for name, w in weights.items()}
+    server_variates = {
+        name: c.add(change[name], alpha=share) for name, c in server_variates.items()
+    }
+    return ServerState(new_weights, {**state.memory, **named("variates", server_variates)}), report
 
 
 def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
     """Return the call of `fit_round`."""
-    takes, gives = (
+    inbox_specs, reply_specs = (
         {**weight_specs(cfg.model, form), **weight_specs(cfg.model, form, "variates")}
         for form in (Shared, Stacked)
     )
-    return local_steps(cfg, train_corrected, takes, gives, Kind.WEIGHTS, t, key)
+    return local_steps(cfg, train_corrected, inbox_specs, reply_specs, Kind.WEIGHTS, t, key)
 
 
 def setup_steps(cfg: MethodConfig, key: Key) -> Steps:

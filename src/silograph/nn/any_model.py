@@ -27,7 +27,7 @@ class AnyModel(ModelSizes, Protocol):
 
     @property
     def noun(self) -> str:
-        """What the model is called in a sentence."""
+        """Name of the model in messages."""
 
     @property
     def staged(self) -> Staged | None:

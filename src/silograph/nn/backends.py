@@ -29,14 +29,14 @@ from silograph.task.registry import task_of
 
 
 class Backend(Protocol):
-    """What computes training and predictions, and answers what it can.
+    """Computes training and predictions, and says which of them it supports.
 
     A value: equal ones compute the same.
     """
 
     @property
     def name(self) -> Literal["compiled", "torch"]:
-        """What the config calls it (key `kernels`)."""
+        """Name in the config (key `kernels`)."""
 
     @property
     def compiled(self) -> bool:
@@ -46,7 +46,7 @@ class Backend(Protocol):
         """Return why it cannot train and predict in a run, or None if it can."""
 
     def copies(self, training: Training) -> int:
-        """Return how often the weights of a block's clients are in memory at once."""
+        """Return the number of copies of a block's weights in memory at once."""
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`.
@@ -57,7 +57,7 @@ class Backend(Protocol):
         """
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
-        """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+        """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
 
     def predict(
         self,
@@ -86,7 +86,7 @@ class TorchBackend:
         return why_no_embeddings(training.model) if training.losses else None
 
     def copies(self, training: Training) -> int:
-        """Weights, gradients and two moments; and what corrections keep."""
+        """Return 4 for weights, gradients and two moments, plus the copies of corrections."""
         return 4 + sum(correction.copies for correction in training.corrections)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -98,7 +98,7 @@ class TorchBackend:
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps on all rows together."""
-        if _nothing_moves(training, start, steps):
+        if _stays_without_data(training, start, steps):
             return start
         return rest_torch(training, start, steps)
 
@@ -138,7 +138,7 @@ class CompiledBackend:
         return None
 
     def copies(self, training: Training) -> int:
-        """Weights only: gradients and the start are one client's at a time.
+        """Return 1 for the weights: gradients and the start are one client's at a time.
 
         Masks and kept moments of both are copied, as are the products that clients keep: with
         fewer clients at once the copies stay in the cache (decision 062).
@@ -153,11 +153,11 @@ class CompiledBackend:
 
         if isinstance(training.model, RatingModel):
             return rating_compiled.fit(training.model, training, inputs)
-        return compiled.fit(_staged(training.model), training, inputs)
+        return compiled.fit(_require_stages(training.model), training, inputs)
 
     def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps row by row."""
-        if _nothing_moves(training, start, steps):
+        if _stays_without_data(training, start, steps):
             return start
         _check_compiled(training, masks=False)
         from silograph.nn import compiled
@@ -187,14 +187,14 @@ class CompiledBackend:
                 return model.forward(weights, block)
         from silograph.nn import compiled
 
-        return compiled.predict(_staged(model), weights, block)
+        return compiled.predict(_require_stages(model), weights, block)
 
 
 TORCH, COMPILED = TorchBackend(), CompiledBackend()
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (COMPILED, TORCH)}
 
 
-def _nothing_moves(training: Training, start: Tensor, steps: int) -> bool:
+def _stays_without_data(training: Training, start: Tensor, steps: int) -> bool:
     """Return whether weights (R, D) without data stay where they are.
 
     Raises:
@@ -208,12 +208,12 @@ def _nothing_moves(training: Training, start: Tensor, steps: int) -> bool:
 
 
 def why_not_compiled(training: Training) -> str | None:
-    """Return what of the training has no compiled form on any machine, or None."""
+    """Return why the training has no compiled form on any machine, or None."""
     return _why_not_compiled(training, masks=_has_masks(training))
 
 
 def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
-    """Return what of the training has no compiled form, or None; `masks`: whether weights have."""
+    """Return why the training has no compiled form, or None; `masks`: weights have masks."""
     model, optimizer = training.model, training.optimizer
     reason = _model_not_compiled(model)
     if reason is not None:
@@ -226,9 +226,9 @@ def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
         return f"task {task_of(model.task).name} under masks is not compiled"
     for term in training.losses:
         return f"loss term {type(term).__name__} is not compiled"
-    known = (SparseMasks, Near) if masks else (Proximal,)
+    compiled_corrections = (SparseMasks, Near) if masks else (Proximal,)
     for correction in training.corrections:
-        if not isinstance(correction, known):
+        if not isinstance(correction, compiled_corrections):
             return f"correction {type(correction).__name__} is not compiled"
     sampler = training.schedule.neighbors
     if sampler.fanout(0) is None and rule_of(sampler) is None:
@@ -247,8 +247,8 @@ def _check_compiled(training: Training, *, masks: bool) -> None:
 
 def _has_masks(training: Training) -> bool:
     """Whether weights have masks, or will: corrections of a method that is to wrap its model."""
-    wraps = any(isinstance(correction, SparseMasks) for correction in training.corrections)
-    return wraps or isinstance(training.model, Masked)
+    will_wrap = any(isinstance(correction, SparseMasks) for correction in training.corrections)
+    return will_wrap or isinstance(training.model, Masked)
 
 
 def _model_not_compiled(model: AnyModel) -> str | None:
@@ -268,13 +268,13 @@ def _model_not_compiled(model: AnyModel) -> str | None:
         return f"{model.noun} has several convolutions, which is not compiled"
     if any(stage.skip for stage in stages):
         return "residual connections are not compiled"
-    between = [number < len(stages) - 1 for number in range(len(stages))]
-    if [stage.relu for stage in stages] != between or len({s.drop for s in stages[1:]}) > 1:
+    is_before_last = [number < len(stages) - 1 for number in range(len(stages))]
+    if [stage.relu for stage in stages] != is_before_last or len({s.drop for s in stages[1:]}) > 1:
         return f"{model.noun} has other steps between its layers, which is not compiled"
     return None
 
 
-def _staged(model: AnyModel) -> Staged:
+def _require_stages(model: AnyModel) -> Staged:
     """Return the model as stages.
 
     Raises:

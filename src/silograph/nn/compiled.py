@@ -36,18 +36,18 @@ from silograph.nn.fit import (
     whole,
 )
 from silograph.nn.flow import FlowRule, rule_of
-from silograph.nn.flow_compiled import as_drawn, networks_of
+from silograph.nn.flow_compiled import networks_of, with_full_fanout
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import (
     BlockArrays,
     contiguous,
-    flattened,
-    flushed,
+    flatten_weights,
+    flush_subnormals,
     model_shape,
-    prepared,
-    share_out,
+    prepare_block,
+    run_in_threads,
     step_rule,
-    unflattened,
+    unflatten_weights,
 )
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import flow as flow_kernels
@@ -77,36 +77,38 @@ def params_of(
     `compact`: these are not all of their rows.
     """
     maps = model.first_maps
-    flat = flattened(model, {n: whole(field) for n, field in fields.items() if n not in maps})
-    none3, none2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
-    begun, begun_moments = none3, [none3, none3]
-    given, which = joined_bases([fields[name] for name in maps])
-    if len(given):
-        rows = np.empty((len(maps), used, given.shape[-1]), flat.dtype)
+    flat = flatten_weights(model, {n: whole(field) for n, field in fields.items() if n not in maps})
+    empty3, empty2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
+    first_rows_at_start, moments_at_start = empty3, [empty3, empty3]
+    bases, which = joined_bases([fields[name] for name in maps])
+    if len(bases):
+        rows = np.empty((len(maps), used, bases.shape[-1]), flat.dtype)
     elif compact:
         rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
-        rows, begun = _matrices(model, {name: dense(fields[name]) for name in maps})
-    moments = [none3, none3, none2, none2]
+        rows, first_rows_at_start = _first_matrices(
+            model, {name: dense(fields[name]) for name in maps}
+        )
+    moments = [empty3, empty3, empty2, empty2]
     steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
-        moments, begun_moments = _moments(model, memory, rows, flat)
+        moments, moments_at_start = _moment_arrays(model, memory, rows, flat)
         # SGD does not count: its velocity is what it was given, from the first step on.
         steps = np.ones(block.num_clients, np.int64)
         if "steps" in memory:
             steps = memory["steps"].to(torch.int64).contiguous().numpy()
-    starts = arrays.BegunRows(begun, *begun_moments)
-    weights = contiguous(given), contiguous(which), starts, rows, flat
+    starts = arrays.BegunRows(first_rows_at_start, *moments_at_start)
+    weights = contiguous(bases), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
-    moved = first_rows, second_rows, first_flat, second_flat
-    return arrays.ParamArrays(*weights, *moved, steps, _no_masks(rows, flat))
+    moment_arrays = first_rows, second_rows, first_flat, second_flat
+    return arrays.ParamArrays(*weights, *moment_arrays, steps, _empty_masks(rows, flat))
 
 
-def _no_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
-    """Return what stands for masks where there are none."""
-    none3, none2 = rows[:, :0], flat[:, :0]
-    starts = arrays.BegunRows(none3, none3, none3)
-    return arrays.MaskArrays(starts, none3, none2, none3, none3, none2, none2, 0.0, 0.0, 0.0)
+def _empty_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
+    """Return empty masks, for models without any."""
+    empty3, empty2 = rows[:, :0], flat[:, :0]
+    starts = arrays.BegunRows(empty3, empty3, empty3)
+    return arrays.MaskArrays(starts, empty3, empty2, empty3, empty3, empty2, empty2, 0.0, 0.0, 0.0)
 
 
 def masked_params_of(
@@ -118,64 +120,68 @@ def masked_params_of(
 ) -> arrays.ParamArrays:
     """Return weights, masks and moments; first matrices have all of their rows."""
     inner, used = model.inner, block.num_clients * model.features
-    own = {name: fields[name] for name in inner.weight_shapes}
-    params = params_of(inner, block, own, _of_weights(memory), used=used, compact=False)
-    one = torch.ones((), dtype=torch.from_numpy(params.flat).dtype)
-    filled = {
+    weight_fields = {name: fields[name] for name in inner.weight_shapes}
+    params = params_of(
+        inner, block, weight_fields, _memory_of_weights(memory), used=used, compact=False
+    )
+    ones = torch.ones((), dtype=torch.from_numpy(params.flat).dtype)
+    mask_fields = {
         name: fields[model.masks[name]]
         if name in model.masks
-        else Stacked(one.expand(block.num_clients, *shape))
+        else Stacked(ones.expand(block.num_clients, *shape))
         for name, shape in inner.weight_shapes.items()
     }
     masks = params_of(
-        inner, block, filled, _of_masks(model, memory, params), used=used, compact=False
+        inner, block, mask_fields, _memory_of_masks(model, memory, params), used=used, compact=False
     )
-    near = sum(c.weight for c in training.corrections if isinstance(c, Near))
+    proximal = sum(c.weight for c in training.corrections if isinstance(c, Near))
     l1 = sum(c.l1 for c in training.corrections if isinstance(c, SparseMasks))
     moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
-    numbers = float(near), float(l1), float(model.least)
-    of_masks = arrays.MaskArrays(masks.begun, masks.rows, masks.flat, *moments, *numbers)
+    scalars = float(proximal), float(l1), float(model.least)
+    of_masks = arrays.MaskArrays(masks.begun, masks.rows, masks.flat, *moments, *scalars)
     return params._replace(masks=of_masks)
 
 
-def _of_weights(memory: Mapping[str, Tensor]) -> Params:
+def _memory_of_weights(memory: Mapping[str, Tensor]) -> Params:
     """Return the optimizer's state of the weights alone."""
     return {name: m for name, m in memory.items() if not is_mask(name.rpartition("/")[2])}
 
 
-def _of_masks(model: Masked, memory: Mapping[str, Tensor], params: arrays.ParamArrays) -> Params:
+def _memory_of_masks(
+    model: Masked, memory: Mapping[str, Tensor], params: arrays.ParamArrays
+) -> Params:
     """Return the optimizer's state of the masks by the names of their weights; biases have 0."""
-    found, zero = {}, torch.zeros((), dtype=torch.from_numpy(params.flat).dtype)
+    mask_state, zero = {}, torch.zeros((), dtype=torch.from_numpy(params.flat).dtype)
     for name, m in memory.items():
         kind, slash, weight = name.rpartition("/")
         if not slash:
-            found[name] = m
+            mask_state[name] = m
         elif weight in model.masks:
-            found[name] = memory[f"{kind}/{model.masks[weight]}"]
+            mask_state[name] = memory[f"{kind}/{model.masks[weight]}"]
         elif not is_mask(weight):
-            found[name] = zero.expand(m.shape)
-    return found
+            mask_state[name] = zero.expand(m.shape)
+    return mask_state
 
 
-def _moments(
+def _moment_arrays(
     model: Staged, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the optimizer's state, of the matrices and of the rest, and what matrices start as."""
-    found: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
+    by_kind: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
     for name, m in memory.items():
         kind, slash, weight = name.partition("/")
         if slash:
-            found[kind][weight] = m
-    pairs = [found["first"] or found["momentum"], found["second"]]
+            by_kind[kind][weight] = m
+    pairs = [by_kind["first"] or by_kind["momentum"], by_kind["second"]]
     by_rows = [
-        _matrices(model, m) if m else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
+        _first_matrices(model, m) if m else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
         for m in pairs
     ]
-    by_flat = [flattened(model, m) if m else np.zeros_like(flat) for m in pairs]
-    return [found for found, _ in by_rows] + by_flat, [begun for _, begun in by_rows]
+    by_flat = [flatten_weights(model, m) if m else np.zeros_like(flat) for m in pairs]
+    return [by_kind for by_kind, _ in by_rows] + by_flat, [start_rows for _, start_rows in by_rows]
 
 
-def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def _first_matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
     """Return memory for first matrices (C, F, D) as rows of all clients, (M, C * F, D).
 
     And what kernels fill it with, client by client (`BegunRows`), which spares a pass over all of
@@ -185,8 +191,8 @@ def _matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray,
     if len(parts) > 1:
         rows: np.ndarray = torch.stack(parts).numpy()
         return rows, rows[:0]
-    begun: np.ndarray = parts[0].contiguous()[None].numpy()
-    return np.empty_like(begun), begun
+    start_rows: np.ndarray = parts[0].contiguous()[None].numpy()
+    return np.empty_like(start_rows), start_rows
 
 
 def weights_of(
@@ -195,55 +201,55 @@ def weights_of(
     block: ClientBlock,
     fields: StartFields,
     params: arrays.ParamArrays,
-    before: np.ndarray | None,
+    steps_before: np.ndarray | None,
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights; `before` (C,) are steps at the start if only used rows were held."""
-    found: dict[str, Stacked | Patched] = {
-        name: Stacked(t) for name, t in unflattened(model, params.flat).items()
+    weights: dict[str, Stacked | Patched] = {
+        name: Stacked(t) for name, t in unflatten_weights(model, params.flat).items()
     }
-    if before is None:
-        found |= {n: Stacked(t) for n, t in _split(model, block, params.rows).items()}
+    if steps_before is None:
+        weights |= {n: Stacked(t) for n, t in _split_by_client(model, block, params.rows).items()}
     else:
-        steps = torch.from_numpy(params.steps - before)
+        steps = torch.from_numpy(params.steps - steps_before)
         for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
             path, flops = partial(rest, training), training.flops_of(name)
-            found[name] = patched(path, fields[name], t, block.x, steps, flops)
-    return {name: found[name] for name in model.weight_shapes}
+            weights[name] = patched(path, fields[name], t, block.x, steps, flops)
+    return {name: weights[name] for name in model.weight_shapes}
 
 
 def masked_weights_of(
     model: Masked, training: Training, block: ClientBlock, params: arrays.ParamArrays
 ) -> dict[str, Stacked | Patched]:
     """Return trained weights and masks."""
-    own, masks = (
+    weights, masks = (
         weights_of(model.inner, training, block, {}, part, None)
-        for part in (params, _as_params(params))
+        for part in (params, _masks_as_params(params))
     )
-    return {**own, **{mask: masks[name] for name, mask in model.masks.items()}}
+    return {**weights, **{mask: masks[name] for name, mask in model.masks.items()}}
 
 
 def masked_memory_of(
     model: Masked, training: Training, block: ClientBlock, params: arrays.ParamArrays
 ) -> Params:
     """Return the optimizer's state of weights and masks after training."""
-    own, masks = (
-        memory_of(model.inner, training, block, part) for part in (params, _as_params(params))
+    memory, masks = (
+        memory_of(model.inner, training, block, part) for part in (params, _masks_as_params(params))
     )
     for name, m in masks.items():
         kind, _, weight = name.rpartition("/")
         if weight in model.masks:
-            own[f"{kind}/{model.masks[weight]}"] = m
-    return own
+            memory[f"{kind}/{model.masks[weight]}"] = m
+    return memory
 
 
-def _as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
+def _masks_as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
     """Return masks as if they were weights."""
-    of = params.masks
-    moments = of.first_rows, of.second_rows, of.first_flat, of.second_flat
-    none = params.start[:0], params.which, of.begun
-    return arrays.ParamArrays(*none, of.rows, of.flat, *moments, params.steps, of)
+    masks = params.masks
+    moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
+    no_bases = params.start[:0], params.which, masks.begun
+    return arrays.ParamArrays(*no_bases, masks.rows, masks.flat, *moments, params.steps, masks)
 
 
 def memory_of(
@@ -259,14 +265,14 @@ def memory_of(
         moments = {"momentum": moments["first"]} if optimizer.momentum else {}
     state: Params = {}
     for kind, (rows, flat) in moments.items():
-        tensors = unflattened(model, flat) | _split(model, block, rows)
+        tensors = unflatten_weights(model, flat) | _split_by_client(model, block, rows)
         state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
     if isinstance(optimizer, Adam):
         state["steps"] = torch.from_numpy(params.steps).float()
     return state
 
 
-def _split(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
+def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
     """Return the first matrices (C, F, D) from rows of all clients."""
     shape = block.num_clients, block.num_features, rows.shape[2]
     return {
@@ -276,9 +282,9 @@ def _split(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     weight = start.clone(memory_format=torch.contiguous_format)
-    with flushed():  # as rows are in training
+    with flush_subnormals():  # as rows are in training
         kernels_optim.rest(weight.numpy(), step_rule(training), steps)
     return weight
 
@@ -290,24 +296,24 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
 
 
 def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
-    """Return what `training.count` counts in one pass of all rows, (C, 2 L + 4)."""
+    """Return the counts of `training.count` for one pass of all rows, (C, 2 L + 4)."""
     sums = tuple(stage.conv.sums for stage in model.stages)
     name = ("counts", sums)
     if name not in block.memo and block.source is not None:
-        whole, positions = block.source
-        block.memo[name] = _whole_counts(model, whole)[positions.numpy()]
+        whole_block, positions = block.source
+        block.memo[name] = _whole_counts(model, whole_block)[positions.numpy()]
     if name not in block.memo:
         rows = block.off.diff()
         edges = block.adj.indptr[block.off].diff()
         entries = torch.zeros_like(rows)
         if isinstance(block.x, SparseRows):
             entries = block.x.csr.indptr[block.off].diff()
-        edges_of = [edges * hears for hears in sums]
+        edges_of = [edges * sums_neighbors for sums_neighbors in sums]
         columns = [rows] * (len(sums) + 1) + edges_of + [entries] * 2
         block.memo[name] = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
-    found = block.memo[name]
-    assert isinstance(found, np.ndarray)
-    return found
+    counts = block.memo[name]
+    assert isinstance(counts, np.ndarray)
+    return counts
 
 
 def _pass_flops(model: Staged, block: ClientBlock, counts: np.ndarray, passes: int) -> np.ndarray:
@@ -319,57 +325,59 @@ def _pass_flops(model: Staged, block: ClientBlock, counts: np.ndarray, passes: i
         counts: (C, 2 L + 4), see `training.count`.
         passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
     """
-    each = block.origin.once(
+    flops_of_count = block.origin.once(
         ("flops", model, passes),
         np.ndarray,
-        lambda: _flops_of_each(model, isinstance(block.x, SparseRows), passes),
+        lambda: _flops_per_count(model, isinstance(block.x, SparseRows), passes),
     )
-    flops: np.ndarray = counts.astype(np.float64) @ each  # exact: integers
+    flops: np.ndarray = counts.astype(np.float64) @ flops_of_count  # exact: integers
     return flops
 
 
-def _flops_of_each(model: Staged, sparse: bool, passes: int) -> np.ndarray:
+def _flops_per_count(model: Staged, sparse: bool, passes: int) -> np.ndarray:
     """Return operations for one of each number that is counted, (2 L + 4,); see `_pass_flops`."""
     layers = len(model.stages)
     edges, entries, own_entries = layers + 1, 2 * layers + 1, 2 * layers + 2
-    each = [0] * (2 * layers + 4)
+    flops = [0] * (2 * layers + 4)
     for layer, stage in enumerate(model.stages):
         width, out, rooted = stage.inputs, stage.outputs, stage.conv.rooted
-        into, left = layer, layer + 1
+        inputs_of_stage, outputs_of_stage = layer, layer + 1
         if layer == 0 and sparse:
-            each[entries] += 2 * out * passes
-            each[own_entries] += 2 * out * passes * rooted
+            flops[entries] += 2 * out * passes
+            flops[own_entries] += 2 * out * passes * rooted
         else:
             products = passes + (passes > 1 and layer > 0)
-            each[into] += 2 * width * out * products
-            each[left] += 2 * width * out * products * rooted
+            flops[inputs_of_stage] += 2 * width * out * products
+            flops[outputs_of_stage] += 2 * width * out * products * rooted
         if stage.conv.sums and stage.conv.scales is not None:
             scales = stage.conv.scales
-            each[edges + layer] += 2 * out * passes
-            each[into] += out * passes * (scales.pre is not None)
-            each[left] += out * passes * ((scales.post is not None) + 2 * (scales.own is not None))
-        each[left] += out * rooted  # the sum with the own row
-        each[left] += out * passes  # bias
+            flops[edges + layer] += 2 * out * passes
+            flops[inputs_of_stage] += out * passes * (scales.pre is not None)
+            flops[outputs_of_stage] += (
+                out * passes * ((scales.post is not None) + 2 * (scales.own is not None))
+            )
+        flops[outputs_of_stage] += out * rooted  # the sum with the own row
+        flops[outputs_of_stage] += out * passes  # bias
         if stage.drop > 0 and passes > 1:
             if layer:
-                each[into] += 2 * width * passes
+                flops[inputs_of_stage] += 2 * width * passes
             else:  # features have no gradient
-                each[entries if sparse else into] += 2 if sparse else 2 * width
-        each[left] += out * passes * stage.relu
-    return np.array(each, np.float64)
+                flops[entries if sparse else inputs_of_stage] += 2 if sparse else 2 * width
+        flops[outputs_of_stage] += out * passes * stage.relu
+    return np.array(flops, np.float64)
 
 
 def report_pass(model: Staged, block: ClientBlock) -> None:
-    """Report one pass of all rows without the way back."""
+    """Report one forward pass of all rows."""
 
-    def made() -> Tensor:
+    def pass_flops() -> Tensor:
         return torch.from_numpy(_pass_flops(model, block, _whole_counts(model, block), 1))
 
-    report_clients(block.once(("pass", model), Tensor, made))
+    report_clients(block.once(("pass", model), Tensor, pass_flops))
 
 
 def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
-    """Report the products of weights and masks, in training and in what models say of rows."""
+    """Report the products of weights and masks, in training and in predictions."""
     flops = 0.0
     for stage in model.inner.stages:
         # Rooted layers take them for the neighbors' map and for the own one.
@@ -382,7 +390,7 @@ def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
 def report_training(
     model: Staged, training: Training, block: ClientBlock, work: np.ndarray
 ) -> None:
-    """Report training, and apart from it what the clients' models say of their rows."""
+    """Report the work of training, and separately that of predicting the clients' rows."""
     flops = _pass_flops(model, block, work, 2)
     # Every epoch has a loss of every training node, however they are grouped into steps.
     flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
@@ -392,7 +400,7 @@ def report_training(
         report_pass(model, block)
 
 
-PREDICTS = Schedule(0)
+NO_STEPS = Schedule(0)
 
 
 def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -402,16 +410,16 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
-    data = prepared(model, block, compact=compact)
+    data = prepare_block(model, block, compact=compact)
     params = params_of(
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
     )
-    before = params.steps.copy()
-    filled, sampler = _train(model, training, inputs, data, params)
-    report_training(model, training, block, filled.work)
-    weights = weights_of(model, training, block, fields, params, before if compact else None)
-    kept = {} if memory is None else memory_of(model, training, block, params)
-    return _fitted(weights, kept, filled, params.steps - before, sampler)
+    steps_before = params.steps.copy()
+    outputs, sampler = _train(model, training, inputs, data, params)
+    report_training(model, training, block, outputs.work)
+    weights = weights_of(model, training, block, fields, params, steps_before if compact else None)
+    final_memory = {} if memory is None else memory_of(model, training, block, params)
+    return _to_fitted(weights, final_memory, outputs, params.steps - steps_before, sampler)
 
 
 def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fitted:
@@ -421,19 +429,19 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
     if memory is None:
         clients, dtype = block.num_clients, dtype_of(block)
         shapes = model.weight_shapes.items()
-        like = {name: torch.empty(clients, *shape, dtype=dtype) for name, shape in shapes}
-        memory = training.optimizer.init(like)
-    data = prepared(model.inner, block, compact=False)
+        empty_weights = {name: torch.empty(clients, *shape, dtype=dtype) for name, shape in shapes}
+        memory = training.optimizer.init(empty_weights)
+    data = prepare_block(model.inner, block, compact=False)
     params = masked_params_of(model, training, block, fields, memory)
-    before = params.steps.copy()
-    filled, sampler = _train(model.inner, training, inputs, data, params)
-    report_training(model.inner, training, block, filled.work)
-    report_masks(model, block, filled.work)
+    steps_before = params.steps.copy()
+    outputs, sampler = _train(model.inner, training, inputs, data, params)
+    report_training(model.inner, training, block, outputs.work)
+    report_masks(model, block, outputs.work)
     weights = masked_weights_of(model, training, block, params)
-    kept = {}
+    final_memory = {}
     if inputs.memory is not None:
-        kept = masked_memory_of(model, training, block, params)
-    return _fitted(weights, kept, filled, params.steps - before, sampler)
+        final_memory = masked_memory_of(model, training, block, params)
+    return _to_fitted(weights, final_memory, outputs, params.steps - steps_before, sampler)
 
 
 def _train(
@@ -443,72 +451,80 @@ def _train(
     data: BlockArrays,
     params: arrays.ParamArrays,
 ) -> tuple[arrays.Filled, State]:
-    """Train the weights in `params` in place; return what comes of it, and of the sampler."""
+    """Train the weights in `params` in place; return outputs and the sampler's new state."""
     flow = rule_of(training.schedule.neighbors)
     if flow is not None:
         return _train_flow(model, training, flow, inputs, data, params)
-    block, filled = inputs.block, _unfilled(model, inputs.block, params)
+    block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _shape(model, training.schedule, block)
+    shape = _kernel_shape(model, training.schedule, block)
 
     def train(first: int, end: int) -> None:
         kernels.train(
-            first, end, data.called, data.rows, data.inputs, shape, rule, params, seed, filled
+            first, end, data.called, data.rows, data.inputs, shape, rule, params, seed, outputs
         )
 
-    share_out(block, train)
-    return filled, {}
+    run_in_threads(block, train)
+    return outputs, {}
 
 
 def _train_flow(
     model: Staged,
     training: Training,
-    by: FlowRule,
+    flow: FlowRule,
     inputs: TrainingInputs,
     data: BlockArrays,
     params: arrays.ParamArrays,
 ) -> tuple[arrays.Filled, State]:
-    """Do the same on nodes that flow networks choose."""
-    block, filled = inputs.block, _unfilled(model, inputs.block, params)
+    """Do what `_train` does, on nodes that flow networks choose."""
+    block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _shape(model, as_drawn(model, training.schedule), block)
-    networks = networks_of(by, model, block, inputs.sampler)
-    linked = data.rows._replace(own=np.zeros_like(data.rows.own))
-    of = StepArrays(linked, data.inputs, shape, rule)
+    shape = _kernel_shape(model, with_full_fanout(model, training.schedule), block)
+    networks = networks_of(flow, model, block, inputs.sampler)
+    rows_without_own = data.rows._replace(own=np.zeros_like(data.rows.own))
+    step_arrays = StepArrays(rows_without_own, data.inputs, shape, rule)
 
     def train(first: int, end: int) -> None:
         flow_kernels.train_flow(
-            first, end, data.called, data.rows, of, params, networks.sampling, seed, filled
+            first,
+            end,
+            data.called,
+            data.rows,
+            step_arrays,
+            params,
+            networks.sampling,
+            seed,
+            outputs,
         )
 
-    share_out(block, train)
-    return filled, networks.after()
+    run_in_threads(block, train)
+    return outputs, networks.new_state()
 
 
-def _shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
+def _kernel_shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
     """Return model and schedule as kernels read them, worked out once where nothing is drawn."""
     if not schedule.whole:
-        most = int(block.adj.degree.max()) if len(block.row_key) else 0
-        return model_shape(model, schedule, most)
+        max_degree = int(block.adj.degree.max()) if len(block.row_key) else 0
+        return model_shape(model, schedule, max_degree)
     name = ("shape", model, schedule.epochs)
     return block.origin.once(name, arrays.ModelShape, lambda: model_shape(model, schedule))
 
 
-def _fitted(
+def _to_fitted(
     weights: dict[str, Stacked | Patched],
-    kept: Params,
-    filled: arrays.Filled,
+    memory: Params,
+    outputs: arrays.Filled,
     steps: np.ndarray,
     sampler: State,
 ) -> Fitted:
-    """Return what training leaves."""
-    logits = torch.from_numpy(filled.logits)
-    loss = torch.from_numpy(filled.loss).to(logits.dtype)
-    return Fitted(weights, kept, loss, logits, torch.from_numpy(steps), sampler)
+    """Return the result of training."""
+    logits = torch.from_numpy(outputs.logits)
+    loss = torch.from_numpy(outputs.loss).to(logits.dtype)
+    return Fitted(weights, memory, loss, logits, torch.from_numpy(steps), sampler)
 
 
-def _unfilled(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:
-    """Return memory for what training fills."""
+def _empty_outputs(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:
+    """Return the arrays that training fills."""
     return arrays.Filled(
         loss=np.zeros(block.num_clients),
         logits=np.empty((int(block.off[-1]), model.outputs), params.flat.dtype),
@@ -518,19 +534,19 @@ def _unfilled(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> 
 
 def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
     """Return logits (n, K) of one model for all clients."""
-    data = prepared(model, block, compact=isinstance(block.x, SparseRows))
+    data = prepare_block(model, block, compact=isinstance(block.x, SparseRows))
     first = [weights[name].contiguous().numpy() for name in model.first_maps]
     w = arrays.Weights(
-        first[0], first[-1], flattened(model, {k: t[None] for k, t in weights.items()})[0]
+        first[0], first[-1], flatten_weights(model, {k: t[None] for k, t in weights.items()})[0]
     )
     logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
-    shape = _shape(model, PREDICTS, block)
+    shape = _kernel_shape(model, NO_STEPS, block)
 
     def run(start: int, end: int) -> None:
         kernels.predict(
             start, end, data.called, data.rows, data.inputs, data.features, shape, w, logits
         )
 
-    share_out(block, run)
+    run_in_threads(block, run)
     report_pass(model, block)
     return torch.from_numpy(logits)

@@ -52,11 +52,11 @@ from silograph.nn.conv import Params
 from silograph.nn.conv.layers import glorot
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.rating_steps import (
-    alone,
     at_ratings,
-    drawn_table,
+    draw_table,
     fit_pairs,
     rating_graph,
+    require_one_client,
     values_of,
 )
 from silograph.nn.segment import edge_dots, edge_product
@@ -98,14 +98,16 @@ class Neighborhood:
 
 def neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
     """Return the neighbors in a block of one client, worked out once."""
-    return block.once(("neighborhood", levels), Neighborhood, lambda: _made(block, levels))
+    return block.once(
+        ("neighborhood", levels), Neighborhood, lambda: _build_neighborhood(block, levels)
+    )
 
 
-def _made(block: ClientBlock, levels: int) -> Neighborhood:
+def _build_neighborhood(block: ClientBlock, levels: int) -> Neighborhood:
     graph = rating_graph(block, dtype_of(block))
     train, count = block.split.train[graph.row], len(graph.slot)
     user, item, value = graph.user[train], graph.item[train], block.y[graph.row[train]].double()
-    kind = _levels(value, levels)
+    kind = _nearest_levels(value, levels)
     first, second = similar_items(user, item, count)
     rows = torch.cat([user, item, graph.trust[0], first])
     columns = torch.cat([item, user, graph.trust[1], second])
@@ -125,7 +127,7 @@ def _made(block: ClientBlock, levels: int) -> Neighborhood:
     return Neighborhood(adj, relation, graph.word, *means)
 
 
-def _levels(value: Tensor, levels: int) -> Tensor:
+def _nearest_levels(value: Tensor, levels: int) -> Tensor:
     """Return the nearest of equally distant levels, (R,) int64, from the lowest to the highest."""
     if not len(value):
         return torch.zeros(0, dtype=torch.int64, device=value.device)
@@ -151,22 +153,24 @@ def similar_items(user: Tensor, item: Tensor, count: int) -> tuple[Tensor, Tenso
     import numpy as np
     import scipy.sparse as sp
 
-    places = item.cpu().numpy(), user.cpu().numpy()
-    rated = sp.csr_matrix((np.ones(len(user), np.int32), places), shape=(count, count))
+    positions = item.cpu().numpy(), user.cpu().numpy()
+    rated = sp.csr_matrix((np.ones(len(user), np.int32), positions), shape=(count, count))
     number, by_user = np.diff(rated.indptr), rated.T.tocsr()
     compared = np.cumsum(rated @ np.diff(by_user.indptr).astype(np.int64))
     _check_pairs("compare", int(compared[-1]) if count else 0, MOST_COMPARED)
-    found, total = [np.zeros((2, 0), np.int64)], 0
-    ends = np.cumsum(parts_of(torch.from_numpy(np.diff(compared, prepend=0)), COMPARED_AT_ONCE))
+    pairs, total = [np.zeros((2, 0), np.int64)], 0
+    ends = np.cumsum(
+        sizes_of_parts(torch.from_numpy(np.diff(compared, prepend=0)), COMPARED_AT_ONCE)
+    )
     for start, end in pairwise([0, *ends.tolist()]):
         shared = (rated[start:end] @ by_user).tocoo()
-        one, other = shared.row + start, shared.col
-        either = number[one] + number[other] - shared.data
-        some = (shared.data > ALIKE * either) & (one != other)
-        total += int(some.sum())
+        item_number, other = shared.row + start, shared.col
+        num_either = number[item_number] + number[other] - shared.data
+        is_similar = (shared.data > ALIKE * num_either) & (item_number != other)
+        total += int(is_similar.sum())
         _check_pairs("join", total, MOST_SIMILAR)
-        found.append(np.stack([one[some], other[some]]).astype(np.int64))
-    first, second = torch.from_numpy(np.concatenate(found, axis=1)).to(user.device)
+        pairs.append(np.stack([item_number[is_similar], other[is_similar]]).astype(np.int64))
+    first, second = torch.from_numpy(np.concatenate(pairs, axis=1)).to(user.device)
     return first, second
 
 
@@ -179,7 +183,7 @@ def _check_pairs(what: str, pairs: int, most: int) -> None:
         )
 
 
-def parts_of(numbers: Tensor, most: int) -> list[int]:
+def sizes_of_parts(numbers: Tensor, most: int) -> list[int]:
     """Return sizes of consecutive parts whose numbers (R,) sum to about `most` or to one number."""
     return torch.bincount(numbers.cumsum(0) // max(most, 1)).tolist()
 
@@ -232,8 +236,8 @@ class ConsisRec:
         d = self.embedding
         maps = {"query.weight": (2 * d, d), "layer.weight": (2 * d, d)}
         biases = {"query.bias": (d,), "layer.bias": (d,), "level": (1,)}
-        own = {"attention": (2 * d, 1), "relation": (self.levels + 2, d)}
-        return MappingProxyType({**maps, **biases, **own})
+        vectors = {"attention": (2 * d, 1), "relation": (self.levels + 2, d)}
+        return MappingProxyType({**maps, **biases, **vectors})
 
     def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
         """Return Glorot weights and zero biases; drawn in float64."""
@@ -246,7 +250,7 @@ class ConsisRec:
 
     def first_tables(self, block: ClientBlock, key: Key) -> dict[str, Ragged]:
         """Return embeddings drawn from +-1/sqrt(D), and biases of 0; rows of the unseen are 0."""
-        table = drawn_table(block, key, self.embedding)
+        table = draw_table(block, key, self.embedding)
         return {EMBEDDING: table, BIAS: Ragged(table.t.new_zeros(len(table.t), 1), table.off)}
 
     def forward(
@@ -257,17 +261,17 @@ class ConsisRec:
         Raises:
             ProtocolError: several clients, or not the tables of this one.
         """
-        graph = rating_graph(alone(block), dtype_of(block))
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(self.flops(block, len(graph.row), passes=1))
         degree = neighborhood(block, self.levels).adj.degree
-        own = OWN_ROWS * self.embedding  # numbers of a pair besides those of its neighbors
-        sizes = parts_of(degree[graph.user] + degree[graph.item] + own, SCORED_AT_ONCE)
+        own_size = OWN_ROWS * self.embedding  # numbers of a pair besides those of its neighbors
+        sizes = sizes_of_parts(degree[graph.user] + degree[graph.item] + own_size, SCORED_AT_ONCE)
         pairs = torch.arange(len(graph.row), device=graph.row.device).split(sizes)
         key = Key.of(0).fold("neighbors")
-        said = [self.said(values, block, pair, key) for pair in pairs]
-        found = torch.cat(said) if said else values["level"].new_zeros(0, 1)
-        return at_ratings(block, graph.row, found)
+        parts = [self.predict_pairs(values, block, pair, key) for pair in pairs]
+        predictions = torch.cat(parts) if parts else values["level"].new_zeros(0, 1)
+        return at_ratings(block, graph.row, predictions)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client; a step holds `DRAWN_AT_ONCE` drawn neighbors, however many it draws.
@@ -280,49 +284,65 @@ class ConsisRec:
         """
         return fit_pairs(self, training, inputs)
 
-    def said(
+    def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
-        """Return what is predicted of ratings in a step; see `PairModel`."""
+        """Return predictions of ratings in a step; see `PairModel`."""
         assert key is not None  # a step has one, and `forward` its own
-        graph, near = rating_graph(block, dtype_of(block)), neighborhood(block, self.levels)
+        graph, all_neighbors = (
+            rating_graph(block, dtype_of(block)),
+            neighborhood(block, self.levels),
+        )
         ends = (graph.user[pair], graph.item[pair])
-        number = sum(_number(near.adj.degree[end], self.sampled) for end in ends)
+        number = sum(_num_drawn(all_neighbors.adj.degree[end], self.sampled) for end in ends)
         assert isinstance(number, Tensor)
-        sizes = parts_of(number, DRAWN_AT_ONCE)
+        sizes = sizes_of_parts(number, DRAWN_AT_ONCE)
         if len(sizes) < 2:
-            return self._part(p, block, pair, key)
+            return self._predict_part(p, block, pair, key)
         # Its draws are those of the key and the rating, so they are the same on the way back.
         parts = [
             checkpoint(
-                self._part, p, block, part, key, use_reentrant=False, preserve_rng_state=False
+                self._predict_part,
+                p,
+                block,
+                part,
+                key,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
             for part in pair.split(sizes)
         ]
         return torch.cat(parts)
 
-    def _part(self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key) -> Tensor:
-        """Return what is predicted of ratings (R,) whose drawn neighbors fit, (R, 1)."""
-        graph, near = rating_graph(block, dtype_of(block)), neighborhood(block, self.levels)
+    def _predict_part(
+        self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key
+    ) -> Tensor:
+        """Return predictions (R, 1) of ratings (R,) whose drawn neighbors fit in memory."""
+        graph, all_neighbors = (
+            rating_graph(block, dtype_of(block)),
+            neighborhood(block, self.levels),
+        )
         user, item = graph.user[pair], graph.item[pair]
         x = p[EMBEDDING].index_select(0, graph.slot)
-        own = [x.index_select(0, end) for end in (user, item)]
-        query = (torch.cat(own, dim=1) @ p["query.weight"] + p["query.bias"]).relu()
+        embeddings = [x.index_select(0, end) for end in (user, item)]
+        query = (torch.cat(embeddings, dim=1) @ p["query.weight"] + p["query.bias"]).relu()
         counter = block.row_key[graph.row[pair]]
         h = []
-        for end, mine in zip((user, item), own, strict=True):
+        for end, own_embedding in zip((user, item), embeddings, strict=True):
             with torch.no_grad():
-                drawn = drawn_neighbors(near, x, query, end, counter, self.sampled, key)
-            around = attended(p, x, drawn, near.relation)
-            both = torch.cat([mine, around], dim=1)
-            h.append((both @ p["layer.weight"] + p["layer.bias"]).relu())
-        found = (h[0] * h[1]).sum(dim=1, keepdim=True)
+                drawn_edges = draw_neighbors(
+                    all_neighbors, x, query, end, counter, self.sampled, key
+                )
+            neighbor_mean = attentive_mean(p, x, drawn_edges, all_neighbors.relation)
+            inputs = torch.cat([own_embedding, neighbor_mean], dim=1)
+            h.append((inputs @ p["layer.weight"] + p["layer.bias"]).relu())
+        predictions = (h[0] * h[1]).sum(dim=1, keepdim=True)
         if self.terms == "none":
-            return found
+            return predictions
         if self.terms == "biases":
             bias = p[BIAS].index_select(0, graph.slot)
-            found = found + bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + found + p["level"]
+            predictions = predictions + bias.index_select(0, user) + bias.index_select(0, item)
+        return graph.mean + predictions + p["level"]
 
     def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
         """Return the operations of a pass; see `PairModel`.
@@ -330,13 +350,19 @@ class ConsisRec:
         Neighbors are those of a mean rating, so that the sum over an epoch is exact; the query and
         the draws have no way back.
         """
-        near, d = neighborhood(block, self.levels), self.embedding
-        neighbors = ratings * (near.train if passes > 1 else near.all)
-        each = 2 * d + PER_NEIGHBOR
-        drawn = passes * self.sampled * neighbors * each
-        own = ratings * (4 * d * d + passes * (8 * d * d + 2 * d + 4))
-        nodes = passes * near.adj.num_rows * 2 * d
-        return float(neighbors * each + drawn + own + nodes + (passes > 1) * LOSS_FLOPS * ratings)
+        all_neighbors, d = neighborhood(block, self.levels), self.embedding
+        neighbors = ratings * (all_neighbors.train if passes > 1 else all_neighbors.all)
+        flops_of_neighbor = 2 * d + PER_NEIGHBOR
+        drawn_flops = passes * self.sampled * neighbors * flops_of_neighbor
+        own_flops = ratings * (4 * d * d + passes * (8 * d * d + 2 * d + 4))
+        nodes = passes * all_neighbors.adj.num_rows * 2 * d
+        return float(
+            neighbors * flops_of_neighbor
+            + drawn_flops
+            + own_flops
+            + nodes
+            + (passes > 1) * LOSS_FLOPS * ratings
+        )
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
@@ -356,7 +382,7 @@ class DrawnNeighbors:
     entry: Tensor
 
 
-def drawn_neighbors(
+def draw_neighbors(
     near: Neighborhood,
     x: Tensor,
     query: Tensor,
@@ -377,18 +403,20 @@ def drawn_neighbors(
         key: of the draws.
     """
     degree = near.adj.degree[end]
-    number = _number(degree, sampled)
-    sizes = parts_of(degree, SCORED_AT_ONCE)
+    number = _num_drawn(degree, sampled)
+    sizes = sizes_of_parts(degree, SCORED_AT_ONCE)
     square = x.square().sum(dim=1)
     split = zip(*(t.split(sizes) for t in (query, end, counter, number)), strict=True)
-    parts = [_entries(near, x, square, q, v, c, some, key) for q, v, c, some in split]
+    parts = [
+        _draw_entries(near, x, square, q, v, c, part_number, key) for q, v, c, part_number in split
+    ]
     entry = torch.cat(parts) if parts else number
     indices, indptr = near.adj.indices[entry], offsets(number)
     return DrawnNeighbors(CSR(indptr.to(indices.dtype), indices, None, len(x)), entry)
 
 
-def _entries(
-    near: Neighborhood,
+def _draw_entries(
+    all_neighbors: Neighborhood,
     x: Tensor,
     square: Tensor,
     query: Tensor,
@@ -397,21 +425,21 @@ def _entries(
     number: Tensor,
     key: Key,
 ) -> Tensor:
-    """Return where some numbers (R,) of drawn neighbors stand in the neighborhood, (s,) int64."""
-    degree = near.adj.degree[end]
+    """Draw `number` (R,) neighbors each; return their positions in the neighborhood, (s,) int64."""
+    degree = all_neighbors.adj.degree[end]
     off = offsets(degree)
-    entry, owner = ranges(near.adj.indptr[end].long(), degree), owners(off)
-    indices = near.adj.indices[entry]
+    entry, owner = ranges(all_neighbors.adj.indptr[end].long(), degree), owners(off)
+    indices = all_neighbors.adj.indices[entry]
     other, indptr = indices.long(), off.to(indices.dtype)
     # |q|^2 is that of all neighbors of a pair, so it changes no chance.
     score = 2 * edge_dots(CSR(indptr, indices, None, len(x)), query, x)
     score = score.double() - square[other]
-    rows = mix_words(counter ^ near.word[end])[owner] ^ near.word[other]
-    top = score - (-key.uniform(rows)[:, 0].log()).log()
-    keep = torch.zeros_like(owner, dtype=torch.bool)
-    place = torch.arange(len(owner), device=owner.device) - off[owner]
-    keep[_largest_first(owner, top)] = place < number[owner]
-    return entry[keep]
+    rows = mix_words(counter ^ all_neighbors.word[end])[owner] ^ all_neighbors.word[other]
+    noisy_score = score - (-key.uniform(rows)[:, 0].log()).log()
+    is_drawn = torch.zeros_like(owner, dtype=torch.bool)
+    rank = torch.arange(len(owner), device=owner.device) - off[owner]
+    is_drawn[_largest_first(owner, noisy_score)] = rank < number[owner]
+    return entry[is_drawn]
 
 
 def _largest_first(owner: Tensor, value: Tensor) -> Tensor:
@@ -426,12 +454,14 @@ def _largest_first(owner: Tensor, value: Tensor) -> Tensor:
     return ((owner << 32) - ascending).argsort(stable=True)
 
 
-def _number(degree: Tensor, sampled: float) -> Tensor:
-    """Return how many of each number of neighbors (R,) are drawn, (R,) int64."""
+def _num_drawn(degree: Tensor, sampled: float) -> Tensor:
+    """Return how many neighbors are drawn of each degree (R,), (R,) int64."""
     return (sampled * degree.double()).long().clamp(min=1).minimum(degree)
 
 
-def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation: Tensor) -> Tensor:
+def attentive_mean(
+    p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation: Tensor
+) -> Tensor:
     """Return the attentive means of drawn neighbors' embeddings, (R, D); 0 without any.
 
     Args:
@@ -440,13 +470,13 @@ def attended(p: Mapping[str, Tensor], x: Tensor, drawn: DrawnNeighbors, relation
         drawn: of R users or items.
         relation: (e,) int64 of each entry of the neighborhood.
     """
-    sender, along = p["attention"].split(x.shape[1])
-    told = (x @ sender).index_select(0, drawn.adj.indices.long())
-    told = told + (p["relation"] @ along).index_select(0, relation[drawn.entry])
+    sender_weights, relation_weights = p["attention"].split(x.shape[1])
+    logits = (x @ sender_weights).index_select(0, drawn.adj.indices.long())
+    logits = logits + (p["relation"] @ relation_weights).index_select(0, relation[drawn.entry])
     rows = drawn.adj.row
-    top = told.detach().new_full((drawn.adj.num_rows, 1), -torch.inf)
-    top.scatter_reduce_(0, rows[:, None], told.detach(), "amax")  # it cancels
-    weight = (told - top.index_select(0, rows)).exp()
+    largest = logits.detach().new_full((drawn.adj.num_rows, 1), -torch.inf)
+    largest.scatter_reduce_(0, rows[:, None], logits.detach(), "amax")  # it cancels
+    weight = (logits - largest.index_select(0, rows)).exp()
     total = weight.new_zeros(drawn.adj.num_rows, 1).index_add(0, rows, weight)
     share = weight / total.index_select(0, rows)
     return edge_product(drawn.adj, share, x[:, None]).squeeze(1)

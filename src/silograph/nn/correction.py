@@ -45,7 +45,7 @@ class Correction(Protocol):
     def __call__(
         self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
     ) -> Params:
-        """Return the corrected gradients; `start` is where the call's training started."""
+        """Return the corrected gradients; `start` are the weights at the start of the call."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class LossTerm(Protocol):
         """Floating-point operations for a node whose embedding is so wide, gradients included."""
 
     def __call__(self, nodes: StepNodes) -> Tensor:
-        """Return what is added to the loss of each node, (r,)."""
+        """Return the term of each node, (r,), which is added to its loss."""
 
 
 def why_no_embeddings(model: AnyModel) -> str | None:
-    """Return why nobody can tell the embeddings of a model, or None if they can be told."""
+    """Return why a model has no embeddings for loss terms, or None if it has."""
     if model.staged is None:
         return f"{model.noun} does not show the embeddings that the method's loss reads"
     if last_layer(model.staged) == 0:

@@ -46,22 +46,22 @@ from silograph.nn.mini_batches import (
     Signal,
     batch_plan,
     sampled_pass,
-    shuffled,
+    shuffle_train,
 )
 from silograph.nn.optim import FIRST, Optimizer
 from silograph.nn.segment import segment_sum
 from silograph.task.registry import task_of
 
 # --- start ---------------------------------------------------------------------------------------
-# Where clients start training: bases that they share, and weights or rows of their own on top.
+# Initial weights of local training: bases that clients share, and weights or rows of their own.
 #
 # Each weight of a start is one of these:
 #
 # - a tensor in the model's shape, shared by all clients, or (C, ...) with a slice for each;
-# - a `Stacked` value: every client's own, as it was kept between rounds;
+# - a `Stacked` value: every client's own weights, stored between rounds;
 # - a `Patched` value: each client has one of G bases, and may have rows of its own in it.
 #
-# What training leaves (`Fitted.weights`) is such a start. Where features are sparse and the
+# The result of training (`Fitted.weights`) is such a start, too. Where features are sparse and the
 # optimizer is fresh, first weights that come from bases are trained as the rows of the features
 # that occur at a client; so one base for all costs what shared weights cost, and they are the
 # same computation.
@@ -76,7 +76,7 @@ StartFields = Mapping[str, Stacked | Patched]
 def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Stacked | Patched]:
     """Return every weight as a value, in the model's order; shared tensors are a single base."""
     fields: dict[str, Stacked | Patched] = {}
-    first: Tensor | None = None  # the base of all clients
+    base_of_client: Tensor | None = None  # the base of all clients
     for name, shape in model.weight_shapes.items():
         w = start[name]
         if not isinstance(w, Tensor):
@@ -84,9 +84,9 @@ def start_fields(model: ModelSizes, start: Start, clients: int) -> dict[str, Sta
         elif w.dim() > len(shape):
             fields[name] = Stacked(w)
         else:
-            if first is None:
-                first = torch.zeros(clients, dtype=torch.int64, device=w.device)
-            fields[name] = from_bases(w[None], first)
+            if base_of_client is None:
+                base_of_client = torch.zeros(clients, dtype=torch.int64, device=w.device)
+            fields[name] = from_bases(w[None], base_of_client)
     return fields
 
 
@@ -98,7 +98,7 @@ def whole(value: Stacked | Patched) -> Tensor:
 
 
 def only_bases(value: Stacked | Patched) -> bool:
-    """Whether no client has anything of its own in a weight."""
+    """Whether no client has rows of its own in a weight."""
     return isinstance(value, Patched) and len(value.t) == 0
 
 
@@ -118,7 +118,7 @@ def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
 
 
 def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:
-    """Whether the rows of used features say all of the first weights that the bases do not."""
+    """Whether clients differ from the bases only in rows of used features of the first weights."""
     if not isinstance(x, SparseRows):
         return False
     return all(_is_compact(fields[name], x) for name in model.first_maps)
@@ -156,7 +156,7 @@ def used_rows(value: Stacked | Patched, x: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a client does with its training nodes.
+    """The steps of a client on its training nodes in a round.
 
     Attributes:
         epochs: passes over them.
@@ -176,14 +176,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Training:
-    """How clients train.
+    """Model, optimizer and schedule of the clients' training.
 
     Attributes:
         model: the shape.
         optimizer: how steps are taken.
         schedule: which steps.
-        corrections: what is added to the gradient of the data, in this order.
-        losses: what is added to the loss of the labels; torch computes it.
+        corrections: terms added to the gradient of the data, in this order.
+        losses: terms added to the loss of the labels; torch computes them.
     """
 
     model: "TrainableModel"
@@ -199,12 +199,12 @@ class Training:
 
     @property
     def step_flops(self) -> float:
-        """Floating-point operations of a client's step, the gradient of the data apart."""
+        """Floating-point operations of a client's step, without the gradient of the data."""
         shapes = self.model.weight_shapes.items()
         return float(sum(self.flops_of(n) * torch.Size(shape).numel() for n, shape in shapes))
 
     def flops_of(self, name: str) -> int:
-        """Return the same of one parameter of a weight."""
+        """Return the operations of a step for one parameter of a weight."""
         corrections = sum(correction.flops for correction in self.corrections)
         return self.optimizer.flops_of(name) + corrections
 
@@ -217,7 +217,7 @@ class Training:
     def correct(
         self, grads: Params, weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
     ) -> Params:
-        """Return the gradients that the optimizer follows."""
+        """Return the gradients with all corrections added."""
         for correction in self.corrections:
             grads = correction(grads, weights, start)
         return grads
@@ -225,15 +225,15 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class TrainingInputs:
-    """What clients train from.
+    """What clients need to train.
 
     Attributes:
         block: their rows, C clients.
         start: weights, see `silograph.nn.fit`.
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
         key: key of the draws.
-        sampler: what the neighbor sampler remembers of every client.
-        tables: those of the clients, with what the optimizer keeps of them if `memory` is.
+        sampler: the neighbor sampler's state of every client.
+        tables: those of the clients, with their optimizer state if `memory` is given.
     """
 
     block: ClientBlock
@@ -246,17 +246,17 @@ class TrainingInputs:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What training leaves.
+    """The result of training.
 
     Attributes:
         weights: of every client, (C, ...).
-        memory: optimizer state (C, ...), empty if it was not to be kept.
+        memory: optimizer state (C, ...), empty if it is made anew every round.
         loss: (C,) mean training loss of the last epoch, before each step; 0 without training nodes.
-        logits: (n, K) what each client's model says of its rows.
+        logits: (n, K) of each client's model for its rows.
         steps: (C,) int64 steps taken; 0 without training nodes.
-        neighbors: what the neighbor sampler remembers of every client.
-        tables: of every client, where the model has any, with what the optimizer keeps of them.
-        received: (C, ...) counts of the model that training started from, where they are asked for.
+        neighbors: the neighbor sampler's state of every client.
+        tables: of every client, where the model has any, with their optimizer state.
+        received: (C, ...) counts of the initial model, if the run scores models on receipt.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -287,7 +287,7 @@ class TrainableModel(AnyModel, Protocol):
 
 
 LOSS_FLOPS = 7  # a class of a training node: exp, sum, log, difference, product; 2 on the way back
-Held = dict[str, Stacked | Ragged]
+TrainingFields = dict[str, Stacked | Ragged]
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,34 +295,34 @@ class InTraining:
     """Clients before or after their training.
 
     Attributes:
-        held: weights, (C, ...) or rows (R, D) of all clients.
-        given: optimizer state (C, ...); empty if a fresh one is made and thrown away.
+        weights: (C, ...), or rows (R, D) of all clients.
+        memory: optimizer state (C, ...); empty if a fresh one is made and thrown away.
         sampler: what the neighbor sampler remembers.
         loss: (C,) float64 mean of the last epoch; 0 without training nodes.
         steps: (C,) int64 steps taken.
     """
 
-    held: Held
-    given: Held
+    weights: TrainingFields
+    memory: TrainingFields
     sampler: State
     loss: Tensor = field(default_factory=lambda: torch.empty(0))
     steps: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def take(self, positions: Tensor) -> "InTraining":
         """Return the clients at `positions` (k,) int64."""
-        held, given, sampler = (
+        weights, memory, sampler = (
             state_of(take_all(fields, positions))
-            for fields in (self.held, self.given, self.sampler)
+            for fields in (self.weights, self.memory, self.sampler)
         )
         loss, steps = (t[positions.to(t.device)] if len(t) else t for t in (self.loss, self.steps))
-        return InTraining(held, given, sampler, loss, steps)
+        return InTraining(weights, memory, sampler, loss, steps)
 
     def put(self, part: "InTraining", positions: Tensor) -> "InTraining":
         """Return all clients, those at `positions` as in `part`, the others without a step."""
-        clients = len(next(f.t for f in self.held.values() if isinstance(f, Stacked)))
+        clients = len(next(f.t for f in self.weights.values() if isinstance(f, Stacked)))
         return InTraining(
-            {name: put(self.held[name], f, positions) for name, f in part.held.items()},
-            {name: put(self.given[name], f, positions) for name, f in part.given.items()},
+            {name: put(self.weights[name], f, positions) for name, f in part.weights.items()},
+            {name: put(self.memory[name], f, positions) for name, f in part.memory.items()},
             self.sampler,
             part.loss.new_zeros(clients).index_copy(0, positions, part.loss),
             part.steps.new_zeros(clients).index_copy(0, positions.cpu(), part.steps),
@@ -330,14 +330,14 @@ class InTraining:
 
 
 @dataclass(frozen=True, eq=False)
-class _Live:
-    """What steps change in place, of the first clients of a block or of all.
+class _StepState:
+    """The tensors that steps change in place, of the first clients of a block or of all.
 
     Attributes:
         weights: (C, ...), or rows (R, D) of all clients.
         start: copies of the weights before the first step, where a correction needs them.
         memory: optimizer state, in the forms of the weights; `steps` (C,) or longer.
-        off: (C + 1,) int64 rows of each client, of the weights that are held as rows.
+        off: (C + 1,) int64 offsets of each client's rows, of weights that are trained as rows.
     """
 
     weights: Params
@@ -349,11 +349,11 @@ class _Live:
         """Return views of clients a to b, of tensors named as weights or `KIND/WEIGHT`."""
         return {name: t[self._row(name, a) : self._row(name, b)] for name, t in tensors.items()}
 
-    def part(self, a: int, b: int) -> "_Live":
+    def part(self, a: int, b: int) -> "_StepState":
         """Return clients a to b; steps on them are steps on these."""
         kinds = self.weights, self.start, self.memory
         weights, start, memory = (self.slices(tensors, a, b) for tensors in kinds)
-        return _Live(weights, start, memory, self.off)
+        return _StepState(weights, start, memory, self.off)
 
     def _row(self, name: str, client: int) -> int:
         off = self.off.get(name.rpartition("/")[2])
@@ -362,13 +362,13 @@ class _Live:
 
 @dataclass(frozen=True, eq=False)
 class _Targets:
-    """What a step is to predict.
+    """The labels that a step predicts.
 
     Attributes:
-        rows: (r,) bool which rows of the pass; None: all of them.
-        row: (t,) int64 where they are among the rows of the clients.
+        rows: (r,) bool which rows of the pass have labels to predict; None: all of them.
+        row: (t,) int64 their positions among the rows of the clients.
         y: (t, ...) their labels, by client.
-        off: (A + 1,) int64 how many each client has.
+        off: (A + 1,) int64 offsets of each client's labels.
     """
 
     rows: Tensor | None
@@ -398,8 +398,8 @@ class Trainer:
         model: what they train.
         training: how.
         key: of the draws.
-        compact: whether the first weights are held as rows for the features that occur.
-        keep: whether optimizer state is given and returned.
+        compact: whether the first weights are trained as rows for the features that occur.
+        keep: whether training continues from an optimizer state and returns it.
     """
 
     model: Staged
@@ -412,24 +412,24 @@ class Trainer:
         """Return the trainer of the clients at these positions (k,) int64."""
         return replace(self, training=self.training.of(clients))
 
-    def run(self, block: ClientBlock, begun: InTraining) -> InTraining:
+    def run(self, block: ClientBlock, start: InTraining) -> InTraining:
         """Return the clients after training; those without training nodes are as they were."""
         schedule = self.training.schedule
         if not schedule.whole:
-            return self._sorted(batch_plan(block, schedule.batch_size), begun)
+            return self._train_in_plan_order(batch_plan(block, schedule.batch_size), start)
         active = (block.num_train > 0).nonzero()[:, 0]
         if len(active) == block.num_clients:
-            return self._whole(block, begun)
+            return self._train_on_all_rows(block, start)
         if not len(active):
-            zero = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
-            return replace(begun, loss=zero, steps=zero.long().cpu())
+            zeros = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
+            return replace(start, loss=zeros, steps=zeros.long().cpu())
         with work_of(active):
-            part = self.of(active)._whole(block.take(active), begun.take(active))
-        return begun.put(part, active)
+            part = self.of(active)._train_on_all_rows(block.take(active), start.take(active))
+        return start.put(part, active)
 
-    def _whole(self, block: ClientBlock, begun: InTraining) -> InTraining:
+    def _train_on_all_rows(self, block: ClientBlock, start: InTraining) -> InTraining:
         """Take steps on all rows; every client has training nodes."""
-        live, epochs = self._live(begun), self.training.schedule.epochs
+        live, epochs = self._start_steps(start), self.training.schedule.epochs
         dtype = next(iter(live.weights.values())).dtype
         inputs = whole_pass(self.model, block, dtype)
         inputs = replace(inputs, x=features_for(block, self.compact))
@@ -440,56 +440,65 @@ class Trainer:
             key = self.key.fold("epoch", epoch, "batch", 0)
             loss = self._step(live, [(0, block.num_clients)], inputs, targets, key)
         steps = torch.full((block.num_clients,), epochs)
-        return self._done(begun, live, begun.sampler, loss.double(), steps)
+        return self._after_training(start, live, start.sampler, loss.double(), steps)
 
-    def _sorted(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+    def _train_in_plan_order(self, plan: BatchPlan, start: InTraining) -> InTraining:
         """Take steps on batches, with the clients in the order of the plan."""
-        if not plan.moved:
-            return self._batched(plan, begun)
-        return self.of(plan.order)._batched(plan, begun.take(plan.order)).take(plan.back)
+        if not plan.is_reordered:
+            return self._train_on_batches(plan, start)
+        return (
+            self.of(plan.order)
+            ._train_on_batches(plan, start.take(plan.order))
+            .take(plan.inverse_order)
+        )
 
-    def _batched(self, plan: BatchPlan, begun: InTraining) -> InTraining:
+    def _train_on_batches(self, plan: BatchPlan, start: InTraining) -> InTraining:
         """Let the clients that have a batch `number` take that step together, in every epoch."""
-        live, state, block = self._live(begun), begun.sampler, plan.block
+        live, state, block = self._start_steps(start), start.sampler, plan.block
         schedule = self.training.schedule
         loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
         for epoch in range(schedule.epochs):
             loss, key = torch.zeros_like(loss), self.key.fold("epoch", epoch)
-            train = shuffled(block, schedule.batch_size, key)
+            train = shuffle_train(block, schedule.batch_size, key)
             for number, active in enumerate(plan.active):
                 # A fresh optimizer has counted as many steps for all in the first epoch.
-                alike = epoch == 0 and not self.keep
-                runs = [(0, active)] if alike else plan.groups(number)
+                counted_alike = epoch == 0 and not self.keep
+                runs = [(0, active)] if counted_alike else plan.groups(number)
                 seeds, off = plan.seeds(train, number)
                 with work_of(plan.order[:active]):
                     part, step_key = live.part(0, active), key.fold("batch", number)
-                    own = state is not begun.sampler  # what was given is not ours to change
-                    found, state = self._batch(block, part, runs, seeds, off, step_key, state, own)
-                loss[:active] += found.double() * off.diff() / block.num_train[:active]
-        return self._done(begun, live, state, loss, plan.batches * schedule.epochs)
+                    # The caller's state must stay unchanged; later ones are our own.
+                    may_change_state = state is not start.sampler
+                    batch_loss, state = self._step_on_batch(
+                        block, part, runs, seeds, off, step_key, state, may_change_state
+                    )
+                loss[:active] += batch_loss.double() * off.diff() / block.num_train[:active]
+        return self._after_training(start, live, state, loss, plan.batches * schedule.epochs)
 
-    def _batch(
+    def _step_on_batch(
         self,
         block: ClientBlock,
-        live: _Live,
+        live: _StepState,
         runs: Sequence[tuple[int, int]],
         seeds: Tensor,
         off: Tensor,
         key: Key,
         state: State,
-        own: bool,
+        may_change_state: bool,
     ) -> tuple[Tensor, State]:
         """Take one step on rows `seeds` (s,) of the first A clients; see `_step` and `Signal`."""
         neighbors = self.training.schedule.neighbors
         clients = torch.arange(len(off) - 1, device=off.device)
-        sums = [stage.conv.sums for stage in self.model.stages]
+        sums_neighbors = [stage.conv.sums for stage in self.model.stages]
         x = self._first_rows(block, live)
-        inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums, state)
+        inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums_neighbors, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
         loss = trainer._step(live, runs, inputs, _Targets(None, seeds, block.y[seeds], off), key)
-        return loss, neighbors.learn(block, state, Signal(clients, draws, loss, key, own))
+        return loss, neighbors.learn(
+            block, state, Signal(clients, draws, loss, key, may_change_state)
+        )
 
-    def _first_rows(self, block: ClientBlock, live: _Live) -> Rows:
+    def _first_rows(self, block: ClientBlock, live: _StepState) -> Rows:
         """Return features for the weights that these clients hold."""
         x = features_for(block, self.compact)
         if not self.compact:
@@ -499,25 +508,25 @@ class Trainer:
         csr = CSR(x.csr.indptr, x.csr.indices, x.csr.values, used)
         return replace(x, csr=csr)
 
-    def _live(self, begun: InTraining) -> _Live:
-        weights = {name: f.t for name, f in begun.held.items()}
+    def _start_steps(self, clients: InTraining) -> _StepState:
+        weights = {name: f.t for name, f in clients.weights.items()}
         start = {k: w.clone() for k, w in weights.items()} if self.training.corrections else {}
-        memory = {name: f.t for name, f in begun.given.items()}
+        memory = {name: f.t for name, f in clients.memory.items()}
         if not self.keep:
             memory = self.training.optimizer.init(weights)
-        off = {name: f.off for name, f in begun.held.items() if isinstance(f, Ragged)}
-        return _Live(weights, start, memory, off)
+        off = {name: f.off for name, f in clients.weights.items() if isinstance(f, Ragged)}
+        return _StepState(weights, start, memory, off)
 
-    def _done(
-        self, begun: InTraining, live: _Live, sampler: State, loss: Tensor, steps: Tensor
+    def _after_training(
+        self, start: InTraining, live: _StepState, sampler: State, loss: Tensor, steps: Tensor
     ) -> InTraining:
-        held = {name: replace(f, t=live.weights[name]) for name, f in begun.held.items()}
-        given: Held = {name: Stacked(live.memory[name]) for name in begun.given}
-        return InTraining(held, given, sampler, loss, steps)
+        weights = {name: replace(f, t=live.weights[name]) for name, f in start.weights.items()}
+        memory: TrainingFields = {name: Stacked(live.memory[name]) for name in start.memory}
+        return InTraining(weights, memory, sampler, loss, steps)
 
     def _step(
         self,
-        live: _Live,
+        live: _StepState,
         runs: Sequence[tuple[int, int]],
         inputs: Pass,
         targets: _Targets,
@@ -536,8 +545,8 @@ class Trainer:
         total = segment_sum(self._losses(leaves, inputs, targets, key), targets.off)
         loss = total / targets.off.diff()
         # Clients share no weight, so the gradient of the sum holds each client's own.
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        grads = dict(zip(leaves, found, strict=True))
+        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        grads = dict(zip(leaves, gradients, strict=True))
         grads = self.training.correct(grads, live.weights, live.start)
         report_steps(self.training.step_flops)
         for a, b in runs:
@@ -549,27 +558,27 @@ class Trainer:
         """Return the loss of each target, (t,)."""
         model, losses = self.model, self.training.losses
         if not losses:
-            logits = _at(targets, forward_pass(model, leaves, inputs, key))
+            logits = _target_rows(targets, forward_pass(model, leaves, inputs, key))
             report_rows(targets.off, LOSS_FLOPS * model.outputs)
             return task_of(model.task).loss(logits, targets.y)
-        found = embedded_pass(model, leaves, inputs, key)
-        logits, embeddings = (_at(targets, t) for t in found)
+        outputs = embedded_pass(model, leaves, inputs, key)
+        logits, embeddings = (_target_rows(targets, t) for t in outputs)
         report_rows(targets.off, LOSS_FLOPS * model.outputs)
-        each = task_of(model.task).loss(logits, targets.y)
+        target_losses = task_of(model.task).loss(logits, targets.y)
         nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
         for term in losses:
-            more = term(nodes)
-            if more.shape != each.shape:
+            extra_losses = term(nodes)
+            if extra_losses.shape != target_losses.shape:
                 raise ConfigError(
-                    f"expected a loss {tuple(each.shape)} of {type(term).__name__}, one for each "
-                    f"node, got {tuple(more.shape)}"
+                    f"expected a loss {tuple(target_losses.shape)} of {type(term).__name__}, one "
+                    f"for each node, got {tuple(extra_losses.shape)}"
                 )
             report_rows(targets.off, term.flops(embeddings.shape[1]))
-            each = each + more
-        return each
+            target_losses = target_losses + extra_losses
+        return target_losses
 
 
-def _at(targets: _Targets, t: Tensor) -> Tensor:
+def _target_rows(targets: _Targets, t: Tensor) -> Tensor:
     """Return the rows of a pass that are targets."""
     return t if targets.rows is None else t[targets.rows]
 
@@ -588,50 +597,64 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
-    held = held_start(model, block, fields, compact=compact)
-    given: Held = {name: Stacked(own_copy(m)) for name, m in (memory or {}).items()}
+    weight_fields = copy_start(model, block, fields, compact=compact)
+    optimizer_memory: TrainingFields = {
+        name: Stacked(own_copy(m)) for name, m in (memory or {}).items()
+    }
     trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
-    found = trainer.run(block, InTraining(held, given, inputs.sampler))
-    held, given = found.held, found.given
-    tensors = {name: f.t for name, f in held.items()}
+    trained = trainer.run(block, InTraining(weight_fields, optimizer_memory, inputs.sampler))
+    weight_fields, optimizer_memory = trained.weights, trained.memory
+    tensors = {name: f.t for name, f in weight_fields.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         dtype = next(iter(tensors.values())).dtype
-        read = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
-        logits = forward_pass(model, tensors, read, None)
-    weights = _weights(training, block, fields, held, found.steps)
-    kept = {name: f.t for name, f in given.items()}
-    return Fitted(weights, kept, found.loss.to(logits.dtype), logits, found.steps, found.sampler)
+        inputs_at_end = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
+        logits = forward_pass(model, tensors, inputs_at_end, None)
+    weights = _trained_weights(training, block, fields, weight_fields, trained.steps)
+    final_memory = {name: f.t for name, f in optimizer_memory.items()}
+    return Fitted(
+        weights, final_memory, trained.loss.to(logits.dtype), logits, trained.steps, trained.sampler
+    )
 
 
-def held_start(model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool) -> Held:
+def copy_start(
+    model: Staged, block: ClientBlock, fields: StartFields, *, compact: bool
+) -> TrainingFields:
     """Return copies of the starting weights, the first ones as used rows only if compact."""
-    rows, held = model.first_maps if compact else (), Held()
+    rows, weight_fields = model.first_maps if compact else (), TrainingFields()
     for name, f in fields.items():
         if name in rows:
             assert isinstance(block.x, SparseRows)  # see `starts_compact`
-            held[name] = Ragged(used_rows(f, block.x), block.x.used.off)
+            weight_fields[name] = Ragged(used_rows(f, block.x), block.x.used.off)
         else:
-            held[name] = Stacked(whole(f))
-    return held
+            weight_fields[name] = Stacked(whole(f))
+    return weight_fields
 
 
 def rest(training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return where weights (R, D) are after some steps of a fresh optimizer without data."""
+    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     name = f"{FIRST}rows"  # only first weights have rows that no data reaches
-    weights, zero, begin = {name: own_copy(start[None])}, torch.zeros_like(start)[None], start[None]
+    weights, no_gradient, base = (
+        {name: own_copy(start[None])},
+        torch.zeros_like(start)[None],
+        start[None],
+    )
     state = training.optimizer.init(weights)
     for _ in range(steps):
-        grads = training.correct({name: zero}, weights, {name: begin})
+        grads = training.correct({name: no_gradient}, weights, {name: base})
         training.optimizer.step_(weights, grads, state)
     return weights[name][0]
 
 
-def _weights(
-    training: Training, block: ClientBlock, fields: StartFields, held: Held, steps: Tensor
+def _trained_weights(
+    training: Training,
+    block: ClientBlock,
+    fields: StartFields,
+    weight_fields: TrainingFields,
+    steps: Tensor,
 ) -> dict[str, Stacked | Patched]:
-    """Return trained weights; used rows stand in what the others have become in as many steps."""
+    """Return trained weights; rows of unused features follow their path without data."""
     weights: dict[str, Stacked | Patched] = {}
-    for name, f in held.items():
+    for name, f in weight_fields.items():
         if isinstance(f, Stacked):
             weights[name] = f
         else:
@@ -651,23 +674,25 @@ def patched(
 ) -> Patched:
     """Return first weights whose used rows (U, H) were trained for `steps` (C,) steps.
 
-    `rest` tells where the other rows are after a number of steps from a base (F, H); `flops` are
-    the operations of a step for one parameter, for what is not executed here (`report_spared`).
+    `rest` returns the other rows after a number of steps from a base (F, H); `flops` are the
+    operations of a step for one parameter, for the work saved here (`report_spared`).
     """
     assert isinstance(start, Patched)  # see `starts_compact`
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
-    place = {path: number for number, path in enumerate(sorted(set(paths)))}
-    bases = [rest(start.base[g], count) for g, count in place]
-    unused = start.base.shape[1] - x.used.off.diff().cpu()
-    together = start.base.shape[1] * sum(count for _, count in place)
-    report_spared(flops * rows.shape[1] * float(int((steps.cpu() * unused).sum()) - together))
+    base_number = {path: number for number, path in enumerate(sorted(set(paths)))}
+    bases = [rest(start.base[g], count) for g, count in base_number]
+    unused_rows = start.base.shape[1] - x.used.off.diff().cpu()
+    computed_once = start.base.shape[1] * sum(count for _, count in base_number)
+    report_spared(
+        flops * rows.shape[1] * float(int((steps.cpu() * unused_rows).sum()) - computed_once)
+    )
     base = bases[0][None] if len(bases) == 1 else torch.stack(bases)
-    which = torch.tensor([place[path] for path in paths], device=rows.device)
+    which = torch.tensor([base_number[path] for path in paths], device=rows.device)
     return Patched(base, which, rows, x.used.feature, x.used.off)
 
 
-# --- doors ---------------------------------------------------------------------------------------
-# What comes from outside is checked here before code that trusts it, compiled or not, reads it.
+# --- input checks --------------------------------------------------------------------------------
+# What comes from outside is checked here before any code that trusts it reads it.
 #
 # Compiled kernels and torch's fused optimizers check no bounds: a weight that is too small makes
 # them read, and optimizer state that is too small makes them write, where they must not. Weights
@@ -708,21 +733,21 @@ def check_weights(
         block: C clients with the model's number of features.
         shared: whether weights must be shared.
     """
-    _check_slices(_shapes(model, weights, block), weights, block, shared=shared)
+    _check_slices(_expected_shapes(model, weights, block), weights, block, shared=shared)
 
 
 def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless training can start from these weights of a block's clients."""
-    shapes, dtype = _shapes(model, start, block), dtype_of(block)
+    shapes, dtype = _expected_shapes(model, start, block), dtype_of(block)
     tensors = {name: w for name, w in start.items() if isinstance(w, Tensor)}
     _check_slices({n: s for n, s in shapes.items() if n in tensors}, tensors, block, shared=False)
     for name, shape in shapes.items():
         match start[name]:
             case Stacked(t) if t.shape != (block.num_clients, *shape) or t.dtype is not dtype:
-                _refuse(name, t, (block.num_clients, *shape), dtype, ANOTHER)
+                _raise_misfit(name, t, (block.num_clients, *shape), dtype, ANOTHER)
             case Patched(base) as field:
                 if base.shape[1:] != shape or base.dtype is not dtype or not len(base):
-                    _refuse(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
+                    _raise_misfit(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
                 problem = patched_problem(field, block.num_clients)
                 if problem is None and field.t.dtype is not dtype:
                     problem = f"rows of {dtype}, got {field.t.dtype}"
@@ -730,7 +755,7 @@ def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
                     raise ProtocolError(f"expected {problem} for {name} where training starts")
 
 
-def _shapes(
+def _expected_shapes(
     model: AnyModel, weights: Mapping[str, object], block: ClientBlock
 ) -> Mapping[str, tuple[int, ...]]:
     """Return shapes by name; raise `ProtocolError` unless model, names and features fit."""
@@ -740,7 +765,9 @@ def _shapes(
             f"expected a model of {block.num_features} features, got one of {model.features}"
         )
     if weights.keys() != shapes.keys():
-        raise ProtocolError(f"expected the weights {_few(shapes)}, got {_few(weights)}: {ANOTHER}")
+        raise ProtocolError(
+            f"expected the weights {_name_some(shapes)}, got {_name_some(weights)}: {ANOTHER}"
+        )
     return shapes
 
 
@@ -758,7 +785,7 @@ def _check_slices(
     for name, shape in shapes.items():
         w = weights[name]
         if w.shape != clients + shape or w.dtype is not dtype:
-            _refuse(name, w, clients + shape, dtype, ANOTHER)
+            _raise_misfit(name, w, clients + shape, dtype, ANOTHER)
 
 
 def check_memory(
@@ -768,13 +795,15 @@ def check_memory(
     expected = _memory_shapes(model, optimizer, dtype_of(block))
     if memory.keys() != expected.keys():
         raise ProtocolError(
-            f"expected the optimizer state {_few(expected)}, got {_few(memory)}: it is of another "
-            "optimizer or model"
+            f"expected the optimizer state {_name_some(expected)}, got {_name_some(memory)}: it is "
+            "of another optimizer or model"
         )
     for name, (shape, dtype) in expected.items():
-        m, whole = memory[name], (block.num_clients, *shape)
-        if m.shape != whole or m.dtype is not dtype:
-            _refuse(name, m, whole, dtype, "this is optimizer state of another model")
+        m, expected_shape = memory[name], (block.num_clients, *shape)
+        if m.shape != expected_shape or m.dtype is not dtype:
+            _raise_misfit(
+                name, m, expected_shape, dtype, "this is optimizer state of another model"
+            )
     steps = memory.get("steps")
     if steps is not None and not bool(((steps >= 0) & (steps < MOST_STEPS)).all()):
         raise ProtocolError(
@@ -790,44 +819,49 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
     if name in block.memo:
         return
     y, task = block.y, task_of(model.task)
-    wrong = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
-    if wrong or y.is_floating_point() == task.classes:
+    is_other_task = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
+    if is_other_task or y.is_floating_point() == task.classes:
         what = "numbers" if not task.classes else "bits" if task.wide else "classes"
         raise ProtocolError(
             f"expected {model.outputs} {what} as labels, got labels of "
             f"shape {tuple(y.shape)}: the model is for another task"
         )
     if task.classes and not task.wide and bool(block.split.train.any()):
-        least, most = (int(t) for t in y[block.split.train].aminmax())
-        if least < 0 or most >= model.outputs:
+        smallest, largest = (int(t) for t in y[block.split.train].aminmax())
+        if smallest < 0 or largest >= model.outputs:
             raise ProtocolError(
                 f"expected labels of training rows in 0 to {model.outputs - 1}, got "
-                f"{least} to {most}: the model is for fewer classes"
+                f"{smallest} to {largest}: the model is for fewer classes"
             )
     block.memo[name] = True
 
 
-def check_places(named: Ragged, off: Tensor, what: str) -> Tensor:
-    """Return places (k,) int64 in the order of a block, of what clients name in their own order.
+def check_places(positions: Ragged, off: Tensor, what: str) -> Tensor:
+    """Return positions (k,) int64 in a block from positions that clients count each by themselves.
 
     Args:
-        named: (k,) integers, ascending in each client.
-        off: (C + 1,) int64, how many places each client has.
+        positions: (k,) integers, ascending in each client.
+        off: (C + 1,) int64 offsets of the clients' positions in the block.
         what: what they are, for the message.
 
     Raises:
         ProtocolError: a place that does not exist, or one out of order.
     """
-    t = named.t
-    if t.dim() != 1 or t.is_floating_point() or t.dtype is torch.bool or len(named.off) != len(off):
+    t = positions.t
+    if (
+        t.dim() != 1
+        or t.is_floating_point()
+        or t.dtype is torch.bool
+        or len(positions.off) != len(off)
+    ):
         raise ProtocolError(
             f"expected {what} as whole numbers for each of {len(off) - 1} clients, got {t.dtype} "
-            f"of shape {tuple(t.shape)} for {len(named.off) - 1}"
+            f"of shape {tuple(t.shape)} for {len(positions.off) - 1}"
         )
-    own, client = t.long(), owners(named.off)
-    if not bool(((own >= 0) & (own < off.diff()[client])).all()):
+    local, client = t.long(), owners(positions.off)
+    if not bool(((local >= 0) & (local < off.diff()[client])).all()):
         raise ProtocolError(f"expected {what}, got others")
-    places = off[client] + own
+    places = off[client] + local
     if not bool((places.diff() > 0).all()):
         raise ProtocolError(f"expected {what} in ascending order, got another order")
     return places
@@ -861,13 +895,15 @@ def _memory_shapes(
     return {name: (tuple(t.shape[1:]), t.dtype) for name, t in optimizer.init(blank).items()}
 
 
-def _refuse(name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> None:
+def _raise_misfit(
+    name: str, t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, reason: str
+) -> None:
     if t.shape != shape:
         raise ProtocolError(f"expected {name} of shape {shape}, got {tuple(t.shape)}: {reason}")
     raise ProtocolError(f"expected {name} of {dtype}, got {t.dtype}: {reason}")
 
 
-def _few(names: Mapping[str, object]) -> str:
-    """Return some of the names, as a server may send any number of any length."""
+def _name_some(names: Mapping[str, object]) -> str:
+    """Return at most six names, shortened: a server may send any number of any length."""
     shown = [repr(name[:40])[1:-1] for name in list(names)[:6]]
     return ", ".join(shown + ["..."] * (len(names) > 6)) or "none"

@@ -87,11 +87,11 @@ class Staged(ModelSizes, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What one pass through a model of L stages reads.
+    """The inputs of one pass through a model of L stages.
 
     Attributes:
         x: features of the rows that enter stage 0.
-        messages: L of them; the rows that hear in one are those that send in the next.
+        messages: L of them; the receivers of one are the senders of the next.
         row_key: (L) keys of the rows that enter each stage.
     """
 
@@ -102,25 +102,25 @@ class Pass:
 
 def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
-    keep = key.keep(row_key, x.shape[1], drop)
-    return x * keep.to(x.dtype) * (1 / keep_probability(drop))
+    is_kept = key.keep(row_key, x.shape[1], drop)
+    return x * is_kept.to(x.dtype) * (1 / keep_probability(drop))
 
 
-def _dropped_entries(x: SparseRows, drop: float, row_key: Tensor, key: Key) -> SparseRows:
+def _drop_entries(x: SparseRows, drop: float, row_key: Tensor, key: Key) -> SparseRows:
     """Return sparse features after dropout, by the draws that dense ones have."""
     csr, values = x.csr, x.csr.values
     assert values is not None  # features carry values
     column = csr.indices.long() if x.feature is None else x.feature[csr.indices.long()]
-    keep = key.keep_entries(row_key[csr.row], column, drop)
+    is_kept = key.keep_entries(row_key[csr.row], column, drop)
     csr.by_column  # noqa: B018 - every step wants this order, and one without dropout does not
-    values = values * keep.to(values.dtype) * (1 / keep_probability(drop))
+    values = values * is_kept.to(values.dtype) * (1 / keep_probability(drop))
     return SparseRows(csr.with_values(values), x.off, feature=x.feature, places=x)
 
 
 def after_dropout(
     stage: Stage, number: int, x: Rows, row_key: Tensor, off: Tensor, key: Key | None
 ) -> Rows:
-    """Return what enters the convolution of a stage, from what enters the stage: dropout.
+    """Apply the dropout of a stage to its inputs.
 
     Args:
         stage: the stage.
@@ -135,7 +135,7 @@ def after_dropout(
     key = key.fold("dropout", number)
     if isinstance(x, SparseRows):
         report_entries(x.csr.indptr, off, 2)
-        return _dropped_entries(x, stage.drop, row_key, key)
+        return _drop_entries(x, stage.drop, row_key, key)
     report_rows(off, 2 * x.shape[1] * (1 + gradients(x)))
     return dropped(x, stage.drop, row_key, key)
 
@@ -149,7 +149,7 @@ def whole_pass(model: Staged, block: ClientBlock, dtype: torch.dtype) -> Pass:
 def forward_pass(
     model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None
 ) -> Tensor:
-    """Return logits (r, K) of the rows that hear in the last stage.
+    """Return logits (r, K) of the receivers of the last stage.
 
     Args:
         model: the shape.
@@ -157,15 +157,15 @@ def forward_pass(
         inputs: what the pass reads.
         key: key of the dropout draws; None turns dropout off.
     """
-    return _passed(model, weights, inputs, key, None)[0]
+    return _run_pass(model, weights, inputs, key, None)[0]
 
 
 def rows_of_stage(
     model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None, number: int
 ) -> Rows:
-    """Return what enters the convolution of a stage, (s, I), after dropout; see `forward_pass`."""
-    x = inputs.x if number == 0 else _passed(model, weights, inputs, key, None, until=number)[0]
-    return _entered(model, number, x, inputs, key)
+    """Return the inputs of a stage's convolution, (s, I), after dropout; see `forward_pass`."""
+    x = inputs.x if number == 0 else _run_pass(model, weights, inputs, key, None, until=number)[0]
+    return _inputs_after_dropout(model, number, x, inputs, key)
 
 
 def last_layer(model: Staged) -> int:
@@ -176,65 +176,67 @@ def last_layer(model: Staged) -> int:
 def embedded_pass(
     model: Staged, weights: Mapping[str, Tensor], inputs: Pass, key: Key | None
 ) -> tuple[Tensor, Tensor]:
-    """Return what `forward_pass` does, and what entered the last layer with weights, (r, D).
+    """Return logits as `forward_pass` does, and the inputs of the last layer with weights, (r, D).
 
     The model has two layers or more.
     """
-    logits, embeddings = _passed(model, weights, inputs, key, last_layer(model))
+    logits, embeddings = _run_pass(model, weights, inputs, key, last_layer(model))
     assert embeddings is not None  # of that layer
     return logits, embeddings
 
 
-def _passed(
+def _run_pass(
     model: Staged,
     weights: Mapping[str, Tensor],
     inputs: Pass,
     key: Key | None,
-    at: int | None,
+    embedded_stage: int | None,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return logits, and what reached stage `at` of the rows that hear in the last stage.
+    """Return logits of the last stage's receivers, and their inputs of stage `embedded_stage`.
 
-    With `until` the pass ends before that stage, and what enters it stands for the logits.
+    With `until` the pass ends before that stage, and its inputs are returned as the logits.
     """
     x: Rows = inputs.x
     origin: Tensor | None = None
-    reached: Tensor | None = None
+    embeddings: Tensor | None = None
     for number, stage in enumerate(model.stages[:until]):
-        if number == at:
+        if number == embedded_stage:
             assert isinstance(x, Tensor)  # only the input can be sparse
-            reached = x
+            embeddings = x
         messages, prefix = inputs.messages[number], f"{number}."
         params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        h = _entered(model, number, x, inputs, key)
+        h = _inputs_after_dropout(model, number, x, inputs, key)
         if stage.edge_drop and key is not None:
             draws = key.fold("attention", number)
-            messages = messages.dropping(stage.edge_drop, inputs.row_key[number], draws)
+            messages = messages.with_dropout(stage.edge_drop, inputs.row_key[number], draws)
         if stage.teleport:
             assert isinstance(x, Tensor)  # linear stages come first
             origin = messages.own_of(x if origin is None else origin)
-        if reached is not None:
-            reached = messages.own_of(reached)
+        if embeddings is not None:
+            embeddings = messages.own_of(embeddings)
         x = leave(stage, convolve(stage.conv, params, h, messages), x, origin, messages)
     assert isinstance(x, Tensor)  # at least one stage
-    return x, reached
+    return x, embeddings
 
 
-def _entered(model: Staged, number: int, x: Rows, inputs: Pass, key: Key | None) -> Rows:
-    """Return what enters the convolution of a stage of a pass."""
+def _inputs_after_dropout(
+    model: Staged, number: int, x: Rows, inputs: Pass, key: Key | None
+) -> Rows:
+    """Return the inputs of the convolution of a stage of a pass."""
     off = inputs.messages[number].sender_off
     return after_dropout(model.stages[number], number, x, inputs.row_key[number], off, key)
 
 
 def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:
-    """Return what leaves a stage, (r, O).
+    """Return the outputs of a stage, (r, O).
 
     Args:
         stage: the stage.
-        out: (r, O) what its convolution gave.
-        x: (s, I) what entered the stage.
-        origin: (r, O) what entered the first stage with a restart; None before that.
-        messages: s rows send, r hear.
+        out: (r, O) outputs of its convolution.
+        x: (s, I) inputs of the stage.
+        origin: (r, O) inputs of the first stage with a restart; None before that.
+        messages: from s senders to r receivers.
     """
     if stage.relu:
         report_rows(messages.off, out.shape[1] * (1 + gradients(out)))

@@ -36,7 +36,7 @@ class BlockArrays:
     called: arrays.CalledArrays  # the clients of the block, which may be a part of the arrays
 
     def take(self, positions: Tensor, off: Tensor) -> "BlockArrays":
-        """Return the same for calls to the clients at `positions` (k,), who have rows `off`."""
+        """Return the arrays for calls to the clients at `positions` (k,), with rows `off`."""
         used = torch.from_numpy(self.called.used_off).diff()[positions]
         position = torch.from_numpy(self.called.position)[positions]
         called = arrays.CalledArrays(
@@ -45,21 +45,23 @@ class BlockArrays:
         return replace(self, called=called)
 
 
-def prepared(model: Staged, block: ClientBlock, *, compact: bool) -> BlockArrays:
+def prepare_block(model: Staged, block: ClientBlock, *, compact: bool) -> BlockArrays:
     """Return the block's arrays, worked out once for each convolution."""
     name = ("kernels", conv_of(model), compact)
     if name not in block.memo and block.source is not None:
-        whole, positions = block.source
-        block.memo[name] = prepared(model, whole, compact=compact).take(positions, block.off)
+        whole_block, positions = block.source
+        block.memo[name] = prepare_block(model, whole_block, compact=compact).take(
+            positions, block.off
+        )
     if name not in block.memo:
-        rows = _rows(model, block)
-        inputs, features = _inputs(block, compact=compact)
+        rows = _row_arrays(model, block)
+        inputs, features = _input_arrays(block, compact=compact)
         position = np.arange(block.num_clients)
         called = arrays.CalledArrays(position, rows.off, inputs.used_off)
         block.memo[name] = BlockArrays(rows, inputs, features, called)
-    found = block.memo[name]
-    assert isinstance(found, BlockArrays)
-    return found
+    block_arrays = block.memo[name]
+    assert isinstance(block_arrays, BlockArrays)
+    return block_arrays
 
 
 def conv_of(model: Staged) -> Conv:
@@ -67,19 +69,19 @@ def conv_of(model: Staged) -> Conv:
     return next((stage.conv for stage in model.stages if stage.conv.sums), model.stages[0].conv)
 
 
-def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
+def _row_arrays(model: Staged, block: ClientBlock) -> arrays.RowArrays:
     conv, adj, values = conv_of(model), block.adj, block.adj.values
     assert values is not None  # blocks carry values of the run's dtype
     scales = conv.scales
     assert scales is not None  # of what has a kernel
     degree = adj.weighted_degree[:, None]
-    one = torch.ones_like(degree)
-    pre, post = scales.before(degree), scales.after(degree)
-    pre, post = (one if scale is None else scale for scale in (pre, post))
+    ones = torch.ones_like(degree)
+    pre, post = scales.sender_scale(degree), scales.receiver_scale(degree)
+    pre, post = (ones if scale is None else scale for scale in (pre, post))
     neighbor = adj.indices.long()
     train = block.split.train.nonzero()[:, 0]
     first = block.off[block.client]
-    own = scales.itself(degree)
+    own_scale = scales.itself(degree)
     return arrays.RowArrays(
         off=contiguous(block.off, np.int64),
         row_key=contiguous(block.row_key, np.int64).view(np.uint64),
@@ -87,14 +89,14 @@ def _rows(model: Staged, block: ClientBlock) -> arrays.RowArrays:
         col=contiguous(neighbor - first[adj.row], np.int32),
         value=contiguous((post[adj.row] * pre[neighbor])[:, 0] * values),
         back=contiguous((post[neighbor] * pre[adj.row])[:, 0] * values),
-        own=contiguous((torch.zeros_like(one) if own is None else own)[:, 0]),
+        own=contiguous((torch.zeros_like(ones) if own_scale is None else own_scale)[:, 0]),
         train=contiguous(train - first[train], np.int64),
         train_off=contiguous(offsets(block.num_train), np.int64),
         y=contiguous(block.y if block.y.dim() == 2 else block.y[:, None], np.int64),
     )
 
 
-def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, np.ndarray]:
+def _input_arrays(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, np.ndarray]:
     """Return features; `compact`: weights of a client are its used rows, else all F."""
     clients, width = block.num_clients, block.num_features
     if isinstance(block.x, Tensor) or not compact:
@@ -108,17 +110,17 @@ def _inputs(block: ClientBlock, *, compact: bool) -> tuple[arrays.InputArrays, n
         return arrays.InputArrays(dense, ptr, col, value, ptr, col, value, **numbers), col
     csr = block.x.csr
     columns = block.x.used.csr if compact else block.x.stacked
-    back, first = columns.transposed, block.off[block.client]
+    transposed, first = columns.transposed, block.off[block.client]
     assert csr.values is not None  # features carry values
-    assert back.values is not None
+    assert transposed.values is not None
     inputs = arrays.InputArrays(
         dense=np.empty((0, 0), csr.values.numpy().dtype),
         ptr=contiguous(csr.indptr, np.int64),
         col=contiguous(columns.indices.long() - off[block.client[csr.row]], np.int32),
         value=contiguous(csr.values),
-        t_ptr=contiguous(back.indptr, np.int64),
-        t_row=contiguous(back.indices.long() - first[back.indices.long()], np.int32),
-        t_value=contiguous(back.values),
+        t_ptr=contiguous(transposed.indptr, np.int64),
+        t_row=contiguous(transposed.indices.long() - first[transposed.indices.long()], np.int32),
+        t_value=contiguous(transposed.values),
         **numbers,
     )
     return inputs, contiguous(csr.indices, np.int32)
@@ -131,7 +133,8 @@ def contiguous(t: Tensor, dtype: "np.typing.DTypeLike | None" = None) -> np.ndar
 
 # --- A model, its schedule and its optimizer as the compiled kernels read them -------------------
 #
-# Kernels hold the weights after the first matrices side by side: `flattened` and `unflattened`.
+# Kernels hold the weights after the first matrices side by side: see `flatten_weights` and
+# `unflatten_weights`.
 #
 # C: clients. L: layers. P: numbers of a client after the first matrices.
 
@@ -144,7 +147,7 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
     """Return model and schedule as kernels read them; no row has more than `most` neighbors.
 
     Raises:
-        ConfigError: see `_by_layer`.
+        ConfigError: see `_fanout_by_layer`.
     """
     stages = model.stages
     widths = [stage.outputs for stage in stages]
@@ -154,7 +157,7 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
         layers=len(stages),
         form=np.array([arrays.FORMS[str(stage.conv.kernel)] for stage in stages], np.int64),
         width=np.array([model.features, *widths], np.int64),
-        place=_places(model),
+        place=_weight_positions(model),
         act=np.array([0, *widths[:-1]], np.int64).cumsum(),
         widest=max(widths),
         rooted=any(stage.conv.rooted for stage in stages),
@@ -166,11 +169,11 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
         x_scale=1 / x_keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
-        fanout=NO_DRAW if schedule.whole else _by_layer(model, schedule, most),
+        fanout=NO_DRAW if schedule.whole else _fanout_by_layer(model, schedule, most),
     )
 
 
-def _by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray:
+def _fanout_by_layer(model: Staged, schedule: Schedule, max_degree: int) -> np.ndarray:
     """Return neighbors drawn by layer; nobody has more than `most`, and memory is for that.
 
     Raises:
@@ -182,8 +185,10 @@ def _by_layer(model: Staged, schedule: Schedule, most: int) -> np.ndarray:
     if fanout is None or len(fanout) != hops or min(fanout) < 0:
         raise ConfigError(f"expected a fanout for each of {hops} layers, got {fanout}")
     counts = iter(fanout)
-    drawn = [next(counts) if hears else 0 for hears in reversed(sums)]
-    return np.array([min(count, max(most, 1)) for count in reversed(drawn)], np.int64)
+    counts_by_layer = [next(counts) if sums_neighbors else 0 for sums_neighbors in reversed(sums)]
+    return np.array(
+        [min(count, max(max_degree, 1)) for count in reversed(counts_by_layer)], np.int64
+    )
 
 
 def step_rule(training: Training) -> arrays.StepRule:
@@ -208,22 +213,22 @@ def later_names(model: Staged) -> Iterator[str]:
         yield f"{layer}.bias"
 
 
-def _places(model: Staged) -> np.ndarray:
-    """Return where each layer's matrix, second matrix and bias are in `flattened`, (L, 3)."""
+def _weight_positions(model: Staged) -> np.ndarray:
+    """Return the positions of each layer's matrices and bias in `flatten_weights`, (L, 3)."""
     names = list(later_names(model))
     sizes = [torch.Size(model.weight_shapes[name]).numel() for name in names]
     start = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))
     maps = [[f"{layer}.{name}" for name in s.conv.maps] for layer, s in enumerate(model.stages)]
     return np.array(
         [
-            [start.get(of[0], 0), start.get(of[-1], 0), start[f"{layer}.bias"]]
-            for layer, of in enumerate(maps)
+            [start.get(map_names[0], 0), start.get(map_names[-1], 0), start[f"{layer}.bias"]]
+            for layer, map_names in enumerate(maps)
         ],
         np.int64,
     )
 
 
-def flattened(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
+def flatten_weights(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return tensors (C, ...) of the weights after the first matrices side by side, (C, P)."""
     flat: np.ndarray = torch.cat(
         [tensors[name].flatten(1) for name in later_names(model)], dim=1
@@ -231,8 +236,8 @@ def flattened(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     return flat
 
 
-def unflattened(model: Staged, flat: np.ndarray) -> Params:
-    """Return what `flattened` put side by side."""
+def unflatten_weights(model: Staged, flat: np.ndarray) -> Params:
+    """Return tensors from the array that `flatten_weights` made."""
     shapes = model.weight_shapes
     names = list(later_names(model))
     parts = torch.from_numpy(flat).split([torch.Size(shapes[n]).numel() for n in names], dim=1)
@@ -243,30 +248,33 @@ def unflattened(model: Staged, flat: np.ndarray) -> Params:
 
 
 @lru_cache(maxsize=1)
-def _blas() -> tuple[Any, ...]:
+def _blas_libraries() -> tuple[Any, ...]:
     # What products in kernels call: it must be loaded to be found. Looking takes milliseconds.
     importlib.import_module("scipy.linalg.cython_blas")
-    found = ThreadpoolController().lib_controllers
-    return tuple(library for library in found if library.user_api == "blas")
+    controllers = ThreadpoolController().lib_controllers
+    return tuple(library for library in controllers if library.user_api == "blas")
 
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Inside, products in kernels take one thread; threadpoolctl's own form describes libraries."""
-    before = [(library, library.num_threads) for library in _blas()]
-    several = [(library, number) for library, number in before if number != 1]
+    """Limit products in kernels to one thread inside the block.
+
+    threadpoolctl's own context manager also describes the libraries, which takes longer.
+    """
+    thread_counts = [(library, library.num_threads) for library in _blas_libraries()]
+    changed = [(library, number) for library, number in thread_counts if number != 1]
     try:
-        for library, _ in several:
+        for library, _ in changed:
             library.set_num_threads(1)
         yield
     finally:
-        for library, number in several:
+        for library, number in changed:
             library.set_num_threads(number)
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
-    """Inside, this thread takes subnormal numbers, those below the least normal one, for 0.
+def flush_subnormals() -> Iterator[None]:
+    """Treat subnormal numbers as 0 in this thread inside the block.
 
     Confident models have gradients of 1e-38 and below, whose squares fill Adam's moments with such
     numbers. A processor takes a hundred times as long for each (note 076). Threads that are made
@@ -281,12 +289,12 @@ def flushed() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def share_out(block: ClientBlock, run: Callable[[int, int], None]) -> None:
+def run_in_threads(block: ClientBlock, run: Callable[[int, int], None]) -> None:
     """Run ranges of clients, with about as many rows each, on torch's number of threads."""
     threads = min(torch.get_num_threads(), block.num_clients)
 
     def run_flushed(first: int, end: int) -> None:
-        with flushed():
+        with flush_subnormals():
             run(first, end)
 
     with _one_thread_each():

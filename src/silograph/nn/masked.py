@@ -78,17 +78,17 @@ class Near:
     ) -> Params:
         """Return the corrected gradients."""
         return {
-            name: g if is_mask(name) else self._pulled(g, weights[name] - start[name])
+            name: g if is_mask(name) else self._add_direction(g, weights[name] - start[name])
             for name, g in grads.items()
         }
 
-    def _pulled(self, grad: Tensor, apart: Tensor) -> Tensor:
-        """Return a gradient (C, ...) with the direction of what weights are apart by."""
-        length = apart.flatten(1).norm(dim=1).view(-1, *[1] * (apart.dim() - 1))
+    def _add_direction(self, grad: Tensor, difference: Tensor) -> Tensor:
+        """Add the direction of the difference between weights and start to a gradient (C, ...)."""
+        length = difference.flatten(1).norm(dim=1).view(-1, *[1] * (difference.dim() - 1))
         if not bool(length.any()):  # the first step of a round
             return grad
         scale = torch.where(length > 0, self.weight / length, 0.0)
-        return apart.mul_(scale).add_(grad)
+        return difference.mul_(scale).add_(grad)
 
 
 @dataclass(frozen=True)
@@ -144,20 +144,20 @@ class MaskedConv:
         p = self.inner.init(key, inputs, outputs)
         return p | {MASK + name: torch.ones_like(p[name]) for name in self.inner.maps}
 
-    def masked(self, p: Mapping[str, Tensor]) -> Params:
+    def masked_weights(self, p: Mapping[str, Tensor]) -> Params:
         """Return the weights that the convolution computes with; without gradients, pruned ones."""
-        found = {name: w for name, w in p.items() if not name.startswith(MASK)}
+        masked_weights = {name: w for name, w in p.items() if not name.startswith(MASK)}
         for name in self.inner.maps:
             mask = p[MASK + name]
             if not torch.is_grad_enabled():  # in evaluation
-                mask = pruned(mask, self.least)
-            report_each(found[name][0].numel() * (3 if torch.is_grad_enabled() else 1))
-            found[name] = found[name] * mask
-        return found
+                mask = prune_mask(mask, self.least)
+            report_each(masked_weights[name][0].numel() * (3 if torch.is_grad_enabled() else 1))
+            masked_weights[name] = masked_weights[name] * mask
+        return masked_weights
 
     def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
         """Return z (n, O)."""
-        return self.inner.map(self.masked(p), x, off)
+        return self.inner.map(self.masked_weights(p), x, off)
 
     def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
         """Return the sum over neighbors, s (r, O)."""
@@ -165,13 +165,13 @@ class MaskedConv:
 
     def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
         """Return the output (n, O)."""
-        return self.inner.finish(self.masked(p) if self.rooted else p, x, s, m)
+        return self.inner.finish(self.masked_weights(p) if self.rooted else p, x, s, m)
 
 
-def pruned(mask: Tensor, least: float) -> Tensor:
+def prune_mask(mask: Tensor, least: float) -> Tensor:
     """Return a mask with 0 where it does not reach the least value, in one pass."""
-    edge = torch.tensor(least, dtype=mask.dtype)  # `hardshrink` cuts off what is on the edge, too
-    return hardshrink(mask, float(edge.nextafter(edge.new_tensor(-torch.inf))))
+    limit = torch.tensor(least, dtype=mask.dtype)  # `hardshrink` cuts off what is on the edge, too
+    return hardshrink(mask, float(limit.nextafter(limit.new_tensor(-torch.inf))))
 
 
 @dataclass(frozen=True)
@@ -259,15 +259,19 @@ class Masked:
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), None)
 
-    def products_(self, weights: Mapping[str, Tensor], cut: Mapping[str, Tensor]) -> Params:
+    def products_(
+        self, weights: Mapping[str, Tensor], pruned_masks: Mapping[str, Tensor]
+    ) -> Params:
         """Return weights with which the model without masks predicts the same.
 
         Args:
             weights: without masks.
-            cut: pruned masks, which become the products.
+            pruned_masks: they are overwritten by the products.
         """
         return {
-            name: cut[self.masks[name]].mul_(weights[name]) if name in self.masks else weights[name]
+            name: pruned_masks[self.masks[name]].mul_(weights[name])
+            if name in self.masks
+            else weights[name]
             for name in self.inner.weight_shapes
         }
 

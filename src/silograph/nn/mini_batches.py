@@ -39,7 +39,7 @@ from silograph.nn.forward import Pass
 
 @dataclass(frozen=True, eq=False)
 class Reached:
-    """The rows that the batches of some clients have reached so far: neighbors of all are wanted.
+    """The rows that the batches of some clients have reached so far.
 
     Attributes:
         rows: (r,) int64 of the block, sorted by client; a client's training rows come first.
@@ -64,7 +64,7 @@ class Drawn:
         share: (e,) in the run's dtype, how many edges each stands for, times its weight.
         degree: (n,) in the run's dtype, what convolutions take for degrees in this hop; None: the
             degrees in the client's graph, of weighted edges the sums of their weights.
-        trace: whatever `learn` wants to see again.
+        trace: tensors that `learn` needs after the step.
     """
 
     position: Tensor
@@ -76,11 +76,11 @@ class Drawn:
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """What a sampler is told at the end of a step.
+    """The outcome of a step, for samplers that learn.
 
     Attributes:
         clients: (A,) int64 positions in the block of the clients that took part, ascending.
-        draws: by hop, the rows that were reached and what was drawn for them.
+        draws: by hop, the reached rows and the edges drawn for them.
         loss: (A,) their mean training loss before the step.
         key: of the step.
         own: whether nobody else reads the state, so that `learn` may change its tensors in place.
@@ -110,7 +110,7 @@ class Neighbors(Protocol):
         """Return shapes of the weights that the draws of a step go through, those of all hops."""
 
     def specs(self, model: AnyModel) -> FieldSpecs:
-        """Return what a client's state holds for it, by name; names are its own."""
+        """Return the specs of its fields in a client's state, by names of its own."""
 
     def init(self, block: ClientBlock, model: AnyModel, key: Key) -> State:
         """Return that state before the first round, of every client."""
@@ -131,30 +131,30 @@ class Neighbors(Protocol):
 
 
 class Stateless:
-    """What samplers share that remember nothing, and draw in torch."""
+    """Base of samplers without state that draw in torch."""
 
     def fanout(self, hops: int) -> tuple[int, ...] | None:
-        """It is not compiled."""
+        """Return None: there is no compiled form."""
         del hops
         return None
 
     def maps(self, model: AnyModel) -> Sequence[tuple[int, ...]]:
-        """None."""
+        """Return no weights."""
         del model
         return ()
 
     def specs(self, model: AnyModel) -> FieldSpecs:
-        """Nothing."""
+        """Return no specs."""
         del model
         return {}
 
     def init(self, block: ClientBlock, model: AnyModel, key: Key) -> State:
-        """Nothing."""
+        """Return no state."""
         del block, model, key
         return {}
 
     def learn(self, block: ClientBlock, state: State, signal: Signal) -> State:
-        """Nothing."""
+        """Return the state unchanged."""
         del block, signal
         return state
 
@@ -164,11 +164,11 @@ class Full(Stateless):
     """All neighbors."""
 
     def fanout(self, hops: int) -> tuple[int, ...]:
-        """All, at every hop."""
+        """Return 0 for every hop, which is all neighbors."""
         return (0,) * hops
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Any model can."""
+        """Return None: any model can be trained."""
         del model
         return None
 
@@ -198,29 +198,29 @@ class Fanout(Stateless):
         return self.counts
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Any model can: attention weighs a drawn edge by how many it stands for (`GAT`)."""
+        """Return None: attention weighs a drawn edge by how many it stands for (`GAT`)."""
         del model
         return None
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Draw for each row by itself; scores of edges are hashes of both rows' keys."""
         del state
-        every, count = edges_of(block, reached.rows), self.counts[hop]
+        all_edges, count = edges_of(block, reached.rows), self.counts[hop]
         degree = block.adj.degree[reached.rows]
         if count == 0 or not bool((degree > count).any()):
-            return every
-        kept = (degree <= count)[every.position]
+            return all_edges
+        is_kept = (degree <= count)[all_edges.position]
         # Rows with fewer neighbors keep them all: only the others' edges are sorted.
-        edge = (~kept).nonzero()[:, 0]
-        order = edge[edge_words(block, reached.rows, key, every, edge).argsort()]
-        order = order[every.position[order].argsort(stable=True)]
+        edge = (~is_kept).nonzero()[:, 0]
+        order = edge[edge_words(block, reached.rows, key, all_edges, edge).argsort()]
+        order = order[all_edges.position[order].argsort(stable=True)]
         sizes = degree[degree > count]
         first = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
         rank = torch.arange(len(order), device=order.device) - first
-        kept[order[rank < count]] = True
-        position = every.position[kept]
-        share = (degree[position].to(every.share.dtype) / count).clamp(min=1)
-        return Drawn(position, every.neighbor[kept], share * every.share[kept])
+        is_kept[order[rank < count]] = True
+        position = all_edges.position[is_kept]
+        share = (degree[position].to(all_edges.share.dtype) / count).clamp(min=1)
+        return Drawn(position, all_edges.neighbor[is_kept], share * all_edges.share[is_kept])
 
 
 FULL = Full()
@@ -248,8 +248,8 @@ def edge_words(
     position, neighbor = drawn.position, drawn.neighbor
     if edge is not None:
         position, neighbor = position[edge], neighbor[edge]
-    hashed = mix_words(block.row_key[rows] ^ signed(key.value))
-    return mix_words(hashed[position] ^ block.row_key[neighbor])
+    row_hashes = mix_words(block.row_key[rows] ^ signed(key.value))
+    return mix_words(row_hashes[position] ^ block.row_key[neighbor])
 
 
 def uniform_of(words: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ def uniform_of(words: Tensor) -> Tensor:
 
 
 def weights_of_a_sum(model: AnyModel) -> str | None:
-    """Return why weights of drawn neighbors mean nothing to a model, or None if they do."""
+    """Return why a model cannot use weights of drawn neighbors, or None if it can."""
     if model.staged is None:
         return f"{model.noun} sees all edges of a client"
     if any(stage.conv.scales is None for stage in model.staged.stages):
@@ -280,10 +280,10 @@ class BatchPlan:
     order: Tensor
     block: ClientBlock
     size: int | None
-    moved: bool
+    is_reordered: bool
 
     @cached_property
-    def back(self) -> Tensor:
+    def inverse_order(self) -> Tensor:
         """Position in the sorted block of each client of the block as it was, (C,) int64."""
         return self.order.argsort()
 
@@ -294,9 +294,9 @@ class BatchPlan:
 
     @cached_property
     def active(self) -> list[int]:
-        """How many clients have a first batch, how many a second one, and so on."""
-        most = int(self.batches[0]) if len(self.batches) else 0
-        return [int((self.batches > number).sum()) for number in range(most)]
+        """Number of clients that have a first batch, a second one, and so on."""
+        num_batches_at_most = int(self.batches[0]) if len(self.batches) else 0
+        return [int((self.batches > number).sum()) for number in range(num_batches_at_most)]
 
     def groups(self, number: int) -> list[tuple[int, int]]:
         """Return ranges of clients with equally many batches, of those with a batch `number`."""
@@ -322,25 +322,25 @@ class BatchPlan:
 
 
 def num_batches(block: ClientBlock, size: int | None) -> Tensor:
-    """Return how many batches of training rows each client has, (C,) int64 on the CPU."""
+    """Return the number of batches of training rows of each client, (C,) int64 on the CPU."""
     count = block.num_train.cpu()
     return (count > 0).long() if size is None else -(-count // size)
 
 
 def batch_plan(block: ClientBlock, size: int | None) -> BatchPlan:
     """Return the plan of a block, worked out once unless it is that of a call to some clients."""
-    if block.source is not None:  # it would be held by the plan that it keeps, and never be freed
-        return _plan(block, size)
-    return block.once(("batches", size), BatchPlan, lambda: _plan(block, size))
+    if block.source is not None:  # block and cached plan would refer to each other, never freed
+        return _build_plan(block, size)
+    return block.once(("batches", size), BatchPlan, lambda: _build_plan(block, size))
 
 
-def _plan(block: ClientBlock, size: int | None) -> BatchPlan:
+def _build_plan(block: ClientBlock, size: int | None) -> BatchPlan:
     order = num_batches(block, size).argsort(descending=True, stable=True).to(block.off.device)
-    moved = not torch.equal(order, torch.arange(len(order), device=order.device))
-    return BatchPlan(order, block.take(order) if moved else block, size, moved)
+    is_reordered = not torch.equal(order, torch.arange(len(order), device=order.device))
+    return BatchPlan(order, block.take(order) if is_reordered else block, size, is_reordered)
 
 
-def shuffled(block: ClientBlock, size: int | None, key: Key) -> Tensor:
+def shuffle_train(block: ClientBlock, size: int | None, key: Key) -> Tensor:
     """Return the training rows of all clients, (t,) int64, by client, in an order drawn by key.
 
     Where one batch has them all, they stay in the order of the block.
@@ -350,15 +350,15 @@ def shuffled(block: ClientBlock, size: int | None, key: Key) -> Tensor:
         return train
     words = key.fold("order").words(block.row_key[train], 1)[:, 0]
     client = block.client[train]
-    few = (block.num_train <= size)[client]
-    words = torch.where(few, torch.arange(len(train), device=train.device), words)
+    fits_one_batch = (block.num_train <= size)[client]
+    words = torch.where(fits_one_batch, torch.arange(len(train), device=train.device), words)
     order = words.argsort()
     return train[order[client[order].argsort(stable=True)]]
 
 
 def batches(block: ClientBlock, size: int | None, key: Key) -> list[Tensor]:
     """Return the training rows of one client in batches, in an order drawn anew for each key."""
-    train = shuffled(block, size, key)
+    train = shuffle_train(block, size, key)
     return [train] if size is None else list(train.split(size))
 
 
@@ -377,7 +377,7 @@ def sampled_pass(
     Args:
         block: C clients; the first A take part.
         x: their features, in the form that the weights want.
-        seeds: (s,) int64 rows whose logits are wanted, by client.
+        seeds: (s,) int64 rows whose logits are computed, by client.
         off: (A + 1,) int64 seeds of each client.
         neighbors: draws.
         key: key of the step.
@@ -390,19 +390,19 @@ def sampled_pass(
     messages: list[Messages] = []
     draws: list[tuple[Reached, Drawn]] = []
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    for number, hears in reversed(tuple(enumerate(sums))):
+    for number, sums_neighbors in reversed(tuple(enumerate(sums))):
         drawn = Drawn(seeds[:0], seeds[:0], block.adj.values[:0])
-        if hears:
+        if sums_neighbors:
             hop_key = key.fold("neighbors", number)
             drawn = neighbors.draw(block, reached, len(draws), hop_key, state)
             draws.append((reached, drawn))
-        reached, heard = one_stage(block, reached, drawn, len(draws))
-        messages.insert(0, heard)
+        reached, stage_messages = one_stage(block, reached, drawn, len(draws))
+        messages.insert(0, stage_messages)
         keys.insert(0, block.row_key[reached.rows])
-    return Pass(entering(x, reached), tuple(messages), tuple(keys)), tuple(draws)
+    return Pass(features_of(x, reached), tuple(messages), tuple(keys)), tuple(draws)
 
 
-def entering(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
+def features_of(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
     """Return the features of the rows reached."""
     if isinstance(x, Tensor):
         return x[reached.rows]
@@ -422,41 +422,46 @@ def one_stage(
         more: (m,) int64 rows that enter the stage besides, of the same clients.
     """
     rows, neighbor = reached.rows, drawn.neighbor
-    new = _missing(block, rows, neighbor if more is None else torch.cat([neighbor, more]))
-    senders, hops = torch.cat([rows, new]), torch.cat([reached.hops, torch.full_like(new, hop)])
+    new_rows = _new_neighbors(
+        block, rows, neighbor if more is None else torch.cat([neighbor, more])
+    )
+    senders, hops = (
+        torch.cat([rows, new_rows]),
+        torch.cat([reached.hops, torch.full_like(new_rows, hop)]),
+    )
     client = block.client[senders]
     if len(reached.clients) > 1:
         order = client.argsort(stable=True)
         senders, hops, client = senders[order], hops[order], client[order]
-    bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
-    off = torch.searchsorted(client, bounds)
-    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
-    place[senders] = torch.arange(len(senders), device=rows.device)
-    column = place[neighbor]
+    client_bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
+    off = torch.searchsorted(client, client_bounds)
+    position = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
+    position[senders] = torch.arange(len(senders), device=rows.device)
+    column = position[neighbor]
     order = (drawn.position * len(senders) + column).argsort()
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
-    degree = _degree(block, drawn)
+    degree = _degree_column(block, drawn)
     messages = Messages(
         adj=CSR(starts, column[order], drawn.share[order], len(senders)),
         symmetric=False,
         sender=degree[senders],
         receiver=degree[rows],
-        own=place[rows],
+        own=position[rows],
         sender_off=off,
         off=reached.off,
     )
     return replace(reached, rows=senders, hops=hops, off=off), messages
 
 
-def _missing(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor:
+def _new_neighbors(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor:
     """Return the neighbors that are not among the rows, ascending, each once."""
-    new = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
-    new[neighbor] = True
-    new[rows] = False
-    return new.nonzero()[:, 0]
+    is_new = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
+    is_new[neighbor] = True
+    is_new[rows] = False
+    return is_new.nonzero()[:, 0]
 
 
-def _degree(block: ClientBlock, drawn: Drawn) -> Tensor:
+def _degree_column(block: ClientBlock, drawn: Drawn) -> Tensor:
     """Return the degrees that convolutions scale by, (n, 1)."""
-    found = block.adj.weighted_degree if drawn.degree is None else drawn.degree
-    return found.to(drawn.share.dtype)[:, None]
+    degrees = block.adj.weighted_degree if drawn.degree is None else drawn.degree
+    return degrees.to(drawn.share.dtype)[:, None]

@@ -95,7 +95,7 @@ class Model:
 
     @property
     def noun(self) -> str:
-        """Its convolution."""
+        """The name of its convolution, in messages."""
         return f"model {self.conv}"
 
     @property
@@ -115,10 +115,10 @@ class Model:
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every weight, shared form."""
-        largest = max(stage.inputs * stage.outputs for stage in self.stages)
+        largest_size = max(stage.inputs * stage.outputs for stage in self.stages)
         # On the meta device nothing is drawn, whatever sizes a file or a server asks for; but it
         # imports torch's compiler, which takes longer than drawing a model of usual size.
-        with torch.device("meta" if largest > DRAWN_AT_MOST else "cpu"):
+        with torch.device("meta" if largest_size > DRAWN_AT_MOST else "cpu"):
             weights = self.init_weights(Key.of(0), torch.float32)
         return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
@@ -170,7 +170,7 @@ class Model:
 
 
 def layers_of(model: Model, conv: Callable[[int], Conv]) -> tuple[Stage, ...]:
-    """Return layers with ReLU and dropout between them; `conv` is told which one it is."""
+    """Return layers with ReLU and dropout between them; `conv` gets the number of the layer."""
     last = model.layers - 1
     return tuple(
         Stage(
@@ -248,16 +248,16 @@ def add_model(kind: ModelKind, stages: Callable[[Model], tuple[Stage, ...]]) -> 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What both halves of a stage read.
+    """The inputs of both halves of a stage.
 
     Attributes:
         model: the shape.
         number: of the stage, from 0.
-        x: (r, I) what enters; features in compact form if sparse (see `entering`).
-        origin: (r, O) what entered the first stage with a restart; None before that stage.
+        x: (r, I) inputs; features in compact form if sparse (see `entering`).
+        origin: (r, O) inputs of the first stage with a restart; None before that stage.
         row_key: (r,) of the rows.
         key: key of the step; None turns dropout off.
-        reach: who hears whom.
+        reach: the rows and edges of the pass.
     """
 
     model: Staged
@@ -303,12 +303,12 @@ def scales_of(conv: Conv) -> Scales:
 
 def entering(block: ClientBlock, reach: Reach) -> Rows:
     """Return the features of the rows that take part; sparse ones as used columns only, (r, U)."""
-    everything = len(reach.rows) == len(block.row_key)
+    is_whole = len(reach.rows) == len(block.row_key)
     if not isinstance(block.x, SparseRows):
-        return block.x if everything else block.x[reach.rows]
+        return block.x if is_whole else block.x[reach.rows]
     if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
         used = block.x.used.csr
-        reach.operators["features"] = used if everything else used.select_rows(reach.rows)
+        reach.operators["features"] = used if is_whole else used.select_rows(reach.rows)
     return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
 
 
@@ -324,63 +324,100 @@ def stage_weights(
     return params
 
 
-def before(params: Mapping[str, Tensor], at: Inputs) -> Tensor:
+def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
     """Return z, (r, O)."""
-    return at.stage.conv.map(params, _dropped(at), at.reach.off)
+    return stage_inputs.stage.conv.map(
+        params, _inputs_after_dropout(stage_inputs), stage_inputs.reach.off
+    )
 
 
-def after(params: Mapping[str, Tensor], at: Inputs, s: Tensor) -> Tensor:
-    """Return what leaves the stage, (r, O)."""
-    conv, messages = at.stage.conv, at.reach.messages
+def after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
+    """Return the outputs of the stage, (r, O)."""
+    conv, messages = stage_inputs.stage.conv, stage_inputs.reach.messages
     # Dropout is drawn anew by every half, so only where it is looked at.
-    out = conv.finish(params, _dropped(at) if conv.rooted else at.x, s, messages)
-    return leave(at.stage, out, at.x, at.origin, messages)
+    out = conv.finish(
+        params, _inputs_after_dropout(stage_inputs) if conv.rooted else stage_inputs.x, s, messages
+    )
+    return leave(stage_inputs.stage, out, stage_inputs.x, stage_inputs.origin, messages)
 
 
-def before_back(params: Mapping[str, Tensor], at: Inputs, grad: Tensor, clients: int) -> Gradients:
+def before_back(
+    params: Mapping[str, Tensor], stage_inputs: Inputs, grad: Tensor, clients: int
+) -> Gradients:
     """Return the gradients of `before` from dLoss/dz (r, O)."""
-    return _back(params, at, None, grad, clients)
+    return _half_gradients(params, stage_inputs, None, grad, clients)
 
 
 def after_back(
-    params: Mapping[str, Tensor], at: Inputs, s: Tensor, grad: Tensor, clients: int
+    params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor, grad: Tensor, clients: int
 ) -> Gradients:
-    """Return the gradients of `after` from those of what leaves the stage (r, O)."""
-    return _back(params, at, s, grad, clients)
+    """Return the gradients of `after` from those of the stage's outputs (r, O)."""
+    return _half_gradients(params, stage_inputs, s, grad, clients)
 
 
-def _back(
-    params: Mapping[str, Tensor], at: Inputs, s: Tensor | None, grad: Tensor, clients: int
+def _half_gradients(
+    params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor | None, grad: Tensor, clients: int
 ) -> Gradients:
     leaves: dict[str, Tensor] = {}
-    x: Rows = at.x
-    if isinstance(x, Tensor) and at.number > 0:
+    x: Rows = stage_inputs.x
+    if isinstance(x, Tensor) and stage_inputs.number > 0:
         x = leaves["x"] = x.detach().requires_grad_()
-    origin = at.origin
+    origin = stage_inputs.origin
     if origin is not None:
         origin = leaves["origin"] = origin.detach().requires_grad_()
     if s is not None:
         s = leaves["s"] = s.detach().requires_grad_()
-    own = {name: _of_clients(w, at, name, clients).requires_grad_() for name, w in params.items()}
-    inputs = Inputs(at.model, at.number, x, origin, at.row_key, at.key, at.reach)
+    client_weights = {
+        name: _weights_of_clients(w, stage_inputs, name, clients).requires_grad_()
+        for name, w in params.items()
+    }
+    leaf_inputs = Inputs(
+        stage_inputs.model,
+        stage_inputs.number,
+        x,
+        origin,
+        stage_inputs.row_key,
+        stage_inputs.key,
+        stage_inputs.reach,
+    )
     with torch.enable_grad():
-        out = before(own, inputs) if s is None else after(own, inputs, s)
-    if not out.requires_grad:  # nothing that learns comes in
+        out = (
+            before(client_weights, leaf_inputs)
+            if s is None
+            else after(client_weights, leaf_inputs, s)
+        )
+    if not out.requires_grad:  # no input has a gradient
         return Gradients(None, None, None, {})
-    wanted = [*leaves.values(), *own.values()]
-    found = torch.autograd.grad(out, wanted, grad, allow_unused=True)
-    grads = dict(zip([*leaves, *(f"weights/{name}" for name in own)], found, strict=True))
-    weights = {name: g for name in own if (g := grads[f"weights/{name}"]) is not None}
+    differentiated = [*leaves.values(), *client_weights.values()]
+    gradients = torch.autograd.grad(out, differentiated, grad, allow_unused=True)
+    grads = dict(
+        zip([*leaves, *(f"weights/{name}" for name in client_weights)], gradients, strict=True)
+    )
+    weights = {name: g for name in client_weights if (g := grads[f"weights/{name}"]) is not None}
     return Gradients(grads.get("x"), grads.get("s"), grads.get("origin"), weights)
 
 
-def _of_clients(w: Tensor, at: Inputs, name: str, clients: int) -> Tensor:
-    """Return weights that every client has its own gradient of: compact ones have that already."""
-    if at.number == 0 and isinstance(at.x, SparseRows) and name in at.stage.conv.maps:
+def _weights_of_clients(w: Tensor, stage_inputs: Inputs, name: str, clients: int) -> Tensor:
+    """Return weights with a slice for each client, so that each has a gradient of its own.
+
+    Compact weights have rows of their own for each client already.
+    """
+    if (
+        stage_inputs.number == 0
+        and isinstance(stage_inputs.x, SparseRows)
+        and name in stage_inputs.stage.conv.maps
+    ):
         return w.detach().clone()
     return w.detach().expand(clients, *w.shape)
 
 
-def _dropped(at: Inputs) -> Rows:
-    """Return what enters the convolution, after dropout."""
-    return after_dropout(at.stage, at.number, at.x, at.row_key, at.reach.off, at.key)
+def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
+    """Return the inputs of the convolution, after dropout."""
+    return after_dropout(
+        stage_inputs.stage,
+        stage_inputs.number,
+        stage_inputs.x,
+        stage_inputs.row_key,
+        stage_inputs.reach.off,
+        stage_inputs.key,
+    )

@@ -102,7 +102,7 @@ class RatingFactorsOptions:
 
 @dataclass(frozen=True, config=STRICT)
 class SocialFactorsOptions:
-    """Likewise, with a term for trust."""
+    """Options of factorizations with a term for trust."""
 
     embedding: Count = field(default=16, metadata=EMBEDDING)
     terms: Terms = field(default="biases", metadata=TERMS)
@@ -155,7 +155,7 @@ class RatingProfilesOptions:
 
 @dataclass(frozen=True, config=STRICT)
 class ModuleOptions:
-    """Options of a user's torch.nn.Module: it decides by itself."""
+    """Options of a user's torch.nn.Module, which has none here: its code decides."""
 
 
 @plain_dataclass(frozen=True)

@@ -48,7 +48,7 @@ FIRST = "0."  # begins the names of the first layer's weights
 
 @dataclass(frozen=True)
 class _Group:
-    """Weights that have one weight decay, and it."""
+    """Names of weights with the same weight decay, and its value."""
 
     names: Sequence[str]
     weight_decay: float
@@ -76,7 +76,7 @@ class Optimizer(Protocol):
     """
 
     def __hash__(self) -> int:
-        """As of a value: the shapes of its state are worked out once."""
+        """Hash by value: the shapes of its state are computed once for each."""
 
     @property
     def weight_decay(self) -> float:
@@ -106,12 +106,12 @@ class SGD:
     decay_layers: DecayLayers = "all"
 
     def flops_of(self, name: str) -> int:
-        """A step, weight decay and momentum: 2 each."""
+        """Return 2 operations each for the step, weight decay and momentum."""
         decay = _decay_flops(name, self.weight_decay, self.decay_layers)
         return 2 + decay + 2 * (self.momentum > 0)
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
-        """Zero velocity; torch's first step, v = g, is the same."""
+        """Return zero velocities; torch's first step, v = g, gives the same."""
         if self.momentum == 0:
             return {}
         return {f"momentum/{name}": torch.zeros_like(w) for name, w in weights.items()}
@@ -120,21 +120,21 @@ class SGD:
         """Take one step for all clients."""
         for group in _groups(weights, self.weight_decay, self.decay_layers):
             part = {name: weights[name] for name in group.names}
-            self._fused(part, grads, state, group.weight_decay)
+            self._fused_step(part, grads, state, group.weight_decay)
 
-    def _fused(
+    def _fused_step(
         self,
         weights: Params,
         grads: Mapping[str, Tensor],
         state: Params,
         weight_decay: float,
     ) -> None:
-        found = [grads[name].contiguous() for name in weights]
+        gradients = [grads[name].contiguous() for name in weights]
         velocity = [state.get(f"momentum/{name}") for name in weights]
-        check_alike(weights, found, velocity)
+        check_alike(weights, gradients, velocity)
         sgd(
             list(weights.values()),
-            found,
+            gradients,
             velocity,
             fused=True,
             weight_decay=weight_decay,
@@ -164,11 +164,11 @@ class Adam:
     decay_layers: DecayLayers = "all"
 
     def flops_of(self, name: str) -> int:
-        """A step, and 2 for weight decay."""
+        """Return the operations of a step, and 2 for weight decay."""
         return ADAM_FLOPS + _decay_flops(name, self.weight_decay, self.decay_layers)
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
-        """Zero moments, no steps."""
+        """Return zero moments and zero steps."""
         # Compact weights are rows of all clients: then all take equally many steps.
         clients = max(len(w) for w in weights.values())
         state = {f"first/{name}": torch.zeros_like(w) for name, w in weights.items()}
@@ -181,7 +181,7 @@ class Adam:
         for group in _groups(weights, self.weight_decay, self.decay_layers):
             part = {name: weights[name] for name in group.names}
             self._step_group(part, grads, state, group.weight_decay)
-        state["steps"] += 1  # the kernel advances the copies it was given
+        state["steps"] += 1  # the kernel advances copies only
 
     def _step_group(
         self,
@@ -199,19 +199,19 @@ class Adam:
         )
         check_alike(weights, *lists[1:])
         steps = state["steps"]
-        alike = len(steps.unique()) == 1
-        if steps.dim() != 1 or not (alike or all(len(w) == len(steps) for w in lists[0])):
+        same_steps = len(steps.unique()) == 1
+        if steps.dim() != 1 or not (same_steps or all(len(w) == len(steps) for w in lists[0])):
             raise ProtocolError(
                 f"expected a number of steps for each client, got shape {tuple(steps.shape)}"
             )
-        if alike:
-            self._fused(*lists, [steps[0].clone() for _ in weights], weight_decay)
+        if same_steps:
+            self._fused_step(*lists, [steps[0].clone() for _ in weights], weight_decay)
         else:
             w, g, m, v = ([part for t in tensors for part in t.unbind(0)] for tensors in lists)
-            own = [step.clone() for _ in weights for step in steps.unbind(0)]
-            self._fused(w, g, m, v, own, weight_decay)
+            steps_of_tensors = [step.clone() for _ in weights for step in steps.unbind(0)]
+            self._fused_step(w, g, m, v, steps_of_tensors, weight_decay)
 
-    def _fused(
+    def _fused_step(
         self,
         weights: list[Tensor],
         grads: list[Tensor],

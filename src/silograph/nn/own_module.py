@@ -81,11 +81,11 @@ class OperationCounter(TorchDispatchMode):
     ) -> Any:
         """Run an operation and count it."""
         out = func(*args, **(kwargs or {}))
-        self.flops += _flops(func, args, kwargs or {}, out)
+        self.flops += _count_operations(func, args, kwargs or {}, out)
         return out
 
 
-def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+def _count_operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
     if formula is not None:
         return formula(*args, **kwargs, out_val=out)
@@ -96,17 +96,17 @@ def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
     return 0
 
 
-def _left_alone_by_the_compiler(function: Any) -> None:
+def _exclude_from_compiler(function: Any) -> None:
     """Keep torch's compiler, which a user's module may call, from compiling the counting."""
     # Private names, which other versions of torch may not have: then the counting is compiled, too.
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    wanted = ("_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy")
-    if all(hasattr(frames, name) for name in wanted):
+    needed_names = ("_FrameExecStrategy", "_FrameAction", "set_code_exec_strategy")
+    if all(hasattr(frames, name) for name in needed_names):
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
         frames.set_code_exec_strategy(function.__code__, skip)
 
 
-_left_alone_by_the_compiler(OperationCounter.__torch_dispatch__)
+_exclude_from_compiler(OperationCounter.__torch_dispatch__)
 
 
 Make = Callable[[int, int], nn.Module]
@@ -137,7 +137,7 @@ class ModuleModel:
     one_by_one = True
     meets_all = False
     solved_flops = 0
-    first_maps = ()  # nobody knows
+    first_maps = ()  # a module does not tell
     table_widths = NO_TABLES
 
     __getstate__ = state_of_fields
@@ -145,8 +145,8 @@ class ModuleModel:
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of every weight, shared form."""
-        found = weights_of(build(self, BUILD))
-        return MappingProxyType({name: tuple(w.shape) for name, w in found.items()})
+        weights = weights_of(build(self, BUILD))
+        return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
     @property
     def source(self) -> str | None:
@@ -158,8 +158,8 @@ class ModuleModel:
 
     def init_weights(self, key: Key, dtype: torch.dtype) -> Params:
         """Return initial weights as the constructor draws them, in torch's default dtype."""
-        found = weights_of(build(self, key))
-        return {name: w.to(dtype).contiguous() for name, w in found.items()}
+        weights = weights_of(build(self, key))
+        return {name: w.to(dtype).contiguous() for name, w in weights.items()}
 
     def forward(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
@@ -167,9 +167,13 @@ class ModuleModel:
         """Return logits (n, K) of one client, nothing dropped; weights shared or (1, ...)."""
         del tables
         client, shapes = client_of(block), self.weight_shapes
-        own = {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
+        client_weights = {
+            name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()
+        }
         with OperationCounter() as tally:
-            out = call(self, module_for(self, client.x, training=False), own, client, BUILD)
+            out = call(
+                self, module_for(self, client.x, training=False), client_weights, client, BUILD
+            )
         report_each(float(tally.flops))
         return out
 
@@ -179,7 +183,7 @@ class ModuleModel:
         Raises:
             ConfigError: the module raises, or returns something else than logits.
         """
-        return _fit(self, training, inputs)
+        return _train_client(self, training, inputs)
 
     def first_tables(self, block: ClientBlock, key: Key) -> State:
         """There are no tables."""
@@ -194,11 +198,11 @@ class ModuleModel:
 
 @contextmanager
 def seeded(key: Key, device: torch.device) -> Iterator[None]:
-    """Inside, torch draws from a generator seeded by a key; outside, nothing has been drawn."""
+    """Seed torch's generator by a key inside the block; restore its state after it."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         # Without a device, torch would note down the stack of every call, for when there is one.
-        every = torch.accelerator.is_available()
-        (torch.manual_seed if every else torch.default_generator.manual_seed)(key.value)
+        has_accelerator = torch.accelerator.is_available()
+        (torch.manual_seed if has_accelerator else torch.default_generator.manual_seed)(key.value)
         yield
 
 
@@ -214,7 +218,7 @@ def build(model: ModuleModel, key: Key) -> nn.Module:
             module = model.make(model.features, model.outputs)
     except Exception as error:
         raise ConfigError(
-            f"expected {call} to build a torch.nn.Module, got {in_words(error)}"
+            f"expected {call} to build a torch.nn.Module, got {describe_error(error)}"
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
@@ -223,7 +227,7 @@ def build(model: ModuleModel, key: Key) -> nn.Module:
     return module
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -277,16 +281,22 @@ def call(
     Raises:
         ConfigError: it raises, or returns something else.
     """
-    wanted = f"expected {model.name} to return ({len(client.x)}, {model.outputs}) {client.x.dtype}"
+    expectation = (
+        f"expected {model.name} to return ({len(client.x)}, {model.outputs}) {client.x.dtype}"
+    )
     try:
         with seeded(key.fold("module", client.name), client.x.device):
             out = torch.func.functional_call(module, dict(weights), (client.x, client.edges))
     except Exception as error:
-        raise ConfigError(f"{wanted} from x and edge_index, got {in_words(error)}") from error
+        raise ConfigError(
+            f"{expectation} from x and edge_index, got {describe_error(error)}"
+        ) from error
     if not isinstance(out, Tensor):
-        raise ConfigError(f"{wanted} from x and edge_index, got {type(out).__name__}")
+        raise ConfigError(f"{expectation} from x and edge_index, got {type(out).__name__}")
     if out.shape != (len(client.x), model.outputs) or out.dtype != client.x.dtype:
-        raise ConfigError(f"{wanted} from x and edge_index, got {tuple(out.shape)} {out.dtype}")
+        raise ConfigError(
+            f"{expectation} from x and edge_index, got {tuple(out.shape)} {out.dtype}"
+        )
     return out
 
 
@@ -297,7 +307,7 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
         ConfigError: it cannot be trained by a federation; says why.
     """
     module = build(model, BUILD)
-    lazy = [name for name, t in _tensors(module) if is_lazy(t)]
+    lazy = [name for name, t in _parameters_and_buffers(module) if is_lazy(t)]
     if lazy:
         raise ConfigError(
             f"expected parameters of known shape in {model.name}, got lazy {lazy[0]}: give its "
@@ -308,14 +318,16 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
     x = Key.of(1).matrix(4, model.features).to(device, dtype)
     steps = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]], device=device)
     module = module.to(device, dtype).train()
-    before = {name: b.clone() for name, b in module.named_buffers()}
+    buffers_before = {name: b.clone() for name, b in module.named_buffers()}
     leaves = {name: w.clone().requires_grad_() for name, w in weights_of(module).items()}
     out = call(model, module, leaves, Client(x, steps, "check"), BUILD)
     if not out.requires_grad:
         raise ConfigError(
             f"expected outputs of {model.name} that depend on its parameters, got constants"
         )
-    changed = [name for name, b in module.named_buffers() if not torch.equal(b, before[name])]
+    changed = [
+        name for name, b in module.named_buffers() if not torch.equal(b, buffers_before[name])
+    ]
     if changed:
         owner = type(module.get_submodule(changed[0].rpartition(".")[0])).__name__
         raise ConfigError(
@@ -324,16 +336,16 @@ def check(model: ModuleModel, dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def _tensors(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
+def _parameters_and_buffers(module: nn.Module) -> Sequence[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitted:
+def _train_client(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitted:
     optimizer, schedule = training.optimizer, training.schedule
     block, memory = inputs.block, inputs.memory
     client = client_of(block)
     weights = {name: whole(field) for name, field in start_fields(model, inputs.start, 1).items()}
-    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
+    start = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     state = (
         optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}
     )
@@ -345,20 +357,22 @@ def _fit(model: ModuleModel, training: Training, inputs: TrainingInputs) -> Fitt
         for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
             leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
             step_key = epoch_key.fold("batch", number)
-            loss, found = _loss(model, module, leaves, client, block.y, seeds, step_key)
-            grads = {name: g[None] for name, g in found.items()}
-            optimizer.step_(weights, training.correct(grads, weights, begun), state)
+            loss, gradients = _loss_and_gradients(
+                model, module, leaves, client, block.y, seeds, step_key
+            )
+            grads = {name: g[None] for name, g in gradients.items()}
+            optimizer.step_(weights, training.correct(grads, weights, start), state)
             report_steps(training.step_flops)
             steps += 1
             total = total + loss.double() * len(seeds) / block.num_train
     with torch.no_grad(), work_for(Kind.EVALUATION):
         logits = model.forward(weights, block)
-    kept = {} if memory is None else state
+    final_memory = {} if memory is None else state
     fields: dict[str, Stacked | Patched] = {name: Stacked(w) for name, w in weights.items()}
-    return Fitted(fields, kept, total.to(logits.dtype), logits, torch.tensor([steps]))
+    return Fitted(fields, final_memory, total.to(logits.dtype), logits, torch.tensor([steps]))
 
 
-def _loss(
+def _loss_and_gradients(
     model: ModuleModel,
     module: nn.Module,
     leaves: Params,
@@ -370,9 +384,9 @@ def _loss(
     """Return the mean loss of rows `seeds` (s,), and its gradients."""
     with OperationCounter() as tally:
         logits = call(model, module, leaves, client, key)
-    known = logits.detach().requires_grad_()
-    loss = task_of(model.task).loss(known[seeds], y[seeds]).mean()
-    cotangent = torch.autograd.grad(loss, known)
+    logits_leaf = logits.detach().requires_grad_()
+    loss = task_of(model.task).loss(logits_leaf[seeds], y[seeds]).mean()
+    cotangent = torch.autograd.grad(loss, logits_leaf)
     with tally:
         grads = torch.autograd.grad(
             logits, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True

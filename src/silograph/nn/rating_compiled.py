@@ -21,21 +21,29 @@ from silograph.nn.forward import dropped
 from silograph.nn.kernel_block import contiguous
 from silograph.nn.kernels import ratings as kernels
 from silograph.nn.rating_model import HEAD_BIAS, HEAD_WEIGHT, RatingModel
-from silograph.nn.rating_steps import alone, at_ratings, fit_pairs, rating_graph, values_of
+from silograph.nn.rating_steps import (
+    at_ratings,
+    fit_pairs,
+    rating_graph,
+    require_one_client,
+    values_of,
+)
 from silograph.nn.segment import sparse_product
 from silograph.nn.shared_items import BIAS, EMBEDDING
 
 
 def fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitted:
     """Train one client; see `fit_pairs`."""
-    return fit_pairs(model, training, inputs, CompiledPasses(model, alone(inputs.block)))
+    return fit_pairs(
+        model, training, inputs, CompiledPasses(model, require_one_client(inputs.block))
+    )
 
 
 def predict(
     model: RatingModel, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
 ) -> Tensor:
     """Return predictions (n, 1) of one client; see `RatingModel.forward`."""
-    return CompiledPasses(model, alone(block)).predict(weights, tables)
+    return CompiledPasses(model, require_one_client(block)).predict(weights, tables)
 
 
 class CompiledPasses:
@@ -51,22 +59,22 @@ class CompiledPasses:
     ) -> tuple[Tensor, Params]:
         """See `PairPasses`."""
         graph = self._graph
-        entering = self._entering(values, key)
-        pairs = self._pairs(values, entering[-1], graph.user[pair], graph.item[pair])
+        layer_inputs = self._layer_inputs(values, key)
+        pairs = self._pairs(values, layer_inputs[-1], graph.user[pair], graph.item[pair])
         grads = {name: torch.empty_like(w) for name, w in values.items()}
-        g = torch.empty_like(entering[-1])
+        g = torch.empty_like(layer_inputs[-1])
         bias = g.new_empty(len(graph.slot), 1)
-        filled = kernels.HeadGradient(
+        head_gradient = kernels.HeadGradient(
             h=g.numpy(),
             bias=bias.numpy(),
             w=grads[HEAD_WEIGHT].numpy(),
             level=grads[HEAD_BIAS].numpy(),
         )
         y = contiguous(self._block.y[seeds], g.numpy().dtype)
-        loss = kernels.loss_gradient(pairs, y, filled)
+        loss = kernels.loss_gradient(pairs, y, head_gradient)
         grads[BIAS] = torch.zeros_like(values[BIAS]).index_add_(0, graph.slot, bias)
         for layer in reversed(range(self._model.layers)):
-            g = self._back(layer, values, entering, g, grads)
+            g = self._backward_layer(layer, values, layer_inputs, g, grads)
         grads[EMBEDDING] = g
         return torch.tensor(loss, dtype=torch.float64), grads
 
@@ -74,16 +82,16 @@ class CompiledPasses:
         """See `PairPasses`."""
         graph, values = self._graph, values_of(self._model, weights, self._block, tables)
         report_each(self._model.flops(self._block, len(graph.row), passes=1))
-        h = self._entering(values, None)[-1]
+        h = self._layer_inputs(values, None)[-1]
         out = h.new_empty(len(graph.row), 1)
         kernels.predict(self._pairs(values, h, graph.user, graph.item), out.numpy())
         return at_ratings(self._block, graph.row, out)
 
-    def _entering(self, values: Params, key: Key | None) -> list[Tensor]:
-        """Return what enters each layer, rows of the table at first, and what leaves the last."""
-        graph, model, found = self._graph, self._model, [values[EMBEDDING]]
+    def _layer_inputs(self, values: Params, key: Key | None) -> list[Tensor]:
+        """Return the inputs of each layer, first rows of the table, and the outputs of the last."""
+        graph, model, layer_inputs = self._graph, self._model, [values[EMBEDDING]]
         for layer in range(model.layers):
-            mapped = found[-1] @ values[f"{layer}.weight"]
+            mapped = layer_inputs[-1] @ values[f"{layer}.weight"]
             mapped = mapped if layer else mapped.index_select(0, graph.slot)
             out = sparse_product(graph.gcn, mapped, symmetric=True)
             edge, bias = (contiguous(values[f"{layer}.{name}"]) for name in ("edge", "bias"))
@@ -92,28 +100,28 @@ class CompiledPasses:
                 out = dropped(
                     out, model.dropout, graph.key[graph.slot], key.fold("layer", layer + 1)
                 )
-            found.append(out)
-        return found
+            layer_inputs.append(out)
+        return layer_inputs
 
-    def _back(
-        self, layer: int, values: Params, entering: list[Tensor], g: Tensor, grads: Params
+    def _backward_layer(
+        self, layer: int, values: Params, layer_inputs: list[Tensor], g: Tensor, grads: Params
     ) -> Tensor:
-        """Fill the gradient of a layer's weights; return that of what entered it."""
+        """Fill the gradient of a layer's weights; return the gradient of its inputs."""
         graph, model = self._graph, self._model
         edge, bias = (grads[f"{layer}.{name}"].numpy() for name in ("edge", "bias"))
         relu, scale = layer < model.layers - 1, 1 / keep_probability(model.dropout)
         kernels.finish_back(
-            entering[layer + 1].numpy(), g.numpy(), self._features, edge, bias, relu, scale
+            layer_inputs[layer + 1].numpy(), g.numpy(), self._features, edge, bias, relu, scale
         )
         mapped = sparse_product(graph.gcn, g, symmetric=True)
         if not layer:
             rows = mapped.new_zeros(len(graph.key), mapped.shape[1])
             mapped = rows.index_add_(0, graph.slot, mapped)
-        torch.mm(entering[layer].T, mapped, out=grads[f"{layer}.weight"])
+        torch.mm(layer_inputs[layer].T, mapped, out=grads[f"{layer}.weight"])
         return mapped @ values[f"{layer}.weight"].T
 
     def _pairs(self, values: Params, h: Tensor, user: Tensor, item: Tensor) -> kernels.PairArrays:
-        """Return ratings (R,) with what is known of their ends, as the kernels read them."""
+        """Return ratings (R,) with embeddings and biases of their ends for the kernels."""
         bias, w = values[BIAS].index_select(0, self._graph.slot), values[HEAD_WEIGHT]
         level = self._graph.mean + float(values[HEAD_BIAS])
         return kernels.PairArrays(

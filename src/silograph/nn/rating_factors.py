@@ -54,12 +54,12 @@ from silograph.nn.fit import (
 from silograph.nn.rating_steps import (
     RatingGraph,
     TorchPasses,
-    alone,
     at_nodes,
     at_ratings,
-    drawn_table,
+    draw_table,
     fit_pairs,
     rating_graph,
+    require_one_client,
     values_of,
 )
 from silograph.nn.segment import segment_sum
@@ -103,7 +103,7 @@ class RatingFactors:
 
     @property
     def noun(self) -> str:
-        """Its name."""
+        """The model's name in messages."""
         return f"model {self.social}"
 
     @property
@@ -125,8 +125,8 @@ class RatingFactors:
     def first_tables(self, block: ClientBlock, key: Key) -> dict[str, Ragged]:
         """Return factors drawn from +-1/sqrt(D), and biases of 0; rows of the unseen are 0."""
         widths = self.table_widths.items()
-        found = {name: drawn_table(block, key.fold(name), width) for name, width in widths}
-        return {**found, BIAS: Ragged(0 * found[BIAS].t, found[BIAS].off)}
+        tables = {name: draw_table(block, key.fold(name), width) for name, width in widths}
+        return {**tables, BIAS: Ragged(0 * tables[BIAS].t, tables[BIAS].off)}
 
     def forward(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
@@ -136,17 +136,17 @@ class RatingFactors:
         Raises:
             ProtocolError: several clients, or not the tables of this one.
         """
-        graph = rating_graph(alone(block), dtype_of(block))
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(self.flops(block, len(graph.row), passes=1))
-        found = self._ratings(values, graph, graph.user, graph.item)
-        return at_ratings(block, graph.row, found)
+        predictions = self._predict_pairs(values, graph, graph.user, graph.item)
+        return at_ratings(block, graph.row, predictions)
 
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders the items of one client; see `RankingModel`."""
-        graph = rating_graph(alone(block), dtype_of(block))
+        """Return the factors that rank the items of one client; see `RankingModel`."""
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         h, bias = ends(values, graph)
         nodes = at_nodes(block, h)
@@ -155,50 +155,50 @@ class RatingFactors:
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client on its training ratings."""
-        added = None if self.social == "rating_mf" or not self.weight else self._social
-        passes = TorchPasses(self, alone(inputs.block), added)
+        extra_loss = None if self.social == "rating_mf" or not self.weight else self._social_loss
+        passes = TorchPasses(self, require_one_client(inputs.block), extra_loss)
         return fit_pairs(self, training, inputs, passes)
 
-    def said(
+    def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
-        """Return what is predicted of ratings in a step; see `PairModel`."""
+        """Return predictions of ratings in a step; see `PairModel`."""
         del key
         graph = rating_graph(block, dtype_of(block))
-        return self._ratings(p, graph, graph.user[pair], graph.item[pair])
+        return self._predict_pairs(p, graph, graph.user[pair], graph.item[pair])
 
     def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
         """Return the operations of a pass; see `PairModel`."""
-        told = rating_graph(block, dtype_of(block)).trust.shape[1] * (passes > 1)
-        each = 2 * self.embedding + 4
-        social = 0 if self.social == "rating_mf" or not self.weight else told * each
+        num_trusted = rating_graph(block, dtype_of(block)).trust.shape[1] * (passes > 1)
+        flops_of_pair = 2 * self.embedding + 4
+        social = 0 if self.social == "rating_mf" or not self.weight else num_trusted * flops_of_pair
         loss = (passes > 1) * LOSS_FLOPS * ratings
-        return float(passes * (ratings * each + social) + loss)
+        return float(passes * (ratings * flops_of_pair + social) + loss)
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
         return {"kind": "factors", **dataclasses.asdict(self)}
 
-    def _ratings(
+    def _predict_pairs(
         self, p: Mapping[str, Tensor], graph: RatingGraph, user: Tensor, item: Tensor
     ) -> Tensor:
         """Return predictions (R, 1) of pairs, from weights and tables."""
         h, bias = ends(p, graph)
-        both = (h.index_select(0, user) * h.index_select(0, item)).sum(dim=1, keepdim=True)
+        total = (h.index_select(0, user) * h.index_select(0, item)).sum(dim=1, keepdim=True)
         if self.terms == "biases":
-            both = both + bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + both + p[LEVEL]
+            total = total + bias.index_select(0, user) + bias.index_select(0, item)
+        return graph.mean + total + p[LEVEL]
 
-    def _social(self, p: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
-        """Return s / n T."""
+    def _social_loss(self, p: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
+        """Return the social term of the loss, s / n T."""
         graph = rating_graph(block, dtype_of(block))
         user, other = graph.trust
         x = p[EMBEDDING].index_select(0, graph.slot[user])
         if self.social == "sorec":
             degree = torch.bincount(user, minlength=len(graph.slot)).to(x.dtype)
-            wanted = (degree[other] / (degree[user] + degree[other])).sqrt()
+            expected = (degree[other] / (degree[user] + degree[other])).sqrt()
             z = p[TRUSTED].index_select(0, graph.slot[other])
-            total = (wanted - (x * z).sum(dim=1).sigmoid()).square().sum()
+            total = (expected - (x * z).sum(dim=1).sigmoid()).square().sum()
         else:
             y = p[EMBEDDING].index_select(0, graph.slot[other])
             total = (likeness(block).to(x.dtype) * (x - y).square().sum(dim=1)).sum() / 2
@@ -206,25 +206,25 @@ class RatingFactors:
 
 
 def likeness(block: ClientBlock) -> Tensor:
-    """Return how alike users rate whom they trust, (s,) float64 in [0, 1], worked out once.
+    """Return the similarity of users with those they trust, (s,) float64 in [0, 1], cached.
 
     That is (1 + Pearson) / 2 over the items that both have rated in training, and 1/2 where these
     are fewer than two or one of the users rates them all alike.
     """
-    return block.once("likeness", Tensor, lambda: _likeness(block))
+    return block.once("likeness", Tensor, lambda: _compute_likeness(block))
 
 
-def _likeness(block: ClientBlock) -> Tensor:
+def _compute_likeness(block: ClientBlock) -> Tensor:
     import numpy as np
     import scipy.sparse as sp
 
-    graph = rating_graph(alone(block), dtype_of(block))
+    graph = rating_graph(require_one_client(block), dtype_of(block))
     train = block.split.train[graph.row]
     value = block.y[graph.row[train]].double().cpu().numpy() - graph.mean
-    place = graph.user[train].cpu().numpy(), graph.item[train].cpu().numpy()
+    position = graph.user[train].cpu().numpy(), graph.item[train].cpu().numpy()
     size = (len(graph.slot), len(graph.slot))
-    rated = sp.csr_matrix((np.ones(len(value)), place), shape=size)
-    first, second = (sp.csr_matrix((value**k, place), shape=size) for k in (1, 2))
+    rated = sp.csr_matrix((np.ones(len(value)), position), shape=size)
+    first, second = (sp.csr_matrix((value**k, position), shape=size) for k in (1, 2))
     user, other = graph.trust.cpu().numpy()
 
     def total(a: Any, b: Any) -> Any:
@@ -233,10 +233,10 @@ def _likeness(block: ClientBlock) -> Tensor:
     n = total(rated, rated).clip(min=1)
     a, b = total(first, rated), total(rated, first)
     spread = (total(second, rated) - a**2 / n) * (total(rated, second) - b**2 / n)
-    some = spread > 1e-9  # below that a user rates the shared items alike
-    pearson = (total(first, first) - a * b / n) / np.sqrt(np.where(some, spread, 1.0))
-    found = (1 + np.where(some, pearson, 0.0).clip(-1, 1)) / 2
-    return torch.from_numpy(found).to(graph.slot.device)
+    is_defined = spread > 1e-9  # below that a user rates the shared items alike
+    pearson = (total(first, first) - a * b / n) / np.sqrt(np.where(is_defined, spread, 1.0))
+    likenesses = (1 + np.where(is_defined, pearson, 0.0).clip(-1, 1)) / 2
+    return torch.from_numpy(likenesses).to(graph.slot.device)
 
 
 # --- rating biases -------------------------------------------------------------------------------
@@ -307,12 +307,12 @@ class RatingBiases:
         """Return predictions (n, 1), 0 at users and items."""
         del tables
         offset, pairs = weights[OFFSET], pairs_of(block)
-        mean, bias = self._solved(block)
+        mean, bias = self._solve_once(block)
         client = block.client[pairs.row]
-        own = offset[client, 0] if offset.dim() == 2 else offset[0]
+        client_offset = offset[client, 0] if offset.dim() == 2 else offset[0]
         out = offset.new_zeros(len(block.y), 1)
-        said = mean[client] + bias[pairs.user] + bias[pairs.item]
-        out[pairs.row, 0] = said.to(out.dtype) + own
+        predictions = mean[client] + bias[pairs.user] + bias[pairs.item]
+        out[pairs.row, 0] = predictions.to(out.dtype) + client_offset
         return out
 
     def factors(
@@ -320,11 +320,11 @@ class RatingBiases:
     ) -> Factors:
         """Return the biases of items, which order them for all users alike."""
         del tables
-        offset, (mean, bias) = weights[OFFSET], self._solved(block)
-        own = offset[block.client, 0] if offset.dim() == 2 else offset[0]
+        offset, (mean, bias) = weights[OFFSET], self._solve_once(block)
+        client_offset = offset[block.client, 0] if offset.dim() == 2 else offset[0]
         bias, mean = bias.to(offset.dtype), mean.to(offset.dtype)
-        none = bias.new_zeros(len(bias), 0)
-        return Factors(none, none, bias, mean[block.client] + bias + own)
+        no_factors = bias.new_zeros(len(bias), 0)
+        return Factors(no_factors, no_factors, bias, mean[block.client] + bias + client_offset)
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Solve for every client; weights and what the optimizer keeps stay as they are."""
@@ -349,7 +349,7 @@ class RatingBiases:
         """Return the options as plain values."""
         return {"kind": "biases", **dataclasses.asdict(self)}
 
-    def _solved(self, block: ClientBlock) -> tuple[Tensor, Tensor]:
+    def _solve_once(self, block: ClientBlock) -> tuple[Tensor, Tensor]:
         """Return `biases`, worked out once."""
         turns = TURNS if self.terms == "biases" else 0
         name = ("biases", self.damping, turns)
@@ -364,28 +364,28 @@ def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tens
     value, client = block.y[row].double(), block.client[row]
     total = torch.zeros(block.num_clients, dtype=torch.float64, device=value.device)
     mean = total.index_add(0, client, value) / block.num_train.clamp(min=1)
-    left = value - mean[client]
+    residual = value - mean[client]
     report_rows(block.off, PER_TURN * turns)
-    return mean, solved_biases(user, item, left, len(block.y), damping, turns)
+    return mean, solved_biases(user, item, residual, len(block.y), damping, turns)
 
 
 def solved_biases(
-    user: Tensor, item: Tensor, left: Tensor, count: int, damping: float, turns: int = TURNS
+    user: Tensor, item: Tensor, residual: Tensor, count: int, damping: float, turns: int = TURNS
 ) -> Tensor:
-    """Return the biases of ends, (count,) float64, from what ratings leave of the mean.
+    """Return the biases of users and items, (count,) float64, from ratings less their mean.
 
     Args:
         user: (R,) int64 user of each rating, below `count`.
         item: (R,) int64 its item, likewise.
-        left: (R,) float64 the rating, less the mean.
+        residual: (R,) float64 the rating, less the mean.
         count: number of ends.
         damping: penalty on squared biases.
         turns: of the solution.
     """
-    bias = torch.zeros(count, dtype=torch.float64, device=left.device)
+    bias = torch.zeros(count, dtype=torch.float64, device=residual.device)
     total = torch.bincount(torch.cat([user, item]), minlength=count) + damping
     for _ in range(turns):
         for ids, others in ((user, item), (item, user)):
-            rest = torch.zeros_like(bias).index_add_(0, ids, left - bias[others])
-            bias[ids] = (rest / total)[ids]
+            sums = torch.zeros_like(bias).index_add_(0, ids, residual - bias[others])
+            bias[ids] = (sums / total)[ids]
     return bias

@@ -40,12 +40,12 @@ from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype
 from silograph.nn.forward import dropped
 from silograph.nn.rating_steps import (
     RatingGraph,
-    alone,
     at_nodes,
     at_ratings,
-    drawn_table,
+    draw_table,
     fit_pairs,
     rating_graph,
+    require_one_client,
     values_of,
 )
 from silograph.nn.segment import edge_product, sparse_product
@@ -93,7 +93,7 @@ class RatingModel:
 
     @property
     def noun(self) -> str:
-        """Its convolution."""
+        """The name of its convolution, in messages."""
         return f"model {self.conv}"
 
     @property
@@ -126,8 +126,8 @@ class RatingModel:
         """Return Glorot weights, zero biases and a zero head; drawn in float64."""
         weights: Params = {}
         for name, shape in self.weight_shapes.items():
-            drawn = len(shape) == 2 and not name.startswith("head.") and name != ITEMS
-            value = glorot(key.fold(name), *shape) if drawn else torch.zeros(shape)
+            is_drawn = len(shape) == 2 and not name.startswith("head.") and name != ITEMS
+            value = glorot(key.fold(name), *shape) if is_drawn else torch.zeros(shape)
             weights[name] = value.to(dtype)
         return weights
 
@@ -136,7 +136,7 @@ class RatingModel:
 
         Rows of unseen users and items are 0.
         """
-        table = drawn_table(block, key, self.embedding)
+        table = draw_table(block, key, self.embedding)
         return {EMBEDDING: table, BIAS: Ragged(table.t.new_zeros(len(table.t), 1), table.off)}
 
     def forward(
@@ -147,20 +147,20 @@ class RatingModel:
         Raises:
             ProtocolError: several clients, or not the tables of this one.
         """
-        graph = rating_graph(alone(block), dtype_of(block))
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, len(graph.row), passes=1))
-        found = self._ratings(values, graph, graph.user, graph.item, None)
-        return at_ratings(block, graph.row, found)
+        predictions = self._predict_pairs(values, graph, graph.user, graph.item, None)
+        return at_ratings(block, graph.row, predictions)
 
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders the items of one client; see `RankingModel`."""
-        graph = rating_graph(alone(block), dtype_of(block))
+        """Return the factors that rank the items of one client; see `RankingModel`."""
+        graph = rating_graph(require_one_client(block), dtype_of(block))
         values = values_of(self, weights, block, tables)
         report_each(_pass_flops(self, graph, 0, passes=1))
-        h, bias = self._nodes(values, graph, None)
+        h, bias = self._embed_nodes(values, graph, None)
         nodes, biases = at_nodes(block, h), at_nodes(block, bias[:, 0])
         level = biases + graph.mean + values[HEAD_BIAS]
         return Factors(nodes * values[HEAD_WEIGHT][:, 0], nodes, biases, level)
@@ -169,12 +169,12 @@ class RatingModel:
         """Train one client; every step sends messages along all of its edges."""
         return fit_pairs(self, training, inputs)
 
-    def said(
+    def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
-        """Return what is predicted of ratings in a step; see `PairModel`."""
+        """Return predictions of ratings in a step; see `PairModel`."""
         graph = rating_graph(block, dtype_of(block))
-        return self._ratings(p, graph, graph.user[pair], graph.item[pair], key)
+        return self._predict_pairs(p, graph, graph.user[pair], graph.item[pair], key)
 
     def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
         """Return the operations of a pass; see `PairModel`."""
@@ -184,7 +184,7 @@ class RatingModel:
         """Return the shape as plain values."""
         return {"kind": "graph", **dataclasses.asdict(self)}
 
-    def _ratings(
+    def _predict_pairs(
         self,
         p: Mapping[str, Tensor],
         graph: RatingGraph,
@@ -193,12 +193,12 @@ class RatingModel:
         key: Key | None,
     ) -> Tensor:
         """Return predictions (R, 1) of pairs, from weights and tables."""
-        h, bias = self._nodes(p, graph, key)
-        both = h.index_select(0, user) * h.index_select(0, item)
+        h, bias = self._embed_nodes(p, graph, key)
+        products = h.index_select(0, user) * h.index_select(0, item)
         sums = bias.index_select(0, user) + bias.index_select(0, item)
-        return graph.mean + sums + both @ p[HEAD_WEIGHT] + p[HEAD_BIAS]
+        return graph.mean + sums + products @ p[HEAD_WEIGHT] + p[HEAD_BIAS]
 
-    def _nodes(
+    def _embed_nodes(
         self, p: Mapping[str, Tensor], graph: RatingGraph, key: Key | None
     ) -> tuple[Tensor, Tensor]:
         """Return last layers (E, O) and biases (E, 1) of users and items."""
@@ -208,16 +208,16 @@ class RatingModel:
             if number and self.dropout and key is not None:
                 rows = graph.key[graph.slot]
                 h = dropped(h, self.dropout, rows, key.fold("layer", number))
-            own = {name: p[f"{number}.{name}"] for name in _names(self, number)}
-            h = convolve(own, h, graph)
+            layer_weights = {name: p[f"{number}.{name}"] for name in _layer_names(self, number)}
+            h = convolve(layer_weights, h, graph)
             h = h.relu() if number < self.layers - 1 else h
         return h, bias
 
 
-def _names(model: RatingModel, number: int) -> list[str]:
+def _layer_names(model: RatingModel, number: int) -> list[str]:
     """Return the names of a layer's weights."""
-    begins = f"{number}."
-    return [name.removeprefix(begins) for name in model.weight_shapes if name.startswith(begins)]
+    prefix = f"{number}."
+    return [name.removeprefix(prefix) for name in model.weight_shapes if name.startswith(prefix)]
 
 
 def _gcn(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
@@ -226,8 +226,8 @@ def _gcn(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
     Kipf and Welling, ICLR 2017, eq. 2, with a term of the edge e_ij. That term is linear in
     constants, so it needs one product for each node and none for each edge.
     """
-    summed = sparse_product(graph.gcn, h @ p["weight"], symmetric=True)
-    return summed + torch.addmm(p["bias"], graph.gcn_chance, p["edge"])
+    neighbor_sum = sparse_product(graph.gcn, h @ p["weight"], symmetric=True)
+    return neighbor_sum + torch.addmm(p["bias"], graph.gcn_chance, p["edge"])
 
 
 def _gat(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
@@ -237,16 +237,22 @@ def _gat(p: Mapping[str, Tensor], h: Tensor, graph: RatingGraph) -> Tensor:
     0 for the node itself, as in PyG's GATConv with `edge_dim`.
     """
     z, heads = h @ p["weight"], p["sender"].shape[0]
-    apart = z.view(len(z), heads, -1)
-    sent, heard = ((apart * p[end]).sum(dim=2) for end in ("sender", "receiver"))
+    by_head = z.view(len(z), heads, -1)
+    sender_logits, receiver_logits = (
+        (by_head * p[end]).sum(dim=2) for end in ("sender", "receiver")
+    )
     rows, columns = graph.adj.row, graph.adj.indices.long()
-    told = sent.index_select(0, columns) + heard.index_select(0, rows) + graph.chance @ p["edge"]
-    edge, loop = leaky_relu(told, SLOPE), leaky_relu(sent + heard, SLOPE)
-    where = rows[:, None].expand_as(edge)
-    top = loop.detach().scatter_reduce(0, where, edge.detach(), "amax")  # it cancels
-    edge, loop = (edge - top.index_select(0, rows)).exp(), (loop - top).exp()
-    summed = edge_product(graph.adj, edge, apart) + loop[..., None] * apart
-    return (summed / loop.index_add(0, rows, edge)[..., None]).flatten(1) + p["bias"]
+    logits = (
+        sender_logits.index_select(0, columns)
+        + receiver_logits.index_select(0, rows)
+        + graph.chance @ p["edge"]
+    )
+    edge, loop = leaky_relu(logits, SLOPE), leaky_relu(sender_logits + receiver_logits, SLOPE)
+    receiver = rows[:, None].expand_as(edge)
+    largest = loop.detach().scatter_reduce(0, receiver, edge.detach(), "amax")  # it cancels
+    edge, loop = (edge - largest.index_select(0, rows)).exp(), (loop - largest).exp()
+    weighted_sum = edge_product(graph.adj, edge, by_head) + loop[..., None] * by_head
+    return (weighted_sum / loop.index_add(0, rows, edge)[..., None]).flatten(1) + p["bias"]
 
 
 def _pass_flops(model: RatingModel, graph: RatingGraph, ratings: int, *, passes: int) -> float:

@@ -43,7 +43,13 @@ from silograph.nn.conv.layers import glorot
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.forward import dropped
 from silograph.nn.rating_factors import solved_biases
-from silograph.nn.rating_steps import alone, at_nodes, at_ratings, fit_pairs, one_client
+from silograph.nn.rating_steps import (
+    at_nodes,
+    at_ratings,
+    fit_pairs,
+    one_client,
+    require_one_client,
+)
 from silograph.task.rating_value import Factors
 
 FEATURES = 2  # what says whether a node is a user or an item
@@ -54,7 +60,7 @@ SIDES = ("user", "item")
 
 @dataclass(frozen=True, eq=False)
 class Profiles:
-    """What predictions rest on: for each fold what the other folds say, and last what all say.
+    """Inputs of predictions: for each fold from the ratings of all others, last from all ratings.
 
     Attributes:
         user: (p,) int64 user of each rating of the block, among users and items.
@@ -126,8 +132,8 @@ class RatingProfiles:
         """Return Glorot weights, zero biases and zero heads; drawn in float64."""
         weights: Params = {}
         for name, shape in self.weight_shapes.items():
-            drawn = name.endswith(".weight")
-            weights[name] = glorot(key.fold(name), *shape) if drawn else torch.zeros(shape)
+            is_drawn = name.endswith(".weight")
+            weights[name] = glorot(key.fold(name), *shape) if is_drawn else torch.zeros(shape)
         return {name: w.to(dtype) for name, w in weights.items()}
 
     def first_tables(self, block: ClientBlock, key: Key) -> State:
@@ -140,70 +146,77 @@ class RatingProfiles:
     ) -> Tensor:
         """Return predictions (n, 1) of one client, 0 at users and items."""
         del tables
-        row, own = pairs_of(alone(block)).row, one_client(self, weights)
-        found = profiles_of(self, block)
-        last = torch.full_like(row, self.folds)
+        row, client_weights = pairs_of(require_one_client(block)).row, one_client(self, weights)
+        profiles = profiles_of(self, block)
+        all_folds = torch.full_like(row, self.folds)
         report_each(self.flops(block, len(row), passes=1))
-        said = self._predicted(own, found, torch.arange(len(row), device=row.device), last, None)
-        return at_ratings(block, row, said)
+        predictions = self._predict(
+            client_weights, profiles, torch.arange(len(row), device=row.device), all_folds, None
+        )
+        return at_ratings(block, row, predictions)
 
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders the items of one client; see `RankingModel`."""
+        """Return the factors that rank the items of one client; see `RankingModel`."""
         del tables
-        own, found = one_client(self, weights), profiles_of(self, alone(block))
-        x, bias = found.x[-1], found.bias[-1]
-        user, item = (self._perceived(own, side, x, None) for side in SIDES)
-        said = bias + (item @ own["item.head"])[:, 0]
-        level = found.mean[-1] + bias + (user @ own["user.head"])[:, 0]
-        parts = (user * own["both.head"][:, 0], item, said, level)
-        return Factors(*(at_nodes(block, part) for part in parts))
+        client_weights, profiles = (
+            one_client(self, weights),
+            profiles_of(self, require_one_client(block)),
+        )
+        x, bias = profiles.x[-1], profiles.bias[-1]
+        user, item = (self._perceptron(client_weights, side, x, None) for side in SIDES)
+        item_scores = bias + (item @ client_weights["item.head"])[:, 0]
+        user_level = profiles.mean[-1] + bias + (user @ client_weights["user.head"])[:, 0]
+        factor_parts = (user * client_weights["both.head"][:, 0], item, item_scores, user_level)
+        return Factors(*(at_nodes(block, part) for part in factor_parts))
 
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train one client on its training ratings."""
         return fit_pairs(self, training, inputs)
 
-    def said(
+    def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
-        """Return what the other folds predict of ratings in a step; see `PairModel`."""
-        found = profiles_of(self, block)
-        return self._predicted(p, found, pair, found.fold[pair], key)
+        """Return predictions of ratings in a step from their other folds; see `PairModel`."""
+        profiles = profiles_of(self, block)
+        return self._predict(p, profiles, pair, profiles.fold[pair], key)
 
     def flops(self, block: ClientBlock, ratings: int, *, passes: int) -> float:
         """Return the operations of a pass; see `PairModel`."""
         del block
         maps = sum(2 * a * b + 2 * b for a, b in itertools.pairwise(self.widths))
-        each = 2 * maps + 7 * self.widths[-1] + 5
-        return float(ratings * (passes * each + (passes > 1) * LOSS_FLOPS))
+        flops_of_rating = 2 * maps + 7 * self.widths[-1] + 5
+        return float(ratings * (passes * flops_of_rating + (passes > 1) * LOSS_FLOPS))
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
         return {"kind": "profiles", **dataclasses.asdict(self)}
 
-    def _predicted(
+    def _predict(
         self,
         p: Mapping[str, Tensor],
-        found: Profiles,
+        profiles: Profiles,
         pair: Tensor,
         fold: Tensor,
         key: Key | None,
     ) -> Tensor:
-        """Return predictions (R, 1) of ratings from what folds say."""
-        ends = {"user": found.user[pair], "item": found.item[pair]}
+        """Return predictions (R, 1) of ratings from the profiles of their folds."""
+        ends = {"user": profiles.user[pair], "item": profiles.item[pair]}
         z = {
-            side: self._perceived(p, side, found.x[fold, end], None if key is None else (key, pair))
+            side: self._perceptron(
+                p, side, profiles.x[fold, end], None if key is None else (key, pair)
+            )
             for side, end in ends.items()
         }
-        base = found.mean[fold] + sum(found.bias[fold, end] for end in ends.values())
+        base = profiles.mean[fold] + sum(profiles.bias[fold, end] for end in ends.values())
         learned = [z[side] @ p[f"{side}.head"] for side in SIDES]
         return base[:, None] + sum(learned) + (z["user"] * z["item"]) @ p["both.head"]
 
-    def _perceived(
+    def _perceptron(
         self, p: Mapping[str, Tensor], side: str, x: Tensor, drop: tuple[Key, Tensor] | None
     ) -> Tensor:
-        """Return what a perceptron makes of profiles (R, F), (R, O)."""
+        """Return the outputs (R, O) of a perceptron for profiles (R, F)."""
         for number in range(self.layers):
             if number and self.dropout and drop is not None:
                 key, rows = drop
@@ -216,33 +229,43 @@ class RatingProfiles:
 def profiles_of(model: RatingProfiles, block: ClientBlock) -> Profiles:
     """Return the profiles of a block of one client, worked out once."""
     name = ("profiles", model.damping, model.folds, dtype_of(block))
-    return block.once(name, Profiles, lambda: _made(model, block))
+    return block.once(name, Profiles, lambda: _build_profiles(model, block))
 
 
-def _made(model: RatingProfiles, block: ClientBlock) -> Profiles:
+def _build_profiles(model: RatingProfiles, block: ClientBlock) -> Profiles:
     kind, pairs = kinds(block.x), pairs_of(block)
     entity = (kind > 0).any(dim=1)
-    place = entity.long().cumsum(0) - 1
-    user, item, count = place[pairs.user], place[pairs.item], int(entity.sum())
-    inside = entity[block.adj.row] & entity[block.adj.indices.long()]
-    trust = place[block.adj.row[inside]], place[block.adj.indices[inside].long()]
+    entity_number = entity.long().cumsum(0) - 1
+    user, item, count = entity_number[pairs.user], entity_number[pairs.item], int(entity.sum())
+    is_trust = entity[block.adj.row] & entity[block.adj.indices.long()]
+    trust = (
+        entity_number[block.adj.row[is_trust]],
+        entity_number[block.adj.indices[is_trust].long()],
+    )
     draw = Key.of(0).fold("folds of ratings").uniform(block.row_key[pairs.row])[:, 0]
     train = block.split.train[pairs.row]
     fold = torch.where(train, (draw * model.folds).long(), model.folds)
     value = block.y[pairs.row].double()
     means, biases, xs = [], [], []
     for left_out in range(model.folds + 1):
-        some = train & (fold != left_out)
-        mean, bias, x = _profile(user[some], item[some], value[some], trust, count, model.damping)
+        in_other_folds = train & (fold != left_out)
+        mean, bias, x = _compute_profile(
+            user[in_other_folds],
+            item[in_other_folds],
+            value[in_other_folds],
+            trust,
+            count,
+            model.damping,
+        )
         means.append(mean)
         biases.append(bias)
         xs.append(x)
     dtype = dtype_of(block)
-    stacks = (torch.stack(each).to(dtype) for each in (means, biases, xs))
+    stacks = (torch.stack(parts).to(dtype) for parts in (means, biases, xs))
     return Profiles(user, item, fold, *stacks)
 
 
-def _profile(
+def _compute_profile(
     user: Tensor,
     item: Tensor,
     value: Tensor,
@@ -263,24 +286,37 @@ def _profile(
     mean = value.sum() / max(len(value), 1)
     bias = solved_biases(user, item, value - mean, count, damping, TURNS)
     ends, others = torch.cat([user, item]), torch.cat([item, user])
-    left = (value - mean).repeat(2)
-    error = (left - bias[ends] - bias[others]).square()
+    residual = (value - mean).repeat(2)
+    error = (residual - bias[ends] - bias[others]).square()
     number = torch.bincount(ends, minlength=count).double()
 
     def total(at: Tensor, values: Tensor) -> Tensor:
         return values.new_zeros(count).index_add_(0, at, values)
 
-    def around(values: Tensor) -> Tensor:
+    def mean_of_neighbors(values: Tensor) -> Tensor:
         return total(ends, values[others]) / number.clamp(min=1)
 
-    raw = total(ends, left) / (number + damping)
-    usual = error.sum() / max(len(error), 1)
-    spread = (total(ends, error) + damping * usual) / (number + damping)
+    raw_bias = total(ends, residual) / (number + damping)
+    mean_error = error.sum() / max(len(error), 1)
+    spread = (total(ends, error) + damping * mean_error) / (number + damping)
     size = number.log1p() / 3  # most numbers are below 3 then, as the other figures
-    who, whom = trust
-    known = (number[whom] > 0).double()
-    trusted = total(who, bias[whom] * known) / (total(who, known) + damping)
-    friends = torch.bincount(who, minlength=count).double().log1p() / 3
-    near = around(bias)
-    figures = [bias, raw, size, spread, near, around(raw), around(size), around(spread)]
-    return mean, bias, torch.stack([*figures, around(near), trusted, friends], dim=1)
+    truster, trustee = trust
+    is_rated = (number[trustee] > 0).double()
+    trusted = total(truster, bias[trustee] * is_rated) / (total(truster, is_rated) + damping)
+    friends = torch.bincount(truster, minlength=count).double().log1p() / 3
+    neighbor_bias = mean_of_neighbors(bias)
+    figures = [
+        bias,
+        raw_bias,
+        size,
+        spread,
+        neighbor_bias,
+        mean_of_neighbors(raw_bias),
+        mean_of_neighbors(size),
+        mean_of_neighbors(spread),
+    ]
+    return (
+        mean,
+        bias,
+        torch.stack([*figures, mean_of_neighbors(neighbor_bias), trusted, friends], dim=1),
+    )

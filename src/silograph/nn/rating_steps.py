@@ -52,7 +52,7 @@ from silograph.task.registry import task_of
 
 @dataclass(frozen=True, eq=False)
 class RatingGraph:
-    """What a model reads of one client.
+    """The users and items of one client with the edges among them.
 
     Attributes:
         slot: (E,) int64 row of each user and item in the tables; those without a training rating
@@ -90,46 +90,53 @@ class RatingGraph:
 
 def rating_graph(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
     """Return the users and items of a block of one client, worked out once."""
-    return block.once(("rating graph", dtype), RatingGraph, lambda: _made(block, dtype))
+    return block.once(("rating graph", dtype), RatingGraph, lambda: _build_graph(block, dtype))
 
 
-def _made(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
-    kind, pairs, known = kinds(block.x), pairs_of(block), trained_rows(block)
+def _build_graph(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
+    kind, pairs, is_trained = kinds(block.x), pairs_of(block), trained_rows(block)
     entity = (kind > 0).any(dim=1)
-    place = entity.long().cumsum(0) - 1
-    who = entity.nonzero()[:, 0]
-    slot = torch.where(known, known.long().cumsum(0) + UNSEEN - 1, (kind[:, 1] > 0).long())[who]
-    trained = block.row_key[known.nonzero()[:, 0]]
-    key = torch.cat([torch.arange(UNSEEN, dtype=trained.dtype, device=trained.device), trained])
-    user, item = place[pairs.user], place[pairs.item]
+    entity_number = entity.long().cumsum(0) - 1
+    entities = entity.nonzero()[:, 0]
+    slot = torch.where(
+        is_trained, is_trained.long().cumsum(0) + UNSEEN - 1, (kind[:, 1] > 0).long()
+    )[entities]
+    trained_keys = block.row_key[is_trained.nonzero()[:, 0]]
+    key = torch.cat(
+        [torch.arange(UNSEEN, dtype=trained_keys.dtype, device=trained_keys.device), trained_keys]
+    )
+    user, item = entity_number[pairs.user], entity_number[pairs.item]
     train = block.split.train[pairs.row]
     value = block.y[pairs.row[train]]
-    inside = entity[block.adj.row] & entity[block.adj.indices.long()]
-    trust = place[block.adj.row[inside]], place[block.adj.indices[inside].long()]
+    is_trust = entity[block.adj.row] & entity[block.adj.indices.long()]
+    trust = (
+        entity_number[block.adj.row[is_trust]],
+        entity_number[block.adj.indices[is_trust].long()],
+    )
     rows = torch.cat([user[train], item[train], trust[0]])
     columns = torch.cat([item[train], user[train], trust[1]])
     weight = torch.cat([value, value, torch.ones(len(trust[0])).to(value)])
-    rated = torch.arange(len(rows), device=rows.device) < 2 * len(value)
-    chance = _chances(rows, columns, weight, rated, len(who))
-    order = torch.argsort(rows * len(who) + columns)
+    is_rating = torch.arange(len(rows), device=rows.device) < 2 * len(value)
+    chance = _transition_probabilities(rows, columns, weight, is_rating, len(entities))
+    order = torch.argsort(rows * len(entities) + columns)
     pairs_in_order = rows[order], columns[order]
     receiver, sender = (t.cpu() for t in pairs_in_order)
-    adj = CSR.from_pairs(receiver, sender, (len(who), len(who)))
+    adj = CSR.from_pairs(receiver, sender, (len(entities), len(entities)))
     adj, chance = adj.to(rows.device, dtype), chance[order].to(dtype)
-    root = (adj.degree.to(dtype) + 1).rsqrt()
-    norm = root[pairs_in_order[0]] * root[pairs_in_order[1]]
-    summed = torch.zeros(len(who), 2, dtype=dtype, device=rows.device)
-    summed.index_add_(0, pairs_in_order[0], norm[:, None] * chance)
+    inverse_root = (adj.degree.to(dtype) + 1).rsqrt()
+    norm = inverse_root[pairs_in_order[0]] * inverse_root[pairs_in_order[1]]
+    gcn_chance = torch.zeros(len(entities), 2, dtype=dtype, device=rows.device)
+    gcn_chance.index_add_(0, pairs_in_order[0], norm[:, None] * chance)
     return RatingGraph(
         slot,
         key,
-        words_of_rows(block.ids[0], block.row_key[who]),
-        kind[who, 1] > 0,
+        words_of_rows(block.ids[0], block.row_key[entities]),
+        kind[entities, 1] > 0,
         torch.stack(trust),
         adj,
         chance,
-        _with_self(adj, norm, root),
-        summed,
+        _add_self_loops(adj, norm, inverse_root),
+        gcn_chance,
         float(value.mean()) if len(value) else 0.0,
         pairs.row,
         user,
@@ -137,25 +144,29 @@ def _made(block: ClientBlock, dtype: torch.dtype) -> RatingGraph:
     )
 
 
-def _chances(rows: Tensor, columns: Tensor, weight: Tensor, rated: Tensor, count: int) -> Tensor:
-    """Return how likely a step along each edge is, forth and back, (e, 2) float64.
+def _transition_probabilities(
+    rows: Tensor, columns: Tensor, weight: Tensor, rated: Tensor, count: int
+) -> Tensor:
+    """Return the probability of a step along each edge, forth and back, (e, 2) float64.
 
-    Ratings and trust are apart: an end's chances of each sum to 1. Where all weights of an end are
-    0, all its steps are alike.
+    The probabilities at an end sum to 1 for its ratings, and to 1 for its trust. Where all weights
+    are 0, its steps are equally likely.
     """
     chances = []
     for end in (rows, columns):
         cell = end * 2 + rated
         total = torch.zeros(2 * count, dtype=torch.float64, device=end.device)
         total.index_add_(0, cell, weight.double())
-        number = torch.bincount(cell, minlength=2 * count).double()
-        some = total[cell] > 0
-        alike = 1 / number[cell]
-        chances.append(torch.where(some, weight.double() / total[cell].where(some, 1.0), alike))
+        num_edges = torch.bincount(cell, minlength=2 * count).double()
+        has_weight = total[cell] > 0
+        uniform = 1 / num_edges[cell]
+        chances.append(
+            torch.where(has_weight, weight.double() / total[cell].where(has_weight, 1.0), uniform)
+        )
     return torch.stack(chances, dim=1)
 
 
-def _with_self(adj: CSR, norm: Tensor, root: Tensor) -> CSR:
+def _add_self_loops(adj: CSR, norm: Tensor, root: Tensor) -> CSR:
     """Return the edges weighted by `norm` (e,), with squared roots (E,) on the diagonal."""
     import scipy.sparse as sp
 
@@ -168,10 +179,10 @@ def _with_self(adj: CSR, norm: Tensor, root: Tensor) -> CSR:
 class PairModel(AnyModel, Protocol):
     """A model of ratings that is trained by steps, one client at a time."""
 
-    def said(
+    def predict_pairs(
         self, p: Mapping[str, Tensor], block: ClientBlock, pair: Tensor, key: Key | None
     ) -> Tensor:
-        """Return what is predicted of training ratings in a step, (R, 1).
+        """Return predictions of training ratings in a step, (R, 1).
 
         Args:
             p: weights and tables of the client.
@@ -184,7 +195,7 @@ class PairModel(AnyModel, Protocol):
         """Return the floating-point operations of a pass, or of one forth and back (3 passes)."""
 
 
-def alone(block: ClientBlock) -> ClientBlock:
+def require_one_client(block: ClientBlock) -> ClientBlock:
     """Return a block of one client; raise `ProtocolError` for others."""
     if block.num_clients != 1:
         raise ProtocolError(f"expected a block of one client for ratings, got {block.num_clients}")
@@ -197,18 +208,18 @@ def one_client(model: AnyModel, weights: Mapping[str, Tensor]) -> Params:
     return {name: w if w.shape == shapes[name] else w[0] for name, w in weights.items()}
 
 
-def checked_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params:
+def check_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params:
     """Return a client's tables; raise `ProtocolError` unless they are of this client and model."""
     if not model.table_widths:
         return {}
     rows, dtype = int(table_rows(block).sum()), dtype_of(block)
     for name, width in model.table_widths.items():
-        found = tables[name].t if name in tables else None
-        if found is None or found.shape != (rows, width) or found.dtype is not dtype:
-            got = "none" if found is None else f"{tuple(found.shape)} in {found.dtype}"
+        table = tables[name].t if name in tables else None
+        if table is None or table.shape != (rows, width) or table.dtype is not dtype:
+            description = "none" if table is None else f"{tuple(table.shape)} in {table.dtype}"
             raise ProtocolError(
-                f"expected a table {name} ({rows}, {width}) in {dtype}, got {got}: tables stay "
-                "with their client and its training ratings"
+                f"expected a table {name} ({rows}, {width}) in {dtype}, got {description}: tables "
+                "stay with their client and its training ratings"
             )
     return {name: tables[name].t for name in model.table_widths}
 
@@ -216,27 +227,27 @@ def checked_tables(model: AnyModel, block: ClientBlock, tables: State) -> Params
 def values_of(
     model: AnyModel, weights: Mapping[str, Tensor], block: ClientBlock, tables: State
 ) -> Params:
-    """Return one client's weights and tables; see `checked_tables`."""
-    return {**one_client(model, weights), **checked_tables(model, block, tables)}
+    """Return one client's weights and tables; see `check_tables`."""
+    return {**one_client(model, weights), **check_tables(model, block, tables)}
 
 
-def drawn_table(block: ClientBlock, key: Key, width: int) -> Ragged:
+def draw_table(block: ClientBlock, key: Key, width: int) -> Ragged:
     """Return a client's table (t, D) drawn from +-1/sqrt(D); rows of the unseen are 0."""
     dtype = dtype_of(block)
-    drawn = 2 * key.uniform(rating_graph(block, dtype).key, width) - 1
-    drawn[:UNSEEN] = 0
-    return Ragged((drawn * width**-0.5).to(dtype), offsets(table_rows(alone(block))))
+    table = 2 * key.uniform(rating_graph(block, dtype).key, width) - 1
+    table[:UNSEEN] = 0
+    return Ragged((table * width**-0.5).to(dtype), offsets(table_rows(require_one_client(block))))
 
 
-def at_ratings(block: ClientBlock, row: Tensor, found: Tensor) -> Tensor:
+def at_ratings(block: ClientBlock, row: Tensor, predictions: Tensor) -> Tensor:
     """Return predictions (R, 1) in the rows (R,) of their ratings, (n, 1); 0 at all others."""
-    out = found.new_zeros(len(block.y), 1)
-    out[row] = found
+    out = predictions.new_zeros(len(block.y), 1)
+    out[row] = predictions
     return out
 
 
 def at_nodes(block: ClientBlock, part: Tensor) -> Tensor:
-    """Return what users and items have (E, ...) in their rows, (n, ...); 0 in all others."""
+    """Return values of users and items (E, ...) in their rows, (n, ...); 0 in all others."""
     out = part.new_zeros(len(block.y), *part.shape[1:])
     out[(kinds(block.x) > 0).any(dim=1)] = part
     return out
@@ -273,20 +284,20 @@ class TorchPasses:
 
     model: PairModel
     block: ClientBlock
-    added: Callable[[Mapping[str, Tensor], ClientBlock], Tensor] | None = None
+    extra_loss: Callable[[Mapping[str, Tensor], ClientBlock], Tensor] | None = None
 
     def gradient(
         self, values: Params, seeds: Tensor, pair: Tensor, key: Key
     ) -> tuple[Tensor, Params]:
         """See `PairPasses`."""
         leaves = {name: w.detach().requires_grad_() for name, w in values.items()}
-        said = self.model.said(leaves, self.block, pair, key)
-        loss = task_of(self.model.task).loss(said, self.block.y[seeds]).mean()
-        whole_loss = loss if self.added is None else loss + self.added(leaves, self.block)
-        found = torch.autograd.grad(
+        predictions = self.model.predict_pairs(leaves, self.block, pair, key)
+        loss = task_of(self.model.task).loss(predictions, self.block.y[seeds]).mean()
+        whole_loss = loss if self.extra_loss is None else loss + self.extra_loss(leaves, self.block)
+        gradients = torch.autograd.grad(
             whole_loss, list(leaves.values()), materialize_grads=True, allow_unused=True
         )
-        return loss.detach().double(), dict(zip(leaves, found, strict=True))
+        return loss.detach().double(), dict(zip(leaves, gradients, strict=True))
 
     def predict(self, weights: Params, tables: State) -> Tensor:
         """See `PairPasses`."""
@@ -304,11 +315,11 @@ def fit_pairs(
         inputs: from what.
         passes: the model at the client; None: by torch.
     """
-    block = alone(inputs.block)
+    block = require_one_client(inputs.block)
     passes = TorchPasses(model, block) if passes is None else passes
     weights = {n: whole(field) for n, field in start_fields(model, inputs.start, 1).items()}
-    values, state = _started(model, training, inputs, weights)
-    loss, steps = _trained(model, training, inputs, passes, (weights, values, state))
+    values, state = _start_values(model, training, inputs, weights)
+    loss, steps = _train(model, training, inputs, passes, (weights, values, state))
     off, names, memory = offsets(table_rows(block)), model.weight_shapes, inputs.memory
     new: dict[str, Ragged] = {n: Ragged(values[n][0], off) for n in model.table_widths}
     with torch.no_grad(), work_for(Kind.EVALUATION):
@@ -322,29 +333,31 @@ def fit_pairs(
     return Fitted(fields, moments, loss.to(logits.dtype), logits, count, tables=new)
 
 
-def _started(
+def _start_values(
     model: PairModel, training: Training, inputs: TrainingInputs, weights: Params
 ) -> tuple[Params, Params]:
-    """Return what is trained and what the optimizer keeps of it, both changed in place later.
+    """Return the trained tensors and their optimizer state; steps change both in place.
 
-    Tables are one client's, so they stand beside its weights (1, ...) in every step.
+    Tables belong to one client, so they are trained like its weights (1, ...).
     """
     memory, tables = inputs.memory, inputs.tables
-    held = checked_tables(model, inputs.block, tables)
-    values = weights | {n: own_copy(t)[None] for n, t in held.items()}
+    checked = check_tables(model, inputs.block, tables)
+    values = weights | {n: own_copy(t)[None] for n, t in checked.items()}
     state = training.optimizer.init(values)
     if memory is not None:
-        kept = {n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths}
-        state |= {n: own_copy(m) for n, m in memory.items()} | kept
+        table_state = {
+            n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths
+        }
+        state |= {n: own_copy(m) for n, m in memory.items()} | table_state
     return values, state
 
 
-def _trained(
+def _train(
     model: PairModel,
     training: Training,
     inputs: TrainingInputs,
     passes: PairPasses,
-    held: tuple[Params, Params, Params],
+    trained_values: tuple[Params, Params, Params],
 ) -> tuple[Tensor, int]:
     """Take all steps in place; return the loss of the last epoch, (1,) float64, and their number.
 
@@ -353,27 +366,27 @@ def _trained(
         training: how.
         inputs: from what.
         passes: the model at the client.
-        held: its weights, these and its tables, and what the optimizer keeps of both.
+        trained_values: its weights, these with its tables, and the optimizer state of both.
     """
-    block, schedule, (weights, values, state) = inputs.block, training.schedule, held
-    begun = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
+    block, schedule, (weights, values, state) = inputs.block, training.schedule, trained_values
+    start = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     row, optimizer = pairs_of(block).row, training.optimizer
     position = torch.full((len(block.y),), -1, device=block.y.device)
     position[row] = torch.arange(len(row), device=block.y.device)
-    of_tables = sum(optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
+    table_flops = sum(optimizer.flops_of(n) * values[n].numel() for n in model.table_widths)
     total, steps = torch.zeros(1, dtype=torch.float64, device=block.y.device), 0
     for epoch in range(schedule.epochs if int(block.num_train) else 0):
         total = torch.zeros_like(total)
         epoch_key = inputs.key.fold("epoch", epoch)
         for number, seeds in enumerate(batches(block, schedule.batch_size, epoch_key)):
-            now = {name: w[0] for name, w in values.items()}
+            client_values = {name: w[0] for name, w in values.items()}
             batch_key = epoch_key.fold("batch", number)
-            loss, found = passes.gradient(now, seeds, position[seeds], batch_key)
-            grads = {name: g[None] for name, g in found.items()}
-            changed = training.correct({n: grads[n] for n in weights}, weights, begun)
-            optimizer.step_(values, grads | changed, state)
+            loss, gradients = passes.gradient(client_values, seeds, position[seeds], batch_key)
+            grads = {name: g[None] for name, g in gradients.items()}
+            corrected = training.correct({n: grads[n] for n in weights}, weights, start)
+            optimizer.step_(values, grads | corrected, state)
             report_each(model.flops(block, len(seeds), passes=3))
-            report_steps(training.step_flops + of_tables)
+            report_steps(training.step_flops + table_flops)
             steps += 1
             total = total + loss * len(seeds) / block.num_train
     return total, steps

@@ -55,16 +55,16 @@ class Reach:
 
     @property
     def messages(self) -> Messages:
-        """What a convolution's `finish` needs to know: all rows that hear also send."""
+        """Messages for a convolution's `finish`: all receivers are also senders."""
         return Messages(self.inner, False, self.degree, self.degree, None, self.off, self.off)
 
 
 def full_reach(block: ClientBlock) -> Reach:
     """Return the reach of all rows along all edges."""
-    return block.once("full reach", Reach, lambda: _full(block))
+    return block.once("full reach", Reach, lambda: _build_full_reach(block))
 
 
-def _full(block: ClientBlock) -> Reach:
+def _build_full_reach(block: ClientBlock) -> Reach:
     rows = torch.arange(len(block.row_key), device=block.off.device)
     return Reach(
         rows=rows,
@@ -108,13 +108,13 @@ def partial_reach(
     Raises:
         ProtocolError: not a weight for each edge.
     """
-    place = _places(rows, len(block.row_key))
-    outer, slots = _outer(block, place, len(rows), heard)
+    place = _positions(rows, len(block.row_key))
+    outer, slots = _edges_to_slots(block, place, len(rows), heard)
     return Reach(
         rows=rows,
         off=torch.searchsorted(rows, block.off),
         degree=total_degree(block)[rows],
-        inner=_weighted(edges_among(block, rows), inner),
+        inner=_with_weights(edges_among(block, rows), inner),
         own=own,
         cross=cross,
         outer=outer,
@@ -124,7 +124,7 @@ def partial_reach(
     )
 
 
-def _weighted(edges: CSR, weights: Tensor | None) -> CSR:
+def _with_weights(edges: CSR, weights: Tensor | None) -> CSR:
     """Return edges with other weights (e,), or as they are.
 
     Raises:
@@ -140,26 +140,26 @@ def _weighted(edges: CSR, weights: Tensor | None) -> CSR:
     return CSR(edges.indptr, edges.indices, weights, edges.num_cols)
 
 
-def _outer(
-    block: ClientBlock, place: Tensor, count: int, heard: Tensor | None
+def _edges_to_slots(
+    block: ClientBlock, position: Tensor, count: int, is_heard: Tensor | None
 ) -> tuple[CSR, Tensor]:
     """Return edges from `count` rows to slots (t, r), and which slots of the block these are (t,).
 
     Args:
         block: C clients.
-        place: (n,) of every row among those that take part, -1 for none.
+        position: (n,) of every row among those that take part, -1 for none.
         count: r.
-        heard: (S,) bool, see `partial_reach`.
+        is_heard: (S,) bool, see `partial_reach`.
     """
     # Cut out of the transpose, which is there already: no step has to sort its edges.
-    outward = block.halo.adj.transposed
-    slots = torch.arange(outward.num_rows, device=place.device)
-    if heard is not None:
-        slots = slots[heard]
-    outer = _cut_out(outward, slots, place, count)
-    touched = outer.degree > 0
-    indptr = torch.cat([outer.indptr[:1], outer.indptr[1:][touched]])
-    return CSR(indptr, outer.indices, outer.values, outer.num_cols), slots[touched]
+    transposed = block.halo.adj.transposed
+    slots = torch.arange(transposed.num_rows, device=position.device)
+    if is_heard is not None:
+        slots = slots[is_heard]
+    outer = _select_rows_and_columns(transposed, slots, position, count)
+    has_edge = outer.degree > 0
+    indptr = torch.cat([outer.indptr[:1], outer.indptr[1:][has_edge]])
+    return CSR(indptr, outer.indices, outer.values, outer.num_cols), slots[has_edge]
 
 
 def slots_in_client(block: ClientBlock, slots: Tensor) -> Tensor:
@@ -197,99 +197,104 @@ def boundary_reach(block: ClientBlock, weight: Tensor) -> Reach:
 
 def gathered(reach: Reach, incoming: CSR, rows: Tensor) -> Tensor:
     """Return sums over neighbors in other silos, incoming (r, k) @ rows (k, D), (r, D)."""
-    return _product(incoming, rows, reach)
+    return _sparse_product(incoming, rows, reach)
 
 
 def edges_among(block: ClientBlock, rows: Tensor) -> CSR:
     """Return the internal edges among some rows (r,), (r, r) with values."""
-    return _cut_out(block.adj, rows, _places(rows, block.adj.num_cols), len(rows))
+    return _select_rows_and_columns(
+        block.adj, rows, _positions(rows, block.adj.num_cols), len(rows)
+    )
 
 
-def _cut_out(matrix: CSR, rows: Tensor, place: Tensor, num_cols: int) -> CSR:
-    """Return rows (k,) of a matrix with those columns that have a place, and as it numbers them."""
+def _select_rows_and_columns(matrix: CSR, rows: Tensor, position: Tensor, num_cols: int) -> CSR:
+    """Return rows (k,) of a matrix, with the columns that have a position, renumbered by it."""
     lengths = matrix.degree[rows]
     entries = ranges(matrix.indptr[:-1].long()[rows], lengths)
     # Narrow integers and `index_select`: half the time, where most entries are passed over.
-    narrow = place.to(matrix.indices.dtype)
-    columns = narrow.index_select(0, matrix.indices.index_select(0, entries))
-    kept = (columns >= 0).nonzero()[:, 0]
+    narrow_position = position.to(matrix.indices.dtype)
+    columns = narrow_position.index_select(0, matrix.indices.index_select(0, entries))
+    entries_kept = (columns >= 0).nonzero()[:, 0]
     assert matrix.values is not None  # blocks carry values of the run's dtype
-    values = matrix.values.index_select(0, entries.index_select(0, kept))
-    indptr, columns = torch.searchsorted(kept, offsets(lengths)), columns.index_select(0, kept)
+    values = matrix.values.index_select(0, entries.index_select(0, entries_kept))
+    indptr, columns = (
+        torch.searchsorted(entries_kept, offsets(lengths)),
+        columns.index_select(0, entries_kept),
+    )
     return CSR(indptr, columns, values, num_cols).with_columns(columns, num_cols)
 
 
-def _places(rows: Tensor, total: int) -> Tensor:
-    """Return where each of all rows (n,) stands among some, -1 for none."""
-    place = torch.full((total,), -1, device=rows.device)
-    place[rows] = torch.arange(len(rows), device=rows.device)
-    return place
+def _positions(rows: Tensor, total: int) -> Tensor:
+    """Return the position of each row (n,) among the selected rows, -1 for none."""
+    position = torch.full((total,), -1, device=rows.device)
+    position[rows] = torch.arange(len(rows), device=rows.device)
+    return position
 
 
 def entries_among(adj: CSR, rows: Tensor) -> Tensor:
-    """Return which entries of a matrix (n, n) join some rows (r,), row after row, (e,) int64."""
-    chosen = torch.zeros(adj.num_cols, dtype=torch.bool, device=rows.device)
-    chosen[rows] = True
+    """Return the entries of a matrix (n, n) that join some rows (r,), row after row, (e,) int64."""
+    is_chosen = torch.zeros(adj.num_cols, dtype=torch.bool, device=rows.device)
+    is_chosen[rows] = True
     entries = ranges(adj.indptr[:-1].long()[rows], adj.degree[rows])
-    return entries[chosen[adj.indices[entries].long()]]
+    return entries[is_chosen[adj.indices[entries].long()]]
 
 
 def inner_operator(scales: Scales, reach: Reach) -> CSR:
-    """Return what own rows give to own rows, post * inner * pre + own, as one matrix (r, r)."""
+    """Return the sum over own rows, post * inner * pre + own, as one matrix (r, r)."""
     if scales not in reach.operators:
-        own = scales.itself(reach.degree)
-        if own is not None and reach.own is not None:
-            own = own * reach.own
-        reach.operators[scales] = as_matrix(scales, reach.inner, reach.degree, own)
+        own_scale = scales.itself(reach.degree)
+        if own_scale is not None and reach.own is not None:
+            own_scale = own_scale * reach.own
+        reach.operators[scales] = as_matrix(scales, reach.inner, reach.degree, own_scale)
     return reach.operators[scales]
 
 
 def messages_out(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
-    """Return what rows have to say to other silos, z (r, D) scaled by the sender, (r, D)."""
-    return _scaled(z, (scales.before(reach.degree), reach.cross), reach)
+    """Return the messages of rows to other silos, z (r, D) scaled by the sender, (r, D)."""
+    return _scale_rows(z, (scales.sender_scale(reach.degree), reach.cross), reach)
 
 
 def messages_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
-    """Return the same on the way back, from dLoss/ds (r, D), (r, D).
+    """Return the messages of the backward pass, from dLoss/ds (r, D), (r, D).
 
     Edges go both ways, so senders and receivers swap, and with them the scales.
     """
-    return _scaled(grad, (scales.after(reach.degree),), reach)
+    return _scale_rows(grad, (scales.receiver_scale(reach.degree),), reach)
 
 
 def outward(messages: Tensor, reach: Reach) -> Tensor:
-    """Return the rows that other silos are owed, sums of scaled messages (r, D), (t, D)."""
+    """Return the sums of scaled messages (r, D) for the slots of other silos, (t, D)."""
     report_entries(reach.outer.indptr, reach.slot_off, 2 * messages.shape[1])
     return sparse_product(reach.outer, messages)
 
 
 def standing_behind(messages: Tensor, reach: Reach) -> Tensor:
-    """Return how many messages (r, D) that are not 0 each row of `outward` sums, (t,) int64."""
-    says = (messages != 0).any(1).long()
-    return segment_sum(says[reach.outer.indices.long()], reach.outer.indptr.long())
+    """Count the messages (r, D) other than 0 in each sum of `outward`, (t,) int64."""
+    is_nonzero = (messages != 0).any(1).long()
+    return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())
 
 
-def summed(scales: Scales, z: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
-    """Return post * (inner @ (pre * z) + arrived) + own * z, (r, D).
+def summed(scales: Scales, z: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
+    """Return post * (inner @ (pre * z) + incoming) + own * z, (r, D).
 
     Args:
         scales: of the sum.
         z: (r, D) own messages.
-        arrived: (r, D) sums over neighbors in other silos.
-        reach: who hears whom.
+        incoming: (r, D) sums over neighbors in other silos.
+        reach: the rows and edges of the pass.
     """
-    inner = _product(inner_operator(scales, reach), z, reach)
-    return inner + _scaled(arrived, (scales.after(reach.degree),), reach)
+    inner = _sparse_product(inner_operator(scales, reach), z, reach)
+    return inner + _scale_rows(incoming, (scales.receiver_scale(reach.degree),), reach)
 
 
-def summed_back(scales: Scales, grad: Tensor, arrived: Tensor, reach: Reach) -> Tensor:
-    """Return dLoss/dz (r, D) from dLoss/ds (r, D) and what arrived from other silos (r, D)."""
-    inner = _product(inner_operator(scales, reach).transposed, grad, reach)
-    return inner + _scaled(arrived, (scales.before(reach.degree), reach.cross), reach)
+def summed_back(scales: Scales, grad: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
+    """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
+    inner = _sparse_product(inner_operator(scales, reach).transposed, grad, reach)
+    return inner + _scale_rows(incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
 
 
 def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> Tensor:
-    """Return the sums that arrived for boundary rows (k, D) at the rows that take part, (r, D).
+    """Return received sums for boundary rows (k, D) at the rows that take part, (r, D).
 
     Raises:
         ProtocolError: sums for boundary rows that do not exist or take no part.
@@ -297,15 +302,16 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
     halo, boundary = block.halo, block.halo.boundary
     if row is not None:
         boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
-    place = reach.place[boundary]
-    if len(place) != len(total.t) or not bool((place >= 0).all()):
+    position = reach.place[boundary]
+    if len(position) != len(total.t) or not bool((position >= 0).all()):
         raise ProtocolError(
-            f"expected sums for boundary rows that take part, got {len(total.t)} for {len(place)}"
+            f"expected sums for boundary rows that take part, got {len(total.t)} for "
+            f"{len(position)}"
         )
-    return total.t.new_zeros(len(reach.rows), total.t.shape[1]).index_add_(0, place, total.t)
+    return total.t.new_zeros(len(reach.rows), total.t.shape[1]).index_add_(0, position, total.t)
 
 
-def _scaled(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tensor:
+def _scale_rows(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tensor:
     for scale in scales:
         if scale is not None:
             report_rows(reach.off, z.shape[1])
@@ -313,6 +319,6 @@ def _scaled(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tenso
     return z
 
 
-def _product(matrix: CSR, z: Tensor, reach: Reach) -> Tensor:
+def _sparse_product(matrix: CSR, z: Tensor, reach: Reach) -> Tensor:
     report_entries(matrix.indptr, reach.off, 2 * z.shape[1])
     return sparse_product(matrix, z)

@@ -19,7 +19,7 @@ from torch import Tensor
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.fit import dtype_of
-from silograph.nn.rating_steps import RatingGraph, alone, rating_graph
+from silograph.nn.rating_steps import RatingGraph, rating_graph, require_one_client
 
 ITEMS = "items"  # the weight
 EMBEDDING, BIAS = "embedding", "bias"  # tables of a client's own
@@ -47,6 +47,6 @@ def ends(p: Mapping[str, Tensor], graph: RatingGraph) -> tuple[Tensor, Tensor]:
 
 def item_counts(block: ClientBlock, rows: int) -> Tensor:
     """Return how many training ratings of one client meet each row, (B,) int64."""
-    graph = rating_graph(alone(block), dtype_of(block))
+    graph = rating_graph(require_one_client(block), dtype_of(block))
     item = graph.item[block.split.train[graph.row]]
     return torch.bincount(item_rows(graph, rows)[item], minlength=rows)

@@ -20,17 +20,17 @@ from silograph.core.payload import Ragged, Stacked, offsets, owners
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
-from silograph.nn.fit import LOSS_FLOPS, Held, Schedule, Training
+from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, TrainingFields
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import (
     contiguous,
-    flattened,
+    flatten_weights,
     later_names,
     model_shape,
-    prepared,
-    share_out,
+    prepare_block,
+    run_in_threads,
     step_rule,
-    unflattened,
+    unflatten_weights,
 )
 from silograph.nn.kernels import stored as kernels
 from silograph.nn.model import scales_of
@@ -41,23 +41,23 @@ FLAT = "flat"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
 
 
-def packed(model: Staged, held: Held) -> Held:
+def pack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
     """Return clients in training with the weights after the first matrices side by side."""
-    names, new = tuple(later_names(model)), dict(held)
+    names, new = tuple(later_names(model)), dict(fields)
     for kind in KINDS:
-        if f"{kind}/{names[0]}" in held:
+        if f"{kind}/{names[0]}" in fields:
             parts = {name: new.pop(f"{kind}/{name}").t for name in names}
-            new[f"{kind}/{FLAT}"] = Stacked(torch.from_numpy(flattened(model, parts)))
+            new[f"{kind}/{FLAT}"] = Stacked(torch.from_numpy(flatten_weights(model, parts)))
     return new
 
 
-def unpacked(model: Staged, held: Held) -> Held:
+def unpack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
     """Return clients in training with all weights by name; views of what they were."""
-    new = dict(held)
+    new = dict(fields)
     for kind in KINDS:
         field = new.pop(f"{kind}/{FLAT}", None)
         if field is not None:
-            parts = unflattened(model, field.t.numpy())
+            parts = unflatten_weights(model, field.t.numpy())
             new |= {f"{kind}/{name}": Stacked(t) for name, t in parts.items()}
     return new
 
@@ -66,7 +66,7 @@ def train_(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    held: Held,
+    fields: TrainingFields,
     batches: Sequence[TrainingRows],
     stored: StoredRows,
     keys: Sequence[Key],
@@ -77,7 +77,7 @@ def train_(
         model: a shape that is compiled.
         training: how they train.
         block: C clients.
-        held: they, `packed`.
+        fields: of the clients, from `pack_weights`.
         batches: J of them, of clients that have rows in them or not.
         stored: rows of others; `own` becomes what entered the stages of the batches' rows.
         keys: of the batches.
@@ -88,41 +88,45 @@ def train_(
     Raises:
         ProtocolError: weights, moments or stored rows are not those of the model and block.
     """
-    compact = isinstance(held[f"weights/{model.first_maps[0]}"], Ragged)
-    data, wanted = prepared(model, block, compact=compact), stored_stages(model)
-    check_held(model, training, held, block.num_clients, int(data.called.used_off[-1]))
+    compact = isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged)
+    data, stages = prepare_block(model, block, compact=compact), stored_stages(model)
+    check_fields(model, training, fields, block.num_clients, int(data.called.used_off[-1]))
     check_stored(model, stored, block)
-    like = held[f"weights/{FLAT}"].t
-    own = torch.cat([like.new_empty(len(block.row_key), 0), *(stored.own[n] for n in wanted)], 1)
-    arranged = _arranged(model, block, batches, stored, own, keys)
-    w, m1, m2 = (_trained(model, held, kind) for kind in _kinds(held))
-    clients = kernels.TrainingArrays(w, m1, m2, held[STEPS].t.numpy())
+    flat_weights = fields[f"weights/{FLAT}"].t
+    own_rows = torch.cat(
+        [flat_weights.new_empty(len(block.row_key), 0), *(stored.own[n] for n in stages)], 1
+    )
+    batch_arrays = _arrange_batches(model, block, batches, stored, own_rows, keys)
+    w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
+    clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
     rule, shape = step_rule(training), model_shape(model, Schedule(1))
 
     def train(first: int, end: int) -> None:
         kernels.train_stored(
-            first, end, data.called, data.rows, data.inputs, shape, rule, arranged, clients
+            first, end, data.called, data.rows, data.inputs, shape, rule, batch_arrays, clients
         )
 
-    share_out(block, train)
-    for number, part in zip(wanted, own.split([*_widths(model)], dim=1), strict=True):
+    run_in_threads(block, train)
+    for number, part in zip(stages, own_rows.split([*_stage_widths(model)], dim=1), strict=True):
         stored.own[number].copy_(part)
-    for chosen in batches:
-        report_clients(_work(model, block, chosen))
-        report_steps((chosen.batch.off.diff() > 0).double() * training.step_flops)
-    losses: tuple[Tensor, ...] = torch.from_numpy(arranged.loss).split(
-        [len(chosen.batch.rows) for chosen in batches]
+    for batch in batches:
+        report_clients(_step_flops(model, block, batch))
+        report_steps((batch.batch.off.diff() > 0).double() * training.step_flops)
+    losses: tuple[Tensor, ...] = torch.from_numpy(batch_arrays.loss).split(
+        [len(batch.batch.rows) for batch in batches]
     )
     return losses
 
 
-def check_held(model: Staged, training: Training, held: Held, clients: int, used: int) -> None:
+def check_fields(
+    model: Staged, training: Training, fields: TrainingFields, clients: int, used: int
+) -> None:
     """Raise `ProtocolError` unless clients in training have what kernels read and write of them.
 
     Args:
         model: the shape.
         training: how they train.
-        held: they, `packed`.
+        fields: of the clients, from `pack_weights`.
         clients: how many.
         used: rows of the first matrices of all of them.
     """
@@ -135,50 +139,61 @@ def check_held(model: Staged, training: Training, held: Held, clients: int, used
     kinds = [KINDS[0], *(f"memory/{moment}" for moment in moments if moment != STEPS)]
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected[STEPS] = (clients,)
-    found = {name: tuple(f.t.flatten(0, -2).shape) for name, f in held.items() if name != STEPS}
-    found[STEPS] = tuple(held[STEPS].t.shape) if STEPS in held else ()
-    wrong = min((n for n in found.keys() | expected if found.get(n) != expected.get(n)), default="")
-    if wrong or len({field.t.dtype for name, field in held.items() if name != STEPS}) > 1:
+    shapes_found = {
+        name: tuple(f.t.flatten(0, -2).shape) for name, f in fields.items() if name != STEPS
+    }
+    shapes_found[STEPS] = tuple(fields[STEPS].t.shape) if STEPS in fields else ()
+    misfit = min(
+        (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
+        default="",
+    )
+    if misfit or len({field.t.dtype for name, field in fields.items() if name != STEPS}) > 1:
         raise ProtocolError(
-            f"expected clients in training whose {wrong or 'weights'} has shape "
-            f"{expected.get(wrong)} and the run's dtype, got {found.get(wrong)}: they are of "
-            "another model, optimizer or block"
+            f"expected clients in training whose {misfit or 'weights'} has shape "
+            f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
+            "of another model, optimizer or block"
         )
 
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless stored rows are those of a block's rows and slots."""
-    widths = dict(zip(stored_stages(model), _widths(model), strict=True))
-    for rows, held in (len(block.row_key), stored.own), (len(block.halo.key), stored.halo):
-        for number, found in held.items():
-            if found.shape != (rows, widths.get(number)):
+    widths = dict(zip(stored_stages(model), _stage_widths(model), strict=True))
+    for rows, rows_by_stage in (len(block.row_key), stored.own), (len(block.halo.key), stored.halo):
+        for number, stored_rows in rows_by_stage.items():
+            if stored_rows.shape != (rows, widths.get(number)):
                 raise ProtocolError(
                     f"expected stored rows of shape {(rows, widths.get(number))} for stage "
-                    f"{number}, got {tuple(found.shape)}"
+                    f"{number}, got {tuple(stored_rows.shape)}"
                 )
 
 
-def _widths(model: Staged) -> list[int]:
+def _stage_widths(model: Staged) -> list[int]:
     """Return the width of what enters each stored stage."""
     return [model.stages[number].inputs for number in stored_stages(model)]
 
 
-def _kinds(held: Held) -> tuple[str, str, str]:
+def _weight_and_moment_kinds(fields: TrainingFields) -> tuple[str, str, str]:
     """Return the names of weights and of two moments; weights, where there is no such moment."""
-    one = next((kind for kind in ("memory/first", "memory/momentum") if _has(held, kind)), KINDS[0])
-    return KINDS[0], one, "memory/second" if _has(held, "memory/second") else KINDS[0]
+    first_moment = next(
+        (kind for kind in ("memory/first", "memory/momentum") if _has_kind(fields, kind)), KINDS[0]
+    )
+    return (
+        KINDS[0],
+        first_moment,
+        "memory/second" if _has_kind(fields, "memory/second") else KINDS[0],
+    )
 
 
-def _has(held: Held, kind: str) -> bool:
-    return f"{kind}/{FLAT}" in held
+def _has_kind(fields: TrainingFields, kind: str) -> bool:
+    return f"{kind}/{FLAT}" in fields
 
 
-def _trained(model: Staged, held: Held, kind: str) -> kernels.Trained:
-    first = [held[f"{kind}/{name}"].t.flatten(0, -2).numpy() for name in model.first_maps]
-    return kernels.Trained(first[0], first[-1], held[f"{kind}/{FLAT}"].t.numpy())
+def _tensors_of_kind(model: Staged, fields: TrainingFields, kind: str) -> kernels.Trained:
+    first = [fields[f"{kind}/{name}"].t.flatten(0, -2).numpy() for name in model.first_maps]
+    return kernels.Trained(first[0], first[-1], fields[f"{kind}/{FLAT}"].t.numpy())
 
 
-def _arranged(
+def _arrange_batches(
     model: Staged,
     block: ClientBlock,
     batches: Sequence[TrainingRows],
@@ -187,49 +202,53 @@ def _arranged(
     keys: Sequence[Key],
 ) -> kernels.BatchArrays:
     """Return the batches side by side, as kernels read them."""
-    wanted, rows = stored_stages(model), torch.cat([chosen.batch.rows for chosen in batches])
-    starts = dict(zip(wanted, offsets(torch.tensor([*_widths(model), 0])).tolist(), strict=False))
-    later = model.stages[-1 if not wanted else wanted[0]].conv
-    halo = [stored.halo[number] for number in wanted if number in stored.halo]
+    stages, rows = stored_stages(model), torch.cat([batch.batch.rows for batch in batches])
+    first_column = dict(
+        zip(stages, offsets(torch.tensor([*_stage_widths(model), 0])).tolist(), strict=False)
+    )
+    later = model.stages[-1 if not stages else stages[0]].conv
+    halo = [stored.halo[number] for number in stages if number in stored.halo]
     pairs = [(c.batch, c.batch.first) for c in batches], [(c.batch, c.batch.later) for c in batches]
     return kernels.BatchArrays(
         key=np.array([key.value for key in keys], np.uint64),
         clients=block.num_clients,
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_joined_off([chosen.batch.off for chosen in batches]),
-        share=contiguous(torch.cat([share_of(chosen, own.dtype) for chosen in batches])),
-        first=_senders(model.stages[0].conv, block, pairs[0], []),
-        later=_senders(later, block, pairs[1], halo),
+        off=_join_offsets([batch.batch.off for batch in batches]),
+        share=contiguous(torch.cat([share_of(batch, own.dtype) for batch in batches])),
+        first=_sender_arrays(model.stages[0].conv, block, pairs[0], []),
+        later=_sender_arrays(later, block, pairs[1], halo),
         own=own.numpy(),
-        place=np.array([starts.get(number, -1) for number in range(len(model.stages))], np.int64),
+        place=np.array(
+            [first_column.get(number, -1) for number in range(len(model.stages))], np.int64
+        ),
         loss=np.zeros(len(rows)),
     )
 
 
-def _joined_off(offs: Sequence[Tensor]) -> np.ndarray:
+def _join_offsets(offs: Sequence[Tensor]) -> np.ndarray:
     """Return the ends of J C runs, which lie batch after batch, from offsets (C + 1,) in each."""
     return contiguous(offsets(torch.cat([off.diff() for off in offs])), np.int64)
 
 
-def _senders(
+def _sender_arrays(
     conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Sequence[Tensor]
 ) -> kernels.SenderArrays:
-    """Return who sends in a stage of each batch; `halo` (S, D) are slots' rows, a stage."""
+    """Return the senders of each batch in a stage; `halo` has slots' rows (S, D) of each stage."""
     rows = torch.cat([senders.rows for _, senders in pairs])
     slots = torch.cat([senders.slots for _, senders in pairs])
-    edges = [_edges(conv, batch, senders) for batch, senders in pairs]
-    own = [_own_weight(conv, senders) for _, senders in pairs]
-    none = own[0].new_empty(len(slots), 0)
+    edges = [_edge_arrays(conv, batch, senders) for batch, senders in pairs]
+    own_weights = [_own_weight(conv, senders) for _, senders in pairs]
+    no_columns = own_weights[0].new_empty(len(slots), 0)
     return kernels.SenderArrays(
         rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_joined_off([senders.off for _, senders in pairs]),
-        slot=contiguous(torch.cat([none, *(rows[slots] for rows in halo)], dim=1)),
+        off=_join_offsets([senders.off for _, senders in pairs]),
+        slot=contiguous(torch.cat([no_columns, *(rows[slots] for rows in halo)], dim=1)),
         slot_key=contiguous(block.halo.key[slots], np.int64).view(np.uint64),
-        slot_off=_joined_off([senders.slot_off for _, senders in pairs]),
+        slot_off=_join_offsets([senders.slot_off for _, senders in pairs]),
         ptr=contiguous(offsets(torch.cat([s.adj.indptr.diff() for _, s in pairs])), np.int64),
         col=contiguous(torch.cat([col for col, _ in edges]), np.int32),
         value=contiguous(torch.cat([value for _, value in edges])),
-        own=contiguous(torch.cat(own)),
+        own=contiguous(torch.cat(own_weights)),
     )
 
 
@@ -240,61 +259,61 @@ def _own_weight(conv: Conv, senders: Senders) -> Tensor:
     return (torch.zeros_like(degree) if weight is None else weight)[:, 0]
 
 
-def _edges(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
+def _edge_arrays(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
     """Return the sender of each edge (e,) as its client numbers them, and both scales times it."""
     adj, scales = senders.adj, scales_of(conv)
     assert adj.values is not None  # how many edges each stands for
-    size, others = len(batch.rows), len(senders.rows)
+    size, num_senders = len(batch.rows), len(senders.rows)
     col, client = adj.indices.long(), owners(batch.off)[adj.row]
-    counts, mine = batch.off.diff(), senders.off.diff()
+    counts, sender_counts = batch.off.diff(), senders.off.diff()
     value = adj.values
-    before = scales.before(torch.cat([senders.messages.sender, senders.degree]))
-    if before is not None:  # slots come scaled by their owners
-        one = before.new_ones(len(senders.slots))
-        value = value * torch.cat([before[:, 0], one])[col]
-    after = scales.after(senders.messages.receiver)
-    if after is not None:
-        value = value * after[adj.row, 0]
+    sender_scale = scales.sender_scale(torch.cat([senders.messages.sender, senders.degree]))
+    if sender_scale is not None:  # slots come scaled by their owners
+        ones = sender_scale.new_ones(len(senders.slots))
+        value = value * torch.cat([sender_scale[:, 0], ones])[col]
+    receiver_scale = scales.receiver_scale(senders.messages.receiver)
+    if receiver_scale is not None:
+        value = value * receiver_scale[adj.row, 0]
     local = torch.where(
         col < size,
         col - batch.off[client],
         torch.where(
-            col < size + others,
+            col < size + num_senders,
             col - size - senders.off[client] + counts[client],
-            col - size - others - senders.slot_off[client] + (counts + mine)[client],
+            col - size - num_senders - senders.slot_off[client] + (counts + sender_counts)[client],
         ),
     )
     return local, value
 
 
-def share_of(chosen: TrainingRows, dtype: torch.dtype) -> Tensor:
+def share_of(batch: TrainingRows, dtype: torch.dtype) -> Tensor:
     """Return the weight of each row's loss, (b,)."""
-    if chosen.share is not None:
-        return chosen.share
-    counts = chosen.batch.off.diff()
+    if batch.share is not None:
+        return batch.share
+    counts = batch.batch.off.diff()
     return torch.repeat_interleave(1 / counts.to(dtype), counts)
 
 
-def _work(model: Staged, block: ClientBlock, chosen: TrainingRows) -> Tensor:
+def _step_flops(model: Staged, block: ClientBlock, batch: TrainingRows) -> Tensor:
     """Return operations of a step on a batch, (C,) float64: what the torch layers report."""
-    rows = chosen.batch.off.diff().double()
+    rows = batch.batch.off.diff().double()
     total = LOSS_FLOPS * model.outputs * rows
     for number, stage in enumerate(model.stages):
         conv, inner, out = stage.conv, 2.0 * stage.inputs * stage.outputs, stage.outputs
-        senders = chosen.batch.later if number else chosen.batch.first
+        senders = batch.batch.later if number else batch.batch.first
         others, slots, edges = (torch.zeros_like(rows) for _ in range(3))
         if conv.sums:
             others, slots = senders.off.diff().double(), senders.slot_off.diff().double()
-            edges = senders.adj.indptr[chosen.batch.off].diff().double()
+            edges = senders.adj.indptr[batch.batch.off].diff().double()
             slots = slots * (number > 0)
         if number == 0 and isinstance(block.x, SparseRows):
-            held = block.x.csr.degree.double()
-            mine = segment_sum(held[chosen.batch.rows], chosen.batch.off)
-            theirs = segment_sum(held[senders.rows], senders.off) * conv.sums
-            total += 4 * out * (mine * (1 + conv.rooted) + theirs)
+            entries = block.x.csr.degree.double()
+            batch_entries = segment_sum(entries[batch.batch.rows], batch.batch.off)
+            sender_entries = segment_sum(entries[senders.rows], senders.off) * conv.sums
+            total += 4 * out * (batch_entries * (1 + conv.rooted) + sender_entries)
         else:
-            fresh = 3 if number else 2
-            total += inner * (fresh * rows * (1 + conv.rooted) + 2 * (others + slots))
+            products = 3 if number else 2
+            total += inner * (products * rows * (1 + conv.rooted) + 2 * (others + slots))
         if conv.sums:
             scales = scales_of(conv)
             total += 2 * out * (scales.pre is not None) * (rows + others)

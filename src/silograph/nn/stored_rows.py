@@ -1,15 +1,15 @@
 """A pass over some rows of a client that reads stored rows of all others: one hop at any depth.
 
-What enters a stage of the rows of a batch is worked out; what enters it of their other neighbors
-was stored before, of own rows and of halo slots. So memory and work of a batch are those of one
-hop, however many stages there are, and no gradient flows through a stored row.
+The inputs of a stage are computed for the rows of the batch. For their other neighbors, own rows
+and halo slots, they are read from storage. So memory and work of a batch are those of one hop,
+however many stages there are, and no gradient flows through a stored row.
 
 Fey, Lenssen, Weichert and Leskovec, "GNNAutoScale: scalable and expressive graph neural networks
 via historical embeddings", ICML 2021, for one machine; Li et al., "Federated graph learning with
 adaptive importance-based sampling", AAAI 2025, eq. 6, across silos.
 
 Rows of a slot are scaled by their owner, by its own degree, so that no degree travels. Edges to a
-slot of which no row is there yet are left out, and the receiver's other edges stand for them.
+slot whose row has not been received yet are left out; the receiver's other edges stand for them.
 
 Where nothing is dropped, slots' rows are summed before they are multiplied by the weights, as maps
 are linear: where nodes have many neighbors in other silos there are far more slots than rows.
@@ -34,10 +34,10 @@ from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages, Params, convolve
 from silograph.nn.fit import (
     LOSS_FLOPS,
-    Held,
     Training,
+    TrainingFields,
+    copy_start,
     features_for,
-    held_start,
     own_copy,
     patched,
     rest,
@@ -56,7 +56,7 @@ class Surroundings:
     """The rows and halo slots of a block as rows of one graph, without features.
 
     Attributes:
-        graph: a client's slots come behind its own rows; without the halo, the block itself.
+        graph: the slots of a client follow its own rows; without the halo, the block itself.
         place: (n,) int64 of the block's rows in the graph.
         row: (m,) int64 row of the block that a row of the graph is, -1 for a slot.
         slot: (m,) int64 slot that it is, -1 for a row of the block.
@@ -70,12 +70,12 @@ class Surroundings:
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """What is stored of rows, by the number of the stage that it enters.
+    """Stored rows by the number of the stage that they enter.
 
     Attributes:
         own: (n, I) of the block's rows.
         halo: (S, I) of slots, scaled by their owners.
-        known: (S,) bool slots of which rows are there.
+        known: (S,) bool, slots whose rows have been received.
     """
 
     own: Mapping[int, Tensor]
@@ -85,7 +85,7 @@ class StoredRows:
 
 @dataclass(frozen=True, eq=False)
 class Senders:
-    """Who sends to the rows of a batch in a stage, besides themselves.
+    """The rows and slots that send to the rows of a batch in a stage, besides these themselves.
 
     Attributes:
         rows: (o,) int64 own rows, ascending.
@@ -110,24 +110,24 @@ class Senders:
     @cached_property
     def parts(self) -> tuple[CSR, CSR]:
         """`adj` as what own rows send (b, b + o), and what slots of the block do (b, S)."""
-        inside = self.adj.num_cols - len(self.slots)
-        of_slots = self.adj.indices >= inside
-        columns = self.slots[self.adj.indices[of_slots].long() - inside]
-        return _part(self.adj, ~of_slots, inside), _part(
-            self.adj, of_slots, self.num_slots, columns
+        num_own = self.adj.num_cols - len(self.slots)
+        is_slot = self.adj.indices >= num_own
+        columns = self.slots[self.adj.indices[is_slot].long() - num_own]
+        return _masked_matrix(self.adj, ~is_slot, num_own), _masked_matrix(
+            self.adj, is_slot, self.num_slots, columns
         )
 
 
-def _part(adj: CSR, kept: Tensor, columns: int, indices: Tensor | None = None) -> CSR:
+def _masked_matrix(adj: CSR, mask: Tensor, columns: int, indices: Tensor | None = None) -> CSR:
     """Return the entries of a matrix in the mask (nnz,), maybe with other columns."""
-    starts = offsets(kept.long())[adj.indptr.long()]
-    values = None if adj.values is None else adj.values[kept]
-    return CSR(starts, adj.indices[kept].long() if indices is None else indices, values, columns)
+    starts = offsets(mask.long())[adj.indptr.long()]
+    values = None if adj.values is None else adj.values[mask]
+    return CSR(starts, adj.indices[mask].long() if indices is None else indices, values, columns)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of a block that are worked out together.
+    """Rows of a block that are computed together.
 
     Attributes:
         rows: (b,) int64, by client.
@@ -144,8 +144,8 @@ class Batch:
 
 def stored_stages(model: Staged) -> tuple[int, ...]:
     """Return the stages whose neighbors' rows are stored: all with a sum, but that of features."""
-    found = (number for number, stage in enumerate(model.stages) if number and stage.conv.sums)
-    return tuple(found)
+    stages = (number for number, stage in enumerate(model.stages) if number and stage.conv.sums)
+    return tuple(stages)
 
 
 def batch_pass(
@@ -157,18 +157,18 @@ def batch_pass(
     stored: StoredRows,
     key: Key | None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return logits (b, K) of a batch, and what enters each stage of `stored_stages`, (b, I).
+    """Return logits (b, K) of a batch, and its inputs (b, I) of each of the `stored_stages`.
 
     Args:
         model: the shape; silos can share its sums.
         weights: shared by all clients, or (C, ...), or used rows of the first ones.
         block: C clients, each of which has rows in the batch, or whose weights are shared.
-        x: features of all its rows, in the form that the weights want.
+        x: features of all its rows, in the form of the weights.
         batch: the rows.
         stored: rows of the others.
         key: key of the dropout draws; None turns dropout off.
     """
-    h, entered = _passed(model, weights, block, x, batch, stored, key, len(model.stages))
+    h, entered = _pass_until(model, weights, block, x, batch, stored, key, len(model.stages))
     assert isinstance(h, Tensor)  # at least one stage
     return h, entered
 
@@ -181,12 +181,12 @@ def rows_entering(
     batch: Batch,
     stored: StoredRows,
 ) -> dict[int, Tensor]:
-    """Return what enters each stage of `stored_stages` of a batch (b, I), as `batch_pass` does."""
+    """Return a batch's inputs (b, I) of each of the `stored_stages`, as `batch_pass` does."""
     last = max(stored_stages(model), default=0)
-    return _passed(model, weights, block, x, batch, stored, None, last + 1)[1]
+    return _pass_until(model, weights, block, x, batch, stored, None, last + 1)[1]
 
 
-def _passed(
+def _pass_until(
     model: Staged,
     weights: Mapping[str, Tensor],
     block: ClientBlock,
@@ -196,9 +196,9 @@ def _passed(
     key: Key | None,
     until: int,
 ) -> tuple[Rows, dict[int, Tensor]]:
-    """Pass through the stages before `until`; of the last, if others follow, only what enters."""
-    wanted, entered = stored_stages(model), dict[int, Tensor]()
-    h, origin = _rows_at(x, batch.rows, batch.off), None
+    """Pass through the stages before `until`; if more follow, stop at the inputs of the last."""
+    stages_stored, entered = stored_stages(model), dict[int, Tensor]()
+    h, origin = _select_rows(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
     for number, stage in enumerate(model.stages):
         senders = batch.later if number else batch.first
@@ -207,7 +207,7 @@ def _passed(
             for name, w in weights.items()
             if name.startswith(f"{number}.")
         }
-        if number in wanted:
+        if number in stages_stored:
             assert isinstance(h, Tensor)  # only features can be sparse
             entered[number] = h.detach()
         if number + 1 == until < len(model.stages):
@@ -218,12 +218,12 @@ def _passed(
         inputs = after_dropout(stage, number, h, row_key, batch.off, key)
         others = _other_inputs(model, number, block, x, senders, stored, key)
         dropped = key is not None
-        out = _convolved(stage.conv, params, inputs, others, senders, dropped=dropped)
+        out = _convolve(stage.conv, params, inputs, others, senders, dropped=dropped)
         h = leave(stage, out, h, origin, senders.messages)
     return h, entered
 
 
-def _rows_at(x: Rows, rows: Tensor, off: Tensor) -> Rows:
+def _select_rows(x: Rows, rows: Tensor, off: Tensor) -> Rows:
     if isinstance(x, Tensor):
         return x[rows]
     return SparseRows(x.csr.select_rows(rows), off, feature=x.feature)
@@ -238,26 +238,26 @@ def _other_inputs(
     stored: StoredRows,
     key: Key | None,
 ) -> tuple[Rows, Tensor | None]:
-    """Return what enters a stage of the other own rows that send, (o, I), and of slots, (h, I).
+    """Return a stage's inputs of other own rows that send, (o, I), and of slots, (h, I).
 
-    Without a key for dropout it is what is stored of all slots, (S, I).
+    Without a key for dropout the latter are the stored rows of all slots, (S, I).
     """
     stage = model.stages[number]
     if not stage.conv.sums:
         return x, None
-    own = _rows_at(x if number == 0 else stored.own[number], senders.rows, senders.off)
+    own_rows = _select_rows(x if number == 0 else stored.own[number], senders.rows, senders.off)
     keys = block.row_key[senders.rows]
-    own = after_dropout(stage, number, own, keys, senders.off, key)
+    own_rows = after_dropout(stage, number, own_rows, keys, senders.off, key)
     if number not in stored.halo or key is None:
-        return own, stored.halo.get(number)
+        return own_rows, stored.halo.get(number)
     keys = block.halo.key[senders.slots]
     rows = stored.halo[number][senders.slots]
     halo = after_dropout(stage, number, rows, keys, senders.slot_off, key)
     assert isinstance(halo, Tensor)  # as it went in
-    return own, halo
+    return own_rows, halo
 
 
-def _convolved(
+def _convolve(
     conv: Conv,
     params: Mapping[str, Tensor],
     x: Rows,
@@ -276,34 +276,34 @@ def _convolved(
     scales, off = scales_of(conv), messages.off
     z, other = conv.map(params, x, off), conv.map(params, others[0], senders.off)
     parts = [
-        _scaled(z, scales.before(messages.sender), off),
-        _scaled(other, scales.before(senders.degree), senders.off),
+        _scale_rows(z, scales.sender_scale(messages.sender), off),
+        _scale_rows(other, scales.sender_scale(senders.degree), senders.off),
     ]
     if others[1] is None:
-        heard = _summed(senders.adj, torch.cat(parts), off)
+        total = _sum_rows(senders.adj, torch.cat(parts), off)
     elif dropped:
         mapped = conv.map(params, others[1], senders.slot_off)
-        heard = _summed(senders.adj, torch.cat([*parts, mapped]), off)
+        total = _sum_rows(senders.adj, torch.cat([*parts, mapped]), off)
     else:
-        near, far = senders.parts
-        mapped = conv.map(params, _summed(far, others[1], off), off)
+        own_part, slot_part = senders.parts
+        mapped = conv.map(params, _sum_rows(slot_part, others[1], off), off)
         report_rows(off, z.shape[1])
-        heard = _summed(near, torch.cat(parts), off) + mapped
-    s, work = _scaled(heard, scales.after(messages.receiver), off), 1 + gradients(z)
-    own = scales.itself(messages.receiver)
-    if own is not None:
+        total = _sum_rows(own_part, torch.cat(parts), off) + mapped
+    s, work = _scale_rows(total, scales.receiver_scale(messages.receiver), off), 1 + gradients(z)
+    own_scale = scales.itself(messages.receiver)
+    if own_scale is not None:
         report_rows(off, 2 * z.shape[1] * work)
-        s = s + own * z
+        s = s + own_scale * z
     return conv.finish(params, x, s, messages)
 
 
-def _summed(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
+def _sum_rows(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
     """Return sums (b, I) of rows (s, I) by a matrix (b, s), and report their work."""
     report_entries(adj.indptr, off, 2 * x.shape[1] * (1 + gradients(x)))
     return sparse_product(adj, x)
 
 
-def _scaled(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
+def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
     if scale is None:
         return z
     report_rows(off, z.shape[1] * (1 + gradients(z)))
@@ -313,62 +313,64 @@ def _scaled(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
 def to_send(
     model: Staged, number: int, around: Surroundings, rows: Tensor, x: Tensor, client_off: Tensor
 ) -> Tensor:
-    """Return what rows (k,) send to other silos in a stage, x (k, I) with their own scale."""
+    """Return the messages of rows (k,) to other silos in a stage, x (k, I) with their own scale."""
     degree = around.graph.adj.degree[around.place[rows]].to(x.dtype)[:, None]
-    return _scaled(x, scales_of(model.stages[number].conv).before(degree), client_off)
+    return _scale_rows(x, scales_of(model.stages[number].conv).sender_scale(degree), client_off)
 
 
 # --- Batches of rows with those who send to them: own rows, and slots of the halo ----------------
 
 
 def surroundings(block: ClientBlock, *, halo: bool = True) -> Surroundings:
-    """Return the graph of a block's rows, and of its slots if the halo is wanted."""
+    """Return the graph of a block's rows, with its slots if `halo` is set."""
     if halo:
-        return block.once("surroundings", Surroundings, lambda: _surroundings(block))
+        return block.once("surroundings", Surroundings, lambda: _build_surroundings(block))
     # Kept without the block, which would hold itself, and all that a call to it worked out.
-    place, none = block.once("rows alone", tuple, lambda: _alone(block))
-    return Surroundings(block, place, place, none)
+    own_positions, no_slots = block.once("rows alone", tuple, lambda: _own_positions(block))
+    return Surroundings(block, own_positions, own_positions, no_slots)
 
 
-def _alone(block: ClientBlock) -> tuple[Tensor, Tensor]:
-    place = torch.arange(len(block.row_key), device=block.off.device)
-    return place, torch.full_like(place, -1)
+def _own_positions(block: ClientBlock) -> tuple[Tensor, Tensor]:
+    own_positions = torch.arange(len(block.row_key), device=block.off.device)
+    return own_positions, torch.full_like(own_positions, -1)
 
 
-def _surroundings(block: ClientBlock) -> Surroundings:
+def _build_surroundings(block: ClientBlock) -> Surroundings:
     device, n = block.off.device, len(block.row_key)
-    place = torch.arange(n, device=device)
+    position = torch.arange(n, device=device)
     slots = len(block.halo.key)
-    place = place + block.halo.off[block.client]
+    position = position + block.halo.off[block.client]
     row = torch.full((n + slots,), -1, device=device)
-    row[place] = torch.arange(n, device=device)
+    row[position] = torch.arange(n, device=device)
     slot = torch.full_like(row, -1)
     slot[row < 0] = torch.arange(slots, device=device)
     if block.source is not None:
-        whole = surroundings(block.source[0]).graph
-        return Surroundings(whole.called(block.source[1]), place, row, slot)
+        whole_graph = surroundings(block.source[0]).graph
+        return Surroundings(whole_graph.called(block.source[1]), position, row, slot)
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    none = block.adj.values.new_zeros(n, 0)
-    every = torch.arange(slots, device=device)
-    graph = extended(replace(block, x=none), every, block.halo.off, none.new_zeros(slots, 0))
-    return Surroundings(graph, place, row, slot)
+    no_features = block.adj.values.new_zeros(n, 0)
+    all_slots = torch.arange(slots, device=device)
+    graph = extended(
+        replace(block, x=no_features), all_slots, block.halo.off, no_features.new_zeros(slots, 0)
+    )
+    return Surroundings(graph, position, row, slot)
 
 
 def whole_batch(block: ClientBlock, around: Surroundings, stored: StoredRows) -> Batch:
     """Return all rows of a block with all edges.
 
-    The last one is kept with the block, in the memory of its edges once more, or twice where slots
-    send in later layers only: which slots are known changes in the first rounds only.
+    The last result is cached with the block, as the known slots change in the first rounds only.
+    It takes the memory of the block's edges, or twice that where slots send in later layers only.
     """
     name = ("whole batch", around.graph is block, 0 in stored.halo)
-    kept = block.memo.get(name)
-    if not isinstance(kept, tuple) or not torch.equal(kept[0], stored.known):
+    cached = block.memo.get(name)
+    if not isinstance(cached, tuple) or not torch.equal(cached[0], stored.known):
         rows = torch.arange(len(block.row_key), device=block.off.device)
-        kept = stored.known, batch_of_edges(block, around, stored, rows, block.off)
-        block.memo[name] = kept
-    found = kept[1]
-    assert isinstance(found, Batch)
-    return found
+        cached = stored.known, batch_of_edges(block, around, stored, rows, block.off)
+        block.memo[name] = cached
+    batch = cached[1]
+    assert isinstance(batch, Batch)
+    return batch
 
 
 def batch_of_edges(
@@ -382,13 +384,13 @@ def batch_of_edges(
 ) -> Batch:
     """Return some rows (b,) of a block with all their edges.
 
-    `later`: whether sums of stages after the first are wanted, too.
+    `later`: whether stages after the first are computed, too.
     """
     first = edges_of(block, rows)
     if not later and 0 not in stored.halo:
         alone = surroundings(block, halo=False)
-        return _batch(block, alone, stored, rows, off, first, first)
-    return _batch(
+        return _build_batch(block, alone, stored, rows, off, first, first)
+    return _build_batch(
         block, around, stored, rows, off, first, edges_of(around.graph, around.place[rows])
     )
 
@@ -403,26 +405,26 @@ def drawn_batch(
     key: Key,
 ) -> Batch:
     """Return some rows (b,) of a block with edges drawn by key."""
-    first = neighbors.draw(block, _reached(rows, off), 0, key, {})
+    first = neighbors.draw(block, _as_reached(rows, off), 0, key, {})
     later = first
     if around.graph is not block:
         later = drawn_around(around, rows, off, neighbors, key)
-    return _batch(block, around, stored, rows, off, first, later)
+    return _build_batch(block, around, stored, rows, off, first, later)
 
 
 def drawn_around(
     around: Surroundings, rows: Tensor, off: Tensor, neighbors: Neighbors, key: Key
 ) -> Drawn:
     """Return edges drawn for some rows (b,) of a block among own rows and slots, as `Drawn`."""
-    return neighbors.draw(around.graph, _reached(around.place[rows], off), 0, key, {})
+    return neighbors.draw(around.graph, _as_reached(around.place[rows], off), 0, key, {})
 
 
-def _reached(rows: Tensor, off: Tensor) -> Reached:
+def _as_reached(rows: Tensor, off: Tensor) -> Reached:
     clients = torch.arange(len(off) - 1, device=off.device)
     return Reached(rows, torch.zeros_like(rows), clients, off)
 
 
-def _batch(
+def _build_batch(
     block: ClientBlock,
     around: Surroundings,
     stored: StoredRows,
@@ -433,76 +435,86 @@ def _batch(
 ) -> Batch:
     alone = surroundings(block, halo=False)
     with_features = 0 in stored.halo
-    shared = _senders(block, around, stored.known, rows, off, later)
+    shared = _build_senders(block, around, stored.known, rows, off, later)
     if with_features or around.graph is block:
         return Batch(rows, off, shared, shared)
-    return Batch(rows, off, _senders(block, alone, stored.known, rows, off, first), shared)
+    return Batch(rows, off, _build_senders(block, alone, stored.known, rows, off, first), shared)
 
 
-def _senders(
-    block: ClientBlock, around: Surroundings, known: Tensor, rows: Tensor, off: Tensor, drawn: Drawn
+def _build_senders(
+    block: ClientBlock,
+    around: Surroundings,
+    is_received: Tensor,
+    rows: Tensor,
+    off: Tensor,
+    edges: Drawn,
 ) -> Senders:
-    """Return who sends along drawn edges, without slots of which no row is there."""
-    row, slot = around.row[drawn.neighbor], around.slot[drawn.neighbor]
-    position, share = drawn.position, drawn.share
+    """Return the senders along drawn edges, without slots whose rows have not been received."""
+    row, slot = around.row[edges.neighbor], around.slot[edges.neighbor]
+    position, share = edges.position, edges.share
     if bool((slot >= 0).any()):
-        kept = (slot < 0) | known[slot.clamp(min=0)]
-        if not bool(kept.all()):
-            share = _made_up(position, share, kept, len(rows))
-            row, slot, position, share = row[kept], slot[kept], position[kept], share[kept]
-    own = row >= 0
-    senders = _others(len(block.row_key), row[own], rows)
-    slots = _others(len(block.halo.key), slot[~own], slot[:0])
-    place = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
-    place[rows] = torch.arange(len(rows), device=rows.device)
-    place[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
-    of_slot = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
-    of_slot[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
+        is_available = (slot < 0) | is_received[slot.clamp(min=0)]
+        if not bool(is_available.all()):
+            share = _shares_for_missing(position, share, is_available, len(rows))
+            row, slot, position, share = (
+                row[is_available],
+                slot[is_available],
+                position[is_available],
+                share[is_available],
+            )
+    is_own = row >= 0
+    senders = _selected_rows(len(block.row_key), row[is_own], rows)
+    slots = _selected_rows(len(block.halo.key), slot[~is_own], slot[:0])
+    row_position = torch.empty(len(block.row_key), dtype=torch.int64, device=rows.device)
+    row_position[rows] = torch.arange(len(rows), device=rows.device)
+    row_position[senders] = torch.arange(len(senders), device=rows.device) + len(rows)
+    slot_position = torch.empty(len(block.halo.key), dtype=torch.int64, device=rows.device)
+    slot_position[slots] = torch.arange(len(slots), device=rows.device) + len(rows) + len(senders)
     column = torch.empty_like(row)
-    column[own] = place[row[own]]
-    column[~own] = of_slot[slot[~own]]
+    column[is_own] = row_position[row[is_own]]
+    column[~is_own] = slot_position[slot[~is_own]]
     total = len(rows) + len(senders) + len(slots)
     starts = offsets(torch.bincount(position, minlength=len(rows)))
     degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
-    mine = degree[rows]
+    batch_degree = degree[rows]
     return Senders(
         rows=senders,
         off=torch.searchsorted(senders, block.off),
         slots=slots,
         slot_off=torch.searchsorted(slots, block.halo.off),
-        adj=CSR(starts, *_in_order(position * total + column, column, share), total),
-        messages=Messages(_no_edges(rows), False, mine, mine, None, off, off),
+        adj=CSR(starts, *_sort_edges(position * total + column, column, share), total),
+        messages=Messages(_no_edges(rows), False, batch_degree, batch_degree, None, off, off),
         degree=degree[senders],
         num_slots=len(block.halo.key),
     )
 
 
-def _in_order(place: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_edges(position: Tensor, column: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Return columns and shares (e,) of edges in the order of their places, which are distinct."""
-    if bool((place.diff() > 0).all()):  # as they are where all rows are worked out
+    if bool((position.diff() > 0).all()):  # as they are where all rows are worked out
         return column, share
-    order = place.argsort()
+    order = position.argsort()
     return column[order], share[order]
 
 
 def _no_edges(rows: Tensor) -> CSR:
-    """Return a matrix (b, b) without entries: sums are made elsewhere."""
+    """Return a matrix (b, b) without entries: `Senders.adj` makes the sums instead."""
     starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=rows.device)
     return CSR(starts, rows[:0], None, len(rows))
 
 
-def _made_up(position: Tensor, share: Tensor, kept: Tensor, rows: int) -> Tensor:
-    """Return shares (e,) with which the edges that are kept stand for all of their receiver's."""
+def _shares_for_missing(position: Tensor, share: Tensor, is_available: Tensor, rows: int) -> Tensor:
+    """Return shares (e,) scaled so that available edges stand for all edges of their receiver."""
     total = share.new_zeros(rows).index_add_(0, position, share)
-    there = share.new_zeros(rows).index_add_(0, position[kept], share[kept])
-    return share * (total / there.clamp(min=torch.finfo(share.dtype).tiny))[position]
+    available = share.new_zeros(rows).index_add_(0, position[is_available], share[is_available])
+    return share * (total / available.clamp(min=torch.finfo(share.dtype).tiny))[position]
 
 
-def _others(count: int, named: Tensor, but: Tensor) -> Tensor:
-    """Return those of `count` rows that are named, ascending, each once, but for some."""
-    mask = torch.zeros(count, dtype=torch.bool, device=named.device)
-    mask[named] = True
-    mask[but] = False
+def _selected_rows(count: int, selected: Tensor, excluded: Tensor) -> Tensor:
+    """Return the distinct selected rows of `count`, ascending, without the excluded ones."""
+    mask = torch.zeros(count, dtype=torch.bool, device=selected.device)
+    mask[selected] = True
+    mask[excluded] = False
     return mask.nonzero()[:, 0]
 
 
@@ -532,7 +544,7 @@ class TrainingRows:
     share: Tensor | None
 
 
-def started(
+def start_training(
     model: Staged,
     training: Training,
     block: ClientBlock,
@@ -540,7 +552,7 @@ def started(
     memory: Mapping[str, Tensor] | None,
     *,
     compact: bool,
-) -> Held:
+) -> TrainingFields:
     """Return clients before their first step.
 
     Args:
@@ -549,67 +561,69 @@ def started(
         block: the clients.
         weights: that all start from.
         memory: optimizer state (C, ...) to go on from; None: a fresh one.
-        compact: whether first weights may be held as rows of used features.
+        compact: whether first weights may be trained as rows of used features.
     """
     fields = start_fields(model, weights, block.num_clients)
     small = compact and memory is None and starts_compact(model, fields, block.x)
-    held = held_start(model, block, fields, compact=small)
-    off = {name: f.off for name, f in held.items() if isinstance(f, Ragged)}
-    given = memory
-    if given is None:
-        given = training.optimizer.init({name: f.t for name, f in held.items()})
-    found: Held = {f"weights/{name}": f for name, f in held.items()}
-    for name, m in given.items():
+    weight_fields = copy_start(model, block, fields, compact=small)
+    off = {name: f.off for name, f in weight_fields.items() if isinstance(f, Ragged)}
+    optimizer_state = memory
+    if optimizer_state is None:
+        optimizer_state = training.optimizer.init({name: f.t for name, f in weight_fields.items()})
+    fields_in_training: TrainingFields = {f"weights/{name}": f for name, f in weight_fields.items()}
+    for name, m in optimizer_state.items():
         if name != STEPS:
-            own = off.get(name.rpartition("/")[2])
+            used_off = off.get(name.rpartition("/")[2])
             t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
-            found[f"memory/{name}"] = Stacked(t) if own is None else Ragged(t, own)
+            fields_in_training[f"memory/{name}"] = (
+                Stacked(t) if used_off is None else Ragged(t, used_off)
+            )
     steps = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     if memory is not None and STEPS in memory:
         steps = memory[STEPS].long()
-    return found | {STEPS: Stacked(steps)}
+    return fields_in_training | {STEPS: Stacked(steps)}
 
 
-def weights_of(held: Held) -> Params:
+def weights_of(fields: TrainingFields) -> Params:
     """Return the weights, (C, ...) or rows of all clients."""
-    return {k.removeprefix("weights/"): f.t for k, f in held.items() if k.startswith("weights/")}
+    return {k.removeprefix("weights/"): f.t for k, f in fields.items() if k.startswith("weights/")}
 
 
-def is_compact(held: Held) -> bool:
+def is_compact(fields: TrainingFields) -> bool:
     """Whether first weights are rows of used features."""
-    return any(isinstance(f, Ragged) for f in held.values())
+    return any(isinstance(f, Ragged) for f in fields.values())
 
 
-def memory_of(training: Training, held: Held) -> Params:
+def memory_of(training: Training, fields: TrainingFields) -> Params:
     """Return the optimizer's state (C, ...), as `Optimizer.init` makes it."""
-    found = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
-    counts = STEPS in training.optimizer.init({"": held[STEPS].t.float()})
-    return found | ({STEPS: held[STEPS].t.float()} if counts else {})
+    memory = {k.removeprefix("memory/"): f.t for k, f in fields.items() if k.startswith("memory/")}
+    counts_steps = STEPS in training.optimizer.init({"": fields[STEPS].t.float()})
+    return memory | ({STEPS: fields[STEPS].t.float()} if counts_steps else {})
 
 
-def alike(held: Held, active: Tensor) -> list[Tensor]:
+def groups_by_steps(fields: TrainingFields, active: Tensor) -> list[Tensor]:
     """Return the clients in the mask (C,) bool, in groups that have taken equally many steps."""
-    steps = held[STEPS].t
+    steps = fields[STEPS].t
     counts = torch.unique(steps[active])
     return [(active & (steps == count)).nonzero()[:, 0] for count in counts]
 
 
-def part_of(held: Held, positions: Tensor) -> Held:
+def take_clients(fields: TrainingFields, positions: Tensor) -> TrainingFields:
     """Return a copy of the clients at `positions` (k,) int64."""
-    return fields_of(take_all(held, positions))
+    return fields_of(take_all(fields, positions))
 
 
-def put_back(held: Held, part: Held, positions: Tensor) -> Held:
+def put_clients(fields: TrainingFields, part: TrainingFields, positions: Tensor) -> TrainingFields:
     """Return all clients, those at `positions` as in `part`."""
-    return {name: put(held[name], f, positions) for name, f in part.items()}
+    return {name: put(fields[name], f, positions) for name, f in part.items()}
 
 
 def step_(
     model: Staged,
     training: Training,
     block: ClientBlock,
-    held: Held,
-    chosen: TrainingRows,
+    fields: TrainingFields,
+    training_rows: TrainingRows,
     stored: StoredRows,
     key: Key,
 ) -> tuple[Tensor, dict[int, Tensor]]:
@@ -618,46 +632,46 @@ def step_(
     Returns:
         The loss of each row (b,), and what entered each stage of `stored_stages`, (b, I).
     """
-    batch, weights = chosen.batch, weights_of(held)
+    batch, weights = training_rows.batch, weights_of(fields)
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    x = features_for(block, is_compact(held))
+    x = features_for(block, is_compact(fields))
     with torch.enable_grad():
         logits, entered = batch_pass(model, leaves, block, x, batch, stored, key)
         report_rows(batch.off, LOSS_FLOPS * model.outputs)
         losses = task_of(model.task).loss(logits, block.y[batch.rows])
-        share = chosen.share
+        share = training_rows.share
         if share is None:
             counts = batch.off.diff()
             share = torch.repeat_interleave(1 / counts.to(losses.dtype), counts)
         # Clients share no weight, so the gradient of the sum holds each client's own.
-        found = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
+        gradients = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
     report_steps(training.step_flops)
-    memory = {k.removeprefix("memory/"): f.t for k, f in held.items() if k.startswith("memory/")}
-    counted = memory | {STEPS: held[STEPS].t[:1].float()}
-    training.optimizer.step_(weights, dict(zip(leaves, found, strict=True)), counted)
-    held[STEPS].t.add_(1)
+    memory = {k.removeprefix("memory/"): f.t for k, f in fields.items() if k.startswith("memory/")}
+    optimizer_state = memory | {STEPS: fields[STEPS].t[:1].float()}
+    training.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), optimizer_state)
+    fields[STEPS].t.add_(1)
     return losses.detach(), entered
 
 
-def finished(
-    training: Training, block: ClientBlock, held: Held, base: Mapping[str, Tensor]
+def finish_training(
+    training: Training, block: ClientBlock, fields: TrainingFields, base: Mapping[str, Tensor]
 ) -> dict[str, Stacked | Patched]:
-    """Return trained weights, (C, ...); used rows stand in what the others have become.
+    """Return trained weights, (C, ...); rows of unused features follow their path without data.
 
     Args:
         training: how they were trained.
         block: the clients.
-        held: they.
-        base: (F, D) what the first weights were, where they are held as used rows.
+        fields: of the clients in training.
+        base: (F, D) first weights before training, where only used rows were trained.
     """
-    nobody = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
+    base_of_client = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     weights: dict[str, Stacked | Patched] = {}
-    for name, w in weights_of(held).items():
-        if isinstance(held[f"weights/{name}"], Stacked):
+    for name, w in weights_of(fields).items():
+        if isinstance(fields[f"weights/{name}"], Stacked):
             weights[name] = Stacked(w)
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            start, path = from_bases(base[name][None], nobody), partial(rest, training)
+            start, path = from_bases(base[name][None], base_of_client), partial(rest, training)
             flops = training.flops_of(name)
-            weights[name] = patched(path, start, w, block.x, held[STEPS].t, flops)
+            weights[name] = patched(path, start, w, block.x, fields[STEPS].t, flops)
     return weights

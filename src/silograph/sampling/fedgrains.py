@@ -95,53 +95,59 @@ def top_k(score: Tensor, off: Tensor, k: int) -> Tensor:
     order = score.argsort(descending=True)
     order = order[client[order].argsort(stable=True)]
     rank = torch.arange(len(score), device=score.device) - off[client]
-    chosen = torch.zeros_like(client, dtype=torch.bool)
-    chosen[order[rank < k]] = True
-    return chosen
+    is_chosen = torch.zeros_like(client, dtype=torch.bool)
+    is_chosen[order[rank < k]] = True
+    return is_chosen
 
 
-def log_forward(logit: Tensor, chosen: Tensor, off: Tensor) -> Tensor:
+def log_forward(logit: Tensor, is_chosen: Tensor, off: Tensor) -> Tensor:
     """Return log P_F of the choice of each client, (A,).
 
     Args:
         logit: (m,) of the probability that a candidate is chosen.
-        chosen: (m,) bool.
+        is_chosen: (m,) bool.
         off: (A + 1,) candidates of each client.
     """
     report_rows(off, 6 * (1 + gradients(logit)))
-    return segment_sum(logsigmoid(torch.where(chosen, logit, -logit)), off)
+    return segment_sum(logsigmoid(torch.where(is_chosen, logit, -logit)), off)
 
 
-def marked(block: ClientBlock, rows: Tensor) -> Tensor:
-    """Return which rows of a block are among some, (n,) bool."""
-    marked = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
-    marked[rows] = True
-    return marked
+def mask_of_rows(block: ClientBlock, rows: Tensor) -> Tensor:
+    """Return a mask (n,) bool of these rows of a block."""
+    mask = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
+    mask[rows] = True
+    return mask
 
 
-def union_of(block: ClientBlock, reached: Reached, every: Drawn, hop: int) -> _Union:
+def union_of(block: ClientBlock, reached: Reached, edges: Drawn, hop: int) -> _Union:
     """Return the rows reached and all their neighbors; see `_Union`."""
-    new = marked(block, every.neighbor)
-    new[reached.rows] = False
-    added = new.nonzero()[:, 0]
-    rows = torch.cat([reached.rows, added])
-    hops = torch.cat([reached.hops, torch.full_like(added, hop + 1)])
+    is_new = mask_of_rows(block, edges.neighbor)
+    is_new[reached.rows] = False
+    new_rows = is_new.nonzero()[:, 0]
+    rows = torch.cat([reached.rows, new_rows])
+    hops = torch.cat([reached.hops, torch.full_like(new_rows, hop + 1)])
     order = block.client[rows].argsort(stable=True)
     rows, hops = rows[order], hops[order]
     count = len(rows)
-    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
-    place[rows] = torch.arange(count, device=rows.device)
-    hears, sends = place[reached.rows[every.position]], place[every.neighbor]
-    back, itself = new[every.neighbor], place[rows]
-    entry = torch.cat([hears * count + sends, (sends * count + hears)[back], itself * (count + 1)])
+    position = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
+    position[rows] = torch.arange(count, device=rows.device)
+    receiver, sender = position[reached.rows[edges.position]], position[edges.neighbor]
+    reverse, self_position = is_new[edges.neighbor], position[rows]
+    entry = torch.cat(
+        [
+            receiver * count + sender,
+            (sender * count + receiver)[reverse],
+            self_position * (count + 1),
+        ]
+    )
     entry = entry.sort().values
     row, column = entry // count, entry % count
     degree = torch.bincount(row, minlength=count)
-    scale = degree.to(every.share.dtype).rsqrt()
+    scale = degree.to(edges.share.dtype).rsqrt()
     dtype = torch.int32 if len(entry) < 2**31 else torch.int64
     operator = CSR(offsets(degree).to(dtype), column.to(dtype), scale[row] * scale[column], count)
     bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
-    candidate = new[rows].nonzero()[:, 0]
+    candidate = is_new[rows].nonzero()[:, 0]
     off = torch.searchsorted(block.client[rows], bounds)
     candidate_off = torch.searchsorted(block.client[rows[candidate]], bounds)
     return _Union(rows, hops, off, operator, candidate, candidate_off)
@@ -162,10 +168,10 @@ def policy_logits(
     part = {
         name: w[clients] for name, w in weights.items() if name not in ("features", "indicator")
     }
-    z = mapped + _indicated(block, union, weights["indicator"])
+    z = mapped + _indicator_weights(block, union, weights["indicator"])
     report_rows(union.off, z.shape[1] * 5)  # the sum above, ReLU, and their ways back
-    h = segment_bias(_summed(union, z), part["bias"], union.off).relu()
-    out = _summed(union, segment_linear(h, part["last"].transpose(1, 2), union.off))
+    h = segment_bias(_sum_neighbors(union, z), part["bias"], union.off).relu()
+    out = _sum_neighbors(union, segment_linear(h, part["last"].transpose(1, 2), union.off))
     return segment_bias(out, part["last_bias"], union.off)[:, 0]
 
 
@@ -183,12 +189,12 @@ def mapped_features(block: ClientBlock, union: _Union, clients: Tensor, weight: 
         x = CSR(x.indptr, x.indices, x.values, len(weight))
         report_entries(x.indptr, union.off, 2 * weight.shape[1] * (1 + gradients(weight)))
         return sparse_product(x, weight)
-    each = weight.view(int(clients[-1]) + 1, -1, weight.shape[1])[clients]
-    return segment_linear(block.x[union.rows], each, union.off)
+    client_weights = weight.view(int(clients[-1]) + 1, -1, weight.shape[1])[clients]
+    return segment_linear(block.x[union.rows], client_weights, union.off)
 
 
 def feature_gradient(
-    block: ClientBlock, traces: Sequence[Mapping[str, Tensor]], found: Sequence[Tensor]
+    block: ClientBlock, traces: Sequence[Mapping[str, Tensor]], mapped_gradients: Sequence[Tensor]
 ) -> Tensor:
     """Return the gradient of W, (U, H), from those of X W in every hop, (s, H) each.
 
@@ -197,19 +203,19 @@ def feature_gradient(
     Args:
         block: C clients.
         traces: of the hops: `rows` (s,), and in the last one `mapped` (s, H) and `features`.
-        found: by hop.
+        mapped_gradients: by hop, (s, H) each.
     """
     last = traces[-1]
-    place = torch.empty(block.adj.num_rows, dtype=torch.int64, device=last["rows"].device)
-    place[last["rows"]] = torch.arange(len(last["rows"]), device=place.device)
-    total = found[-1].clone()
-    for trace, grad in zip(traces[:-1], found[:-1], strict=True):
-        total.index_add_(0, place[trace["rows"]], grad)
+    position = torch.empty(block.adj.num_rows, dtype=torch.int64, device=last["rows"].device)
+    position[last["rows"]] = torch.arange(len(last["rows"]), device=position.device)
+    total = mapped_gradients[-1].clone()
+    for trace, grad in zip(traces[:-1], mapped_gradients[:-1], strict=True):
+        total.index_add_(0, position[trace["rows"]], grad)
     (gradient,) = torch.autograd.grad(last["mapped"], last["features"], total)
     return gradient
 
 
-def _indicated(block: ClientBlock, union: _Union, weight: Tensor) -> Tensor:
+def _indicator_weights(block: ClientBlock, union: _Union, weight: Tensor) -> Tensor:
     """Return the rows of the indicator's weights (C, L + 1, H) of every row of a union, (s, H)."""
     clients, layers, width = weight.shape
     column = block.client[union.rows] * layers + union.hops
@@ -217,7 +223,7 @@ def _indicated(block: ClientBlock, union: _Union, weight: Tensor) -> Tensor:
     return weight.view(clients * layers, width).index_select(0, column)
 
 
-def _summed(union: _Union, z: Tensor) -> Tensor:
+def _sum_neighbors(union: _Union, z: Tensor) -> Tensor:
     """Return the sums over neighbors of a union (s, D)."""
     report_entries(union.operator.indptr, union.off, 2 * z.shape[1] * (1 + gradients(z)))
     return sparse_product(union.operator, z, symmetric=True)
@@ -292,34 +298,39 @@ class FedGrains(FlowRule):
     """The sampler; see the head of this file."""
 
     def fanout(self, hops: int) -> None:
-        """So many a row is not all: its compiled form follows the rule."""
+        """Return None: it does not draw a number of neighbors for each row."""
         del hops
 
     def why_not(self, model: AnyModel) -> str | None:
-        """A model must take edges layer by layer."""
+        """Return a reason unless the model takes edges layer by layer."""
         return None if model.staged is not None else f"{model.noun} sees all edges of a client"
 
     def maps(self, model: AnyModel) -> Sequence[tuple[int, ...]]:
-        """Those of the flow network, hop by hop."""
+        """Return shapes of the flow network's weights, hop by hop."""
         if self.policy == "uniform":
             return ()
         first = model.features + self.hops + 1, self.width
         return (first, (self.width,), (self.width, 1), (1,)) * self.hops
 
     def specs(self, model: AnyModel) -> FieldSpecs:
-        """The flow network, its moments, log Z, and the number of its steps."""
+        """Return the specs of the flow network, its moments, log Z, and its number of steps."""
         del model
         if self.policy == "uniform":
             return {}
-        width, each = self.width, {"features": FieldSpec(Ragged, (self.width,))}
-        each |= {"indicator": FieldSpec(Stacked, (self.hops + 1, width))}
-        each |= {"bias": FieldSpec(Stacked, (width,)), "last": FieldSpec(Stacked, (1, width))}
-        each |= {"last_bias": FieldSpec(Stacked, (1,))}
+        width, weight_specs = self.width, {"features": FieldSpec(Ragged, (self.width,))}
+        weight_specs |= {"indicator": FieldSpec(Stacked, (self.hops + 1, width))}
+        weight_specs |= {
+            "bias": FieldSpec(Stacked, (width,)),
+            "last": FieldSpec(Stacked, (1, width)),
+        }
+        weight_specs |= {"last_bias": FieldSpec(Stacked, (1,))}
         if self.policy == "untrained":
-            return each
-        each |= {"log_z": FieldSpec(Stacked)} if self.learns_z else {}
-        moments = {f"{kind}/{n}": s for kind in ("first", "second") for n, s in each.items()}
-        return each | moments | {"steps": FieldSpec(Stacked, (), torch.float32, low=0)}
+            return weight_specs
+        weight_specs |= {"log_z": FieldSpec(Stacked)} if self.learns_z else {}
+        moments = {
+            f"{kind}/{n}": s for kind in ("first", "second") for n, s in weight_specs.items()
+        }
+        return weight_specs | moments | {"steps": FieldSpec(Stacked, (), torch.float32, low=0)}
 
     def init(self, block: ClientBlock, model: AnyModel, key: Key) -> State:
         """Return the same network for every client, with rows for the features that occur there."""
@@ -354,12 +365,12 @@ class FedGrains(FlowRule):
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Choose k candidates of each client; keep all edges to them and to those chosen before."""
-        every = edges_of(block, reached.rows)
-        union = union_of(block, reached, every, hop)
+        all_edges = edges_of(block, reached.rows)
+        union = union_of(block, reached, all_edges, hop)
         rows = union.rows[union.candidate]
         with torch.set_grad_enabled(self.policy == "trained"):
             network = self._leaves(state, reached.clients)
-            logit, trace = every.share.new_zeros(len(rows)), dict[str, Tensor]()
+            logit, trace = all_edges.share.new_zeros(len(rows)), dict[str, Tensor]()
             if network:
                 mapped = mapped_features(block, union, reached.clients, network["features"])
                 trace = network | {"mapped": mapped, "rows": union.rows}
@@ -367,14 +378,19 @@ class FedGrains(FlowRule):
                 logit = policy_logits(block, union, reached.clients, leaf, network)
                 logit = logit[union.candidate]
             noise = -(-key.fold("gumbel").uniform(block.row_key[rows])[:, 0].log()).log()
-            chosen = top_k(logsigmoid(logit.detach()) + noise, union.candidate_off, self.k)
+            is_chosen = top_k(logsigmoid(logit.detach()) + noise, union.candidate_off, self.k)
             if self.policy == "trained":
-                trace["log_p"] = log_forward(logit, chosen, union.candidate_off)
-        usable = marked(block, torch.cat([reached.rows, rows[chosen]]))
-        kept = usable[every.neighbor]
-        drawn = Drawn(every.position[kept], every.neighbor[kept], every.share[kept], trace=trace)
+                trace["log_p"] = log_forward(logit, is_chosen, union.candidate_off)
+        is_usable = mask_of_rows(block, torch.cat([reached.rows, rows[is_chosen]]))
+        is_usable_edge = is_usable[all_edges.neighbor]
+        drawn = Drawn(
+            all_edges.position[is_usable_edge],
+            all_edges.neighbor[is_usable_edge],
+            all_edges.share[is_usable_edge],
+            trace=trace,
+        )
         if self.sampled_degrees:
-            drawn = replace(drawn, degree=_degree(block, reached, drawn))
+            drawn = replace(drawn, degree=_sampled_degree(block, reached, drawn))
         return drawn
 
     def _leaves(self, state: State, clients: Tensor) -> Params:
@@ -384,11 +400,11 @@ class FedGrains(FlowRule):
         """
         if self.policy == "uniform":
             return {}
-        found = {name: state[name].t.detach() for name in self._network}
+        network = {name: state[name].t.detach() for name in self._network}
         rows = state["features"]
         assert isinstance(rows, Ragged)  # see `specs`
-        found["features"] = found["features"][: int(rows.off[int(clients[-1]) + 1])]
-        return {name: w.requires_grad_(self.policy == "trained") for name, w in found.items()}
+        network["features"] = network["features"][: int(rows.off[int(clients[-1]) + 1])]
+        return {name: w.requires_grad_(self.policy == "trained") for name, w in network.items()}
 
     def learn(self, block: ClientBlock, state: State, signal: Signal) -> State:
         """Take a step of Adam on the trajectory balance."""
@@ -399,23 +415,23 @@ class FedGrains(FlowRule):
         new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
         balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
         if self.learns_z:
-            fresh = self._balance_first(new, signal.clients, balance.detach())
+            is_first_step = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
-            balance = (balance + self.alpha * z[signal.clients]).masked_fill(fresh, 0)
+            balance = (balance + self.alpha * z[signal.clients]).masked_fill(is_first_step, 0)
         names = ("leaf", *self._network[1:])
         leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
-        found = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
+        gradients = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
         hops = len(traces)
-        by_hop = {name: found[i * hops : (i + 1) * hops] for i, name in enumerate(names)}
+        by_hop = {name: gradients[i * hops : (i + 1) * hops] for i, name in enumerate(names)}
         grads = {name: torch.stack(by_hop[name]).sum(0) for name in self._network[1:]}
         grads["features"] = feature_gradient(block, traces, by_hop["leaf"])
-        grads |= {"log_z": found[-1]} if self.learns_z else {}
-        self._report(state, signal.clients)
-        for a, b in _runs(signal.clients, new["steps"].t):
+        grads |= {"log_z": gradients[-1]} if self.learns_z else {}
+        self._report_step(state, signal.clients)
+        for a, b in _ranges_of_equal_steps(signal.clients, new["steps"].t):
             self._step(new, grads, a, b)
         return new
 
-    def _report(self, state: State, clients: Tensor) -> None:
+    def _report_step(self, state: State, clients: Tensor) -> None:
         """Report the operations of a step of the clients in it."""
         fixed = sum(f.t[:1].numel() for n, f in state.items() if n in self._network[1:])
         rows = state["features"]
@@ -432,14 +448,14 @@ class FedGrains(FlowRule):
         return (*self._network, *(["log_z"] * self.learns_z))
 
     def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
-        """Set z where no step has been taken, so that the first one is balanced; return where.
+        """Set z of clients without a step so that the first one is balanced; return which.
 
-        There the balance is 0, not what rounding leaves of it: Adam would take a step of whole
-        length along that.
+        Their balance is then taken as exactly 0. A rounding error would make Adam take a step of
+        full length.
         """
-        z, fresh = new["log_z"].t, new["steps"].t[clients] == 0
-        z[clients] = torch.where(fresh, -balance / self.alpha, z[clients])
-        return fresh
+        z, is_first_step = new["log_z"].t, new["steps"].t[clients] == 0
+        z[clients] = torch.where(is_first_step, -balance / self.alpha, z[clients])
+        return is_first_step
 
     def _step(self, new: State, grads: Mapping[str, Tensor], a: int, b: int) -> None:
         """Take the step of clients a to b, who have taken equally many, in place."""
@@ -448,19 +464,22 @@ class FedGrains(FlowRule):
             if names[0] not in grads:
                 continue
             kinds = [(f"{kind}/{n}", n) for kind in ("first", "second") for n in names]
-            weights = {name: _slice(new[name], new[name].t, a, b) for name in names}
-            moments = {whole: _slice(new[n], new[whole].t, a, b) for whole, n in kinds}
-            own = {name: _slice(new[name], grads[name], a, b) for name in names}
-            Adam(lr).step_(weights, own, moments | {"steps": steps.clone()})
+            weights = {name: _slice_clients(new[name], new[name].t, a, b) for name in names}
+            moments = {
+                moment_name: _slice_clients(new[n], new[moment_name].t, a, b)
+                for moment_name, n in kinds
+            }
+            part_grads = {name: _slice_clients(new[name], grads[name], a, b) for name in names}
+            Adam(lr).step_(weights, part_grads, moments | {"steps": steps.clone()})
         steps += 1
 
 
-def _slice(like: Stacked | Ragged, t: Tensor, a: int, b: int) -> Tensor:
+def _slice_clients(like: Stacked | Ragged, t: Tensor, a: int, b: int) -> Tensor:
     """Return the part of clients a to b of a tensor that has the form of a field."""
     return t[a:b] if isinstance(like, Stacked) else t[int(like.off[a]) : int(like.off[b])]
 
 
-def _runs(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
+def _ranges_of_equal_steps(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
     """Yield ranges of clients, all of them in `clients` (A,), that have counted equally many steps.
 
     Training sorts clients by their number of batches, so there are few.
@@ -471,7 +490,7 @@ def _runs(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:
         yield int(clients[a]), int(clients[b - 1]) + 1
 
 
-def _degree(block: ClientBlock, reached: Reached, drawn: Drawn) -> Tensor:
+def _sampled_degree(block: ClientBlock, reached: Reached, drawn: Drawn) -> Tensor:
     """Return the degrees in what was drawn, edges counted at both ends, (n,)."""
     rows = reached.rows
     degree = torch.bincount(drawn.neighbor, minlength=block.adj.num_rows)

@@ -44,8 +44,8 @@ from silograph.nn.reach import edges_among
 
 
 @dataclass(frozen=True, eq=False)
-class Urn:
-    """Items, and how likely each is drawn.
+class WeightedSampler:
+    """Items with the probabilities that they are drawn.
 
     Attributes:
         items: (k,) int64, in the order of their keys.
@@ -53,24 +53,26 @@ class Urn:
     """
 
     items: Tensor
-    up_to: Tensor
+    cumulative: Tensor
 
     def draw(self, draws: int, key: Key) -> Tensor:
         """Return drawn items, (draws,) int64; there must be one to draw."""
-        at = key.uniform(torch.arange(draws, device=self.items.device))[:, 0] * self.up_to[-1]
-        hit = torch.searchsorted(self.up_to, at, right=True)
-        return self.items[hit.clamp(max=len(self.items) - 1)]
+        ticket = (
+            key.uniform(torch.arange(draws, device=self.items.device))[:, 0] * self.cumulative[-1]
+        )
+        drawn_items = torch.searchsorted(self.cumulative, ticket, right=True)
+        return self.items[drawn_items.clamp(max=len(self.items) - 1)]
 
 
-def fill(share: Tensor, item_key: Tensor) -> Urn:
+def build_sampler(share: Tensor, item_key: Tensor) -> WeightedSampler:
     """Return the urn of items 0..k-1.
 
     Args:
-        share: (k,) float64, how likely each is drawn, up to a common factor.
+        share: (k,) float64, probability of each, up to a common factor.
         item_key: (k,) int64, which do not depend on the numbering.
     """
     order = item_key.argsort()
-    return Urn(order, share[order].cumsum(0))
+    return WeightedSampler(order, share[order].cumsum(0))
 
 
 LOG = logging.getLogger("silograph")
@@ -93,8 +95,8 @@ class Weighing(Protocol):
         """Whether the loss of a drawn row is divided by p."""
 
 
-def set_up(fed: Federation, sample: int, normalize: Normalize, key: Key) -> None:
-    """Let every client work out how it draws.
+def set_up_sampler(fed: Federation, sample: int, normalize: Normalize, key: Key) -> None:
+    """Let every client compute its probabilities and its number of draws.
 
     Args:
         fed: the federation.
@@ -124,10 +126,10 @@ def set_up(fed: Federation, sample: int, normalize: Normalize, key: Key) -> None
             f"expected at least 2 draws from every silo with normalize=conditional, got 1 from "
             f"{fed.ids[draws.index(1)]}: raise sample, or use normalize=paper"
         )
-    if idle := draws.count(0):
+    if num_idle := draws.count(0):
         LOG.warning(
             "%d of %d silos draw no node in any step (%s first): raise sample, %d now",
-            idle,
+            num_idle,
             len(draws),
             fed.ids[draws.index(0)],
             sample,
@@ -150,41 +152,41 @@ def shares(sample: int, nodes: Sequence[int]) -> list[int]:
     return draws
 
 
-def draw_rows(fed: Federation, how: Weighing, key: Key) -> None:
-    """Draw the rows of a step, and let silos tell each other which boundary rows are among them."""
+def draw_rows(fed: Federation, options: Weighing, key: Key) -> None:
+    """Draw the rows of a step, and let silos send each other which boundary rows were drawn."""
     fed.call(draw, {}, what=Kind.CONTROL, key=key)
-    if how.rows == "drawn":
+    if options.rows == "drawn":
         pull(fed, None, tell_drawn, hear_drawn, what=Kind.HALO_KEYS, key=key)
 
 
-def set_up_steps(sample: int, classes: int, key: Key) -> Steps:
+def set_up_sampler_steps(sample: int, classes: int, key: Key) -> Steps:
     """Return the calls of `set_up`."""
     what, labels = Kind.STATISTICS, FieldSpec(Stacked, (classes + 1,), torch.int64, low=0)
-    takes = {
+    inbox_specs = {
         "labels": FieldSpec(Shared, (classes + 1,), torch.int64, low=0),
         "draws": FieldSpec(Stacked, (), torch.int64, low=0, high=sample),
     }
     return (
         Call(tell_labels, what, key, {}, {"labels": labels}),
         Call(tell_nodes, what, key, {}, {"nodes": COUNT}),
-        Call(learn, what, key, takes),
+        Call(learn, what, key, inbox_specs),
     )
 
 
-def draw_steps(how: Weighing, key: Key) -> Steps:
+def draw_steps(options: Weighing, key: Key) -> Steps:
     """Return the calls of `draw_rows`."""
-    drawn = Call(draw, Kind.CONTROL, key)
-    if how.rows != "drawn":
-        return drawn
+    draw_call = Call(draw, Kind.CONTROL, key)
+    if options.rows != "drawn":
+        return draw_call
     what, dtype = Kind.HALO_KEYS, torch.bool
-    told = pull_steps(
+    boundary_calls = pull_steps(
         None, tell_drawn, hear_drawn, what=what, key=key, form=rows_of_width(1, dtype)
     )
-    return drawn, told
+    return draw_call, boundary_calls
 
 
 def sampler_specs(sample: int) -> FieldSpecs:
-    """Return what the state keeps between rounds."""
+    """Return the specs of the sampler's state between rounds."""
     return {
         "sampler/share": FieldSpec(Ragged, (), torch.float64, rows=NODES, low=0),
         "sampler/draws": FieldSpec(Stacked, (), torch.int64, low=0, high=sample),
@@ -210,13 +212,13 @@ def tell_nodes(
 def learn(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Work out Q. In: `labels` (K + 1,) of all silos, `draws` (C,). Out: nothing."""
+    """Compute Q. In: `labels` (K + 1,) of all silos, `draws` (C,). Out: nothing."""
     del key
-    totals, own = inbox["labels"].t.double(), _label_counts(block, cfg.model.outputs)
-    label, client = _labels(block, cfg.model.outputs), block.client
-    present = (totals * (own > 0)).sum(1)
-    share = totals[label] / (own[client, label] * present[client])
-    draws = _checked(block, inbox["draws"].t)
+    totals, own_counts = inbox["labels"].t.double(), _label_counts(block, cfg.model.outputs)
+    label, client = _training_labels(block, cfg.model.outputs), block.client
+    present = (totals * (own_counts > 0)).sum(1)
+    share = totals[label] / (own_counts[client, label] * present[client])
+    draws = _check_draws(block, inbox["draws"].t)
     new: dict[str, Stacked | Ragged] = {
         "sampler/share": Ragged(share, block.off),
         "sampler/draws": Stacked(draws),
@@ -229,24 +231,27 @@ def draw(
 ) -> tuple[State, Payload]:
     """Draw rows and work out the weights of their messages. In: nothing. Out: nothing."""
     del inbox
-    share, draws = state["sampler/share"].t, _checked(block, state["sampler/draws"].t)
+    share, draws = state["sampler/share"].t, _check_draws(block, state["sampler/draws"].t)
     parts = [
-        drawn_rows(share[a:b], block.row_key[a:b], int(s), key.fold("sample", name))
+        draw_distinct_rows(share[a:b], block.row_key[a:b], int(s), key.fold("sample", name))
         for a, b, s, name in zip(block.off[:-1], block.off[1:], draws, block.ids, strict=True)
     ]
     off = offsets(torch.tensor([len(part) for part in parts], device=block.off.device))
-    drawn = Ragged(torch.cat(parts), off)
-    return {**state, **weighed(block, drawn, share, draws, cfg.options)}, {}
+    drawn_rows_of_clients = Ragged(torch.cat(parts), off)
+    return {
+        **state,
+        **weighted_pass_fields(block, drawn_rows_of_clients, share, draws, cfg.options),
+    }, {}
 
 
-def _checked(block: ClientBlock, draws: Tensor) -> Tensor:
+def _check_draws(block: ClientBlock, draws: Tensor) -> Tensor:
     """Return numbers of draws (C,); raise `ProtocolError` for more than a client has nodes.
 
     Every draw takes memory, and `shares` gives no silo more.
     """
     nodes = block.off.diff()
-    whole = not draws.is_floating_point() and draws.shape == nodes.shape
-    if not whole or not bool(((draws >= 0) & (draws <= nodes)).all()):
+    is_valid = not draws.is_floating_point() and draws.shape == nodes.shape
+    if not is_valid or not bool(((draws >= 0) & (draws <= nodes)).all()):
         raise ProtocolError(
             f"expected draws of at most {nodes[:4].tolist()}, the nodes of the clients, got "
             f"{draws.flatten()[:4].tolist()}"
@@ -254,69 +259,69 @@ def _checked(block: ClientBlock, draws: Tensor) -> Tensor:
     return draws
 
 
-def weighed(
-    block: ClientBlock, drawn: Ragged, share: Tensor, draws: Tensor, how: Weighing
+def weighted_pass_fields(
+    block: ClientBlock, drawn_in_clients: Ragged, share: Tensor, draws: Tensor, options: Weighing
 ) -> dict[str, Ragged]:
-    """Return who takes part in a step, and with which weights (see `stages`).
+    """Return the fields with the rows of a step and their weights (see `stages`).
 
     Args:
         block: C clients.
-        drawn: (r,) int64 rows as each client counts, ascending.
+        drawn_in_clients: (r,) int64 rows, numbered per client, ascending.
         share: (n,) float64 Q.
         draws: (C,) int64 s_i.
-        how: options.
+        options: how drawn rows are weighed.
     """
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     dtype = block.adj.values.dtype
-    rows = drawn.t + torch.repeat_interleave(block.off[:-1], drawn.off.diff())
-    p = inclusion(share, draws[block.client])
-    sends = torch.zeros(len(p), dtype=torch.float64, device=p.device)
-    sends[rows] = 1 if how.normalize == "none" else 1 / p[rows]
-    taking, off = rows, drawn.off
-    if how.rows == "all":
-        taking, off = torch.arange(len(p), device=p.device), block.off
-        local = taking - block.off[block.client]
+    rows = drawn_in_clients.t + torch.repeat_interleave(block.off[:-1], drawn_in_clients.off.diff())
+    p = inclusion_probability(share, draws[block.client])
+    message_weight = torch.zeros(len(p), dtype=torch.float64, device=p.device)
+    message_weight[rows] = 1 if options.normalize == "none" else 1 / p[rows]
+    rows_in_pass, off = rows, drawn_in_clients.off
+    if options.rows == "all":
+        rows_in_pass, off = torch.arange(len(p), device=p.device), block.off
+        local = rows_in_pass - block.off[block.client]
     else:
-        local = drawn.t
-    edges = edges_among(block, taking)
-    v, u = taking[edges.row], taking[edges.indices.long()]
-    own = cross = sends[taking].to(dtype)[:, None]
-    inner = sends[u]
-    if how.normalize == "conditional" and how.rows == "drawn":
-        own = torch.ones_like(own)
-        inner = p[v] / joint_inclusion(share[u], share[v], draws[block.client[v]])
+        local = drawn_in_clients.t
+    edges = edges_among(block, rows_in_pass)
+    v, u = rows_in_pass[edges.row], rows_in_pass[edges.indices.long()]
+    own_weight = cross = message_weight[rows_in_pass].to(dtype)[:, None]
+    inner = message_weight[u]
+    if options.normalize == "conditional" and options.rows == "drawn":
+        own_weight = torch.ones_like(own_weight)
+        inner = p[v] / joint_inclusion_probability(share[u], share[v], draws[block.client[v]])
     fields = {
         "rows": Ragged(local, off),
-        "own": Ragged(own, off),
+        "own": Ragged(own_weight, off),
         "cross": Ragged(cross, off),
         "inner": Ragged(inner.to(dtype), edges.indptr.long()[off]),
     }
-    if how.weigh_loss and how.rows == "drawn":
-        fields["loss"] = Ragged((1 / p[taking]).to(dtype), off)
+    if options.weigh_loss and options.rows == "drawn":
+        fields["loss"] = Ragged((1 / p[rows_in_pass]).to(dtype), off)
     return {f"pass/{name}": field for name, field in fields.items()}
 
 
 def tell_drawn(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Tell which boundary rows were drawn. In: nothing. Out: `rows` (B, 1) bool."""
+    """Send which boundary rows were drawn. In: nothing. Out: `rows` (B, 1) bool."""
     del cfg, inbox, key
     local = state["pass/rows"]
     assert isinstance(local, Ragged)  # from `draw`
-    drawn = torch.zeros(len(block.row_key), dtype=torch.bool, device=local.t.device)
-    drawn[local.t + torch.repeat_interleave(block.off[:-1], local.off.diff())] = True
-    return state, {"rows": Ragged(drawn[block.halo.boundary][:, None], block.halo.boundary_off)}
+    is_drawn = torch.zeros(len(block.row_key), dtype=torch.bool, device=local.t.device)
+    is_drawn[local.t + torch.repeat_interleave(block.off[:-1], local.off.diff())] = True
+    return state, {"rows": Ragged(is_drawn[block.halo.boundary][:, None], block.halo.boundary_off)}
 
 
 def hear_drawn(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Keep which halo slots stand for drawn rows. In: `rows` (S, 1) bool. Out: nothing."""
+    """Store which halo slots stand for drawn rows. In: `rows` (S, 1) bool. Out: nothing."""
     del cfg, key
     return {**state, "pass/heard": Ragged(inbox["rows"].t[:, 0], block.halo.off)}, {}
 
 
-def drawn_rows(share: Tensor, row_key: Tensor, draws: int, key: Key) -> Tensor:
+def draw_distinct_rows(share: Tensor, row_key: Tensor, draws: int, key: Key) -> Tensor:
     """Return the distinct rows of one client that `draws` draws with replacement hit, ascending.
 
     The draws do not depend on the order of the rows.
@@ -329,33 +334,34 @@ def drawn_rows(share: Tensor, row_key: Tensor, draws: int, key: Key) -> Tensor:
     """
     if draws == 0:
         return row_key.new_zeros(0)
-    rows: Tensor = torch.unique(fill(share, row_key).draw(draws, key))
+    rows: Tensor = torch.unique(build_sampler(share, row_key).draw(draws, key))
     return rows
 
 
-def inclusion(q: Tensor, draws: Tensor) -> Tensor:
+def inclusion_probability(q: Tensor, draws: Tensor) -> Tensor:
     """Return 1 - (1 - q)^s."""
     return -torch.expm1(draws * torch.log1p(-q.clamp(max=1)))
 
 
-def joint_inclusion(q: Tensor, other: Tensor, draws: Tensor) -> Tensor:
+def joint_inclusion_probability(q: Tensor, other: Tensor, draws: Tensor) -> Tensor:
     """Return the probability that two nodes of a silo are both drawn."""
     neither = torch.pow((1 - q - other).clamp(min=0), draws)
-    return inclusion(q, draws) + inclusion(other, draws) - 1 + neither
+    return inclusion_probability(q, draws) + inclusion_probability(other, draws) - 1 + neither
 
 
-def _labels(block: ClientBlock, classes: int) -> Tensor:
+def _training_labels(block: ClientBlock, classes: int) -> Tensor:
     """Return the class of every training node, `classes` for all other nodes, (n,) int64."""
     if block.y.dim() != 1:
-        got = "numbers" if block.y.is_floating_point() else "several"
+        description = "numbers" if block.y.is_floating_point() else "several"
         raise DataError(
-            f"expected one label a node for label-guided sampling, got {got}: use sample=none"
+            f"expected one label a node for label-guided sampling, got {description}: use "
+            "sample=none"
         )
     return torch.where(block.split.train, block.y, classes)
 
 
 def _label_counts(block: ClientBlock, classes: int) -> Tensor:
-    """Return how many nodes of each client have each of the K + 1 labels, (C, K + 1) int64."""
-    cell = block.client * (classes + 1) + _labels(block, classes)
+    """Count the nodes of each client with each of the K + 1 labels, (C, K + 1) int64."""
+    cell = block.client * (classes + 1) + _training_labels(block, classes)
     counts = torch.bincount(cell, minlength=block.num_clients * (classes + 1))
     return counts.view(block.num_clients, classes + 1)

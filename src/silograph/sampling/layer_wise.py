@@ -71,7 +71,7 @@ class FastGCN(Stateless):
     size: int
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Weights of drawn neighbors must be those of a sum."""
+        """Return a reason unless the model sums over neighbors with weights."""
         return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
@@ -79,11 +79,13 @@ class FastGCN(Stateless):
         del hop, state
         if "fastgcn" not in block.memo:
             rows = torch.arange(len(block.row_key), device=block.off.device)
-            block.memo["fastgcn"] = _columns(block, edges_of(block, rows), rows)
+            block.memo["fastgcn"] = _column_norms(block, edges_of(block, rows), rows)
         weight = block.memo["fastgcn"]
         assert isinstance(weight, Tensor)
-        every = edges_of(block, reached.rows)
-        return _drawn(every, *_counts(block, weight, reached.clients, self.size, key))
+        all_edges = edges_of(block, reached.rows)
+        return _edges_from_drawn(
+            all_edges, *_draw_counts(block, weight, reached.clients, self.size, key)
+        )
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,17 @@ class Ladies(Stateless):
     normalize: bool = False
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Weights of drawn neighbors must be those of a sum."""
+        """Return a reason unless the model sums over neighbors with weights."""
         return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Draw neighbors of each client's rows."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        weight = _columns(block, every, reached.rows)
-        drawn = _drawn(every, *_counts(block, weight, reached.clients, self.size, key))
+        all_edges = edges_of(block, reached.rows)
+        weight = _column_norms(block, all_edges, reached.rows)
+        drawn = _edges_from_drawn(
+            all_edges, *_draw_counts(block, weight, reached.clients, self.size, key)
+        )
         if not self.normalize:
             return drawn
         total = drawn.share.new_zeros(len(reached.rows))
@@ -117,7 +121,7 @@ class Ladies(Stateless):
         return Drawn(drawn.position, drawn.neighbor, share)
 
 
-def _columns(block: ClientBlock, edges: Drawn, rows: Tensor) -> Tensor:
+def _column_norms(block: ClientBlock, edges: Drawn, rows: Tensor) -> Tensor:
     """Return |A_hat[rows, u]|^2 of every row u without the diagonal, (n,) float64.
 
     Args:
@@ -131,10 +135,10 @@ def _columns(block: ClientBlock, edges: Drawn, rows: Tensor) -> Tensor:
     return total * scale
 
 
-def _counts(
+def _draw_counts(
     block: ClientBlock, weight: Tensor, clients: Tensor, size: int, key: Key
 ) -> tuple[Tensor, Tensor]:
-    """Draw rows in proportion to weights; return how often each came for how often expected, (n,).
+    """Draw rows in proportion to weights; return counts of draws and expected counts, (n,) each.
 
     Weights are rounded to whole numbers, at least 1, so that their sums are exact: what a client
     draws does not depend on who else is in the block. The second result is exact for the rounded.
@@ -142,40 +146,42 @@ def _counts(
     Args:
         block: C clients.
         weight: (n,) float64; 0 is never drawn.
-        clients: (A,) int64 who draws.
+        clients: (A,) int64 clients that draw.
         size: draws of each.
         key: of the draw.
     """
-    order, client = _by_key(block), block.client
-    most = torch.zeros(block.num_clients, dtype=weight.dtype, device=weight.device)
-    most = most.scatter_reduce(0, client, weight, "amax")
-    level = (weight * (LEVELS / most.clamp(min=torch.finfo(weight.dtype).tiny))[client]).round()
+    order, client = _rows_sorted_by_key(block), block.client
+    largest = torch.zeros(block.num_clients, dtype=weight.dtype, device=weight.device)
+    largest = largest.scatter_reduce(0, client, weight, "amax")
+    level = (weight * (LEVELS / largest.clamp(min=torch.finfo(weight.dtype).tiny))[client]).round()
     level = level.clamp(min=1).masked_fill(weight == 0, 0).long()
-    up_to = torch.cat([level.new_zeros(1), level[order].cumsum(0)])
-    begin, end = up_to[block.off[:-1]], up_to[block.off[1:]]
+    cumulative = torch.cat([level.new_zeros(1), level[order].cumsum(0)])
+    begin, end = cumulative[block.off[:-1]], cumulative[block.off[1:]]
     clients = clients[(end > begin)[clients]]
     first = block.row_key[order[block.off[:-1][clients]]]
     total = (end - begin)[clients, None]
-    at = (key.fold("rows").uniform(first, size) * total).long().clamp(max=total - 1)
-    at = (at + begin[clients, None]).flatten()
-    hit = order[torch.searchsorted(up_to[1:], at, right=True)]
+    ticket = (key.fold("rows").uniform(first, size) * total).long().clamp(max=total - 1)
+    ticket = (ticket + begin[clients, None]).flatten()
+    hit_rows = order[torch.searchsorted(cumulative[1:], ticket, right=True)]
     expected = size * level.double() / (end - begin).clamp(min=1)[client]
-    return torch.bincount(hit, minlength=len(weight)), expected
+    return torch.bincount(hit_rows, minlength=len(weight)), expected
 
 
-def _by_key(block: ClientBlock) -> Tensor:
+def _rows_sorted_by_key(block: ClientBlock) -> Tensor:
     """Return the rows (n,) int64 in the order of their keys, client after client."""
     if "rows by key" not in block.memo:
         order = block.row_key.argsort()
         block.memo["rows by key"] = order[block.client[order].argsort(stable=True)]
-    found = block.memo["rows by key"]
-    assert isinstance(found, Tensor)
-    return found
+    sorted_rows = block.memo["rows by key"]
+    assert isinstance(sorted_rows, Tensor)
+    return sorted_rows
 
 
-def _drawn(every: Drawn, count: Tensor, expected: Tensor) -> Drawn:
-    """Return the edges from drawn rows: each counts as often as its row came, over the expected."""
-    kept = count[every.neighbor] > 0
-    neighbor = every.neighbor[kept]
-    share = every.share[kept] * (count[neighbor] / expected[neighbor]).to(every.share.dtype)
-    return Drawn(every.position[kept], neighbor, share)
+def _edges_from_drawn(all_edges: Drawn, count: Tensor, expected: Tensor) -> Drawn:
+    """Return the edges from drawn rows, weighted by the count of draws over the expected count."""
+    is_drawn = count[all_edges.neighbor] > 0
+    neighbor = all_edges.neighbor[is_drawn]
+    share = all_edges.share[is_drawn] * (count[neighbor] / expected[neighbor]).to(
+        all_edges.share.dtype
+    )
+    return Drawn(all_edges.position[is_drawn], neighbor, share)

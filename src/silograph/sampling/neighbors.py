@@ -78,23 +78,25 @@ class DropEdge(Stateless):
     drop: float
 
     def why_not(self, model: AnyModel) -> str | None:
-        """A model must take edges layer by layer."""
+        """Return a reason unless the model takes edges layer by layer."""
         return edges_by_layer(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep edges by a hash that is the same from both ends."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        kept = self._kept(block, key, reached.rows[every.position], every.neighbor)
-        left = self._kept(block, key, block.adj.row, block.adj.indices.long())
-        degree = torch.bincount(block.adj.row[left], minlength=block.adj.num_rows)
-        share = every.share[kept]
-        return Drawn(every.position[kept], every.neighbor[kept], share, degree.to(share.dtype))
+        all_edges = edges_of(block, reached.rows)
+        is_kept = self._is_kept(block, key, reached.rows[all_edges.position], all_edges.neighbor)
+        is_kept_in_block = self._is_kept(block, key, block.adj.row, block.adj.indices.long())
+        degree = torch.bincount(block.adj.row[is_kept_in_block], minlength=block.adj.num_rows)
+        share = all_edges.share[is_kept]
+        return Drawn(
+            all_edges.position[is_kept], all_edges.neighbor[is_kept], share, degree.to(share.dtype)
+        )
 
-    def _kept(self, block: ClientBlock, key: Key, a: Tensor, b: Tensor) -> Tensor:
+    def _is_kept(self, block: ClientBlock, key: Key, a: Tensor, b: Tensor) -> Tensor:
         """Return which edges between rows a and b (e,) are kept, (e,) bool."""
-        hashed = mix_words(block.row_key ^ signed(key.value))
-        return uniform_of(mix_words(hashed[a] + hashed[b])) >= self.drop
+        row_hashes = mix_words(block.row_key ^ signed(key.value))
+        return uniform_of(mix_words(row_hashes[a] + row_hashes[b])) >= self.drop
 
 
 @dataclass(frozen=True)
@@ -108,17 +110,19 @@ class DropNode(Stateless):
     drop: float
 
     def why_not(self, model: AnyModel) -> str | None:
-        """A model must take edges layer by layer."""
+        """Return a reason unless the model takes edges layer by layer."""
         return edges_by_layer(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep senders by hashes of their keys."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        hashed = mix_words(block.row_key ^ signed(key.value))
-        kept = uniform_of(hashed[every.neighbor]) >= self.drop
+        all_edges = edges_of(block, reached.rows)
+        row_hashes = mix_words(block.row_key ^ signed(key.value))
+        is_kept = uniform_of(row_hashes[all_edges.neighbor]) >= self.drop
         return Drawn(
-            every.position[kept], every.neighbor[kept], every.share[kept] / (1 - self.drop)
+            all_edges.position[is_kept],
+            all_edges.neighbor[is_kept],
+            all_edges.share[is_kept] / (1 - self.drop),
         )
 
 
@@ -161,7 +165,7 @@ class NeighborSampler:
 
 @dataclass(frozen=True, config=STRICT)
 class FullOptions:
-    """Nothing to choose."""
+    """Options of `full`, which has none."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -198,21 +202,21 @@ class Bernoulli(Stateless):
     by_degree: bool = False
 
     def why_not(self, model: AnyModel) -> str | None:
-        """Weights of drawn neighbors must be those of a sum."""
+        """Return a reason unless the model sums over neighbors with weights."""
         return weights_of_a_sum(model)
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Keep neighbors by hashes of both rows' keys."""
         del hop, state
-        every = edges_of(block, reached.rows)
-        words = edge_words(block, reached.rows, key, every)
-        kept = uniform_of(words) <= self.keep
-        position, share = every.position[kept], every.share[kept] / self.keep
+        all_edges = edges_of(block, reached.rows)
+        words = edge_words(block, reached.rows, key, all_edges)
+        is_kept = uniform_of(words) <= self.keep
+        position, share = all_edges.position[is_kept], all_edges.share[is_kept] / self.keep
         if self.by_degree:
             count = torch.bincount(position, minlength=len(reached.rows))
             degree = block.adj.degree[reached.rows]
             share = degree[position].to(share.dtype) / count[position]
-        return Drawn(position, every.neighbor[kept], share)
+        return Drawn(position, all_edges.neighbor[is_kept], share)
 
 
 def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
@@ -234,31 +238,31 @@ def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
     return counts
 
 
-def _full(options: FullOptions, depth: Depth) -> Full:
+def _make_full(options: FullOptions, depth: Depth) -> Full:
     del options, depth
     return FULL
 
 
-def _fanout(options: FanoutOptions, depth: Depth) -> Fanout:
+def _make_fanout(options: FanoutOptions, depth: Depth) -> Fanout:
     return Fanout(parse_fanout(options.fanout, depth))
 
 
-def _bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
+def _make_bernoulli(options: BernoulliOptions, depth: Depth) -> Bernoulli:
     del depth
     return Bernoulli(options.keep, options.rescale == "degree")
 
 
-def _drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
+def _make_drop_edge(options: DropOptions, depth: Depth) -> DropEdge:
     del depth
     return DropEdge(options.drop)
 
 
-def _drop_node(options: DropOptions, depth: Depth) -> DropNode:
+def _make_drop_node(options: DropOptions, depth: Depth) -> DropNode:
     del depth
     return DropNode(options.drop)
 
 
-def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
+def _make_fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
     return FedGrains(
         k=options.k,
         hops=depth.hops,
@@ -272,12 +276,12 @@ def _fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
     )
 
 
-def _fastgcn(options: FastGCNOptions, depth: Depth) -> FastGCN:
+def _make_fastgcn(options: FastGCNOptions, depth: Depth) -> FastGCN:
     del depth
     return FastGCN(options.size)
 
 
-def _ladies(options: LadiesOptions, depth: Depth) -> Ladies:
+def _make_ladies(options: LadiesOptions, depth: Depth) -> Ladies:
     del depth
     return Ladies(options.size, options.normalize)
 
@@ -290,7 +294,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             title="all neighbors",
             reference="what every other sampler estimates",
             options=FullOptions,
-            make=_full,
+            make=_make_full,
         ),
         NeighborSampler(
             name="fanout",
@@ -298,7 +302,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Hamilton et al., Inductive representation learning on large graphs, "
             "NeurIPS 2017",
             options=FanoutOptions,
-            make=_fanout,
+            make=_make_fanout,
         ),
         NeighborSampler(
             name="bernoulli",
@@ -306,7 +310,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Chen et al., FedGraph: Federated graph learning with intelligent "
             "sampling, IEEE TPDS 2022",
             options=BernoulliOptions,
-            make=_bernoulli,
+            make=_make_bernoulli,
         ),
         NeighborSampler(
             name="fastgcn",
@@ -314,7 +318,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Chen et al., FastGCN: Fast learning with graph convolutional networks via "
             "importance sampling, ICLR 2018",
             options=FastGCNOptions,
-            make=_fastgcn,
+            make=_make_fastgcn,
         ),
         NeighborSampler(
             name="ladies",
@@ -322,7 +326,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Zou et al., Layer-dependent importance sampling for training deep and "
             "large graph convolutional networks, NeurIPS 2019",
             options=LadiesOptions,
-            make=_ladies,
+            make=_make_ladies,
         ),
         NeighborSampler(
             name="drop_edge",
@@ -330,7 +334,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Rong et al., DropEdge: Towards deep graph convolutional networks on node "
             "classification, ICLR 2020",
             options=DropOptions,
-            make=_drop_edge,
+            make=_make_drop_edge,
         ),
         NeighborSampler(
             name="drop_node",
@@ -338,7 +342,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Feng et al., Graph random neural networks for semi-supervised learning on "
             "graphs, NeurIPS 2020",
             options=DropOptions,
-            make=_drop_node,
+            make=_make_drop_node,
         ),
         NeighborSampler(
             name="fedgrains",
@@ -346,7 +350,7 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             reference="Ceyani et al., FedGrAINS: Personalized subgraph federated learning with "
             "adaptive neighbor sampling, SDM 2025",
             options=FedGrainsOptions,
-            make=_fedgrains,
+            make=_make_fedgrains,
         ),
     )
 }

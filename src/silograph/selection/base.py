@@ -21,11 +21,11 @@ SelectorState = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RoundFacts:
-    """What a round has shown of every client; all in the order of the federation's ids.
+    """What the server knows of every client after a round, in the order of the federation's ids.
 
     Attributes:
         selected: (C,) bool, who was selected.
-        answered: (C,) bool, who trained; not the selected silos that were away.
+        answered: (C,) bool, who trained; selected silos that were offline are False.
         nodes: (C,) int64 training nodes, 0 of who did not answer.
         train_loss: (C,) float64 mean training loss, NaN of who did not answer or has no such node.
         counting: returns the bytes of each client; see `bytes`.
@@ -87,7 +87,7 @@ Draw = Callable[[Sequence[str], Any, SelectorState, int, Key], list[str]]
 Observe = Callable[[Any, SelectorState, int, RoundFacts], SelectorState]
 
 
-def nothing_kept(ids: Sequence[str], options: object) -> SelectorState:
+def no_state(ids: Sequence[str], options: object) -> SelectorState:
     """Return the state of a selector that remembers nothing."""
     del ids, options
     return {}
@@ -116,7 +116,7 @@ class Selector:
     title: str
     options: type
     draw: Draw
-    init: Begin = nothing_kept
+    init: Begin = no_state
     observe: Observe | None = None
     on_receipt: bool = False
     uses_scores: bool = True
@@ -133,29 +133,29 @@ class Selector:
 
 @lru_cache(maxsize=4)  # of a federation in every round
 def name_keys(ids: tuple[str, ...]) -> np.ndarray:
-    """Return what clients' draws are made by, (C,) int64; not to be changed."""
+    """Return hashes of the clients' names, the counters of their draws, (C,) int64, read-only."""
     return hash_texts(ids).numpy()
 
 
-def draws_of(ids: Sequence[str], key: Key) -> np.ndarray:
+def draw_by_name(ids: Sequence[str], key: Key) -> np.ndarray:
     """Return a draw from [0, 1) for each client, (C,) float64, that depends on its name only."""
     return key.draws(name_keys(tuple(ids)))
 
 
-def drawn(ids: Sequence[str], number: int, key: Key) -> list[str]:
+def draw_ids(ids: Sequence[str], number: int, key: Key) -> list[str]:
     """Return `number` distinct clients drawn uniformly, in the order of `ids`."""
     if number >= len(ids):
         return list(ids)
-    return at(ids, top(-draws_of(ids, key), number))
+    return ids_of_mask(ids, mask_of_top(-draw_by_name(ids, key), number))
 
 
 def highest(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) -> list[str]:
     """Return the `number` clients of the highest scores (C,), none NaN, in the order of `ids`."""
-    return at(ids, highest_mask(ids, scores, number, key))
+    return ids_of_mask(ids, mask_of_highest(ids, scores, number, key))
 
 
-def highest_mask(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) -> np.ndarray:
-    """Return who the `number` clients of the highest scores (C,) are, (C,) bool.
+def mask_of_highest(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) -> np.ndarray:
+    """Return a mask (C,) bool of the `number` clients with the highest scores (C,).
 
     Raises:
         ProtocolError: a score is NaN, or there are fewer clients.
@@ -166,41 +166,41 @@ def highest_mask(ids: Sequence[str], scores: np.ndarray, number: int, key: Key) 
             f"expected scores of at least {number} clients, none of them NaN, got {len(scores)}, "
             f"{int(np.isnan(scores).sum())} of them NaN"
         )
-    chosen, equal = _split(scores, number)
-    wanted = number - int(chosen.sum())
-    if wanted < len(equal):
-        equal = equal[top(-draws_of(ids, key)[equal], wanted)]
-    chosen[equal] = True
-    return chosen
+    is_chosen, equals = _split_at_rank(scores, number)
+    num_missing = number - int(is_chosen.sum())
+    if num_missing < len(equals):
+        equals = equals[mask_of_top(-draw_by_name(ids, key)[equals], num_missing)]
+    is_chosen[equals] = True
+    return is_chosen
 
 
-def top(scores: np.ndarray, number: int) -> np.ndarray:
-    """Return where the `number` highest of scores (n,) are, (n,) bool; the first of equals."""
-    chosen, equal = _split(scores, number)
-    chosen[equal[: number - int(chosen.sum())]] = True
-    return chosen
+def mask_of_top(scores: np.ndarray, number: int) -> np.ndarray:
+    """Return a mask (n,) bool of the `number` highest scores (n,); the first ones of equals."""
+    is_chosen, equals = _split_at_rank(scores, number)
+    is_chosen[equals[: number - int(is_chosen.sum())]] = True
+    return is_chosen
 
 
-def _split(scores: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return who is above the `number`-th highest score, (n,) bool, and positions of its equals."""
+def _split_at_rank(scores: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a mask (n,) bool of scores above the `number`-th highest, and positions of ties."""
     if not number:
         return np.zeros(len(scores), dtype=bool), np.empty(0, dtype=np.int64)
     least = np.partition(scores, -number)[-number]
     return scores > least, (scores == least).nonzero()[0]
 
 
-def race(ids: Sequence[str], weights: np.ndarray, key: Key) -> np.ndarray:
+def race_scores(ids: Sequence[str], weights: np.ndarray, key: Key) -> np.ndarray:
     """Return scores (C,) whose `number` highest are a draw in proportion to weights (C,).
 
     Without replacement, one client after the other; clients of weight 0 come last. Efraimidis and
     Spirakis, "Weighted random sampling with a reservoir", 2006.
     """
-    waiting = torch.from_numpy(np.maximum(draws_of(ids, key), 2.0**-54)).log().numpy()
-    found: np.ndarray = waiting / np.maximum(weights, 1e-300)
-    return found
+    log_draws = torch.from_numpy(np.maximum(draw_by_name(ids, key), 2.0**-54)).log().numpy()
+    clocks: np.ndarray = log_draws / np.maximum(weights, 1e-300)
+    return clocks
 
 
-def at(ids: Sequence[str], chosen: np.ndarray) -> list[str]:
+def ids_of_mask(ids: Sequence[str], chosen: np.ndarray) -> list[str]:
     """Return the chosen clients (C,) bool, in the order of `ids`."""
     return [ids[p] for p in chosen.nonzero()[0].tolist()]
 
@@ -220,8 +220,8 @@ class SelectionLimits:
         clients: N, of the federation.
         least: L, in a round.
         affordable: selections that the budget pays for from here on; None: no budget.
-        lacking: selections that are still needed, from here on.
-        rounds: that are left.
+        lacking: selections that are still required.
+        rounds: that remain.
     """
 
     clients: int
@@ -255,34 +255,37 @@ class SelectionLimits:
         return enough and fewest <= min(self.rounds, self.affordable // self.least)
 
     def after(self, number: int) -> "SelectionLimits":
-        """Return what is left after a round of `number` clients."""
-        left = None if self.affordable is None else self.affordable - number
-        return replace(self, affordable=left, lacking=self.lacking - number, rounds=self.rounds - 1)
+        """Return the limits after a round of `number` clients."""
+        affordable = None if self.affordable is None else self.affordable - number
+        return replace(
+            self, affordable=affordable, lacking=self.lacking - number, rounds=self.rounds - 1
+        )
 
     def number(self, wanted: int) -> int | None:
         """Return the number of clients nearest to `wanted` that keeps the limits.
 
-        None: the round is not started. That is where the budget does not pay for the clients that
-        the selector wants; while selections are lacking it gets fewer. Where silos were away and
-        selections cannot be met any more, what remains is kept.
+        None: the round is not started, because the budget does not pay for the clients that the
+        selector wants. While required selections are missing, the selector gets fewer instead. If
+        silos were offline and the required selections cannot be met any more, the other limits
+        are still kept.
         """
         wanted = max(wanted, self.least)
         if self.lacking <= 0:
             return wanted if wanted <= self.most else None
         if self.most < self.least:
             return None
-        every = range(self.least, self.most + 1)
-        kept = [number for number in every if self.after(number).can_be_met] or [*every]
-        return min(kept, key=lambda number: (abs(number - wanted), number))
+        numbers = range(self.least, self.most + 1)
+        feasible = [number for number in numbers if self.after(number).can_be_met] or [*numbers]
+        return min(feasible, key=lambda number: (abs(number - wanted), number))
 
 
 def resized(chosen: Sequence[str], ids: Sequence[str], number: int, key: Key) -> list[str]:
     """Return `number` clients: some of the chosen ones, or others besides, drawn uniformly."""
     if number <= len(chosen):
-        return drawn(chosen, number, key)
-    others = drawn([name for name in ids if name not in set(chosen)], number - len(chosen), key)
-    both = {*chosen, *others}
-    return [name for name in ids if name in both]
+        return draw_ids(chosen, number, key)
+    others = draw_ids([name for name in ids if name not in set(chosen)], number - len(chosen), key)
+    selected_ids = {*chosen, *others}
+    return [name for name in ids if name in selected_ids]
 
 
 # --- All clients, or a share of them that is drawn uniformly -------------------------------------
@@ -293,7 +296,7 @@ def select_uniform(ids: Sequence[str], share: float, key: Key) -> list[str]:
 
     The draw of a client depends on its name and not on its position.
     """
-    return drawn(ids, max(1, round(share * len(ids))), key)
+    return draw_ids(ids, max(1, round(share * len(ids))), key)
 
 
 def draw_uniform(

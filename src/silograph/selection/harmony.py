@@ -11,13 +11,13 @@ adapt their batches, changes local training and is not part of a selector. So he
 
 - clients' labels are estimated by the counts of true labels among their validation nodes, which are
   part of what a selected client reports of the model that it receives (`tp + fn` of each class);
-- clients are taken one after the other: always the one that brings the joined distribution of
+- clients are selected one after the other: always the one that brings the joint distribution of
   labels nearest to that of all known clients, in Euclidean distance, ties by a draw. The first one
   is drawn, so that rounds differ;
-- clients beyond the share `fast` of the durations of the virtual clock are left out where enough
-  others are known; without a clock nobody is;
-- who is unknown is taken first, as in round 1, up to the number of clients;
-- where a task has no classes nobody's labels are known, and clients are drawn uniformly.
+- clients slower than the share `fast` of the known ones, by the virtual clock, are left out if
+  enough others are known; without a clock no client is;
+- unknown clients are selected first, as in round 1, up to the number of clients;
+- if a task has no classes, no labels are known, and clients are drawn uniformly.
 
 It is a reading and not the authors' code: their estimates and weights are not in FedACS' text.
 
@@ -37,16 +37,23 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState, at, draws_of, highest
+from silograph.selection.base import (
+    RoundFacts,
+    Selector,
+    SelectorState,
+    draw_by_name,
+    highest,
+    ids_of_mask,
+)
 from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
     check_at_most,
     clients_field,
+    clients_of_round,
     least_clients_field,
     least_selections_field,
-    number_of,
 )
 
 TIE = 1e-12  # distances squared that differ by less, do so by rounding
@@ -66,7 +73,7 @@ class HarmonyOptions:
 
 
 def init(ids: Sequence[str], options: HarmonyOptions) -> SelectorState:
-    """Nothing is known of anybody."""
+    """Return the state before round 1, in which no client is known."""
     check_at_most("clients", options.clients, len(ids), "clients")
     return {
         "labels": torch.zeros(len(ids), 0, dtype=torch.float64),
@@ -78,38 +85,44 @@ def init(ids: Sequence[str], options: HarmonyOptions) -> SelectorState:
 def draw(
     ids: Sequence[str], options: HarmonyOptions, state: SelectorState, t: int, key: Key
 ) -> list[str]:
-    """Take unknown clients first, then those that balance the labels."""
+    """Select unknown clients first, then those that balance the labels."""
     del t
-    labels, known = state["labels"].numpy(), state["known"].numpy()
-    number, chosen = number_of(options.clients, len(ids)), ~known
-    wanted = number - int(chosen.sum())
-    if wanted <= 0 or labels.shape[1] == 0:
-        return highest(ids, chosen.astype(np.float64), number, key)
-    allowed = known & fast_enough(options, state["duration"].numpy(), known, wanted)
-    order = draws_of(ids, key).argsort(kind="stable")  # so the first of equals is the lowest draw
-    order = order[allowed[order]]
-    picks = balancing(
-        labels[order],
-        chosen @ labels,
-        shares(known @ labels),
-        wanted,
-        first=not chosen.any(),
+    labels, is_known = state["labels"].numpy(), state["known"].numpy()
+    number, is_selected = clients_of_round(options.clients, len(ids)), ~is_known
+    num_missing = number - int(is_selected.sum())
+    if num_missing <= 0 or labels.shape[1] == 0:
+        return highest(ids, is_selected.astype(np.float64), number, key)
+    is_allowed = is_known & is_fast_enough(
+        options, state["duration"].numpy(), is_known, num_missing
     )
-    chosen[order[picks]] = True
-    return at(ids, chosen)
+    order = draw_by_name(ids, key).argsort(
+        kind="stable"
+    )  # so the first of equals is the lowest draw
+    order = order[is_allowed[order]]
+    picks = select_balancing(
+        labels[order],
+        is_selected @ labels,
+        shares(is_known @ labels),
+        num_missing,
+        first=not is_selected.any(),
+    )
+    is_selected[order[picks]] = True
+    return ids_of_mask(ids, is_selected)
 
 
-def balancing(
+def select_balancing(
     labels: np.ndarray, joined: np.ndarray, aim: np.ndarray, number: int, *, first: bool
 ) -> np.ndarray:
-    """Return the positions (number,) int64 of who brings the labels nearest to the aim, in turn.
+    """Select clients whose labels come nearest to the aim, one after the other.
+
+    Returns positions (number,) int64.
 
     Args:
         labels: (n, K) float64 counts of each client's labels, n >= number.
-        joined: (K,) counts of who takes part already.
+        joined: (K,) counts of the clients selected already.
         aim: (K,) shares to come near to.
         number: of clients to choose.
-        first: whether nobody takes part yet: then the first client is taken as it is.
+        first: whether no client is selected yet: then the first one is selected as it is.
 
     The squared distance of (joined + l) / |joined + l|_1 to the aim is expanded, so that a choice
     costs one product of the labels with those of who joined last. The aim's own square is left
@@ -117,10 +130,10 @@ def balancing(
     """
     columns, picks = np.ascontiguousarray(labels.T), np.empty(number, dtype=np.int64)
     # Of each client's l, and of joined + l: sum of squares, twice the product with the aim, sum.
-    each = np.stack([(columns * columns).sum(0), 2 * (labels @ aim), columns.sum(0)])
-    both = each + np.array([[joined @ joined], [2 * (joined @ aim)], [joined.sum()]])
-    both[0] += 2 * (joined @ columns)
-    _fastest_loop()(columns, each, both, joined.copy(), picks, first, TIE)
+    own_terms = np.stack([(columns * columns).sum(0), 2 * (labels @ aim), columns.sum(0)])
+    joint_terms = own_terms + np.array([[joined @ joined], [2 * (joined @ aim)], [joined.sum()]])
+    joint_terms[0] += 2 * (joined @ columns)
+    _fastest_loop()(columns, own_terms, joint_terms, joined.copy(), picks, first, TIE)
     return picks
 
 
@@ -136,59 +149,60 @@ def _fastest_loop() -> Callable[..., None]:
 
 def numpy_loop(
     labels: np.ndarray,
-    each: np.ndarray,
-    both: np.ndarray,
+    own_terms: np.ndarray,
+    joint_terms: np.ndarray,
     joined: np.ndarray,
     picks: np.ndarray,
     first: bool,
     tie: float,
 ) -> None:
-    """Fill picks (number,); see `balancing`.
+    """Fill picks (number,); see `select_balancing`.
 
     Args:
         labels: (K, n) of each client.
-        each: (3, n) of its labels: sum of squares, twice the product with the aim, sum.
-        both: (3, n) the same of its labels and those of who takes part together; changes.
-        joined: (K,) labels of who takes part; changes.
+        own_terms: (3, n) of each client's labels: sum of squares, twice the product with the aim,
+            sum.
+        joint_terms: (3, n) the same of its labels plus those of selected clients; changed in place.
+        joined: (K,) labels of the selected clients; changed in place.
         picks: the result.
-        first: whether the first client is taken as it is.
+        first: whether the first client is selected as it is.
         tie: distances squared that differ by less are equal.
     """
-    square, to_aim, total = both
-    for place in range(len(picks)):
+    square, to_aim, total = joint_terms
+    for position in range(len(picks)):
         best = 0
-        if place or not first:
+        if position or not first:
             inverse = 1 / np.maximum(total, 1e-12)
-            far = (square * inverse - to_aim) * inverse
-            best = int((far <= far.min() + tie).argmax())
-        last = labels[:, best]
-        both += each[:, best, None]
-        square += 2 * (last @ labels + last @ joined)
-        square[best] = np.inf  # taken
-        joined += last
-        picks[place] = best
+            distance = (square * inverse - to_aim) * inverse
+            best = int((distance <= distance.min() + tie).argmax())
+        new_labels = labels[:, best]
+        joint_terms += own_terms[:, best, None]
+        square += 2 * (new_labels @ labels + new_labels @ joined)
+        square[best] = np.inf  # never chosen again
+        joined += new_labels
+        picks[position] = best
 
 
-def fast_enough(
-    options: HarmonyOptions, duration: np.ndarray, known: np.ndarray, number: int
+def is_fast_enough(
+    options: HarmonyOptions, duration: np.ndarray, is_known: np.ndarray, number: int
 ) -> np.ndarray:
-    """Return who is no slower than the fast ones, (C,) bool, at least `number` known ones."""
-    durations = duration[known]
+    """Return which clients are fast, (C,) bool, of the known ones at least `number`."""
+    durations = duration[is_known]
     count = min(max(number, round(options.fast * len(durations))), len(durations))
-    fast: np.ndarray = duration <= np.partition(durations, count - 1)[count - 1]
-    return fast
+    is_fast: np.ndarray = duration <= np.partition(durations, count - 1)[count - 1]
+    return is_fast
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
     """Return counts (..., K) as shares; zeros without any."""
-    found: np.ndarray = counts / np.maximum(counts.sum(-1, keepdims=True), 1e-12)
-    return found
+    label_shares: np.ndarray = counts / np.maximum(counts.sum(-1, keepdims=True), 1e-12)
+    return label_shares
 
 
 def observe(
     options: HarmonyOptions, state: SelectorState, t: int, facts: RoundFacts
 ) -> SelectorState:
-    """Keep labels and durations of who answered; tasks without classes have no labels."""
+    """Keep labels and durations of clients that answered; only tasks with classes have labels."""
     del options, t
     answered, received = facts.answered, facts.received
     labels = state["labels"]
@@ -196,11 +210,11 @@ def observe(
         new = (received["val.tp"] + received["val.fn"]).double()
         old = labels if labels.shape == new.shape else torch.zeros_like(new)
         labels = torch.where(answered[:, None], new, old)
-    took = torch.zeros_like(state["duration"]) if facts.seconds is None else facts.seconds
+    durations = torch.zeros_like(state["duration"]) if facts.seconds is None else facts.seconds
     return {
         "labels": labels.clone(),
         "known": state["known"] | answered,
-        "duration": torch.where(answered, took, state["duration"]),
+        "duration": torch.where(answered, durations, state["duration"]),
     }
 
 

@@ -39,10 +39,10 @@ from silograph.selection.base import (
     RoundFacts,
     Selector,
     SelectorState,
-    at,
-    highest_mask,
-    race,
-    top,
+    ids_of_mask,
+    mask_of_highest,
+    mask_of_top,
+    race_scores,
 )
 from silograph.selection.options import (
     Budget,
@@ -50,9 +50,9 @@ from silograph.selection.options import (
     budget_field,
     check_at_most,
     clients_field,
+    clients_of_round,
     least_clients_field,
     least_selections_field,
-    number_of,
 )
 
 WINDOW = 20  # rounds
@@ -75,7 +75,7 @@ class OortOptions:
 
 
 def init(ids: Sequence[str], options: OortOptions) -> SelectorState:
-    """Nothing is known of anybody."""
+    """Return the state before round 1, in which no client is known."""
     check_at_most("clients", options.clients, len(ids), "clients")
     zeros = torch.zeros(len(ids), dtype=torch.float64)
     return {
@@ -90,56 +90,60 @@ def init(ids: Sequence[str], options: OortOptions) -> SelectorState:
 def draw(
     ids: Sequence[str], options: OortOptions, state: SelectorState, t: int, key: Key
 ) -> list[str]:
-    """Draw from who never trained, and from who is useful."""
-    number, seen = number_of(options.clients, len(ids)), state["last"].numpy() > 0
-    known = int(seen.sum())
+    """Draw some clients that never trained, and some of high utility."""
+    number, is_explored = clients_of_round(options.clients, len(ids)), state["last"].numpy() > 0
+    num_explored = int(is_explored.sum())
     share = max(LEAST_EXPLORE, EXPLORE * DECAY ** (t - 1))
-    exploit = min(number - round(share * number), known)
-    explore = min(number - exploit, len(ids) - known)
+    exploit = min(number - round(share * number), num_explored)
+    explore = min(number - exploit, len(ids) - num_explored)
     exploit = number - explore
-    chosen = np.zeros(len(ids), dtype=bool)
+    is_chosen = np.zeros(len(ids), dtype=bool)
     if explore:
-        chosen = highest_mask(ids, (~seen).astype(np.float64), explore, key.fold("explore"))
+        is_chosen = mask_of_highest(
+            ids, (~is_explored).astype(np.float64), explore, key.fold("explore")
+        )
     if exploit:
         scores = utilities(options, state, t)
-        least = CUT * np.partition(scores[seen], known - exploit)[known - exploit]
-        weights = np.where(seen & (scores >= least), scores, 0.0)
-        chosen |= top(race(ids, weights, key.fold("exploit")), exploit)
-    return at(ids, chosen)
+        least = (
+            CUT * np.partition(scores[is_explored], num_explored - exploit)[num_explored - exploit]
+        )
+        weights = np.where(is_explored & (scores >= least), scores, 0.0)
+        is_chosen |= mask_of_top(race_scores(ids, weights, key.fold("exploit")), exploit)
+    return ids_of_mask(ids, is_chosen)
 
 
 def utilities(options: OortOptions, state: SelectorState, t: int) -> np.ndarray:
     """Return the utility (C,) of each client that has trained, above 0."""
     last, duration, utility = (state[name].numpy() for name in ("last", "duration", "utility"))
-    seen = last > 0
-    fresh = np.sqrt(0.1 * math.log(t) / np.maximum(last, 1))
-    found = np.minimum(utility, quantile(utility[seen], CLIP)) + fresh
-    preferred = quantile(duration[seen], float(state["percentile"]) / 100)
-    slow = np.minimum(preferred / np.maximum(duration, 1e-12), 1.0) ** options.alpha
-    held_back: np.ndarray = np.where(duration > preferred, found * slow, found)
-    return held_back.clip(min=1e-12)
+    is_explored = last > 0
+    staleness = np.sqrt(0.1 * math.log(t) / np.maximum(last, 1))
+    utility_now = np.minimum(utility, quantile(utility[is_explored], CLIP)) + staleness
+    preferred = quantile(duration[is_explored], float(state["percentile"]) / 100)
+    slowness = np.minimum(preferred / np.maximum(duration, 1e-12), 1.0) ** options.alpha
+    penalized: np.ndarray = np.where(duration > preferred, utility_now * slowness, utility_now)
+    return penalized.clip(min=1e-12)
 
 
 def quantile(values: np.ndarray, share: float) -> float:
     """Return the value below which a share of values (n,) lies, between neighbors by a line."""
-    place = share * (len(values) - 1)
-    below = int(place)
-    above = min(below + 1, len(values) - 1)
-    ordered = np.partition(values, (below, above))
-    low, high = float(ordered[below]), float(ordered[above])
-    weight = place - below
+    position = share * (len(values) - 1)
+    lower = int(position)
+    upper = min(lower + 1, len(values) - 1)
+    ordered = np.partition(values, (lower, upper))
+    low, high = float(ordered[lower]), float(ordered[upper])
+    weight = position - lower
     if weight < 0.5:
         return low + weight * (high - low)
     return high - (high - low) * (1 - weight)
 
 
 def observe(options: OortOptions, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
-    """Keep the utility and the duration of who trained; see the module for the pacer."""
+    """Update utility and duration of clients that trained; see the module for the pacer."""
     del options
     answered, loss = facts.answered.numpy(), facts.train_loss.numpy()
     loss = np.where(loss > 0, np.where(loss < np.inf, loss, 0.0), 0.0)  # of NaN, 0
     utility = np.where(answered, facts.nodes.numpy() * loss, state["utility"].numpy())
-    took = np.zeros(len(loss)) if facts.seconds is None else facts.seconds.numpy()
+    durations = np.zeros(len(loss)) if facts.seconds is None else facts.seconds.numpy()
     gain = torch.from_numpy(utility[answered]).sum()
     gains, percentile = torch.cat([state["gains"][1:], gain[None]]), state["percentile"]
     if t >= 2 * WINDOW and t % WINDOW == 0:
@@ -148,7 +152,7 @@ def observe(options: OortOptions, state: SelectorState, t: int, facts: RoundFact
     return {
         "utility": torch.from_numpy(utility),
         "last": torch.from_numpy(np.where(answered, t, state["last"].numpy())),
-        "duration": torch.from_numpy(np.where(answered, took, state["duration"].numpy())),
+        "duration": torch.from_numpy(np.where(answered, durations, state["duration"].numpy())),
         "gains": gains,
         "percentile": percentile.clone(),
     }

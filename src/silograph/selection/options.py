@@ -20,34 +20,34 @@ DEFAULT_CLIENTS = 10  # in a round, where they are chosen by what they have show
 
 
 def budget_field() -> Any:
-    """Return the field of what rounds may cost in all."""
+    """Return the field of the budget of all rounds together."""
     text = "bytes of all rounds without evaluation, kept before the fact, e.g. 10MB; none: no limit"
     return field(default=None, metadata={"help": text})
 
 
 def least_clients_field() -> Any:
-    """Return the field of how many clients a round has at least."""
+    """Return the field of the least number of clients in a round."""
     return field(default=None, metadata={"help": "least clients in a round; none: 1"})
 
 
 def least_selections_field() -> Any:
-    """Return the field of how often clients are selected in all, at least."""
+    """Return the field of the least number of selections in all rounds together."""
     text = "least selections of clients in all rounds together; none: 0"
     return field(default=None, metadata={"help": text})
 
 
 def clients_field() -> Any:
-    """Return the field of how many clients a round has."""
+    """Return the field of the number of clients in a round."""
     text = f"clients in a round; none: {DEFAULT_CLIENTS}, or all if there are fewer"
     return field(default=None, metadata={"help": text})
 
 
-def number_of(clients: int | None, every: int) -> int:
-    """Return how many of all clients a round has, by the option `clients`.
+def clients_of_round(clients: int | None, num_clients: int) -> int:
+    """Return the number of clients of a round, by the option `clients`.
 
-    A run that began when more than there are were taken goes on with all of them.
+    An option above the number of clients, which older runs may have, means all clients.
     """
-    return min(DEFAULT_CLIENTS if clients is None else clients, every)
+    return min(DEFAULT_CLIENTS if clients is None else clients, num_clients)
 
 
 def check_at_most(name: str, value: int | None, most: int, what: str) -> None:

@@ -25,16 +25,23 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState, highest, race, top
+from silograph.selection.base import (
+    RoundFacts,
+    Selector,
+    SelectorState,
+    highest,
+    mask_of_top,
+    race_scores,
+)
 from silograph.selection.options import (
     Budget,
     Least,
     budget_field,
     check_at_most,
     clients_field,
+    clients_of_round,
     least_clients_field,
     least_selections_field,
-    number_of,
 )
 
 
@@ -55,41 +62,44 @@ class PowerOfChoiceOptions:
 
 
 def init(ids: Sequence[str], options: PowerOfChoiceOptions) -> SelectorState:
-    """Nothing is known of anybody."""
+    """Return the state before round 1, in which no client is known."""
     clients = len(ids)
     check_at_most("clients", options.clients, clients, "clients")
     check_at_most("candidates", options.candidates, clients, "clients")
-    if options.candidates is not None and options.candidates < number_of(options.clients, clients):
+    if options.candidates is not None and options.candidates < clients_of_round(
+        options.clients, clients
+    ):
         raise ConfigError(
-            f"option selector.candidates: expected at least {number_of(options.clients, clients)}, "
-            f"the clients of a round, got {options.candidates}: raise it, or leave it out"
+            "option selector.candidates: expected at least "
+            f"{clients_of_round(options.clients, clients)}, the clients of a round, got "
+            f"{options.candidates}: raise it, or leave it out"
         )
     unknown = torch.full((clients,), -1.0, dtype=torch.float64)
     return {"loss": torch.full_like(unknown, torch.inf), "nodes": unknown}
 
 
 def sizes(nodes: np.ndarray) -> np.ndarray:
-    """Return the clients' sizes (C,), the mean of those known in place of the others."""
-    known = nodes >= 0
-    return np.where(known, nodes, nodes[known].mean() if known.any() else 1.0)
+    """Return the clients' sizes (C,), with the mean of known sizes for unknown ones."""
+    is_known = nodes >= 0
+    return np.where(is_known, nodes, nodes[is_known].mean() if is_known.any() else 1.0)
 
 
 def draw(
     ids: Sequence[str], options: PowerOfChoiceOptions, state: SelectorState, t: int, key: Key
 ) -> list[str]:
-    """Draw candidates by size, and take those with the largest loss."""
+    """Draw candidates by size, and select those with the largest loss."""
     del t
-    number = number_of(options.clients, len(ids))
-    most = min(options.candidates or 2 * number, len(ids))
-    drawing = race(ids, sizes(state["nodes"].numpy()), key.fold("candidates"))
-    among = top(drawing, most)
-    return highest(ids, np.where(among, state["loss"].numpy(), -np.inf), number, key)
+    number = clients_of_round(options.clients, len(ids))
+    num_candidates = min(options.candidates or 2 * number, len(ids))
+    draw_scores = race_scores(ids, sizes(state["nodes"].numpy()), key.fold("candidates"))
+    is_candidate = mask_of_top(draw_scores, num_candidates)
+    return highest(ids, np.where(is_candidate, state["loss"].numpy(), -np.inf), number, key)
 
 
 def observe(
     options: PowerOfChoiceOptions, state: SelectorState, t: int, facts: RoundFacts
 ) -> SelectorState:
-    """Keep the loss of who trained; of who has no training node, 0."""
+    """Keep the loss of clients that trained, 0 for those without a training node."""
     del options, t
     loss = facts.train_loss.nan_to_num(nan=0.0, posinf=0.0)
     return {

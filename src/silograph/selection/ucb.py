@@ -49,7 +49,7 @@ from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.selection.base import RoundFacts, Selector, SelectorState, drawn, highest
+from silograph.selection.base import RoundFacts, Selector, SelectorState, draw_ids, highest
 from silograph.selection.options import (
     Budget,
     Least,
@@ -94,14 +94,14 @@ def arms_of(clients: int, options: UcbOptions) -> np.ndarray:
     numbers = np.arange(least, clients + 1)
     if options.arms is None or options.arms >= len(numbers):
         return numbers
-    even = torch.linspace(least, clients, options.arms, dtype=torch.float64).round().long()
-    return np.array(sorted(set(even.tolist())))
+    steps = torch.linspace(least, clients, options.arms, dtype=torch.float64).round().long()
+    return np.array(sorted(set(steps.tolist())))
 
 
 def init(ids: Sequence[str], options: UcbOptions) -> SelectorState:
-    """No arm has a reward."""
-    most = max(2, len(ids) + 1 - (options.least_clients or 1))
-    check_at_most("arms", options.arms, most, "sizes that a round can have")
+    """Return the state before round 1, in which no arm has a reward."""
+    most_arms = max(2, len(ids) + 1 - (options.least_clients or 1))
+    check_at_most("arms", options.arms, most_arms, "sizes that a round can have")
     arms, clients = len(arms_of(len(ids), options)), len(ids)
     target = options.target or 0.0  # 0: unknown
     return {
@@ -117,10 +117,12 @@ def init(ids: Sequence[str], options: UcbOptions) -> SelectorState:
     }
 
 
-def bounds(rewards: np.ndarray, counts: np.ndarray, t: int, unknown: float) -> np.ndarray:
+def confidence_bounds(
+    rewards: np.ndarray, counts: np.ndarray, t: int, unknown: float
+) -> np.ndarray:
     """Return the scores of arms in round t, `unknown` for those without a count; eq. 16 and 17."""
-    times = np.maximum(counts, 1)
-    scores = rewards / times + np.sqrt(2 * math.log(t) / times)
+    num_rewards = np.maximum(counts, 1)
+    scores = rewards / num_rewards + np.sqrt(2 * math.log(t) / num_rewards)
     return np.where(counts > 0, scores, unknown)
 
 
@@ -130,23 +132,25 @@ def draw(
     """Choose a number of clients, then the clients; algorithm 1."""
     if t == 1:
         return list(ids)
-    known = {name: tensor.numpy() for name, tensor in state.items()}
-    numbers, untried = arms_of(len(ids), options), ~known["tried"]
-    explores = options.level != "clients" and untried.any()
-    if explores or options.level == "clients":
-        among = numbers[untried] if explores else numbers
-        number = among[int(key.fold("number").draws(np.zeros(1, dtype=np.int64))[0] * len(among))]
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
+    numbers, untried = arms_of(len(ids), options), ~arrays["tried"]
+    is_exploring = options.level != "clients" and untried.any()
+    if is_exploring or options.level == "clients":
+        candidates = numbers[untried] if is_exploring else numbers
+        number = candidates[
+            int(key.fold("number").draws(np.zeros(1, dtype=np.int64))[0] * len(candidates))
+        ]
     else:
-        scores = bounds(known["number_reward"], known["number_count"], t, -math.inf)
+        scores = confidence_bounds(arrays["number_reward"], arrays["number_count"], t, -math.inf)
         number = numbers[scores.argmax()]  # the smallest of equals
-    if explores or options.level == "number":
-        return drawn(ids, int(number), key)
-    scores = bounds(known["reward"], known["count"], t, math.inf)
+    if is_exploring or options.level == "number":
+        return draw_ids(ids, int(number), key)
+    scores = confidence_bounds(arrays["reward"], arrays["count"], t, math.inf)
     return highest(ids, scores, int(number), key)
 
 
 def observe(options: UcbOptions, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
-    """Credit the round before with its reward, and remember this one."""
+    """Credit the previous round with its reward, and remember this one."""
     new = {name: tensor.numpy().copy() for name, tensor in state.items()}
     score = facts.score if facts.score is not None and math.isfinite(facts.score) else None
     if score is not None and float(new["target"]) == 0:

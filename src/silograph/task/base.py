@@ -43,7 +43,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name in the config."""
 
     @property
     def labels(self) -> LabelForm:
@@ -79,10 +79,10 @@ class Task(Protocol):
 
     @property
     def constant(self) -> str:
-        """What the best constant prediction is called, such as `largest class`."""
+        """Name of the best constant prediction, such as `largest class`."""
 
     def outputs(self, schema: Schema) -> int:
-        """Return how many outputs a model needs."""
+        """Return the number of outputs of a model."""
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the loss of every node (n,) from logits (n, K); 0 where no label is known."""
@@ -98,7 +98,7 @@ class Task(Protocol):
         """
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client, by name."""
+        """Return the specs of `tally` for one client, by name."""
 
     def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:
         """Return the scores of `val` or `test` from all clients' counts; None without any node."""
@@ -113,7 +113,7 @@ class Task(Protocol):
         """Return what logits (n, K) predict, in the form of labels; on the CPU."""
 
     def probabilities(self, logits: Tensor) -> Tensor | None:
-        """Return how likely each class or bit is, (n, K) float64; None where nothing is counted."""
+        """Return the probability of each class or bit, (n, K) float64; None for numbers."""
 
     def constant_logits(self, y: Tensor, outputs: int) -> Tensor:
         """Return the logits (K,) float64 that are best for all of these training labels at once."""

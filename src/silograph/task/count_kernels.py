@@ -14,7 +14,7 @@ NDArray = np.ndarray
 
 
 class Sums(NamedTuple):
-    """What `tally` adds to; zeros at first."""
+    """The arrays that `tally` adds to; zeros at first."""
 
     nodes: NDArray  # (2, C) int32, for validation and test
     loss: NDArray  # (2, C) float64

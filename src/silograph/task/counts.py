@@ -40,10 +40,10 @@ def node_loss(logits: Tensor, y: Tensor, task: LabelForm) -> Tensor:
     """
     if task == "multiclass":
         return F.cross_entropy(logits, y, reduction="none", ignore_index=MISSING)
-    known = (y != MISSING).to(logits.dtype)
+    is_known = (y != MISSING).to(logits.dtype)
     bits = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")
-    total = torch.where(known > 0, bits, torch.zeros_like(bits)).sum(dim=1)
-    return total / known.sum(dim=1).clamp(min=1)
+    total = torch.where(is_known > 0, bits, torch.zeros_like(bits)).sum(dim=1)
+    return total / is_known.sum(dim=1).clamp(min=1)
 
 
 BINS = 255  # odd: the score of a model that knows nothing is inside a bin and not at its edge
@@ -88,7 +88,7 @@ ALL_COUNTS = CountRules()
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What is known of judged rows before a model says anything of them, worked out once.
+    """Labels, parts and clients of judged rows, independent of any model and computed once.
 
     Attributes:
         y: (j,) or (j, K) labels.
@@ -102,32 +102,32 @@ class Truth:
 
     @cached_property
     def groups(self) -> tuple[int, int]:
-        """The least and the largest client; of no rows none."""
-        return _ends(self.group)
+        """The least and the largest client; (0, -1) without rows."""
+        return _least_and_most(self.group)
 
     @cached_property
     def labels(self) -> tuple[int, int]:
-        """The least and the largest label; of no rows none."""
-        return _ends(self.y)
+        """The least and the largest label; (0, -1) without rows."""
+        return _least_and_most(self.y)
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The three as the kernels take them."""
+        """Labels, `val` and `group` as arrays for the kernels."""
         y = self.y if self.y.dim() == 2 else self.y[:, None]
         labels, val, group = (t.contiguous().numpy() for t in (y, self.val, self.group))
         return labels, val, group
 
 
-def _ends(t: Tensor) -> tuple[int, int]:
+def _least_and_most(t: Tensor) -> tuple[int, int]:
     if not t.numel():
         return 0, -1
-    least, most = t.aminmax()
-    return int(least), int(most)
+    smallest, largest = t.aminmax()
+    return int(smallest), int(largest)
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedRows:
-    """The rows that judge a model, with what the model says of them.
+    """The rows that judge a model, with the model's logits.
 
     Attributes:
         logits: (j, K).
@@ -153,16 +153,18 @@ class JudgedRows:
 
     @property
     def truth(self) -> Truth:
-        """What is known of the rows: what was worked out, if it is of these very tensors."""
-        found, own = self.prepared, (self.y, self.val, self.group)
-        if found is not None and all(map(is_, (found.y, found.val, found.group), own)):
-            return found
-        return Truth(*own)
+        """Truth of the rows: the prepared one, if it belongs to these very tensors."""
+        prepared, tensors = self.prepared, (self.y, self.val, self.group)
+        if prepared is not None and all(
+            map(is_, (prepared.y, prepared.val, prepared.group), tensors)
+        ):
+            return prepared
+        return Truth(*tensors)
 
-    def summed(self, values: Tensor, rows: Tensor) -> Tensor:
+    def sum_by_client(self, values: Tensor, rows: Tensor) -> Tensor:
         """Return the sum of values (r, ...) of the chosen rows by client, (C, ...)."""
-        zero = values.new_zeros(self.groups, *values.shape[1:])
-        return zero.index_add_(0, self.group[rows], values)
+        zeros = values.new_zeros(self.groups, *values.shape[1:])
+        return zeros.index_add_(0, self.group[rows], values)
 
 
 def judged_mask(block: ClientBlock) -> Tensor:
@@ -192,29 +194,31 @@ class Judges:
 def judges_of(block: ClientBlock) -> Judges:
     """Return the rows of a block that judge, worked out once."""
     if "judges" not in block.memo and block.source is not None:
-        whole, positions = block.source
-        block.memo["judges"] = _judges_at(judges_of(whole), whole.off, block.off, positions)
+        whole_block, positions = block.source
+        block.memo["judges"] = _select_judges(
+            judges_of(whole_block), whole_block.off, block.off, positions
+        )
     if "judges" not in block.memo:
         rows, task = judged_mask(block).nonzero()[:, 0], label_form(block.y)
-        seen = seen_rows(block)[rows] if task == "rating" else None
+        is_seen = seen_rows(block)[rows] if task == "rating" else None
         truth = Truth(block.y[rows], block.split.val[rows], block.client[rows])
         off = offsets(torch.bincount(truth.group, minlength=block.num_clients))
-        block.memo["judges"] = Judges(rows, off, task, truth, seen)
-    found = block.memo["judges"]
-    assert isinstance(found, Judges)
-    return found
+        block.memo["judges"] = Judges(rows, off, task, truth, is_seen)
+    judges = block.memo["judges"]
+    assert isinstance(judges, Judges)
+    return judges
 
 
-def _judges_at(judges: Judges, off: Tensor, new_off: Tensor, positions: Tensor) -> Judges:
-    """Return those of the clients at `positions` (k,), whose rows move from `off` to `new_off`."""
+def _select_judges(judges: Judges, off: Tensor, new_off: Tensor, positions: Tensor) -> Judges:
+    """Return judges of the clients at `positions` (k,), with rows moved from `off` to `new_off`."""
     counts = judges.off.diff()[positions]
-    chosen = rows_of(judges.off, positions)
+    selected = rows_of(judges.off, positions)
     shift = torch.repeat_interleave(new_off[:-1] - off[positions], counts)
-    rows = judges.rows[chosen] + shift
-    seen = None if judges.seen is None else judges.seen[chosen]
-    known, own_off = judges.truth, offsets(counts)
-    truth = Truth(known.y[chosen], known.val[chosen], owners(own_off))
-    return Judges(rows, own_off, judges.task, truth, seen)
+    rows = judges.rows[selected] + shift
+    is_seen = None if judges.seen is None else judges.seen[selected]
+    truth_before, own_off = judges.truth, offsets(counts)
+    truth = Truth(truth_before.y[selected], truth_before.val[selected], owners(own_off))
+    return Judges(rows, own_off, judges.task, truth, is_seen)
 
 
 def judged_rows(
@@ -233,8 +237,8 @@ def judged_rows(
     truth = judges.truth
     if group is not block.client:
         truth = Truth(truth.y, truth.val, group[judges.rows])
-    own = truth.y, truth.val, truth.group
-    return JudgedRows(logits, *own, groups, judges.task, compiled, judges.seen, truth)
+    tensors = truth.y, truth.val, truth.group
+    return JudgedRows(logits, *tensors, groups, judges.task, compiled, judges.seen, truth)
 
 
 def log_odds(logits: Tensor, task: LabelForm) -> Tensor:
@@ -258,8 +262,8 @@ def check_rows(rows: JudgedRows) -> None:
             f"expected logits of {count} judged rows, got {logits.dtype} of shape "
             f"{tuple(logits.shape)}"
         )
-    several = rows.task == "multilabel"
-    if y.shape != (logits.shape if several else (count,)) or len(rows.val) != count:
+    is_multilabel = rows.task == "multilabel"
+    if y.shape != (logits.shape if is_multilabel else (count,)) or len(rows.val) != count:
         raise ProtocolError(
             f"expected labels of shape {tuple(y.shape)} and as many masks to be judged by logits "
             f"as they are, got logits of shape {tuple(logits.shape)} and {len(rows.val)} masks"
@@ -267,10 +271,12 @@ def check_rows(rows: JudgedRows) -> None:
     if count:
         truth = rows.truth
         ends = [(truth.groups, rows.groups, "clients")]
-        ends += [] if several else [(truth.labels, logits.shape[1], "labels of judged rows")]
-        for (least, most), end, what in ends:
-            if least < 0 or most >= end:
-                raise ProtocolError(f"expected {what} in 0 to {end - 1}, got {least} to {most}")
+        ends += [] if is_multilabel else [(truth.labels, logits.shape[1], "labels of judged rows")]
+        for (smallest, largest), end, name in ends:
+            if smallest < 0 or largest >= end:
+                raise ProtocolError(
+                    f"expected {name} in 0 to {end - 1}, got {smallest} to {largest}"
+                )
 
 
 def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,8 +285,8 @@ def _decisions(rows: JudgedRows) -> tuple[Tensor, Tensor, Tensor]:
     if rows.task == "multilabel":
         return logits > 0, y == 1, y != MISSING
     classes = torch.arange(logits.shape[1], device=y.device)
-    true = y[:, None] == classes
-    return logits.argmax(dim=1)[:, None] == classes, true, torch.ones_like(true)
+    is_true = y[:, None] == classes
+    return logits.argmax(dim=1)[:, None] == classes, is_true, torch.ones_like(is_true)
 
 
 def tally(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
@@ -300,27 +306,27 @@ def tally(rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]
     """
     check_rows(rows)
     if rows.compiled:
-        return _compiled_tally(rows, val_histogram=val_histogram)
-    predicted, true, known = _decisions(rows)
+        return _tally_compiled(rows, val_histogram=val_histogram)
+    predicted, is_true, is_known = _decisions(rows)
     loss = node_loss(rows.logits, rows.y, rows.task).double()
     tallies = {
-        "known": known,
-        "tp": predicted & true & known,
-        "fp": predicted & ~true & known,
-        "fn": ~predicted & true & known,
+        "known": is_known,
+        "tp": predicted & is_true & is_known,
+        "fp": predicted & ~is_true & is_known,
+        "fn": ~predicted & is_true & is_known,
     }
     fields: dict[str, Tensor] = {}
-    for part, chosen in (("val", rows.val), ("test", ~rows.val)):
-        fields[f"{part}.nodes"] = torch.bincount(rows.group[chosen], minlength=rows.groups).int()
-        fields[f"{part}.loss"] = rows.summed(loss[chosen], chosen)
+    for part, in_part in (("val", rows.val), ("test", ~rows.val)):
+        fields[f"{part}.nodes"] = torch.bincount(rows.group[in_part], minlength=rows.groups).int()
+        fields[f"{part}.loss"] = rows.sum_by_client(loss[in_part], in_part)
         for name, hits in tallies.items():
-            fields[f"{part}.{name}"] = rows.summed(hits[chosen].int(), chosen)
-    for name, chosen in _histograms(rows, val_histogram=val_histogram).items():
-        fields[name] = _histogram(rows, chosen, true, known)
+            fields[f"{part}.{name}"] = rows.sum_by_client(hits[in_part].int(), in_part)
+    for name, in_part in _rows_of_histograms(rows, val_histogram=val_histogram).items():
+        fields[name] = _count_scores(rows, in_part, is_true, is_known)
     return fields
 
 
-def _histograms(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tensor]:
+def _rows_of_histograms(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tensor]:
     """Return the rows (j,) bool of each histogram, by its name."""
     return {HISTOGRAM: ~rows.val} | ({VAL_HISTOGRAM: rows.val} if val_histogram else {})
 
@@ -344,24 +350,24 @@ def middle_of(classes: int) -> float:
     return math.log(max(classes - 1, 1))
 
 
-def _histogram(rows: JudgedRows, chosen: Tensor, true: Tensor, known: Tensor) -> Tensor:
+def _count_scores(rows: JudgedRows, selected: Tensor, is_true: Tensor, is_known: Tensor) -> Tensor:
     """Return counts (C, K, 2, B) of the chosen rows (j,) by truth (j, K) where it is known."""
     k = rows.logits.shape[1]
-    true, known = true[chosen], known[chosen]
-    bins = bins_of(log_odds(rows.logits[chosen], rows.task), classes_of_scores(rows))
+    is_true, is_known = is_true[selected], is_known[selected]
+    bins = bins_of(log_odds(rows.logits[selected], rows.task), classes_of_scores(rows))
     classes = torch.arange(k, device=bins.device)
-    cell = (rows.group[chosen][:, None] * k + classes) * 2 + true.long()
-    counts = torch.bincount((cell * BINS + bins)[known], minlength=rows.groups * k * 2 * BINS)
+    cell = (rows.group[selected][:, None] * k + classes) * 2 + is_true.long()
+    counts = torch.bincount((cell * BINS + bins)[is_known], minlength=rows.groups * k * 2 * BINS)
     return counts.view(rows.groups, k, 2, BINS).int()
 
 
 def classes_of_scores(rows: JudgedRows) -> int:
-    """Return how many classes a score is of: label bits are two each."""
+    """Return the number of classes that a score chooses from: two for a label bit."""
     return 2 if rows.task == "multilabel" else rows.logits.shape[1]
 
 
 def confusion(rows: JudgedRows) -> Tensor | None:
-    """Return how many test nodes of a class (row) were taken for a class (column), (K, K) int64.
+    """Return the confusion matrix of test nodes, true class by predicted class, (K, K) int64.
 
     It tells more than `tally`, so it is for those who have the labels and never a report. None
     where a node is not of one class, and for more classes than `MOST_CONFUSED`.
@@ -373,7 +379,7 @@ def confusion(rows: JudgedRows) -> Tensor | None:
     return torch.bincount(cells, minlength=k * k).view(k, k)
 
 
-def _compiled_tally(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tensor]:
+def _tally_compiled(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tensor]:
     from silograph.task import count_kernels  # numba takes a while to import
 
     parts, c, k = 2, rows.groups, rows.logits.shape[1]
@@ -383,13 +389,13 @@ def _compiled_tally(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tenso
     logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
     y, val, group = rows.truth.arrays
     scale = middle_of(classes_of_scores(rows)), STEEPNESS
-    sums = count_kernels.Sums(nodes, loss, hits, bins)
-    count_kernels.tally(logits, y, val, group, bits, CLIP, *scale, sums)
+    outputs = count_kernels.Sums(nodes, loss, hits, bins)
+    count_kernels.tally(logits, y, val, group, bits, CLIP, *scale, outputs)
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
         fields[f"{part}.nodes"] = torch.from_numpy(nodes[number])
         fields[f"{part}.loss"] = torch.from_numpy(loss[number])
         for name, counts in zip(HITS, hits[number], strict=True):
             fields[f"{part}.{name}"] = torch.from_numpy(counts)
-    names = _histograms(rows, val_histogram=val_histogram)
+    names = _rows_of_histograms(rows, val_histogram=val_histogram)
     return fields | {name: torch.from_numpy(t) for name, t in zip(names, bins, strict=True)}

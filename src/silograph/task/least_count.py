@@ -1,4 +1,4 @@
-"""What leaves a client of its counts where few nodes are behind them.
+"""Limits on the counts that leave a client, so that each is of enough nodes.
 
 `counts_to_send` makes the counts that clients send from the full ones, in simulations and at real
 silos alike. With a least count m of 2 or more, for validation and test apart:
@@ -13,7 +13,7 @@ silos alike. With a least count m of 2 or more, for validation and test apart:
   classes together have such a number, the client sends zeros.
 - **Histograms.** Occupied bins are merged with the next ones until m scores are together. They are
   counted at one of 51 places, the one in which the middle score is. A merged class has none.
-- **Ratings.** The seen and the unseen ones are told apart where there are 0, or m or more, of both.
+- **Ratings.** Seen and unseen ones are counted apart only if there are 0, or m or more, of both.
 - **Rankings.** A client with fewer than m ranked users sends zeros.
 
 So every number of nodes above is 0 or at least m in what leaves. Hits and misses of a class,
@@ -56,13 +56,13 @@ def merged_fields(labels: LabelForm) -> tuple[str, ...]:
 
 
 def specs_to_send(task: Task, outputs: int, rules: CountRules) -> dict[str, CountSpec]:
-    """Return what `counts_to_send` gives of one client, by name; without rankings."""
+    """Return the specs of `counts_to_send` for one client, by name; without rankings."""
     specs = dict(task.counts(outputs, val_histogram=rules.val_histogram))
     if rules.merges:
         for part in PARTS:
             for name in merged_fields(task.labels):
-                one = specs[f"{part}.{name}"]
-                specs[f"{part}.{MERGED}.{name}"] = CountSpec((), one.dtype, one.low, one.high)
+                spec = specs[f"{part}.{name}"]
+                specs[f"{part}.{MERGED}.{name}"] = CountSpec((), spec.dtype, spec.low, spec.high)
     return specs
 
 
@@ -84,7 +84,7 @@ def counts_to_send(
             if f"{part}.nodes" in arrays:
                 _limit_part(arrays, part, labels, rules.min_count)
             if f"{part}.{RANKED}" in arrays:
-                _clear(arrays, part, arrays[f"{part}.{RANKED}"] < rules.min_count)
+                _zero_part(arrays, part, arrays[f"{part}.{RANKED}"] < rules.min_count)
     for name, array in arrays.items():
         if rules.level == "none" or (rules.level == "counts" and name.endswith(".histogram")):
             array[...] = 0
@@ -103,33 +103,33 @@ def limited_sums(rows: JudgedRows) -> dict[str, Tensor]:
     if rows.task != "rating":
         loss = node_loss(rows.logits, rows.y, rows.task).double().clamp(max=MOST_LOSS)
         return {
-            f"{part}.loss": _rounded(rows.summed(loss[chosen], chosen), LOSS_STEP)
-            for part, chosen in zip(PARTS, (rows.val, ~rows.val), strict=True)
+            f"{part}.loss": _round_to_steps(rows.sum_by_client(loss[in_part], in_part), LOSS_STEP)
+            for part, in_part in zip(PARTS, (rows.val, ~rows.val), strict=True)
         }
     y = rows.y.double()
-    least, most = (
-        y.new_zeros(rows.groups).scatter_reduce(0, rows.group, y, how, include_self=False)
-        for how in ("amin", "amax")
+    lowest, highest = (
+        y.new_zeros(rows.groups).scatter_reduce(0, rows.group, y, reduction, include_self=False)
+        for reduction in ("amin", "amax")
     )
-    span = most - least
+    span = highest - lowest
     error = (rows.logits[:, 0].double() - y).abs().minimum(span[rows.group])
-    share = LOSS_STEP / MOST_LOSS
+    step_share = LOSS_STEP / MOST_LOSS
     kinds = {"": torch.ones_like(rows.val)}
     if rows.seen is not None:
         kinds |= {"seen.": rows.seen, "unseen.": ~rows.seen}
     sums: dict[str, Tensor] = {}
-    for part, chosen in zip(PARTS, (rows.val, ~rows.val), strict=True):
+    for part, in_part in zip(PARTS, (rows.val, ~rows.val), strict=True):
         for kind, mask in kinds.items():
-            which = chosen & mask
-            square = rows.summed(error[which].square(), which)
-            sums[f"{part}.{kind}square"] = _rounded(square, share * span.square())
-        absolute = rows.summed(error[chosen], chosen)
-        sums[f"{part}.absolute"] = _rounded(absolute, share * span)
+            selected = in_part & mask
+            square = rows.sum_by_client(error[selected].square(), selected)
+            sums[f"{part}.{kind}square"] = _round_to_steps(square, step_share * span.square())
+        absolute = rows.sum_by_client(error[in_part], in_part)
+        sums[f"{part}.absolute"] = _round_to_steps(absolute, step_share * span)
         sums[f"{part}.loss"] = sums[f"{part}.square"].clone()
     return sums
 
 
-def _rounded(sums: Tensor, step: Tensor | float) -> Tensor:
+def _round_to_steps(sums: Tensor, step: Tensor | float) -> Tensor:
     """Return sums (C,) as multiples of a step; 0 where the step is 0."""
     steps = torch.as_tensor(step, dtype=sums.dtype, device=sums.device).expand_as(sums)
     return torch.where(steps > 0, (sums / steps).round() * steps, 0.0)
@@ -142,13 +142,13 @@ def _limit_part(arrays: dict[str, np.ndarray], part: str, labels: LabelForm, lea
     for name in names:
         field = arrays[f"{part}.{name}"]
         arrays[f"{part}.{MERGED}.{name}"] = np.zeros(len(nodes), field.dtype)
-    _clear(arrays, part, nodes < least)
+    _zero_part(arrays, part, nodes < least)
     if names:
-        margins = _margins(arrays, part, labels)
-        for client in np.nonzero(_too_few(margins, least).any(axis=(0, 2)))[0]:
-            merged = _merged_classes(margins[:, client], least)
+        margins = _revealed_counts(arrays, part, labels)
+        for client in np.nonzero(_is_below_least(margins, least).any(axis=(0, 2)))[0]:
+            merged = _classes_to_merge(margins[:, client], least)
             if merged is None:
-                _clear(arrays, part, np.arange(len(nodes)) == client)
+                _zero_part(arrays, part, np.arange(len(nodes)) == client)
                 continue
             for name in names:
                 field = arrays[f"{part}.{name}"]
@@ -158,83 +158,87 @@ def _limit_part(arrays: dict[str, np.ndarray], part: str, labels: LabelForm, lea
                 arrays[f"{part}.histogram"][client, merged] = 0
     if f"{part}.histogram" in arrays:
         bins = arrays[f"{part}.histogram"].reshape(-1, arrays[f"{part}.histogram"].shape[-1])
-        for row in np.nonzero(_too_few(bins, least).any(axis=1))[0]:
+        for row in np.nonzero(_is_below_least(bins, least).any(axis=1))[0]:
             bins[row] = merge_bins(bins[row], least)
     _limit_kinds(arrays, part, least)
 
 
 def _limit_kinds(arrays: dict[str, np.ndarray], part: str, least: int) -> None:
-    """Clear what tells seen and unseen ratings apart where there are few of either."""
+    """Zero the fields of seen and unseen ratings where there are few of either."""
     fields = [(f"{part}.{kind}.nodes", f"{part}.{kind}.square") for kind in KINDS]
     if fields[0][0] in arrays:
-        few = np.any([_too_few(arrays[nodes], least) for nodes, _ in fields], axis=0)
+        is_few = np.any([_is_below_least(arrays[nodes], least) for nodes, _ in fields], axis=0)
         for names in fields:
             for name in names:
-                arrays[name][few] = 0
+                arrays[name][is_few] = 0
 
 
-def _too_few(numbers: np.ndarray, least: int) -> np.ndarray:
-    """Return which numbers of nodes are neither 0 nor enough."""
-    few: np.ndarray = (numbers > 0) & (numbers < least)
-    return few
+def _is_below_least(numbers: np.ndarray, least: int) -> np.ndarray:
+    """Return which numbers of nodes are below the least count, but not 0."""
+    is_few: np.ndarray = (numbers > 0) & (numbers < least)
+    return is_few
 
 
-def _clear(arrays: Mapping[str, np.ndarray], part: str, clients: np.ndarray) -> None:
+def _zero_part(arrays: Mapping[str, np.ndarray], part: str, clients: np.ndarray) -> None:
     """Set all fields of a part to 0 for some clients (C,) bool."""
     for name, array in arrays.items():
         if name.startswith(f"{part}."):
             array[clients] = 0
 
 
-def _margins(arrays: Mapping[str, np.ndarray], part: str, labels: LabelForm) -> np.ndarray:
-    """Return the numbers of nodes that a class tells, (M, C, K) int64."""
-    known = arrays[f"{part}.known"].astype(np.int64)
-    missing = arrays[f"{part}.nodes"].astype(np.int64)[:, None] - known
+def _revealed_counts(arrays: Mapping[str, np.ndarray], part: str, labels: LabelForm) -> np.ndarray:
+    """Return the numbers of nodes that the counts of a class reveal, (M, C, K) int64."""
+    num_known = arrays[f"{part}.known"].astype(np.int64)
+    missing = arrays[f"{part}.nodes"].astype(np.int64)[:, None] - num_known
     if labels == "node_value":
-        return np.stack([known, missing])
+        return np.stack([num_known, missing])
     tp, fp, fn = (arrays[f"{part}.{name}"].astype(np.int64) for name in ("tp", "fp", "fn"))
-    true, predicted = tp + fn, tp + fp
-    return np.stack([true, known - true, predicted, known - predicted, missing])
+    num_true, num_predicted = tp + fn, tp + fp
+    return np.stack(
+        [num_true, num_known - num_true, num_predicted, num_known - num_predicted, missing]
+    )
 
 
-def _merged_classes(margins: np.ndarray, least: int) -> np.ndarray | None:
-    """Return which classes (K,) bool of a client are merged; None where not even all suffice.
+def _classes_to_merge(margins: np.ndarray, least: int) -> np.ndarray | None:
+    """Return which classes (K,) bool of a client to merge; None if even all are too few.
 
     Args:
         margins: (M, K) numbers of nodes of each class.
         least: that each number, of a class and of all merged ones together, must have unless it
             is 0.
     """
-    merged: np.ndarray = np.any(_too_few(margins, least), axis=0)
-    for place in np.argsort(margins.min(axis=0, where=margins > 0, initial=2**62), kind="stable"):
-        if not _too_few(margins[:, merged].sum(axis=1), least).any():
+    merged: np.ndarray = np.any(_is_below_least(margins, least), axis=0)
+    for class_number in np.argsort(
+        margins.min(axis=0, where=margins > 0, initial=2**62), kind="stable"
+    ):
+        if not _is_below_least(margins[:, merged].sum(axis=1), least).any():
             return merged
-        merged[place] = True
-    return None if _too_few(margins.sum(axis=1), least).any() else merged
+        merged[class_number] = True
+    return None if _is_below_least(margins.sum(axis=1), least).any() else merged
 
 
 def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     """Return a histogram (B,) whose occupied bins hold `least` or more; of fewer in all, zeros.
 
-    Bins join the next occupied ones until there are enough, and what is left over at the end joins
+    Bins join the next occupied ones until there are enough, and the remaining ones at the end join
     the last group. A group of several bins is at the middle one of the `PLACE` bins in which its
     middle score is: a score alone at an end does not move it, and none tells its bin.
     """
-    new, left = np.zeros_like(bins), int(bins.sum())
+    merged, remaining = np.zeros_like(bins), int(bins.sum())
     group: list[int] = []
-    if left < least:
-        return new
-    for place in np.nonzero(bins)[0].tolist():
-        group.append(place)
+    if remaining < least:
+        return merged
+    for bin_number in np.nonzero(bins)[0].tolist():
+        group.append(bin_number)
         total = int(bins[group].sum())
-        if total >= least and (left - total == 0 or left - total >= least):
+        if total >= least and (remaining - total == 0 or remaining - total >= least):
             middle = group[int(np.searchsorted(bins[group].cumsum(), (total + 1) // 2))]
             if len(group) > 1:
                 middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
-            new[middle] += total
-            left -= total
+            merged[middle] += total
+            remaining -= total
             group = []
-    return new
+    return merged
 
 
 def spread_bins(bins: Tensor, least: int) -> Tensor:
@@ -247,7 +251,7 @@ def spread_bins(bins: Tensor, least: int) -> Tensor:
 
     Args:
         bins: the histograms.
-        least: the least count of the run; not that of what came, which one client could choose.
+        least: the least count of the run; not that of the replies, which one client could choose.
     """
     table = bins.cpu().numpy()
     total = table.sum(axis=0).astype(np.float64)
@@ -255,16 +259,16 @@ def spread_bins(bins: Tensor, least: int) -> Tensor:
     edges = np.arange(size + 1) - 0.5
     for client, k, truth in zip(*np.nonzero((table > 0).sum(axis=-1) > 1), strict=True):
         row = table[client, k, truth]
-        at = np.nonzero(row)[0].astype(np.float64)
-        between = (at[1:] + at[:-1]) / 2
-        first = np.concatenate([[2 * at[0] - between[0]], between])
-        last = np.concatenate([between, [2 * at[-1] - between[-1]]])
-        for place, low, high in zip(at.astype(np.int64), first, last, strict=True):
-            if row[place] >= 2 * least:
+        occupied = np.nonzero(row)[0].astype(np.float64)
+        between = (occupied[1:] + occupied[:-1]) / 2
+        first = np.concatenate([[2 * occupied[0] - between[0]], between])
+        last = np.concatenate([between, [2 * occupied[-1] - between[-1]]])
+        for bin_number, low, high in zip(occupied.astype(np.int64), first, last, strict=True):
+            if row[bin_number] >= 2 * least:
                 continue
-            share = np.diff(np.clip((edges - low) / (high - low), 0, 1))
-            total[k, truth, place] -= row[place]
-            total[k, truth] += row[place] * share / share.sum()
+            shares_of_bins = np.diff(np.clip((edges - low) / (high - low), 0, 1))
+            total[k, truth, bin_number] -= row[bin_number]
+            total[k, truth] += row[bin_number] * shares_of_bins / shares_of_bins.sum()
     return torch.from_numpy(total).to(bins.device)
 
 
@@ -276,7 +280,7 @@ def spread_bins(bins: Tensor, least: int) -> Tensor:
 def count_problem(
     labels: LabelForm, counts: Mapping[str, Tensor], min_count: int = 0
 ) -> str | None:
-    """Return what was expected of counts (C, ...) and what came, None for counts that can be.
+    """Return why counts (C, ...) are impossible, as expected and received values, or None.
 
     Args:
         labels: what the nodes have.
@@ -288,11 +292,11 @@ def count_problem(
         if f"{part}.nodes" not in arrays:
             continue
         nodes = arrays[f"{part}.nodes"].astype(np.int64)
-        seen, unseen = (arrays.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
+        num_seen, num_unseen = (arrays.get(f"{part}.{kind}.nodes") for kind in ("seen", "unseen"))
         if (
-            seen is not None
-            and unseen is not None
-            and (seen.astype(np.int64) + unseen > nodes).any()
+            num_seen is not None
+            and num_unseen is not None
+            and (num_seen.astype(np.int64) + num_unseen > nodes).any()
         ):
             return f"at most as many seen and unseen ratings as {part} ratings, got more"
         problem = _hit_problem(labels, part, nodes, arrays)
@@ -305,22 +309,24 @@ def count_problem(
 def _hit_problem(
     labels: LabelForm, part: str, nodes: np.ndarray, counts: Mapping[str, np.ndarray]
 ) -> str | None:
-    """Return what hits and misses (C, K) of nodes (C,) cannot be, or None."""
-    known = counts.get(f"{part}.known")
-    if known is not None and (known > nodes[:, None]).any():
+    """Return why hits and misses (C, K) of nodes (C,) are impossible, or None."""
+    num_known = counts.get(f"{part}.known")
+    if num_known is not None and (num_known > nodes[:, None]).any():
         return f"at most as many known labels as {part} nodes, got more"
     if any(f"{part}.{name}" not in counts for name in HITS):
         return None
-    known, tp, fp, fn = (_with_merged(counts, part, name) for name in HITS)
+    num_known, tp, fp, fn = (_with_merged(counts, part, name) for name in HITS)
     of_class, predicted = tp + fn, tp + fp
-    if (of_class > known).any() or (predicted > known).any():
+    if (of_class > num_known).any() or (predicted > num_known).any():
         return f"at most as many hits and misses as known labels of {part} nodes, got more"
     if labels != "multiclass":
         return None
-    own = known[:, :-1]
-    every = known.sum(1) == nodes * own.shape[1]  # merged classes have no nodes in their own place
-    once = (of_class.sum(1) == nodes) & (predicted.sum(1) == nodes) & every
-    if not once.all() or ((own != nodes[:, None]) & (own != 0)).any():
+    own_classes = num_known[:, :-1]
+    all_known = (
+        num_known.sum(1) == nodes * own_classes.shape[1]
+    )  # merged classes have no nodes in their own place
+    is_consistent = (of_class.sum(1) == nodes) & (predicted.sum(1) == nodes) & all_known
+    if not is_consistent.all() or ((own_classes != nodes[:, None]) & (own_classes != 0)).any():
         return f"one label and one prediction of each of {nodes.tolist()} {part} nodes, got others"
     return None
 
@@ -333,16 +339,21 @@ def _with_merged(counts: Mapping[str, np.ndarray], part: str, name: str) -> np.n
 
 
 def _histogram_problem(part: str, counts: Mapping[str, np.ndarray], min_count: int) -> str | None:
-    """Return what a histogram (C, K, 2, B) cannot be beside the hits and misses, or None."""
+    """Return why a histogram (C, K, 2, B) contradicts the hits and misses, or None."""
     bins = counts.get(f"{part}.histogram")
     if bins is None:
         return None
-    few = bins[(bins > 0) & (bins < min_count)]
-    if few.size:
-        return f"{part} histogram bins of 0 or at least {min_count} nodes, got one of {few.min()}"
-    known, tp, fn = (counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn"))
+    small_bins = bins[(bins > 0) & (bins < min_count)]
+    if small_bins.size:
+        return (
+            f"{part} histogram bins of 0 or at least {min_count} nodes, got one of "
+            f"{small_bins.min()}"
+        )
+    num_known, tp, fn = (
+        counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn")
+    )
     by_truth = bins.sum(axis=3, dtype=np.int64)
-    differs = (by_truth != np.stack([known - tp - fn, tp + fn], axis=2)).any(axis=2)
+    differs = (by_truth != np.stack([num_known - tp - fn, tp + fn], axis=2)).any(axis=2)
     if (differs & by_truth.any(axis=2)).any():  # a silo may send none
         return f"a histogram of as many {part} nodes by class as the hits and misses, got others"
     return None

@@ -70,11 +70,13 @@ NUMBERS = ("node_value", "rating")
 RATINGS = ("rating",)
 
 
-def _higher(name: str, title: str, says: str, *labels: str, validation: bool = True) -> Metric:
+def _higher_is_better(
+    name: str, title: str, says: str, *labels: str, validation: bool = True
+) -> Metric:
     return Metric(name, title, says, True, share=True, labels=labels, validation=validation)
 
 
-def _lower(name: str, title: str, says: str, *labels: str) -> Metric:
+def _lower_is_better(name: str, title: str, says: str, *labels: str) -> Metric:
     return Metric(name, title, says, False, share=False, labels=labels)
 
 
@@ -83,38 +85,46 @@ def _mean_loss(counts: Mapping[str, Any]) -> float:
 
 
 _ALL = (
-    _higher("accuracy", "accuracy", "Share of right labels, over all clients' nodes.", *CLASSES),
-    _higher(
+    _higher_is_better(
+        "accuracy", "accuracy", "Share of right labels, over all clients' nodes.", *CLASSES
+    ),
+    _higher_is_better(
         "accuracy_client_mean",
         "client mean",
         "Mean of the clients' own shares of right labels.",
         *CLASSES,
     ),
-    _higher("f1_macro", "F1 macro", "Mean of the classes' F1.", *CLASSES),
-    _higher(
+    _higher_is_better("f1_macro", "F1 macro", "Mean of the classes' F1.", *CLASSES),
+    _higher_is_better(
         "f1_micro", "F1 micro", "F1 of all decisions together, over all clients' nodes.", *CLASSES
     ),
-    _higher(
+    _higher_is_better(
         "auc", "AUC", "Area under the ROC curve, mean over classes.", *CLASSES, validation=False
     ),
-    _lower("rmse", "RMSE", "Root of the mean squared error, over all clients' targets.", *NUMBERS),
-    _lower(
+    _lower_is_better(
+        "rmse", "RMSE", "Root of the mean squared error, over all clients' targets.", *NUMBERS
+    ),
+    _lower_is_better(
         "rmse_seen",
         "RMSE seen",
         "RMSE of ratings whose user and item train at the client.",
         *RATINGS,
     ),
-    _lower("rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there.", *RATINGS),
-    _lower("mae", "MAE", "Mean absolute error, over all clients' targets.", *NUMBERS),
-    _lower("rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE.", *NUMBERS),
-    _higher(
+    _lower_is_better(
+        "rmse_unseen", "RMSE unseen", "RMSE of the other ratings; see there.", *RATINGS
+    ),
+    _lower_is_better("mae", "MAE", "Mean absolute error, over all clients' targets.", *NUMBERS),
+    _lower_is_better(
+        "rmse_client_mean", "RMSE client mean", "Mean of the clients' own RMSE.", *NUMBERS
+    ),
+    _higher_is_better(
         "recall@10",
         "recall@10",
         "Share of a user's relevant items among the first 10 that its silo recommends, mean over "
         "users.",
         *RATINGS,
     ),
-    _higher(
+    _higher_is_better(
         "ndcg@10",
         "NDCG@10",
         "Discounted gain of the first 10 items that a silo recommends to a user, as a share of the "
@@ -154,16 +164,17 @@ def add_metric(metric: Metric) -> None:
         )
     if metric.of is None:
         raise ConfigError(f"expected a function `of` in metric {metric.name}, got none")
-    known = (*CLASSES, *NUMBERS)
-    if not metric.labels or not set(metric.labels) <= set(known):
+    known_labels = (*CLASSES, *NUMBERS)
+    if not metric.labels or not set(metric.labels) <= set(known_labels):
         raise ConfigError(
-            f"expected labels of metric {metric.name} among {', '.join(known)}, got {metric.labels}"
+            f"expected labels of metric {metric.name} among {', '.join(known_labels)}, got "
+            f"{metric.labels}"
         )
     METRICS[metric.name] = replace(metric, of=partial(_own_score, metric.name, metric.of))
 
 
 def added(names: Iterable[str | None]) -> list[str]:
-    """Return those of some names that `add_metric` has made known, in this process only."""
+    """Return the names that `add_metric` has added in this process."""
     built_in = {metric.name for metric in _ALL}
     return [name for name in names if name in METRICS and name not in built_in]
 
@@ -176,7 +187,7 @@ def title_of(name: str) -> str:
 def _own_score(
     name: str, of: Callable[[Mapping[str, Any]], float | None], counts: Mapping[str, Any]
 ) -> float | None:
-    """Return what a user's function makes of counts; it is written into JSON and CSV files."""
+    """Return the score that a user's function computes from counts."""
     try:
         value = of(counts)
     except Exception as error:
@@ -198,10 +209,10 @@ def metrics_of_labels(labels: str) -> tuple[str, ...]:
 
 
 def own_scores(labels: str, counts: Mapping[str, Any], part: str) -> dict[str, float | None]:
-    """Return the metrics that say how they are worked out, from the counts of `val` or `test`."""
-    begins, names = f"{part}.", metrics_of_labels(labels)
-    found = {n.removeprefix(begins): t for n, t in counts.items() if n.startswith(begins)}
-    return {name: of(found) for name in names if (of := METRICS[name].of) is not None}
+    """Compute the metrics that have a function of counts, from the counts of `val` or `test`."""
+    prefix, names = f"{part}.", metrics_of_labels(labels)
+    part_counts = {n.removeprefix(prefix): t for n, t in counts.items() if n.startswith(prefix)}
+    return {name: of(part_counts) for name in names if (of := METRICS[name].of) is not None}
 
 
 def metric_of(name: str) -> Metric:
@@ -224,9 +235,9 @@ def metric_among(name: str, metrics: Iterable[str], what: str) -> Metric:
     Raises:
         ConfigError: the task does not have it (names the nearest).
     """
-    known = list(metrics)
-    if name not in known:
-        raise unknown(what, name, known)
+    known_names = list(metrics)
+    if name not in known_names:
+        raise unknown(what, name, known_names)
     return METRICS[name]
 
 

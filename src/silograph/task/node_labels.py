@@ -74,7 +74,7 @@ class LabelTask:
         return tally(rows, val_histogram=val_histogram)
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client."""
+        """Return the specs of `tally` for one client."""
         hits = CountSpec((outputs,), torch.int32, low=0)
         bins = CountSpec((outputs, 2, BINS), torch.int32, low=0)
         specs = {HISTOGRAM: bins} | ({VAL_HISTOGRAM: bins} if val_histogram else {})
@@ -90,10 +90,10 @@ class LabelTask:
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself."""
-        found = {"accuracy": client_accuracy(counts, part, self.labels)}
+        scores = {"accuracy": client_accuracy(counts, part, self.labels)}
         if "f1_micro" in self.by_client:
-            found["f1_micro"] = client_f1_micro(counts, part)
-        return found
+            scores["f1_micro"] = client_f1_micro(counts, part)
+        return scores
 
     def class_scores(self, counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
         """Return the scores of each class or label bit."""
@@ -104,15 +104,17 @@ class LabelTask:
         return (logits > 0).long() if self.wide else logits.argmax(dim=1)
 
     def probabilities(self, logits: Tensor) -> Tensor | None:
-        """Return how likely each class is, rows that add up to 1, or each bit by itself."""
+        """Return the probability of each class, rows that add up to 1, or of each bit."""
         wide = logits.double()
         return wide.sigmoid() if self.wide else wide.softmax(dim=1)
 
     def constant_logits(self, y: Tensor, outputs: int) -> Tensor:
         """Return logits (K,) that predict the commonest class, or the bits that most nodes have."""
         if self.wide:
-            known = (y != MISSING).double().sum(dim=0)
-            rate = ((y == 1).double().sum(dim=0) + 1) / (known + 2)  # Laplace's, so never 0 or 1
+            num_known = (y != MISSING).double().sum(dim=0)
+            rate = ((y == 1).double().sum(dim=0) + 1) / (
+                num_known + 2
+            )  # Laplace's, so never 0 or 1
             return torch.logit(rate)
         return torch.bincount(y[y != MISSING], minlength=outputs).double().clamp(min=1e-9).log()
 
@@ -168,9 +170,9 @@ class ValueTask:
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the mean squared error of every node over its known targets, (n,); else 0."""
-        known = ~torch.isnan(y)
-        error = torch.where(known, logits - y.to(logits.dtype).nan_to_num(nan=0.0), 0.0)
-        return error.square().sum(dim=1) / known.sum(dim=1).clamp(min=1)
+        is_known = ~torch.isnan(y)
+        error = torch.where(is_known, logits - y.to(logits.dtype).nan_to_num(nan=0.0), 0.0)
+        return error.square().sum(dim=1) / is_known.sum(dim=1).clamp(min=1)
 
     def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client.
@@ -183,22 +185,22 @@ class ValueTask:
             ProtocolError: logits or targets that are not those of the rows.
         """
         del val_histogram  # numbers have no histograms
-        _check(rows)
+        _check_rows(rows)
         logits = rows.logits.double()
-        known, loss = ~torch.isnan(rows.y), self.loss(logits, rows.y)
-        error = torch.where(known, logits - rows.y.double().nan_to_num(nan=0.0), 0.0)
-        tallies = {"known": known.int(), "square": error.square(), "absolute": error.abs()}
+        is_known, loss = ~torch.isnan(rows.y), self.loss(logits, rows.y)
+        error = torch.where(is_known, logits - rows.y.double().nan_to_num(nan=0.0), 0.0)
+        tallies = {"known": is_known.int(), "square": error.square(), "absolute": error.abs()}
         fields: dict[str, Tensor] = {}
-        for part, chosen in zip(PARTS, (rows.val, ~rows.val), strict=True):
-            nodes = torch.bincount(rows.group[chosen], minlength=rows.groups)
+        for part, in_part in zip(PARTS, (rows.val, ~rows.val), strict=True):
+            nodes = torch.bincount(rows.group[in_part], minlength=rows.groups)
             fields[f"{part}.nodes"] = nodes.int()
-            fields[f"{part}.loss"] = rows.summed(loss[chosen], chosen)
+            fields[f"{part}.loss"] = rows.sum_by_client(loss[in_part], in_part)
             for name, values in tallies.items():
-                fields[f"{part}.{name}"] = rows.summed(values[chosen], chosen)
+                fields[f"{part}.{name}"] = rows.sum_by_client(values[in_part], in_part)
         return fields
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client."""
+        """Return the specs of `tally` for one client."""
         del val_histogram
         specs: dict[str, CountSpec] = {}
         for part in PARTS:
@@ -213,31 +215,33 @@ class ValueTask:
         nodes = int(counts[f"{part}.nodes"].sum())
         if nodes == 0:
             return None
-        square, absolute, known = (
-            float(counts[f"{part}.{name}"].sum()) + float(_merged(counts, part, name).sum())
+        square, absolute, num_known = (
+            float(counts[f"{part}.{name}"].sum()) + float(_merged_counts(counts, part, name).sum())
             for name in (*SUMS, "known")
         )
-        own = [value for value in self.client_scores(counts, part)["rmse"] if value is not None]
+        client_rmse = [
+            value for value in self.client_scores(counts, part)["rmse"] if value is not None
+        ]
         return Scores(
             {
-                "rmse": math.sqrt(square / known),
-                "mae": absolute / known,
-                "rmse_client_mean": sum(own) / len(own),
+                "rmse": math.sqrt(square / num_known),
+                "mae": absolute / num_known,
+                "rmse_client_mean": sum(client_rmse) / len(client_rmse),
                 **own_scores(self.labels, counts, part),
             }
         )
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself."""
-        square, absolute, known = (
-            (counts[f"{part}.{name}"].sum(1) + _merged(counts, part, name)).tolist()
+        square, absolute, num_known = (
+            (counts[f"{part}.{name}"].sum(1) + _merged_counts(counts, part, name)).tolist()
             for name in (*SUMS, "known")
         )
         return {
             "rmse": tuple(
-                math.sqrt(s / n) if n else None for s, n in zip(square, known, strict=True)
+                math.sqrt(s / n) if n else None for s, n in zip(square, num_known, strict=True)
             ),
-            "mae": tuple(a / n if n else None for a, n in zip(absolute, known, strict=True)),
+            "mae": tuple(a / n if n else None for a, n in zip(absolute, num_known, strict=True)),
         }
 
     def class_scores(self, counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores, ...]:
@@ -259,13 +263,13 @@ class ValueTask:
         return y.double().nanmean(dim=0).nan_to_num(nan=0.0)
 
 
-def _merged(counts: Mapping[str, Tensor], part: Part, name: str) -> Tensor:
+def _merged_counts(counts: Mapping[str, Tensor], part: Part, name: str) -> Tensor:
     """Return the counts or sums of targets that clients have merged, (C,); zeros if none may be."""
     merged = counts.get(f"{part}.merged.{name}")
     return torch.zeros_like(counts[f"{part}.nodes"]) if merged is None else merged
 
 
-def _check(rows: JudgedRows) -> None:
+def _check_rows(rows: JudgedRows) -> None:
     """Raise `ProtocolError` unless every row has outputs, and a target for each of them."""
     logits, y, count = rows.logits, rows.y, len(rows.group)
     if logits.dim() != 2 or len(logits) != count or not logits.is_floating_point():

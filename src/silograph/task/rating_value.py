@@ -47,7 +47,7 @@ FIELDS = tuple(f"{part}.{name}" for part in PARTS for name in COUNTED)
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What orders items: the score of user u and item i is user_u . item_i + bias_i.
+    """Factors that rank items: the score of user u and item i is user_u . item_i + bias_i.
 
     The predicted rating is that and level_u, which all items of a user have in common.
 
@@ -71,30 +71,30 @@ class RankingModel(Protocol):
     def factors(
         self, weights: Mapping[str, Tensor], block: ClientBlock, *, tables: State = NO_STATE
     ) -> Factors:
-        """Return what orders items; arguments as for `AnyModel.forward`."""
+        """Return the factors that rank items; arguments as for `AnyModel.forward`."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Shelf:
-    """The items of a client and what its users have rated in training.
+class _ClientItems:
+    """The items of a client, and those that its users have rated in training.
 
     Attributes:
         place: (n,) int64 place of a row among the items.
         rated: (p,) int64 places of items with training ratings, sorted by user.
-        off: (n + 1,) int64 which of them are whose.
+        off: (n + 1,) int64 offsets of each row's rated items.
         item: (I, D) and
         bias: (I,) float64 of the items.
     """
 
     place: Tensor
-    rated: Tensor
+    trained_items: Tensor
     off: Tensor
     item: Tensor
     bias: Tensor
 
 
 def ranking_counts(block: ClientBlock, factors: Factors, least: float) -> Tensor:
-    """Return how well items are ranked, (1, 6) float64: `FIELDS`, users and sums over them.
+    """Return counts of rankings, (1, 6) float64: `FIELDS`, users and sums of recall and NDCG.
 
     Args:
         block: one client.
@@ -106,72 +106,76 @@ def ranking_counts(block: ClientBlock, factors: Factors, least: float) -> Tensor
     """
     if block.num_clients != 1:
         raise ProtocolError(f"expected a block of one client to rank, got {block.num_clients}")
-    shelf = _shelf(block, factors)
+    shelf = _client_items(block, factors)
     split = {"val": block.split.val, "test": block.split.test}
-    found = [_part_counts(block, factors, shelf, split[part], least) for part in PARTS]
-    return torch.cat(found)[None]
+    counts = [_part_counts(block, factors, shelf, split[part], least) for part in PARTS]
+    return torch.cat(counts)[None]
 
 
-def _shelf(block: ClientBlock, factors: Factors) -> _Shelf:
+def _client_items(block: ClientBlock, factors: Factors) -> _ClientItems:
     pairs, items = pairs_of(block), kinds(block.x)[:, 1].nonzero()[:, 0]
-    place = torch.full((len(block.y),), -1, device=items.device)
-    place[items] = torch.arange(len(items), device=items.device)
+    item_number = torch.full((len(block.y),), -1, device=items.device)
+    item_number[items] = torch.arange(len(items), device=items.device)
     train = block.split.train[pairs.row]
-    user, item = pairs.user[train], place[pairs.item[train]]
+    user, item = pairs.user[train], item_number[pairs.item[train]]
     order = user.argsort(stable=True)
     off = offsets(torch.bincount(user, minlength=len(block.y)))
-    own = factors.item[items].double(), factors.bias[items].double()
-    return _Shelf(place, item[order], off, *own)
+    item_factors = factors.item[items].double(), factors.bias[items].double()
+    return _ClientItems(item_number, item[order], off, *item_factors)
 
 
 def _part_counts(
-    block: ClientBlock, factors: Factors, shelf: _Shelf, judged: Tensor, least: float
+    block: ClientBlock, factors: Factors, shelf: _ClientItems, judged: Tensor, least: float
 ) -> Tensor:
     """Return users, and their recall and NDCG summed, (3,) float64."""
     pairs = pairs_of(block)
     relevant = judged[pairs.row] & (block.y[pairs.row] >= least)
     user, item = pairs.user[relevant], pairs.item[relevant]
-    users = drawn_users(block, user.unique())
-    chosen = torch.isin(user, users)
-    user, item = user[chosen], shelf.place[item[chosen]]
+    users = draw_users(block, user.unique())
+    is_ranked = torch.isin(user, users)
+    user, item = user[is_ranked], shelf.place[item[is_ranked]]
     number = torch.bincount(user, minlength=len(block.y))[user].double()
-    hit, gain = _all_gains(factors.user, users, user, item, shelf)
+    hits, gain = _all_gains(factors.user, users, user, item, shelf)
     best = _discounts(user.device)[number.long().clamp(max=FIRST)]
-    sums = [(hit / number).sum(), (gain / best).sum()]
+    sums = [(hits / number).sum(), (gain / best).sum()]
     return torch.stack([shelf.bias.new_tensor(len(users)), *sums])
 
 
-def drawn_users(block: ClientBlock, users: Tensor) -> Tensor:
+def draw_users(block: ClientBlock, users: Tensor) -> Tensor:
     """Return the rows of at most `MOST_USERS` of some users, the same ones in every round."""
     draws = Key.of(0).fold("ranked users").uniform(block.row_key[users])[:, 0]
     return users[draws.argsort()[:MOST_USERS]]
 
 
-def _all_gains(factor: Tensor, users: Tensor, user: Tensor, item: Tensor, shelf: _Shelf) -> Tensor:
+def _all_gains(
+    factor: Tensor, users: Tensor, user: Tensor, item: Tensor, shelf: _ClientItems
+) -> Tensor:
     """Return hits among the first k and discounts of relevant ratings, (2, P), in expectation.
 
     Args:
         factor: (n, D) of rows that are users.
         users: rows of the users that are ranked.
-        user: (P,) rows of those who rated.
-        item: (P,) places of what they rated.
-        shelf: of the client.
+        user: (P,) rows of the users of the ratings.
+        item: (P,) places of their items.
+        shelf: items of the client.
     """
-    place = users.new_empty(len(factor))
-    place[users] = torch.arange(len(users), device=users.device)
-    order = place[user].argsort(stable=True)
-    off = offsets(torch.bincount(place[user], minlength=len(users)))
+    user_number = users.new_empty(len(factor))
+    user_number[users] = torch.arange(len(users), device=users.device)
+    order = user_number[user].argsort(stable=True)
+    off = offsets(torch.bincount(user_number[user], minlength=len(users)))
     size = max(1, AT_ONCE // max(1, len(shelf.bias)))
     gains = shelf.bias.new_zeros(2, len(user))
     for start in range(0, len(users), size):
-        some = users[start : start + size]
-        which = order[off[start] : off[start + len(some)]]
-        scores = _scores(factor[some].double(), some, shelf)
-        gains[:, which] = _gains(scores, place[user[which]] - start, item[which], size)
+        batch_users = users[start : start + size]
+        rating_numbers = order[off[start] : off[start + len(batch_users)]]
+        scores = _scores_of_users(factor[batch_users].double(), batch_users, shelf)
+        gains[:, rating_numbers] = _gains_of_users(
+            scores, user_number[user[rating_numbers]] - start, item[rating_numbers], size
+        )
     return gains
 
 
-def _scores(factor: Tensor, users: Tensor, shelf: _Shelf) -> Tensor:
+def _scores_of_users(factor: Tensor, users: Tensor, shelf: _ClientItems) -> Tensor:
     """Return the scores of all items for some users, (U, I); -inf of what they rated in training.
 
     Args:
@@ -180,33 +184,37 @@ def _scores(factor: Tensor, users: Tensor, shelf: _Shelf) -> Tensor:
         shelf: of the client.
     """
     scores = (factor @ shelf.item.T).add_(shelf.bias).nan_to_num_(nan=-torch.inf)
-    which = torch.arange(len(users), device=users.device)
-    taken = which.repeat_interleave(shelf.off.diff()[users])
-    scores[taken, shelf.rated[rows_of(shelf.off, users)]] = -torch.inf
+    user_numbers = torch.arange(len(users), device=users.device)
+    rows_of_rated = user_numbers.repeat_interleave(shelf.off.diff()[users])
+    scores[rows_of_rated, shelf.trained_items[rows_of(shelf.off, users)]] = -torch.inf
     return scores
 
 
-def _gains(scores: Tensor, row: Tensor, item: Tensor, size: int) -> Tensor:
-    """Return what `_all_gains` does of some users.
+def _gains_of_users(scores: Tensor, row: Tensor, item: Tensor, size: int) -> Tensor:
+    """Do what `_all_gains` does for some users.
 
     The first k scores tell most; all items are counted only for scores that equal the k-th.
 
     Args:
-        scores: (U, I) of `_scores`.
-        row: (P,) which of these users rated.
-        item: (P,) places of what they rated.
+        scores: (U, I) of `_scores_of_users`.
+        row: (P,) number of each rating's user among these.
+        item: (P,) places of their items.
         size: ratings whose items are counted at once.
     """
-    own = scores[row, item]
+    own_scores = scores[row, item]
     best = scores.topk(min(FIRST, scores.shape[1])).values[row]
-    above = (best > own[:, None] + SAME).sum(dim=1)
-    reach = (best >= own[:, None] - SAME).sum(dim=1)
-    tied = ((reach == FIRST) & (above < FIRST)).nonzero()[:, 0]
-    for some in tied.split(size):
-        reach[some] = (scores[row[some]] >= own[some, None] - SAME).sum(dim=1)
-    last, table = reach.clamp(max=FIRST), _discounts(row.device)
-    found = torch.stack([(last - above).double(), table[last] - table[above]])
-    return found / (reach - above).clamp(min=1)  # 0 where nothing is among the first k
+    first_place = (best > own_scores[:, None] + SAME).sum(dim=1)
+    last_place = (best >= own_scores[:, None] - SAME).sum(dim=1)
+    is_tied = ((last_place == FIRST) & (first_place < FIRST)).nonzero()[:, 0]
+    for tied_part in is_tied.split(size):
+        last_place[tied_part] = (scores[row[tied_part]] >= own_scores[tied_part, None] - SAME).sum(
+            dim=1
+        )
+    last_counted, table = last_place.clamp(max=FIRST), _discounts(row.device)
+    sums = torch.stack(
+        [(last_counted - first_place).double(), table[last_counted] - table[first_place]]
+    )
+    return sums / (last_place - first_place).clamp(min=1)  # 0 where nothing is among the first k
 
 
 def _discounts(device: torch.device) -> Tensor:
@@ -216,7 +224,7 @@ def _discounts(device: torch.device) -> Tensor:
 
 
 def ranking_specs() -> dict[str, CountSpec]:
-    """Return what a client may report of its rankings."""
+    """Return the specs of a client's counts of rankings."""
     return {name: CountSpec((), torch.float64, low=0, high=MOST_USERS) for name in FIELDS}
 
 
@@ -265,9 +273,9 @@ class RatingTask:
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the squared error of every rating, (n,); 0 where there is none."""
-        known = ~torch.isnan(y)
+        is_known = ~torch.isnan(y)
         numbers = y.to(logits.dtype).nan_to_num(nan=0.0)
-        return torch.where(known, logits[:, 0] - numbers, 0.0).square()
+        return torch.where(is_known, logits[:, 0] - numbers, 0.0).square()
 
     def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client, each (C,).
@@ -281,25 +289,27 @@ class RatingTask:
             ProtocolError: predictions or ratings that are not those of the rows.
         """
         del val_histogram  # numbers have no histograms
-        _check(rows)
+        _check_rows(rows)
         error = rows.logits[:, 0].double() - rows.y.double()
-        nobody = torch.zeros_like(rows.val)
-        kinds = {"": ~nobody, "seen.": nobody, "unseen.": nobody}
+        no_rows = torch.zeros_like(rows.val)
+        kinds = {"": ~no_rows, "seen.": no_rows, "unseen.": no_rows}
         if rows.seen is not None:
             kinds |= {"seen.": rows.seen, "unseen.": ~rows.seen}
         fields: dict[str, Tensor] = {}
-        for part, chosen in zip(PARTS, (rows.val, ~rows.val), strict=True):
+        for part, in_part in zip(PARTS, (rows.val, ~rows.val), strict=True):
             for kind, mask in kinds.items():
-                which = chosen & mask
-                count = torch.bincount(rows.group[which], minlength=rows.groups)
+                selected = in_part & mask
+                count = torch.bincount(rows.group[selected], minlength=rows.groups)
                 fields[f"{part}.{kind}nodes"] = count.int()
-                fields[f"{part}.{kind}square"] = rows.summed(error[which].square(), which)
-            fields[f"{part}.absolute"] = rows.summed(error[chosen].abs(), chosen)
+                fields[f"{part}.{kind}square"] = rows.sum_by_client(
+                    error[selected].square(), selected
+                )
+            fields[f"{part}.absolute"] = rows.sum_by_client(error[in_part].abs(), in_part)
             fields[f"{part}.loss"] = fields[f"{part}.square"].clone()
         return fields
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
-        """Return what `tally` gives of one client."""
+        """Return the specs of `tally` for one client."""
         del outputs, val_histogram
         specs: dict[str, CountSpec] = {}
         for part in PARTS:
@@ -313,14 +323,16 @@ class RatingTask:
         nodes = int(counts[f"{part}.nodes"].sum())
         if nodes == 0:
             return None
-        own = [value for value in self.client_scores(counts, part)["rmse"] if value is not None]
+        client_rmse = [
+            value for value in self.client_scores(counts, part)["rmse"] if value is not None
+        ]
         return Scores(
             {
                 "rmse": _root_mean(counts, part, ""),
                 "rmse_seen": _root_mean(counts, part, "seen."),
                 "rmse_unseen": _root_mean(counts, part, "unseen."),
                 "mae": float(counts[f"{part}.absolute"].sum()) / nodes,
-                "rmse_client_mean": sum(own) / len(own),
+                "rmse_client_mean": sum(client_rmse) / len(client_rmse),
                 **ranking_scores(counts, part),
                 **own_scores(self.labels, counts, part),
             }
@@ -361,7 +373,7 @@ def _root_mean(counts: Mapping[str, Tensor], part: Part, kind: str) -> float | N
     return math.sqrt(float(counts[f"{part}.{kind}square"].sum()) / nodes) if nodes else None
 
 
-def _check(rows: JudgedRows) -> None:
+def _check_rows(rows: JudgedRows) -> None:
     """Raise `ProtocolError` unless every row has one prediction and one rating."""
     logits, y, count = rows.logits, rows.y, len(rows.group)
     if logits.shape != (count, 1) or not logits.is_floating_point():

@@ -62,8 +62,8 @@ class Scores(Mapping[str, float | None]):
         if name.startswith("_") or name == "values_by_name":  # while it is being unpickled
             raise AttributeError(name)
         if name not in self.values_by_name:
-            known = ", ".join(self.values_by_name)
-            raise AttributeError(f"expected a score among {known}, got {name!r}")
+            known_names = ", ".join(self.values_by_name)
+            raise AttributeError(f"expected a score among {known_names}, got {name!r}")
         return self.values_by_name[name]
 
     def __repr__(self) -> str:
@@ -109,12 +109,12 @@ PARTS: tuple[Part, ...] = ("val", "test")
 
 def auc_of(histogram: Tensor) -> float | None:
     """Return the macro AUC of (K, 2, B) counts; scores within one bin count as ties."""
-    wrong, right = histogram.cpu().numpy().astype(np.float64).transpose(1, 0, 2)
-    below = wrong.cumsum(axis=1) - wrong
-    area = (right * (below + wrong / 2)).sum(axis=1)
-    pairs = right.sum(axis=1) * wrong.sum(axis=1)
-    judged = pairs > 0
-    return _mean(area[judged] / pairs[judged]) if judged.any() else None
+    negatives, positives = histogram.cpu().numpy().astype(np.float64).transpose(1, 0, 2)
+    negatives_below = negatives.cumsum(axis=1) - negatives
+    area = (positives * (negatives_below + negatives / 2)).sum(axis=1)
+    pairs = positives.sum(axis=1) * negatives.sum(axis=1)
+    has_both = pairs > 0
+    return _mean(area[has_both] / pairs[has_both]) if has_both.any() else None
 
 
 def _f1(hits: int, errors: int) -> float | None:
@@ -127,54 +127,56 @@ def _mean(values: np.ndarray) -> float:
     return float(torch.from_numpy(values).mean())
 
 
-def _whole(counts: Mapping[str, Tensor], part: Part, names: Iterable[str]) -> list[np.ndarray]:
+def _counts_as_int64(
+    counts: Mapping[str, Tensor], part: Part, names: Iterable[str]
+) -> list[np.ndarray]:
     """Return counts as int64: a score takes many small steps, which torch makes slowly."""
     return [counts[f"{part}.{name}"].cpu().numpy().astype(np.int64) for name in names]
 
 
-def _right_and_judged(
+def _count_right_and_judged(
     counts: Mapping[str, Tensor], part: Part, task: LabelForm
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return right and judged labels of each client, (C,) int64 both."""
     if task == "multiclass":
-        (nodes,) = _whole(counts, part, ("nodes",))
-        return _all_classes(counts, part, "tp"), nodes
-    fp, fn, known = (_all_classes(counts, part, name) for name in ("fp", "fn", "known"))
-    return known - fp - fn, known
+        (nodes,) = _counts_as_int64(counts, part, ("nodes",))
+        return _sum_classes(counts, part, "tp"), nodes
+    fp, fn, num_known = (_sum_classes(counts, part, name) for name in ("fp", "fn", "known"))
+    return num_known - fp - fn, num_known
 
 
-def _all_classes(counts: Mapping[str, Tensor], part: Part, name: str) -> np.ndarray:
+def _sum_classes(counts: Mapping[str, Tensor], part: Part, name: str) -> np.ndarray:
     """Return counts summed over classes, (C,) int64, those of merged ones included."""
-    (by_class,) = _whole(counts, part, (name,))
+    (by_class,) = _counts_as_int64(counts, part, (name,))
     merged = counts.get(f"{part}.merged.{name}")
-    total = _by_client(by_class)
+    total = _sum_by_client(by_class)
     return total if merged is None else total + merged.cpu().numpy()
 
 
-def _by_client(counts: np.ndarray) -> np.ndarray:
+def _sum_by_client(counts: np.ndarray) -> np.ndarray:
     """Return the sums (C,) of counts (C, K); `sum` takes ten times as long for few columns."""
-    found: np.ndarray = np.einsum("ck->c", counts)
-    return found
+    totals: np.ndarray = np.einsum("ck->c", counts)
+    return totals
 
 
-def _by_class(counts: np.ndarray) -> np.ndarray:
+def _sum_by_class(counts: np.ndarray) -> np.ndarray:
     """Return the sums (K,) of counts (C, K)."""
-    found: np.ndarray = np.einsum("ck->k", counts)
-    return found
+    totals: np.ndarray = np.einsum("ck->k", counts)
+    return totals
 
 
 def client_accuracy(
     counts: Mapping[str, Tensor], part: Part, task: LabelForm
 ) -> tuple[float | None, ...]:
     """Return the accuracy of each client, None where it has no judged label; see `score`."""
-    right, judged = _right_and_judged(counts, part, task)
-    pairs = zip(right.tolist(), judged.tolist(), strict=True)
+    num_right, judged = _count_right_and_judged(counts, part, task)
+    pairs = zip(num_right.tolist(), judged.tolist(), strict=True)
     return tuple(hits / number if number else None for hits, number in pairs)
 
 
 def client_f1_micro(counts: Mapping[str, Tensor], part: Part) -> tuple[float | None, ...]:
     """Return the F1 of all decisions of each client, None where nothing is true or predicted."""
-    tp, fp, fn = (_all_classes(counts, part, name) for name in ("tp", "fp", "fn"))
+    tp, fp, fn = (_sum_classes(counts, part, name) for name in ("tp", "fp", "fn"))
     pairs = zip((2 * tp).tolist(), (2 * tp + fp + fn).tolist(), strict=True)
     return tuple(hits / number if number else None for hits, number in pairs)
 
@@ -188,12 +190,12 @@ def class_scores(counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores,
 
     return tuple(
         ClassScores(
-            right + missed,
-            share(right, right + wrong),
-            share(right, right + missed),
-            share(2 * right, 2 * right + wrong + missed),
+            num_right + misses,
+            share(num_right, num_right + false_hits),
+            share(num_right, num_right + misses),
+            share(2 * num_right, 2 * num_right + false_hits + misses),
         )
-        for right, wrong, missed in zip(tp, fp, fn, strict=True)
+        for num_right, false_hits, misses in zip(tp, fp, fn, strict=True)
     )
 
 
@@ -209,35 +211,42 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
         part: which nodes.
         task: what the labels mean.
     """
-    nodes, tp, fp, fn = _whole(counts, part, ("nodes", "tp", "fp", "fn"))
+    nodes, tp, fp, fn = _counts_as_int64(counts, part, ("nodes", "tp", "fp", "fn"))
     if nodes.sum() == 0:
         return None
-    one = task == "multiclass"
-    right, judged = _right_and_judged(counts, part, task)
-    busy = judged > 0
-    every, wrong = right, judged - right  # decisions: of one class of several each node has one
-    if not one:
-        every, misses, false = (_all_classes(counts, part, name) for name in ("tp", "fn", "fp"))
-        wrong = misses + false
-    labels = int(judged.sum()) * (tp.shape[1] if one else 1)  # of one class of several, K a node
+    is_multiclass = task == "multiclass"
+    right, judged = _count_right_and_judged(counts, part, task)
+    is_scored = judged > 0
+    num_right, num_wrong = (
+        right,
+        judged - right,
+    )  # decisions: of one class of several each node has one
+    if not is_multiclass:
+        num_right, misses, false = (_sum_classes(counts, part, name) for name in ("tp", "fn", "fp"))
+        num_wrong = misses + false
+    labels = int(judged.sum()) * (
+        tp.shape[1] if is_multiclass else 1
+    )  # of one class of several, K a node
     merged = counts.get(f"{part}.merged.known")
-    by_class = merged is None or 2 * int(merged.sum()) <= labels
-    hits, errors = _by_class(tp), _by_class(fp + fn)
+    most_by_class = merged is None or 2 * int(merged.sum()) <= labels
+    hits, errors = _sum_by_class(tp), _sum_by_class(fp + fn)
     present = hits + errors > 0
     f1 = 2 * hits[present] / (2 * hits[present] + errors[present])
     return Scores(
         {
             "accuracy": int(right.sum()) / int(judged.sum()),
-            "accuracy_client_mean": _mean(right[busy] / judged[busy]),
-            "f1_macro": _mean(f1) if len(f1) and by_class else None,
-            "f1_micro": _f1(int(every.sum()), int(wrong.sum()) * (2 if one else 1)),
-            "auc": _auc_of_most(counts, part, labels),
+            "accuracy_client_mean": _mean(right[is_scored] / judged[is_scored]),
+            "f1_macro": _mean(f1) if len(f1) and most_by_class else None,
+            "f1_micro": _f1(
+                int(num_right.sum()), int(num_wrong.sum()) * (2 if is_multiclass else 1)
+            ),
+            "auc": _auc_or_none(counts, part, labels),
             **own_scores(task, counts, part),
         }
     )
 
 
-def _auc_of_most(counts: Mapping[str, Tensor], part: Part, labels: int) -> float | None:
+def _auc_or_none(counts: Mapping[str, Tensor], part: Part, labels: int) -> float | None:
     """Return the AUC; None where histograms hold less than half of the labels."""
     bins = counts.get(f"{part}.histogram")
     # Spread bins add up to whole numbers but for rounding.
@@ -259,15 +268,23 @@ def constant_scores(counts: Mapping[str, Tensor], task: LabelForm) -> Scores | N
     merged = (counts.get(f"{part}.merged.known") for part in PARTS)
     if any(t is not None and bool(t.any()) for t in merged):
         return None
-    has = {part: counts[f"{part}.tp"].long() + counts[f"{part}.fn"].long() for part in PARTS}
-    if not has["val"].sum() or not counts["test.nodes"].sum():
+    class_counts = {
+        part: counts[f"{part}.tp"].long() + counts[f"{part}.fn"].long() for part in PARTS
+    }
+    if not class_counts["val"].sum() or not counts["test.nodes"].sum():
         return None
-    common = has["val"].sum(0)
+    val_counts = class_counts["val"].sum(0)
     if task == "multiclass":
-        chosen = torch.arange(len(common), device=common.device) == common.argmax()
+        is_predicted = (
+            torch.arange(len(val_counts), device=val_counts.device) == val_counts.argmax()
+        )
     else:
-        chosen = 2 * common > counts["val.known"].long().sum(0)
-    known, true = counts["test.known"].long(), has["test"]
-    hits = {"tp": true * chosen, "fp": (known - true) * chosen, "fn": true * ~chosen}
-    found = score({**counts, **{f"test.{name}": t for name, t in hits.items()}}, "test", task)
-    return None if found is None else Scores({**found, "auc": None, "loss": None})
+        is_predicted = 2 * val_counts > counts["val.known"].long().sum(0)
+    num_known, num_true = counts["test.known"].long(), class_counts["test"]
+    hits = {
+        "tp": num_true * is_predicted,
+        "fp": (num_known - num_true) * is_predicted,
+        "fn": num_true * ~is_predicted,
+    }
+    scores = score({**counts, **{f"test.{name}": t for name, t in hits.items()}}, "test", task)
+    return None if scores is None else Scores({**scores, "auc": None, "loss": None})

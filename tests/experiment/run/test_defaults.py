@@ -13,7 +13,7 @@ import pytest
 import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph, outcome, rows_of, same_bits, weights_of
-from silograph.aggregation.aggregators import ScaleFreeAdam, ServerAdam, ServerMomentum, replace
+from silograph.aggregation.aggregators import ScaleFreeAdam, ServerAdam, ServerMomentum, take_mean
 from silograph.core.config import RunConfig
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
@@ -138,7 +138,7 @@ def test_the_step_of_the_server() -> None:
     assert server_step(of_the_paper) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=1e-5)
     momentum = FedOptOptions(server_optimizer="momentum")
     assert server_step(momentum) == ServerMomentum(lr=1.0, momentum=0.9)
-    assert server_step(NoOptions()) is replace
+    assert server_step(NoOptions()) is take_mean
 
 
 def optimizer_of(method: str, name: str, lr: float) -> Optimizer:

@@ -73,9 +73,11 @@ class GAT:
         rows, columns = m.adj.row, m.adj.indices.long()
         own = m.own_of(z)
         sent = segment_heads(z, p["sender"], m.sender_off)
-        heard = segment_heads(own, p["receiver"], m.off)
-        edge = leaky_relu(sent.index_select(0, columns) + heard.index_select(0, rows), SLOPE)
-        loop = leaky_relu(m.own_of(sent) + heard, SLOPE)
+        receiver_logits = segment_heads(own, p["receiver"], m.off)
+        edge = leaky_relu(
+            sent.index_select(0, columns) + receiver_logits.index_select(0, rows), SLOPE
+        )
+        loop = leaky_relu(m.own_of(sent) + receiver_logits, SLOPE)
         where = rows[:, None].expand_as(edge)
         # The largest is taken off so that nothing overflows; it cancels.
         top = loop.detach().scatter_reduce(0, where, edge.detach(), "amax")
@@ -86,8 +88,8 @@ class GAT:
         total = loop.index_add(0, rows, edge)
         self._report(z, edge, m)
         if m.attention is not None:
-            edge = m.attention.applied(edge, rows, columns)
-            loop = m.attention.applied(loop, None, None)
+            edge = m.attention.apply_dropout(edge, rows, columns)
+            loop = m.attention.apply_dropout(loop, None, None)
         s = edge_product(m.adj, edge, z.view(len(z), self.heads, -1))
         s = s + loop[..., None] * own.view(s.shape)
         return s / total[..., None]
@@ -100,7 +102,7 @@ class GAT:
         report_rows(m.off, loops + z.shape[1] * passes)  # the division
 
     def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
-        """Bring the heads together and add the bias."""
+        """Concatenate or average the heads, and add the bias."""
         del x
         if self.concat:
             return segment_bias(s.flatten(1), p["bias"], m.off)

@@ -28,7 +28,7 @@ from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.segment import gradients, segment_bias, segment_linear, sparse_product
 
-# --- Who hears whom: the edges of one layer, with what both ends of a sum need to know -----------
+# --- Messages: the edges of one layer, with the degrees and offsets of both ends -----------------
 #
 # C: clients.
 
@@ -39,8 +39,8 @@ class EdgeDraws:
 
     Attributes:
         drop: probability with which an edge or self loop is dropped.
-        sender: (s,) int64 keys of the rows that send.
-        receiver: (r,) int64 of those that hear.
+        sender: (s,) int64 keys of the sending rows.
+        receiver: (r,) int64 keys of the receiving rows.
         key: of the draws.
     """
 
@@ -49,24 +49,24 @@ class EdgeDraws:
     receiver: Tensor
     key: Key
 
-    def applied(self, weight: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
+    def apply_dropout(self, weight: Tensor, row: Tensor | None, column: Tensor | None) -> Tensor:
         """Return attention (m, heads) with entries dropped and the rest scaled to keep the mean.
 
         Args:
             weight: (m, heads).
-            row: (m,) int64 who hears; None: every row that hears hears itself, (r, heads).
-            column: (m,) int64 who sends, likewise.
+            row: (m,) int64 receiver of each entry; None: each receiver's self loop, (r, heads).
+            column: (m,) int64 sender of each entry, likewise.
         """
-        hears = mix_words(self.receiver ^ signed(self.key.value))
-        hears = hears if row is None else hears[row]
-        sends = self.receiver if column is None else self.sender[column]
-        keep = self.key.keep(hears ^ sends, weight.shape[1], self.drop)
-        return weight * keep.to(weight.dtype) * (1 / keep_probability(self.drop))
+        receiver_words = mix_words(self.receiver ^ signed(self.key.value))
+        receiver_words = receiver_words if row is None else receiver_words[row]
+        sender_words = self.receiver if column is None else self.sender[column]
+        is_kept = self.key.keep(receiver_words ^ sender_words, weight.shape[1], self.drop)
+        return weight * is_kept.to(weight.dtype) * (1 / keep_probability(self.drop))
 
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Who hears whom in one layer; r rows hear s rows, of which they are some.
+    """The edges of one layer: r rows receive from s rows, and are among these.
 
     Attributes:
         adj: (r, s), no self loops. Values are weights of edges, times how many a drawn one stands
@@ -74,13 +74,13 @@ class Messages:
         symmetric: whether `adj` is.
         sender: (s, 1) floating point, sum of the weights of each sending row's edges; where all are
             1, its number of neighbors.
-        receiver: (r, 1) the same of each row that hears.
-        own: (r,) int64 where a row that hears is among those that send; None: the same rows.
-        sender_off: (C + 1,) rows of each client that send.
-        off: (C + 1,) rows of each client that hear.
+        receiver: (r, 1) the same of each receiving row.
+        own: (r,) int64 positions of the receiving rows among the senders; None: the same rows.
+        sender_off: (C + 1,) offsets of each client's senders.
+        off: (C + 1,) offsets of each client's receivers.
         beside: (r, O) sums over neighbors that other silos hold, scaled by those; None: none.
-        attention: which attention is dropped; None: none is.
-        operators: what `operator` has worked out, by convolution.
+        attention: dropout of attention; None: nothing is dropped.
+        operators: matrices that `operator` has built, by convolution.
     """
 
     adj: CSR
@@ -95,28 +95,28 @@ class Messages:
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:
-        """Return the rows of z (s, D) that hear, (r, D)."""
+        """Return the receivers' rows of z (s, D), (r, D)."""
         return z if self.own is None else z[self.own]
 
     def own_rows(self, x: Rows) -> Rows:
-        """Return the same of features."""
+        """Return the receivers' rows of features."""
         if isinstance(x, Tensor):
             return self.own_of(x)
         if self.own is None:
             return x
         return SparseRows(x.csr.select_rows(self.own), self.off, feature=x.feature)
 
-    def dropping(self, drop: float, row_key: Tensor, key: Key) -> "Messages":
-        """Return the same for a step that drops attention; `row_key` (s,) of the rows that send."""
+    def with_dropout(self, drop: float, row_key: Tensor, key: Key) -> "Messages":
+        """Return the messages of a step that drops attention; `row_key` (s,) of the senders."""
         return replace(self, attention=EdgeDraws(drop, row_key, self.own_of(row_key), key))
 
 
 def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     """Return the messages along internal edges: cross-client edges are dropped."""
-    return block.once(("messages", dtype), Messages, lambda: _messages(block, dtype))
+    return block.once(("messages", dtype), Messages, lambda: _build_messages(block, dtype))
 
 
-def _messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+def _build_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     degree = block.adj.weighted_degree.to(dtype)[:, None]
     return Messages(block.adj, True, degree, degree, None, block.off, block.off)
 
@@ -141,11 +141,11 @@ class Scales:
     post: DegreeScale | None = None
     own: DegreeScale | None = None
 
-    def before(self, degree: Tensor) -> Tensor | None:
+    def sender_scale(self, degree: Tensor) -> Tensor | None:
         """Return the sender's scale (n, 1), or None for 1."""
         return None if self.pre is None else self.pre(degree)
 
-    def after(self, degree: Tensor) -> Tensor | None:
+    def receiver_scale(self, degree: Tensor) -> Tensor | None:
         """Return the receiver's scale (n, 1), or None for 1."""
         return None if self.post is None else self.post(degree)
 
@@ -159,7 +159,7 @@ class Conv(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
 
     @property
     def sums(self) -> bool:
@@ -215,8 +215,8 @@ def operator(scales: Scales, messages: Messages) -> CSR:
     """
     if scales not in messages.operators:
         degree = messages.sender
-        own = scales.itself(degree)
-        messages.operators[scales] = as_matrix(scales, messages.adj, degree, own)
+        own_scale = scales.itself(degree)
+        messages.operators[scales] = as_matrix(scales, messages.adj, degree, own_scale)
     return messages.operators[scales]
 
 
@@ -229,36 +229,38 @@ def as_matrix(scales: Scales, adj: CSR, degree: Tensor, own: Tensor | None) -> C
         degree: (n, 1) that the scales are made of.
         own: (n, 1) weight of a row's own message; None: 0.
     """
-    one, zero = np.ones(len(degree)), np.zeros(len(degree))
-    left, right, middle = (
+    ones, zeros = np.ones(len(degree)), np.zeros(len(degree))
+    receiver_scale, sender_scale, own_scale = (
         default if scale is None else scale[:, 0].double().cpu().numpy()
         for scale, default in (
-            (scales.after(degree), one),
-            (scales.before(degree), one),
-            (own, zero),
+            (scales.receiver_scale(degree), ones),
+            (scales.sender_scale(degree), ones),
+            (own, zeros),
         )
     )
-    matrix = sp.diags_array(left) @ adj.scipy() @ sp.diags_array(right) + sp.diags_array(middle)
+    matrix = sp.diags_array(receiver_scale) @ adj.scipy() @ sp.diags_array(
+        sender_scale
+    ) + sp.diags_array(own_scale)
     return CSR.from_scipy(sp.csr_matrix(matrix)).to(degree.device, degree.dtype)
 
 
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
-    """Return post * (A @ (pre * z)) + own * z, (n, O); `beside` is added to what A gives."""
-    pre, post = scales.before(messages.sender), scales.after(messages.receiver)
-    own = scales.itself(messages.receiver)
+    """Return post * (A @ (pre * z) + beside) + own * z, (n, O)."""
+    pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
+    own_scale = scales.itself(messages.receiver)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
-    report_rows(messages.off, width * passes * ((post is not None) + 2 * (own is not None)))
+    report_rows(messages.off, width * passes * ((post is not None) + 2 * (own_scale is not None)))
     if messages.own is None and messages.beside is None:
         matrix = operator(scales, messages)
         # Scales on both sides are the same up to a factor.
-        alike = messages.symmetric and (pre is None) == (post is None)
-        return sparse_product(matrix, z, symmetric=alike)
+        is_symmetric = messages.symmetric and (pre is None) == (post is None)
+        return sparse_product(matrix, z, symmetric=is_symmetric)
     s = sparse_product(messages.adj, z if pre is None else pre * z)
     s = s if messages.beside is None else s + messages.beside
     s = s if post is None else post * s
-    return s if own is None else s + own * messages.own_of(z)
+    return s if own_scale is None else s + own_scale * messages.own_of(z)
 
 
 def glorot(key: Key, inputs: int, outputs: int) -> Tensor:
@@ -357,7 +359,7 @@ class PlainConv:
         return "rooted sum" if self.scales.own is None else None
 
     def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
-        """X W: sums are linear, so W may come before them."""
+        """Return X W, (n, O): sums are linear, so W may come before them."""
         return linear_map(p, x, off)
 
     def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
@@ -406,16 +408,16 @@ MLP = PlainConv("MLP", glorot_init, Scales(own=torch.ones_like), sums=False)
 # --- One step of APPNP: neighbors are averaged, nothing is learned -------------------------------
 
 
-def _post(degree: Tensor, kept: float) -> Tensor:
-    return kept * inverse_root(degree)
+def _post_scale(degree: Tensor, factor: float) -> Tensor:
+    return factor * inverse_root(degree)
 
 
-def _own(degree: Tensor, kept: float) -> Tensor:
-    return kept / (degree + 1)
+def _own_scale(degree: Tensor, factor: float) -> Tensor:
+    return factor / (degree + 1)
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _ScaledBy:
     """A scale with its second argument; unlike partial functions, equal ones are equal."""
 
     scale: Callable[[Tensor, float], Tensor]
@@ -448,12 +450,12 @@ class Propagation:
 
     @property
     def scales(self) -> Scales:
-        """As GCN, times 1 - a."""
-        kept = 1 - self.teleport
-        return Scales(inverse_root, _Kept(_post, kept), _Kept(_own, kept))
+        """The scales of GCN, times 1 - a."""
+        factor = 1 - self.teleport
+        return Scales(inverse_root, _ScaledBy(_post_scale, factor), _ScaledBy(_own_scale, factor))
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
-        """Nothing to learn."""
+        """Return no weights."""
         del key, inputs, outputs
         return {}
 
@@ -469,7 +471,7 @@ class Propagation:
         return propagate(self.scales, z, m)
 
     def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
-        """The sum is all."""
+        """Return the sum unchanged."""
         del p, x, m
         return s
 
@@ -535,7 +537,7 @@ class GIN:
         return propagate(self.scales, z, m)
 
     def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
-        """The rest of the perceptron."""
+        """Apply the rest of the perceptron."""
         del x
         h = torch.relu(segment_bias(s, p["bias"], m.off))
         report_rows(m.off, h.shape[1] * (1 + gradients(h)))
