@@ -55,7 +55,7 @@ def train_proto(cfg: Any, block: m.ClientBlock, state: m.State, inbox: Any, key:
     sums = z.new_zeros(block.num_clients, cfg.model.outputs, z.shape[1])
     sums.index_put_((client, block.y[train]), z, accumulate=True)
     new = {**new, **m.stacked("weights", fitted.tensors)}
-    return new, {**m.told(fitted, block), "proto/mean": m.Stacked(sums)}
+    return new, {**m.reply_fields(fitted, block), "proto/mean": m.Stacked(sums)}
 
 
 def fit_round(fed: m.Federation, cfg: Any, state: Any, t: int, key: m.Key) -> Any:

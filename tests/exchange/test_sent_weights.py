@@ -21,9 +21,9 @@ from silograph.exchange.sent_weights import (
     LEFT,
     SMALL_DTYPES,
     USED,
-    arrived,
-    leaving,
-    outgoing,
+    decode_weights,
+    encode_reply,
+    encode_weights,
     tell_used,
 )
 from silograph.federation.base import WeightedMean
@@ -156,7 +156,9 @@ def test_what_was_sent_is_what_has_changed_less_what_waits(
     added: dict[str, Any] = dict.fromkeys(weights, 0.0)
     true: dict[str, Any] = dict.fromkeys(weights, 0.0)
     for t in range(4):
-        start = arrived(cfg, block, state, outgoing(cfg, weights, memory, torch.arange(5)))
+        start = decode_weights(
+            cfg, block, state, encode_weights(cfg, weights, memory, torch.arange(5))
+        )
         trained = {}
         for name, was in start.items():
             own = (Key.of(t).fold(name).matrix(5, was.t.numel()) - 0.5).view(5, *was.t.shape)
@@ -167,7 +169,7 @@ def test_what_was_sent_is_what_has_changed_less_what_waits(
                 own = own * mask[:, :, None]
             trained[name] = Stacked(was.t + own)
             true[name.removeprefix("weights/")] += own
-        state, out = leaving(cfg, state, start, trained, {})
+        state, out = encode_reply(cfg, state, start, trained, {})
         for name, w in weights.items():
             field: Any = out[f"weights/{name}"]
             if w.dim() < 2:
@@ -420,14 +422,14 @@ def test_the_norm_of_an_update_is_that_of_what_is_added(
 def test_no_server_can_send_scales_that_are_none(make_graph: MakeGraph, value: float) -> None:
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**RUN, "weights_as": "int8"})
     cfg, block = setup.method_config, setup.federation._blocks[0].all  # type: ignore[attr-defined]
-    from silograph.exchange.sent_weights import takes
+    from silograph.exchange.sent_weights import inbox_spec
 
     weights = cfg.model.init_weights(Key.of(1), torch.float64)
-    inbox = outgoing(cfg, weights, {}, torch.arange(1))
-    check_against(inbox, takes(cfg), extent_of(block), "here", finite=True)
+    inbox = encode_weights(cfg, weights, {}, torch.arange(1))
+    check_against(inbox, inbox_spec(cfg), extent_of(block), "here", finite=True)
     inbox["scale/weights/0.weight"].t[0] = value
     with pytest.raises(ProtocolError, match=r"'scale/weights/0.weight' in here"):
-        check_against(inbox, takes(cfg), extent_of(block), "here", finite=True)
+        check_against(inbox, inbox_spec(cfg), extent_of(block), "here", finite=True)
 
 
 def test_rows_that_differ_between_clients_are_refused(make_graph: MakeGraph) -> None:
@@ -438,12 +440,14 @@ def test_rows_that_differ_between_clients_are_refused(make_graph: MakeGraph) -> 
     used = reply["used"]
     assert isinstance(used, Ragged)
     memory = {USED: used.t, "sent/off": used.off}
-    inbox = outgoing(cfg, cfg.model.init_weights(Key.of(1), torch.float64), memory, torch.arange(5))
-    assert isinstance(arrived(cfg, block, state, inbox)["weights/0.weight"], Shared)
+    inbox = encode_weights(
+        cfg, cfg.model.init_weights(Key.of(1), torch.float64), memory, torch.arange(5)
+    )
+    assert isinstance(decode_weights(cfg, block, state, inbox)["weights/0.weight"], Shared)
     twice = int(used.t.bincount().argmax())
     inbox["weights/0.weight"].t[(used.t == twice).nonzero()[0, 0]] += 1
     with pytest.raises(ProtocolError, match=r"expected the same rows of 0\.weight for all clients"):
-        arrived(cfg, block, state, inbox)
+        decode_weights(cfg, block, state, inbox)
 
 
 @pytest.mark.parametrize(

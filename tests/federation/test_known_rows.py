@@ -35,12 +35,12 @@ from silograph.methods import (
     RoundReport,
     ServerState,
     begin,
-    rests,
     shared,
     stacked_copies,
     state_specs,
     train_from,
     trained,
+    untouched_rows_after_round,
     weight_specs,
 )
 from silograph.selection.base import select_uniform
@@ -157,7 +157,7 @@ def narrow_round(
         **shared("weights", state.weights),
         FIRST: rows_for(state.weights["0.weight"], mine),
     }
-    around = rests(cfg, state.weights)
+    around = untouched_rows_after_round(cfg, state.weights)
     mean = WeightedMean("nodes", around, Decoder(known={FIRST: known}, others=around))
     own = key.fold("train", t)
     reply = fed.call(train_narrow, inbox, what=Kind.WEIGHTS, key=own, to=chosen, reduce=mean)

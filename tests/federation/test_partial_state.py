@@ -269,9 +269,11 @@ def test_blocks_of_any_size_are_a_session(built: Built, block_size: int, strict:
     other, links = session(*built, None, table(visit, grow, forget))
     assert same(talk(fed), talk(other))
     assert lines(fed.ledger.records) == lines(other.ledger.records)
-    one_by_one = InProcess(None, *built, 1)
-    talk(one_by_one)
-    for c, (state, link) in enumerate(zip(one_by_one.states(), links.values(), strict=True)):
+    single_client_only = InProcess(None, *built, 1)
+    talk(single_client_only)
+    for c, (state, link) in enumerate(
+        zip(single_client_only.states(), links.values(), strict=True)
+    ):
         at_silo = link.worker._state
         assert state.keys() == at_silo.keys()
         assert ("seen" in state) == (c not in (0, 3)), c

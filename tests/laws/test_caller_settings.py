@@ -221,7 +221,7 @@ def bits_of(value: object) -> object:
         case sg.Silo():
             return silo_fingerprint(value), bits_of(value.graph)
         case sg.Partition():
-            return value.hash, bits_of([value.copies, value.holder, value.owner])
+            return value.hash, bits_of([value.copies, value.client_of_node, value.owner])
         case sg.TrainedModel():
             return bits_of(dict(value.weights))
         case sg.Result():

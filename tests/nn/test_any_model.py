@@ -43,7 +43,7 @@ class Logistic:
 
     noun = "a logistic regression"
     staged = None
-    one_by_one = False
+    single_client_only = False
     meets_all = False
     solved_flops = 0
     source = None
@@ -105,7 +105,7 @@ def test_a_kind_trains_and_is_judged_as_any_other(
     start, found = own.init_weights(KEY, torch.float64), []
     for model in (own, theirs):
         cfg = MethodConfig(model, SGD(LR), Schedule(3), False, 1.0, NoOptions())
-        fed = InProcess(cfg, block, route, 2, one_by_one=model.one_by_one)
+        fed = InProcess(cfg, block, route, 2, single_client_only=model.single_client_only)
         state, losses = FEDAVG.init(fed, cfg, start, KEY), []
         for t in (1, 2):
             state, report = FEDAVG.round(fed, cfg, state, t, KEY)

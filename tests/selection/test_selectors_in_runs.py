@@ -27,11 +27,11 @@ from silograph.methods import (
     ServerState,
     WeightedMean,
     averaging,
-    rests,
     selected,
     shared,
     train,
     under,
+    untouched_rows_after_round,
 )
 from silograph.selection.base import RoundFacts, SelectorState
 from silograph.selection.registry import SELECTORS
@@ -212,7 +212,7 @@ def own_round(call_all: bool, tell: bool) -> Any:
 
     def fit(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> tuple[ServerState, RoundReport]:
         inbox, chosen = shared("weights", state.weights), selected(fed, cfg, t, key)
-        mean = WeightedMean("nodes", rests(cfg, state.weights))
+        mean = WeightedMean("nodes", untouched_rows_after_round(cfg, state.weights))
         reduce = Gather("nodes", "loss", fold=mean)
         to = None if call_all else chosen
         own = key.fold("train", t)

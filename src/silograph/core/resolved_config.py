@@ -101,6 +101,6 @@ def resolved_values(config: ResolvedConfig) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v is not None} | {"options": options}
 
 
-def asked_again(config: ResolvedConfig) -> RunConfig:
+def to_run_config(config: ResolvedConfig) -> RunConfig:
     """Return a `RunConfig` with all resolved values; it resolves to the same config again."""
     return make_config(resolved_values(config), source="a resolved config")

@@ -36,7 +36,7 @@ from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import divisible, end, logits_of, predict_steps
 from silograph.exchange.passes import predict as predict_together
-from silograph.exchange.sent_weights import arrived
+from silograph.exchange.sent_weights import decode_weights
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.field_specs import JUDGED, TEST, VAL, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Maybe, Steps
@@ -221,7 +221,9 @@ def judge_server(
     """
     del key
     graph, tables = local_graph(block, state), below(TABLES, state)
-    weights = under("weights", inbox if cfg.sent.plain else arrived(cfg, block, state, inbox))
+    weights = under(
+        "weights", inbox if cfg.sent.plain else decode_weights(cfg, block, state, inbox)
+    )
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     new |= ranked(cfg, "server", weights, graph, tables)

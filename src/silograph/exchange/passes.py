@@ -51,6 +51,7 @@ from silograph.nn.model import (
 from silograph.nn.reach import (
     Reach,
     boundary_reach,
+    count_contributors,
     full_reach,
     messages_back,
     messages_out,
@@ -58,7 +59,6 @@ from silograph.nn.reach import (
     partial_reach,
     placed,
     slots_in_client,
-    standing_behind,
     summed,
     summed_back,
 )
@@ -420,7 +420,7 @@ def _reply_with_sums(
     if cfg.behind.nodes == 1:
         reply: dict[str, Ragged | Stacked] = {"rows": Ragged(rows, off)}
         return reply if slots is None else {**reply, "slot": Ragged(slots, off)}
-    count = standing_behind(messages, reach)
+    count = count_contributors(messages, reach)
     is_sent = count >= cfg.behind.nodes
     left_out = segment_sum(((count > 0) & ~is_sent).long(), off)
     if slots is None:

@@ -90,7 +90,7 @@ class _PullCall:
     form: PullForm
 
     @property
-    def lacking(self) -> bool:
+    def has_missing_rows(self) -> bool:
         """Whether the pull goes on without clients that are away."""
         return self.form.missing == "keep"
 
@@ -98,13 +98,15 @@ class _PullCall:
         """Make a call whose replies have rows."""
         full_inbox = {**self.common_inbox, **inbox}
         return self.fed.call(
-            op, full_inbox, what=what, key=self.key, to=to, rows=True, lacking=self.lacking
+            op, full_inbox, what=what, key=self.key, to=to, rows=True, lacking=self.has_missing_rows
         )
 
     def send(self, op: Op, inbox: Payload, to: Sequence[str] | None) -> None:
         """Make a call whose replies have no fields."""
         full_inbox = {**self.common_inbox, **inbox}
-        self.fed.call(op, full_inbox, what=self.what, key=self.key, to=to, lacking=self.lacking)
+        self.fed.call(
+            op, full_inbox, what=self.what, key=self.key, to=to, lacking=self.has_missing_rows
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +183,7 @@ def pull(
     """
     _check_form(ask, form)
     call = _PullCall(fed, what, key, dict(inbox or {}), form)
-    if call.lacking:
+    if call.has_missing_rows:
         to = [name for name in (fed.ids if to is None else to) if name not in fed.away]
         if not to:
             return
@@ -192,7 +194,7 @@ def pull(
     allowed = positions_of(fed.ids, owners) if form.some else requesters
     owner = torch.searchsorted(fed.route.boundary_off, request.target, right=True) - 1
     is_allowed = torch.isin(owner, allowed)
-    if not call.lacking and not bool(is_allowed.all()):
+    if not call.has_missing_rows and not bool(is_allowed.all()):
         raise ProtocolError("expected slots of clients that take part, got some of others")
     called_owners = torch.unique(owner[is_allowed]) if form.some else requesters
     wanted = torch.unique(request.target[is_allowed])
@@ -284,7 +286,7 @@ def _call_owners(
     reply = call.fetch(serve, request, names, call.what)
     if not reply:
         return None
-    is_present = torch.tensor([not call.lacking or name not in fed.away for name in names])
+    is_present = torch.tensor([not call.has_missing_rows or name not in fed.away for name in names])
     member = torch.repeat_interleave(torch.arange(len(called_owners)), off.diff())
     answered = is_present[member]
 

@@ -126,14 +126,14 @@ def packed(form: WeightsForm, x: Tensor) -> tuple[Tensor, Tensor | None]:
 # Specs, which both ends enforce.
 
 
-def takes(cfg: SendingConfig) -> FieldSpecs:
+def inbox_spec(cfg: SendingConfig) -> FieldSpecs:
     """Return the specs of weights sent to clients."""
     if cfg.sent.plain:
         return weight_specs(cfg.model, Shared)
     return _weight_specs(cfg, Shared, f"state/{USED}")
 
 
-def gives(cfg: SendingConfig) -> FieldSpecs:
+def reply_spec(cfg: SendingConfig) -> FieldSpecs:
     """Return the specs of weights sent to the server."""
     if cfg.sent.plain:
         return weight_specs(cfg.model, Stacked)
@@ -158,7 +158,7 @@ def _weight_specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows:
     return specs
 
 
-def kept(cfg: SendingConfig) -> FieldSpecs:
+def state_spec(cfg: SendingConfig) -> FieldSpecs:
     """Return the specs of what a client's state holds between rounds."""
     if cfg.sent.plain:
         return {}
@@ -248,7 +248,7 @@ def learn_steps(cfg: SendingConfig, key: Key) -> Steps:
 # Down.
 
 
-def outgoing(
+def encode_weights(
     cfg: SendingConfig, weights: Mapping[str, Tensor], memory: Mapping[str, Tensor], to: Tensor
 ) -> dict[str, Field]:
     """Return the message with the server's weights.
@@ -275,7 +275,7 @@ def outgoing(
     return message
 
 
-def arrived(
+def decode_weights(
     cfg: SendingConfig, block: ClientBlock, state: State, inbox: Payload
 ) -> dict[str, Shared]:
     """Decode received weights, `weights/*`; rows that no client of the block uses are 0.
@@ -307,7 +307,7 @@ def arrived(
 # Up.
 
 
-def leaving(
+def encode_reply(
     cfg: SendingConfig,
     state: State,
     start: Mapping[str, Shared],

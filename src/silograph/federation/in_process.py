@@ -377,7 +377,8 @@ class InProcess:
         strict: send every payload through `encode` and `decode`, as a network would. Otherwise
             nothing is encoded, and sizes come from shapes; results and ledger are the same.
         compiled: fold replies with the compiled kernel, to the same bits.
-        one_by_one: whether ops are written for one client: then blocks run them by `per_client`.
+        single_client_only: whether ops are written for one client: blocks then run them by
+            `per_client`.
     """
 
     def __init__(
@@ -389,10 +390,10 @@ class InProcess:
         *,
         strict: bool = False,
         compiled: bool = False,
-        one_by_one: bool = False,
+        single_client_only: bool = False,
     ) -> None:
         self._cfg = cfg
-        self._single_client_ops = one_by_one
+        self._single_client_ops = single_client_only
         self._ids = clients.ids
         self._route = route
         self._strict = strict

@@ -100,16 +100,16 @@ from silograph.exchange.pull import (
     with_own,
 )
 from silograph.exchange.sent_weights import (
-    arrived,
-    kept,
+    decode_weights,
+    encode_reply,
+    encode_weights,
     learn_form,
     learn_steps,
-    leaving,
     mean_of,
-    outgoing,
+    state_spec,
 )
-from silograph.exchange.sent_weights import gives as weights_up
-from silograph.exchange.sent_weights import takes as weights_down
+from silograph.exchange.sent_weights import inbox_spec as weights_down
+from silograph.exchange.sent_weights import reply_spec as weights_up
 from silograph.federation.base import Federation, WeightedMean, overwrites, positions_of, reads
 from silograph.federation.field_specs import LOSS, NODES, TRAINED, FieldSpec, FieldSpecs, exactly
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, Steps
@@ -591,7 +591,7 @@ def open_round(
 
     In: `weights/*`, and `knobs/ratio` (C,) float64 where it is set. Out: nothing.
     """
-    start = inbox if cfg.sent.plain else arrived(cfg, block, state, inbox)
+    start = inbox if cfg.sent.plain else decode_weights(cfg, block, state, inbox)
     weights, model = under("weights", start), divisible(cfg.model)
     memory = under("optimizer", state) if cfg.keep_optimizer else None
     check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
@@ -1011,7 +1011,7 @@ def close_round(
     if cfg.sent.rows == "used":
         fields_to_send["steps"] = fields[STEPS]
     start = {f"weights/{name}": Shared(w) for name, w in base.items()}
-    return leaving(
+    return encode_reply(
         cfg, new, start, fields_to_send, untouched_rows_after(cfg, base, plan_of(cfg).batches)
     )
 
@@ -1065,7 +1065,7 @@ def fit_round(
     round_key, plan, client_ids = key.fold("train", t), plan_of(cfg), cfg.selected
     if client_ids is None:
         client_ids = tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
-    inbox = outgoing(cfg, state.weights, state.memory, positions_of(fed.ids, client_ids))
+    inbox = encode_weights(cfg, state.weights, state.memory, positions_of(fed.ids, client_ids))
     inbox |= knob_fields({n: t for n, t in cfg.knobs.items() if n == RATIO}, fed.ids, client_ids)
     fed.call(open_round, inbox, what=Kind.WEIGHTS, key=round_key, to=client_ids, lacking=True)
     row_bytes = 0
@@ -1194,7 +1194,7 @@ def client_state_specs(cfg: Config) -> FieldSpecs:
     losses = {LOSSES: FieldSpec(Ragged, (), rows=NODES)}
     sent_versions = {} if cfg.options.moved is None else moved_specs(pull_form_of(cfg))
     history = history_specs(model, features=features)
-    return {**state_specs(cfg), **kept(cfg), **history, **losses, **sent_versions}
+    return {**state_specs(cfg), **state_spec(cfg), **history, **losses, **sent_versions}
 
 
 FEDAIS: Method[FedAISOptions] = Method(

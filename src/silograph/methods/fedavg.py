@@ -37,7 +37,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, under
 from silograph.core.setting_values import log
 from silograph.exchange.passes import weight_specs
-from silograph.exchange.sent_weights import learn_form, mean_of, outgoing, remembered_form
+from silograph.exchange.sent_weights import encode_weights, learn_form, mean_of, remembered_form
 from silograph.federation.base import Federation, Op, WeightedMean, positions_of
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import Steps
@@ -56,12 +56,12 @@ from silograph.methods.local_training import (
     begin,
     local_round,
     local_steps,
-    rests,
     selected,
     shared,
     state_specs,
     train,
     train_sent,
+    untouched_rows_after_round,
 )
 from silograph.nn.conv import Params
 
@@ -141,12 +141,12 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     assert state.weights is not None  # set by init
-    untouched_rows = rests(cfg, state.weights)
+    untouched_rows = untouched_rows_after_round(cfg, state.weights)
     inbox: Payload = shared("weights", state.weights)
     mean, form = WeightedMean("nodes", untouched_rows), remembered_form(state.memory)
     if not cfg.sent.plain:
         op, positions = train_sent, positions_of(fed.ids, selected(fed, cfg, t, key))
-        inbox = outgoing(cfg, state.weights, form, positions)
+        inbox = encode_weights(cfg, state.weights, form, positions)
         mean = mean_of(cfg, "nodes", state.weights, form, untouched_rows)
     reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:

@@ -37,11 +37,11 @@ from silograph.methods.local_training import (
     TRAIN_CALLS,
     local_round,
     local_steps,
-    rests,
     shared,
     start_from,
     train_from,
     trained,
+    untouched_rows_after_round,
 )
 from silograph.nn.shared_items import ITEMS, item_counts
 
@@ -76,7 +76,9 @@ def fit_round(
     assert state.weights is not None  # set by init
     inbox = shared("weights", state.weights)
     shares = {ITEM_WEIGHT: SHARE} if ITEMS in state.weights else {}
-    mean = WeightedMean("nodes", rests(cfg, state.weights), Decoder(shares=shares))
+    mean = WeightedMean(
+        "nodes", untouched_rows_after_round(cfg, state.weights), Decoder(shares=shares)
+    )
     reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:
         return state, report

@@ -50,13 +50,13 @@ from silograph.methods.local_training import (
     local_round,
     local_steps,
     prefix_fields,
-    rests,
     shared,
     stacked,
     start_from,
     state_specs,
     train_from,
     trained,
+    untouched_rows_after_round,
     zero_weights,
 )
 from silograph.nn.conv import Params
@@ -172,7 +172,10 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, take the mean of their bases."""
     base = state.memory if state.weights is None else state.weights
-    inbox, mean = shared("weights", base), WeightedMean("nodes", rests(cfg, base))
+    inbox, mean = (
+        shared("weights", base),
+        WeightedMean("nodes", untouched_rows_after_round(cfg, base)),
+    )
     reply, report = local_round(fed, cfg, train_private, inbox, Kind.WEIGHTS, t, key, mean)
     if reply is None:
         return state, report

@@ -71,13 +71,13 @@ from silograph.methods.base import (
 from silograph.methods.local_only import begin_own, own_weights
 from silograph.methods.local_training import (
     local_steps,
+    reply_fields,
     report_by_client,
     selected,
     shared,
     stacked,
     start_from,
     state_specs,
-    told,
     train_from,
     zero_weights,
 )
@@ -352,7 +352,7 @@ def train_masked(
     reply = stacked("weights", trained_weights) | {
         "embedding": Stacked(embedding_of(cfg, block, masked_weights)),
         "sparsity": Stacked(sparsities),
-        **told(fitted, block),
+        **reply_fields(fitted, block),
     }
     own_masks = keep_previous_if_not_finite(stacked("masks", trained_masks), state)
     return {**new, **own_masks, **stacked("weights", masked_weights)}, reply

@@ -25,10 +25,10 @@ from silograph.methods.local_training import (
     local_round,
     local_steps,
     prefix_fields,
+    reply_fields,
     shared,
     stacked,
     state_specs,
-    told,
     train_from,
 )
 from silograph.nn.conv import Params
@@ -57,7 +57,9 @@ def train_own(
     """Continue training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
     del inbox
     fitted, new = train_from(cfg, block, state, under("weights", state), key)
-    return {**new, **state_of(prefix_fields("weights", fitted.weights))}, told(fitted, block)
+    return {**new, **state_of(prefix_fields("weights", fitted.weights))}, reply_fields(
+        fitted, block
+    )
 
 
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

@@ -45,7 +45,14 @@ from silograph.evaluation.evaluate import (
 )
 from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
-from silograph.exchange.sent_weights import arrived, gives, kept, learn_steps, leaving, takes
+from silograph.exchange.sent_weights import (
+    decode_weights,
+    encode_reply,
+    inbox_spec,
+    learn_steps,
+    reply_spec,
+    state_spec,
+)
 from silograph.federation.base import (
     BY_CLIENT,
     Federation,
@@ -175,17 +182,19 @@ def train_sent(
 
     In: `weights/*`, and `scale/*` of bytes. Out: the same, `nodes` (C,), `loss` (C,).
     """
-    start = arrived(cfg, block, state, inbox)
+    start = decode_weights(cfg, block, state, inbox)
     new, reply = train(cfg, block, state, start, key)
-    return leaving(cfg, new, start, reply, rests(cfg, under("weights", start)))
+    return encode_reply(
+        cfg, new, start, reply, untouched_rows_after_round(cfg, under("weights", start))
+    )
 
 
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
     """Return a client's reply after training: `weights/*`, and the fields of `told`."""
-    return prefix_fields("weights", fitted.weights) | told(fitted, block)
+    return prefix_fields("weights", fitted.weights) | reply_fields(fitted, block)
 
 
-def told(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
+def reply_fields(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
     """Return `nodes` (C,), `loss` (C,), and `received/*` where the start was to be scored."""
     counts = stacked(RECEIVED, fitted.received)
     return {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss), **counts}
@@ -239,7 +248,7 @@ def embeddings(
         return Ragged(embedded_pass(model, weights, inputs, None)[1], graph.off)
 
 
-def rests(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:
+def untouched_rows_after_round(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:
     """Return first weights after a round without data: what rows of unused features become.
 
     The server's mean needs them for rows that no client has trained.
@@ -400,7 +409,7 @@ def local_steps(
 def _round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
     """Return the call of a round of `train`, or of `train_sent`."""
     op = train if cfg.sent.plain else train_sent
-    return local_steps(cfg, op, takes(cfg), gives(cfg), Kind.WEIGHTS, t, key)
+    return local_steps(cfg, op, inbox_spec(cfg), reply_spec(cfg), Kind.WEIGHTS, t, key)
 
 
 def _setup_steps(cfg: MethodConfig, key: Key) -> Steps:
@@ -410,7 +419,7 @@ def _setup_steps(cfg: MethodConfig, key: Key) -> Steps:
 
 def _client_state_specs(cfg: MethodConfig) -> FieldSpecs:
     """Return the specs of the client state after `train` or `train_sent`."""
-    return {**state_specs(cfg), **kept(cfg)}
+    return {**state_specs(cfg), **state_spec(cfg)}
 
 
 TRAIN_CALLS = Calls(setup=_setup_steps, round=AlikeRounds(_round_steps), state=_client_state_specs)

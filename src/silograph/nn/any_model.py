@@ -34,7 +34,7 @@ class AnyModel(ModelSizes, Protocol):
         """The model as a row of stages; None: nobody can look between its layers."""
 
     @property
-    def one_by_one(self) -> bool:
+    def single_client_only(self) -> bool:
         """Whether clients are computed one after the other, in blocks of one."""
 
     @property

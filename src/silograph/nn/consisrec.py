@@ -217,7 +217,7 @@ class ConsisRec:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     noun = "model consisrec"
     staged = None
-    one_by_one = True  # clients are few and large
+    single_client_only = True  # clients are few and large
     meets_all = True  # a rating, the neighbors of both its ends
     solved_flops = 0
     first_maps = ()

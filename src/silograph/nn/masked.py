@@ -185,7 +185,7 @@ class Masked:
 
     inner: Model
     least: float
-    one_by_one: ClassVar[bool] = False
+    single_client_only: ClassVar[bool] = False
     meets_all: ClassVar[bool] = False
     solved_flops: ClassVar[int] = 0
     source: ClassVar[None] = None

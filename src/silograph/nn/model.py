@@ -87,7 +87,7 @@ class Model:
             hidden = (hidden,) * (self.layers - 1)
         return [self.features, *hidden, self.outputs]
 
-    one_by_one = False
+    single_client_only = False
     meets_all = False
     solved_flops = 0
     source = None

@@ -134,7 +134,7 @@ class ModuleModel:
 
     noun = "a torch.nn.Module of your own"
     staged = None
-    one_by_one = True
+    single_client_only = True
     meets_all = False
     solved_flops = 0
     first_maps = ()  # a module does not tell

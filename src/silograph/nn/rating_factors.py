@@ -93,7 +93,7 @@ class RatingFactors:
     outputs = 1
     task: LabelForm = dataclasses.field(default="rating", init=False)
     staged = None
-    one_by_one = True  # clients are few and large
+    single_client_only = True  # clients are few and large
     meets_all = False
     solved_flops = 0
     first_maps = ()
@@ -277,7 +277,7 @@ class RatingBiases:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     noun = "model rating_biases"
     staged = None
-    one_by_one = True  # clients are few and large
+    single_client_only = True  # clients are few and large
     meets_all = False
     solved_flops = PER_TURN * TURNS
     first_maps = ()

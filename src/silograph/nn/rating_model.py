@@ -83,7 +83,7 @@ class RatingModel:
     outputs = 1
     task: LabelForm = dataclasses.field(default="rating", init=False)
     staged = None
-    one_by_one = True  # clients are few and large
+    single_client_only = True  # clients are few and large
     meets_all = False
     solved_flops = 0
     first_maps = ()  # tables meet the users and items, and are no weights

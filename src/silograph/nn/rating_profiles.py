@@ -102,7 +102,7 @@ class RatingProfiles:
     task: LabelForm = dataclasses.field(default="rating", init=False)
     noun = "model rating_profiles"
     staged = None
-    one_by_one = True  # clients are few and large
+    single_client_only = True  # clients are few and large
     meets_all = False
     solved_flops = 0
     first_maps = ()

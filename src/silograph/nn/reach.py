@@ -268,7 +268,7 @@ def outward(messages: Tensor, reach: Reach) -> Tensor:
     return sparse_product(reach.outer, messages)
 
 
-def standing_behind(messages: Tensor, reach: Reach) -> Tensor:
+def count_contributors(messages: Tensor, reach: Reach) -> Tensor:
     """Count the messages (r, D) other than 0 in each sum of `outward`, (t,) int64."""
     is_nonzero = (messages != 0).any(1).long()
     return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())

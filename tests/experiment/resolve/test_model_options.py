@@ -13,7 +13,7 @@ from layers import MODELS_WITH_SKIPS
 from runs import FAST, MakeGraph, files_of, go, of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
-from silograph.core.resolved_config import asked_again
+from silograph.core.resolved_config import to_run_config
 from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
 from silograph.graph.graph import largest_component, schema_of
 from silograph.nn.mini_batches import Fanout
@@ -125,7 +125,7 @@ def test_widths_and_layers_are_written_out(
     schema = schema_of(make_graph())
     found = resolve(make_config(given), schema)
     assert (found.config.hidden, found.config.layers) == (hidden, layers)
-    again = resolve(asked_again(found.config), schema)
+    again = resolve(to_run_config(found.config), schema)
     assert again.config == found.config
     assert again.method_config.model == found.method_config.model
 

@@ -14,7 +14,7 @@ from silograph.aggregation.aggregators import MEDIAN
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
-from silograph.core.resolved_config import ResolvedConfig, asked_again, resolved_values
+from silograph.core.resolved_config import ResolvedConfig, resolved_values, to_run_config
 from silograph.core.run_file import parse_options, read_toml, write_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.resolve.exclusions import own_module
@@ -195,7 +195,7 @@ def test_the_two_configs_have_the_same_fields() -> None:
 )
 def test_what_was_resolved_is_resolved_to_itself(given: dict[str, Any]) -> None:
     config = resolve(make_config(given), SCHEMA).config
-    assert resolve(asked_again(config), SCHEMA).config == config
+    assert resolve(to_run_config(config), SCHEMA).config == config
     known = {k for k, v in vars(config).items() if v is not None} | {"options"}
     assert resolved_values(config).keys() == known
 

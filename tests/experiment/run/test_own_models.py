@@ -13,7 +13,7 @@ import silograph as sg
 from runs import files_of, go, same_bits
 from silograph.core.config import make_config
 from silograph.core.errors import CheckpointError, ConfigError, DataError
-from silograph.core.resolved_config import asked_again
+from silograph.core.resolved_config import to_run_config
 from silograph.experiment.resolve.cutting import Cut, cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.result_files import read_sums, write_sums
@@ -27,7 +27,7 @@ OPTIONS = {"method": "local", "clients": 3, "rounds": 5, "lr": 1.0}
 
 
 def cut_of(graph: Graph, result: Result) -> Cut:
-    partition = choose_parts(asked_again(result.config)).partition
+    partition = choose_parts(to_run_config(result.config)).partition
     return cut_graph(result.config, graph, partition)
 
 

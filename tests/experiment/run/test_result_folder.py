@@ -21,7 +21,7 @@ from forked import Forked
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.files import write_atomic
-from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.core.resolved_config import ResolvedConfig, to_run_config
 from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import read_run
 from silograph.experiment.run.result import Result
@@ -206,7 +206,7 @@ def test_the_config_runs_again(make_graph: MakeGraph, work: Path, options: dict[
     first = run(path, **FAST | options, out="first")
     values = read_toml(work / "first" / "config.toml")
     config = make_config(values)
-    assert config == asked_again(replace(first.config, out=None))  # every default written out
+    assert config == to_run_config(replace(first.config, out=None))  # every default written out
     second = run(config=config, out="second")
     assert final("first") == final("second")
     without = [{k: v for k, v in row.items() if k != "seconds"} for row in second.rounds]

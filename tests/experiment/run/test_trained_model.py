@@ -15,7 +15,7 @@ import silograph as sg
 from silo_folders import NORTH, folder
 from silograph.core.errors import DataError
 from silograph.core.key import Key
-from silograph.core.resolved_config import asked_again
+from silograph.core.resolved_config import to_run_config
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.preprocessing import Preprocessing, check_names
@@ -111,7 +111,7 @@ def test_predictions_are_those_of_the_uncut_view(make_graph: Callable[..., Graph
     assert result.model is not None
     right = torch.from_numpy(result.model.predict(graph)) == graph.y
     # The split is drawn from the seed alone, so it can be drawn again.
-    partition = choose_parts(asked_again(result.config)).partition
+    partition = choose_parts(to_run_config(result.config)).partition
     test = cut_graph(result.config, graph, partition).split.test
     assert result.test.uncut is not None
     assert result.test.uncut.accuracy == float(right[test].double().mean())

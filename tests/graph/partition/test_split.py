@@ -257,7 +257,7 @@ def test_each_client_splits_what_it_holds() -> None:
     partition = overlapping(graph)
     copies = by_client(graph, partition)
     for c, nodes in enumerate(partition.nodes):
-        mine = partition.holder == c
+        mine = partition.client_of_node == c
         alone = Partition((partition.ids[c],), (nodes,), graph.num_nodes, "hand")
         own = by_client(graph, alone)
         known = int(graph.labeled[nodes].sum())
@@ -276,7 +276,7 @@ def test_owners_roles_are_the_graphs_and_leaks_are_counted() -> None:
     split = choose_split(graph, partition, BY_CLIENT, Key.of(1))
     roles: dict[int, dict[int, str]] = {}
     for row, (node, client) in enumerate(
-        zip(partition.copies.tolist(), partition.holder.tolist(), strict=True)
+        zip(partition.copies.tolist(), partition.client_of_node.tolist(), strict=True)
     ):
         role = [part for part in ("train", "val", "test") if getattr(copies, part)[row]]
         assert len(role) <= 1
@@ -318,7 +318,9 @@ def test_silos_split_their_own_as_the_simulation_does() -> None:
         own = subgraph(graph, nodes)
         found = drawn_split(own, whole(own, partition.ids[c]), BY_CLIENT, Key.of(1))
         for part in ("train", "val", "test"):
-            assert torch.equal(getattr(found, part), getattr(copies, part)[partition.holder == c])
+            assert torch.equal(
+                getattr(found, part), getattr(copies, part)[partition.client_of_node == c]
+            )
 
 
 @pytest.mark.parametrize("how", ["by-client:public", "by-client:fold=1/5", "by-client:"])

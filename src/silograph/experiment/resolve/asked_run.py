@@ -13,7 +13,7 @@ from typing import Any
 from silograph.core.config import RunConfig, changed_values, make_config
 from silograph.core.errors import ConfigError
 from silograph.core.numeric_state import torch_threads
-from silograph.core.resolved_config import ResolvedConfig, asked_again
+from silograph.core.resolved_config import ResolvedConfig, to_run_config
 from silograph.experiment.resolve.cutting import with_silo_partition
 from silograph.experiment.resolve.exclusions import check_metric_of, check_selected, own_module
 from silograph.experiment.resolve.own_partition import (
@@ -289,7 +289,7 @@ def merge_config(
         DataError: no folder where one was named.
     """
     if isinstance(config, ResolvedConfig):
-        config = asked_again(config)
+        config = to_run_config(config)
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(
             f"expected a RunConfig as config, got {type(config).__name__}: give options as "

@@ -160,7 +160,7 @@ def choose_block_size(
         device: that computes.
         keep_optimizer: whether optimizers are kept; then no weight is left out.
     """
-    if training.model.one_by_one:
+    if training.model.single_client_only:
         return 1  # clients are computed one after the other
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()

@@ -18,7 +18,7 @@ from silograph.exchange.collect import (
     statistics_steps,
 )
 from silograph.exchange.passes import weight_specs
-from silograph.exchange.sent_weights import takes
+from silograph.exchange.sent_weights import inbox_spec
 from silograph.experiment.resolve.exclusions import scores_some
 from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.user_code import is_spec
@@ -106,7 +106,7 @@ def _scoring_rules(
     # exact weights, which cannot be compared with rounded ones.
     some, sends_none = scores_some(config), not method.calls.scores_server(method_config)
     is_alike = sends_none or (
-        training[:1] == [takes(method_config)]
+        training[:1] == [inbox_spec(method_config)]
         and (method_config.sent.plain or not method.evaluate.crosses)
     )
     everyone = method_config.everyone_trains and (
@@ -155,7 +155,7 @@ def _delayed_steps(
     if t > 1 and (t - 1) % every == 0 and not (everyone or some):
         before = received_steps(
             method_config.model,
-            takes(method_config),
+            inbox_spec(method_config),
             key.fold("judge server", t - 1),
             method_config.count_rules,
             ranks=config.relevant is not None,
@@ -184,7 +184,7 @@ def _scoring_steps(
     ranks, server = config.relevant is not None, tuple[Steps, ...]()
     if method.calls is not None and method.calls.scores_server(method_config):
         server = (
-            method.evaluate.steps(model, takes(method_config), judging, rules),
+            method.evaluate.steps(model, inbox_spec(method_config), judging, rules),
             ranking_steps("server", judging) if ranks else (),
         )
     return server, (own_steps(model, own, rules), ranking_steps("own", own) if ranks else ())

@@ -41,7 +41,7 @@ from pydantic import TypeAdapter
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError
 from silograph.core.files import check_regular, hold_folder, sync_folder, write_atomic
-from silograph.core.resolved_config import asked_again
+from silograph.core.resolved_config import to_run_config
 from silograph.core.run_file import write_toml
 from silograph.core.text import in_path
 from silograph.experiment.resolve.parts import (
@@ -137,7 +137,7 @@ def check_free(path: str) -> None:
 
 def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Source | None) -> None:
     """Write the files that exist before the first round."""
-    rerun_config = asked_again(replace(setup.config, out=None))
+    rerun_config = to_run_config(replace(setup.config, out=None))
     unset = unset_options(user_config, setup.parts)
     if (
         rerun_config.edge_weights != user_config.edge_weights

@@ -23,7 +23,7 @@ from silograph.evaluation.evaluate import (
     with_rankings,
 )
 from silograph.evaluation.scoring import RECEIVED
-from silograph.exchange.sent_weights import outgoing, remembered_form
+from silograph.exchange.sent_weights import encode_weights, remembered_form
 from silograph.experiment.resolve.exclusions import scores_some
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
@@ -148,7 +148,7 @@ def weights_message(setup: Setup, state: ServerState, to: Sequence[str]) -> Payl
     if setup.method.evaluate.crosses:
         cfg = replace(cfg, sent=PLAIN_WEIGHTS)
     positions = positions_of(setup.federation.ids, to)
-    return outgoing(cfg, state.weights, remembered_form(state.memory), positions)
+    return encode_weights(cfg, state.weights, remembered_form(state.memory), positions)
 
 
 def is_better(setup: Setup, new: JudgedRound, old: JudgedRound | None) -> bool:

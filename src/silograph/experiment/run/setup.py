@@ -149,7 +149,7 @@ def set_up(run: SimulatedRun) -> Setup:
         block_size=config.block_size,
         strict=config.strict,
         compiled=method_config.backend.compiled,
-        one_by_one=method_config.model.one_by_one,
+        single_client_only=method_config.model.single_client_only,
     )
     return Setup(
         config,

@@ -112,7 +112,7 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
         Internal edges (n, n), the halo, and the route. Edges that were dropped, and those to a
         node that nobody holds, are in neither.
     """
-    nodes, holder, num_nodes = partition.copies, partition.holder, graph.num_nodes
+    nodes, holder, num_nodes = partition.copies, partition.client_of_node, graph.num_nodes
     num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
     off = torch.searchsorted(holder, clients)
     edges = held_edges(graph.weighted_adj, partition.nodes)

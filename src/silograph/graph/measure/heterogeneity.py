@@ -260,7 +260,7 @@ def describe(
             f"expected a partition of this graph's {graph.num_nodes} nodes, "
             f"got one of {partition.num_nodes}"
         )
-    nodes, client, clients = partition.copies, partition.holder, len(partition.ids)
+    nodes, client, clients = partition.copies, partition.client_of_node, len(partition.ids)
     edges = held_edges(graph.adj, partition.nodes)
     is_internal, is_external = partition.internal(edges), partition.external(edges)
     # A remote neighbor counts once for each client: (client, node) as one number.

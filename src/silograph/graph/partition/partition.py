@@ -145,7 +145,11 @@ class Partition:
             self._check_owner(self.chosen_owner)
 
     def _check_owner(self, owner: Tensor) -> None:
-        claims = (owner[self.copies] == self.holder).sum() if len(owner) == self.num_nodes else -1
+        claims = (
+            (owner[self.copies] == self.client_of_node).sum()
+            if len(owner) == self.num_nodes
+            else -1
+        )
         held_nodes = torch.unique(self.copies)
         if claims != len(held_nodes) or int((owner >= 0).sum()) != len(held_nodes):
             raise PartitionError(
@@ -178,7 +182,7 @@ class Partition:
 
     @cached_property
     @standard_numerics()
-    def holder(self) -> Tensor:
+    def client_of_node(self) -> Tensor:
         """Client of every row, (sum of n_c,) int64."""
         return owners(offsets(torch.tensor([len(part) for part in self.nodes])))
 
@@ -188,7 +192,7 @@ class Partition:
         """The one client that answers for a node, (n,) int64; -1 where nobody holds it."""
         if self.chosen_owner is not None:
             return self.chosen_owner
-        return first_holder(self.copies, self.holder, self.num_nodes)
+        return first_holder(self.copies, self.client_of_node, self.num_nodes)
 
     def internal(self, edges: HeldEdges) -> Tensor:
         """Return which stored edges of the clients' nodes are internal, (e,) bool.
@@ -324,7 +328,7 @@ def _ids(graph: Graph, method: str, clients: int | None) -> tuple[str, ...]:
 
 def row_keys_of(graph: Graph, partition: Partition) -> Tensor:
     """Return the counters of all clients' rows, (sum of n_c,) int64."""
-    words, holder = node_words(graph.node_id), partition.holder
+    words, holder = node_words(graph.node_id), partition.client_of_node
     return client_words(words[partition.copies], hash_texts(partition.ids)[holder])
 
 
@@ -337,7 +341,7 @@ def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:
     word = key.words(row_keys_of(graph, partition), 1)[:, 0]
     highest = torch.full((n,), torch.iinfo(torch.int64).min).scatter_reduce(0, nodes, word, "amax")
     wins = word == highest[nodes]
-    return first_holder(nodes[wins], partition.holder[wins], n)
+    return first_holder(nodes[wins], partition.client_of_node[wins], n)
 
 
 def _disjoint(part_of: Callable[[Graph, int, Key, Any], Tensor]) -> CutNodes:

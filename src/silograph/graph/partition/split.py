@@ -89,13 +89,13 @@ def copies_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
     _check_ratios(ratios)
     order = drawn_order(row_keys_of(graph, partition), key.fold("split by client"))
     eligible = graph.labeled[partition.copies][order]
-    ranked = _by_owner(order[eligible], partition.holder, len(partition.ids))
+    ranked = _by_owner(order[eligible], partition.client_of_node, len(partition.ids))
     return _shares(*ranked, ratios, len(order))
 
 
 def owners_split(partition: Partition, copies: Split) -> Split:
     """Return the roles that the nodes' owners gave their copies, masks (n,) bool."""
-    own = partition.owner[partition.copies] == partition.holder
+    own = partition.owner[partition.copies] == partition.client_of_node
     return copies.map(lambda mask: _mask(partition.copies[own & mask], partition.num_nodes))
 
 

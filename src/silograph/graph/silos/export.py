@@ -152,7 +152,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
             "expected classes or label bits to write as silos' folders, got numbers to predict: a "
             "regression runs in simulation only"
         )
-    nodes, holder, names = partition.copies, partition.holder, np.array(partition.ids)
+    nodes, holder, names = partition.copies, partition.client_of_node, np.array(partition.ids)
     if len(torch.unique(nodes)) < len(nodes):
         raise DataError(
             "expected a cut in which no two clients hold the same node, got one with copies "

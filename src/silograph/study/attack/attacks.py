@@ -22,7 +22,7 @@ from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.base import Federation, Op, WeightedMean
 from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import ClientBlock, Route
-from silograph.methods.local_training import rests, shared, train
+from silograph.methods.local_training import shared, train, untouched_rows_after_round
 from silograph.nn.conv import Params
 from silograph.nn.conv.layers import as_matrix
 from silograph.nn.model import Model
@@ -526,7 +526,7 @@ def attack_first_weights(
     if not calls or not is_plain or cfg.keep_optimizer:
         return []
     sent_weights = {k.removeprefix("weights/"): f.t for k, f in calls[0].inbox.items()}
-    idle = rests(cfg, sent_weights).get(name)
+    idle = untouched_rows_after_round(cfg, sent_weights).get(name)
     if idle is None:
         return []
     idle = idle.reshape(sent_weights[first_map(setup)].shape)
