@@ -10,15 +10,15 @@ import sys
 import silograph as sg
 from silograph.experiment.run import loop
 
-_round, new = loop._round, set()
+run_round, new = loop._run_round, set()
 
 def watched(*given):
     before = set(sys.modules)
-    found = _round(*given)
+    found = run_round(*given)
     new.update(name for name in set(sys.modules) - before if not name.startswith("silograph"))
     return found
 
-loop._round = watched
+loop._run_round = watched
 sg.run("digits", method=sys.argv[1], clients=3, rounds=2, progress="none", kernels="torch")
 print(len(new), sorted(new)[:9])
 """

@@ -390,7 +390,7 @@ def owners_of(name: str, kinds: Iterable[str] = TABLES) -> list[str]:
 def join_words(words: Sequence[str]) -> str:
     """Return words as a list for people.
 
-    >>> listed(["model gcn", "model sage", "model gin"])
+    >>> join_words(["model gcn", "model sage", "model gin"])
     'model gcn, model sage and model gin'
     """
     *first, last = words

@@ -62,7 +62,7 @@ def paired_test(
     s^2 (1 / n + test nodes / other nodes): C. Nadeau and Y. Bengio, "Inference for the
     Generalization Error", Machine Learning 52, 2003, section 3.
 
-    >>> result = paired([0.8, 0.9, 0.7], [0.7, 0.7, 0.4])
+    >>> result = paired_test([0.8, 0.9, 0.7], [0.7, 0.7, 0.4])
     >>> round(result.mean, 3), round(result.p, 4)
     (0.2, 0.0742)
 
