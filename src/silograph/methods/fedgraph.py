@@ -93,7 +93,7 @@ from silograph.task.registry import task_of
 # --- sampled passes ------------------------------------------------------------------------------
 # What clients do in a pass over drawn neighbors in all silos, each with weights of its own.
 #
-# The stages are `silograph.methods.fedgraph`; the method that drives them is FedGraph.
+# Their stages and the method that drives them are below.
 #
 #     ask, listen      silos request the slots that a stage needs, owners store the rows' numbers
 #     ask, serve,      owners send the rows, multiplied by their weights

@@ -15,8 +15,9 @@ from runs import MakeGraph
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.evaluation.evaluate import tally_by_client
+from silograph.exchange import passes
 from silograph.experiment.run.setup import prepare
-from silograph.methods import METHODS
+from silograph.methods import METHODS, bns, cagnet
 from silograph.nn.optim import SGD, Adam
 from silograph.study.attack.attack import (
     NOTHING,
@@ -27,7 +28,9 @@ from silograph.study.attack.attack import (
     write_findings,
 )
 from silograph.study.attack.attacks import (
+    BACKWARD,
     CRAFTED,
+    FORWARD,
     Finding,
     craft_weights,
     find_separable_nodes,
@@ -260,3 +263,15 @@ def test_a_sum_of_losses_tells_forty_labels_without_a_least_count_and_few_with_o
         total = sum_of_losses(margins * scale, limited)
         assert total == round(total)
         assert 0 <= total <= 8 * 40
+
+
+def test_attacks_look_for_ops_that_exist() -> None:
+    """An op that has moved to another module is not seen, and the attack would find nothing."""
+    homes = (passes, bns, cagnet)
+    ops = {
+        f"{home.__name__.rpartition('.')[2]}.{name}"
+        for home in homes
+        for name, value in vars(home).items()
+        if getattr(value, "__module__", "") == home.__name__
+    }
+    assert {*FORWARD, *BACKWARD, "passes.begin"} <= ops

@@ -60,20 +60,20 @@ def check_arrays(path: Path) -> None:
         ) from None
 
 
-def _check(found: object) -> None:
-    if isinstance(found, dict):
+def _check(loaded: object) -> None:
+    if isinstance(loaded, dict):
         return
-    if type(found) is np.ndarray and found.dtype.kind in "biuf":
+    if type(loaded) is np.ndarray and loaded.dtype.kind in "biuf":
         return
-    if type(found) is not sp.csr_matrix:
-        raise TypeError(f"a {type(found).__name__}")
+    if type(loaded) is not sp.csr_matrix:
+        raise TypeError(f"a {type(loaded).__name__}")
     # Compiled code reads the parts without checking; methods may hide behind attributes.
-    if any(type(value) not in _PLAIN for value in vars(found).values()):
+    if any(type(value) not in _PLAIN for value in vars(loaded).values()):
         raise TypeError("a sparse matrix with foreign attributes")
-    data, indices, indptr = (vars(found)[name] for name in _PARTS)
+    data, indices, indptr = (vars(loaded)[name] for name in _PARTS)
     if data.dtype.kind not in "biuf":
         raise TypeError(f"a sparse matrix of {data.dtype}")
-    sp.csr_matrix((data, indices, indptr), shape=found.shape).check_format(full_check=True)
+    sp.csr_matrix((data, indices, indptr), shape=loaded.shape).check_format(full_check=True)
 
 
 def check_kept(path: Path) -> None:

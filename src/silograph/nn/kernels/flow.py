@@ -361,12 +361,12 @@ def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow
 
 
 @compiled
-def balanced(shape: FlowShape, w: Weights, log_p: float, loss: float, taken: int) -> float:
+def balanced(shape: FlowShape, w: Weights, log_p: float, loss: float, num_steps: int) -> float:
     """Return what is squared in the trajectory balance; z starts where it is 0."""
     balance, z = log_p + shape.alpha * loss, w.flat.shape[0] - 1
     if not shape.learns_z:
         return balance
-    if taken == 0:
+    if num_steps == 0:
         w.flat[z] = -balance / shape.alpha
         return 0.0
     return balance + shape.alpha * float(w.flat[z])
@@ -514,7 +514,7 @@ def train_client(
     of: StepArrays,
     k: int,
     own: TrainedWeights,
-    taken: tuple[int, int],
+    num_steps: tuple[int, int],
     by: FlowSampling,
     network: OwnFlow,
     key: Any,
@@ -524,9 +524,9 @@ def train_client(
     """Train client k and its network in place; see `training.train_client`.
 
     Return its mean loss in the last epoch, and steps taken in all, of the model and of the network;
-    `taken` has those of before. `of.rows` are rows without weights of their own z.
+    `num_steps` has those of before. `of.rows` are rows without weights of their own z.
     """
-    shape, f, (steps, learned) = of.shape, network.f, taken
+    shape, f, (steps, learned) = of.shape, network.f, num_steps
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
@@ -543,16 +543,16 @@ def train_client(
             seeds = order[b * batch : min((b + 1) * batch, size)]
             log_p = sample_flow(rows, k, shape, seeds, by, network, step_key, s)
             steps += 1
-            found = take_step(of, k, seeds, own, steps, step_key, s, work)
+            step_loss = take_step(of, k, seeds, own, steps, step_key, s, work)
             for layer in range(shape.layers):  # a row itself is no edge
                 if shape.form[layer] == SUM:
                     work[shape.layers + 1 + layer] -= s.m[layer + 1]
             if by.shape.learns:
                 mine = network.weights
-                balance = balanced(by.shape, mine.weights, log_p, found, learned)
+                balance = balanced(by.shape, mine.weights, log_p, step_loss, learned)
                 learned += 1
                 learn(rows, by.inputs, k, by.shape, mine, balance, learned, f)
-            loss += seeds.shape[0] / size * found
+            loss += seeds.shape[0] / size * step_loss
     return loss, steps, learned
 
 
@@ -613,8 +613,8 @@ def train_range(
         g, own = called.position[k], weights_of(called, x, params, k, memory)
         network = OwnFlow(own_flow(flows, k), f, flows.work[k])
         if rows.train_off[g + 1] > rows.train_off[g]:
-            taken = params.steps[k], flows.steps[k]
+            num_steps = params.steps[k], flows.steps[k]
             filled.loss[k], params.steps[k], flows.steps[k] = train_client(
-                rows, of, g, own, taken, by, network, key, s, filled.work[k]
+                rows, of, g, own, num_steps, by, network, key, s, filled.work[k]
             )
         say(called, of, k, rows, own, params.rows.shape[0], s, filled.logits)

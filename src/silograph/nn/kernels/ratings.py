@@ -79,10 +79,10 @@ def finish_back(
 def rating(p: PairArrays, r: int) -> Any:
     """Return what is predicted of a rating."""
     u, i = p.user[r], p.item[r]
-    said = p.h.dtype.type(p.level) + p.bias[u, 0] + p.bias[i, 0]
+    prediction = p.h.dtype.type(p.level) + p.bias[u, 0] + p.bias[i, 0]
     for j in range(p.h.shape[1]):
-        said += p.h[u, j] * p.h[i, j] * p.w[j, 0]
-    return said
+        prediction += p.h[u, j] * p.h[i, j] * p.w[j, 0]
+    return prediction
 
 
 @kernel

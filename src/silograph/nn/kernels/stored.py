@@ -417,7 +417,7 @@ def train_range(
     s: Memory,
 ) -> None:
     """Do what `train_stored` does, in memory that is there."""
-    w, taken = clients.weights, clients.steps
+    w, step_counts = clients.weights, clients.steps
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
         own, first = part(w, k, lo, hi), part(clients.first, k, lo, hi)
@@ -428,7 +428,7 @@ def train_range(
                 continue
             forward(rows, x, shape, g, called.off[k], batch, i, own, key, s)
             loss_gradient(rows, shape, rows.off[g], batch, i, s)
-            taken[k] += 1
+            step_counts[k] += 1
             # Velocities go on from what they are; Adam's moments begin with the first step.
-            t = taken[k] if steps.adam else taken[k] + 1
+            t = step_counts[k] if steps.adam else step_counts[k] + 1
             backward_step(x, shape, batch, i, own, first, second, steps, t, s)

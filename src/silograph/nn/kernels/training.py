@@ -194,12 +194,12 @@ def take_step(
     k: int,
     seeds: Array,
     own: TrainedWeights,
-    taken: int,
+    num_steps: int,
     key: Any,
     s: Scratch,
     work: Array,
 ) -> float:
-    """Take step number `taken` of client k on the rows that take part; return its mean loss."""
+    """Take step number `num_steps` of client k on the rows that take part; return its mean loss."""
     rows, x, shape, steps = of
     drawn, ready = shape.fanout.shape[0] > 0, shape.x_threshold > 0
     seen = after_dropout(x, s) if ready else x
@@ -208,7 +208,7 @@ def take_step(
     forward(rows, seen, shape, k, drawn, x.col, own.weights, key, True, s)
     loss = loss_gradient(rows, shape, k, drawn, seeds, s)
     count(rows, x, shape, k, drawn, s, work)
-    backward_step(rows, seen, shape, k, drawn, own, steps, taken, s)
+    backward_step(rows, seen, shape, k, drawn, own, steps, num_steps, s)
     return loss
 
 
@@ -217,7 +217,7 @@ def train_client(
     of: StepArrays,
     k: int,
     own: TrainedWeights,
-    taken: int,
+    num_steps: int,
     key: Any,
     s: Scratch,
     work: Array,
@@ -243,23 +243,23 @@ def train_client(
                 sample(rows, k, shape, seeds, step_key, s)
             else:
                 whole(rows, k, s)
-            taken += 1
-            found = take_step(of, k, seeds, own, taken, step_key, s, work)
-            loss += seeds.shape[0] / size * found
-    return loss, taken
+            num_steps += 1
+            step_loss = take_step(of, k, seeds, own, num_steps, step_key, s, work)
+            loss += seeds.shape[0] / size * step_loss
+    return loss, num_steps
 
 
 @allocating
 def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
     """Return memory for clients of at most `used` used rows."""
     matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
-    kept = params.first_flat.shape[0] > 0
+    keeps_moments = params.first_flat.shape[0] > 0
     masked, dtype = params.masks.flat.shape[1] > 0, params.rows.dtype
     pulled, most = steps.mu > 0 or masked, max(used * first, flat)
     return Spare(
         start=np.empty((matrices, used if pulled else 0, first), dtype),
         start_flat=np.empty(flat if pulled else 0, dtype),
-        moments=np.empty((2, matrices, 0 if kept else used, first), dtype),
+        moments=np.empty((2, matrices, 0 if keeps_moments else used, first), dtype),
         moments_flat=np.empty((2, flat), dtype),
         product=np.empty((matrices, used if masked else 0, first), dtype),
         product_flat=np.empty(flat if masked else 0, dtype),
