@@ -51,7 +51,7 @@ def test_nested_functions_are_timed_once_and_kernels_are_counted() -> None:
     assert watch.seconds < whole + 1
 
 
-DECORATORS = {"kernel", "interruptible"}  # of functions that Python calls
+DECORATORS = {"kernel", "kept_on_disk"}  # of functions that Python calls
 
 
 def test_every_kernel_has_a_plain_name() -> None:

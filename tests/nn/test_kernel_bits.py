@@ -20,7 +20,8 @@ from silograph.graph.graph import Graph
 
 pytest.importorskip("numba")
 
-from silograph.nn.kernels.arrays import LINE, one_at_a_time, saved_alone
+from silograph.core.compiling import one_at_a_time, saved_alone
+from silograph.nn.kernels.arrays import LINE
 
 MakeGraph = Callable[..., Graph]
 CODE = """

@@ -29,9 +29,9 @@ from silograph.cli.flags import (
     usage_error,
 )
 from silograph.cli.studies import print_comparison, print_search
+from silograph.core.compiling import is_compiling
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
-from silograph.core.interruptible import is_compiling
 from silograph.core.stop_signals import INTERRUPTED, handle_signals
 from silograph.core.text import counted, printable
 

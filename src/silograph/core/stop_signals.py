@@ -12,7 +12,7 @@ from types import FrameType
 
 INTERRUPTED = 130  # exit code of a program that was stopped by Ctrl-C
 _IMPORTS = "<frozen importlib._bootstrap>"  # file name of the code that carries out an import
-_WAITS = "interruptible.py"  # where the main thread waits for a kernel, perhaps inside an import
+_WAITS = "compiling.py"  # where the main thread waits for a kernel, perhaps inside an import
 _stopped_by: list[int] = []  # received signals
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 from numba import njit
 
-from silograph.core.interruptible import interruptible
+from silograph.core.compiling import kept_on_disk
 
 
 # No contraction: a product is rounded before it is added, as torch does it.
-@interruptible
+@kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
 def add_rows(
     total: np.ndarray, index: np.ndarray, rows: np.ndarray, around: np.ndarray, factors: np.ndarray
@@ -27,7 +27,7 @@ def add_rows(
     return True
 
 
-@interruptible
+@kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
 def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
     """Fill `alike` (G,): which bases (G, n) equal another (n,)."""
@@ -38,7 +38,7 @@ def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
         alike[g] = differ == 0
 
 
-@interruptible
+@kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
 def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarray) -> None:
     """mean[h] = around[h] + total[h] / weight."""
@@ -46,7 +46,7 @@ def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarr
         mean[h] = around[h] + total[h] / weight
 
 
-@interruptible
+@kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
 def add_slices(
     total: np.ndarray,

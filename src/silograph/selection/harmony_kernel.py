@@ -3,13 +3,13 @@
 import numpy as np
 from numba import njit
 
-from silograph.core.interruptible import interruptible
+from silograph.core.compiling import kept_on_disk
 
 BLOCK = 64  # clients whose smallest value is kept, so that a search looks into one block only
 
 
 # These flags let the smallest be looked for in any order, which has the same result.
-@njit(error_model="numpy", cache=True, nogil=True, fastmath={"nnan", "nsz"})
+@njit(error_model="numpy", nogil=True, fastmath={"nnan", "nsz"})
 def smallest(values: np.ndarray) -> float:
     """Return the smallest of values (n,), none of them NaN."""
     least = np.inf
@@ -18,7 +18,7 @@ def smallest(values: np.ndarray) -> float:
     return least
 
 
-@njit(error_model="numpy", cache=True, nogil=True)
+@njit(error_model="numpy", nogil=True)
 def first_smallest(values: np.ndarray, lows: np.ndarray, tie: float) -> int:
     """Return the position of the first value (n,) within `tie` of the smallest.
 
@@ -39,7 +39,7 @@ def first_smallest(values: np.ndarray, lows: np.ndarray, tie: float) -> int:
 
 
 # No contraction, here and below: a product is rounded before it is added, as NumPy does it.
-@njit(error_model="numpy", cache=True, nogil=True)
+@njit(error_model="numpy", nogil=True)
 def move(
     joint_terms: np.ndarray,
     distance: np.ndarray,
@@ -57,7 +57,7 @@ def move(
         distance[i] = (square[i] * inverse - to_aim[i]) * inverse
 
 
-@interruptible
+@kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
 def compiled_loop(
     labels: np.ndarray,

@@ -1,6 +1,5 @@
 """What the kernels are given, and how they are compiled."""
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 from numba import njit
 from numba.core import event
-from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import PassManager
 
 from silograph.core import key
-from silograph.core.interruptible import run_interruptible
+from silograph.core.compiling import kept_on_disk
 
 # --- compile notice ------------------------------------------------------------------------------
 # Progress of compilation: which kernel the first run on a machine waits for, and how long.
@@ -193,55 +191,6 @@ def _passes_with(
     return managers
 
 
-# --- one compiler --------------------------------------------------------------------------------
-# Processes that start together compile a kernel once: one does, the others wait and read it.
-
-
-def one_at_a_time(compiles: Callable[[Any], Any], cache: Path, name: str) -> Callable[[Any], Any]:
-    """Return a function that compiles as `compiles` does, in one process at a time.
-
-    Other kernels, and the same for other types, are compiled side by side. A process that dies
-    leaves the lock to the next one.
-
-    Args:
-        compiles: compiles for a signature, unless `cache` has its code.
-        cache: the folder of compiled code; where it cannot be written, nobody waits.
-        name: of the kernel and its version.
-    """
-
-    def alone(signature: Any) -> Any:
-        types = hashlib.sha256(str(signature).encode()).hexdigest()[:16]
-        lock = cache / f"{name}.{types}.lock"
-        return run_interruptible(lambda: _locked(lock, lambda: compiles(signature)))
-
-    return alone
-
-
-def saved_alone(saves: Callable[[Any, Any], None], lock: Path) -> Callable[[Any, Any], None]:
-    """Return a function that saves code as `saves` does, in one process at a time.
-
-    numba lists the code of a function for all types in one index, which it reads, numbers the new
-    file after, and replaces: of two processes that save for two types at once one would be lost,
-    or take the other's file.
-
-    Args:
-        saves: saves the code for a signature.
-        lock: a file of this function alone; where it cannot be written, nobody waits.
-    """
-    return lambda signature, code: _locked(lock, lambda: saves(signature, code))
-
-
-def _locked(path: Path, work: Callable[[], Any]) -> Any:
-    """Return what some work returns that one process does at a time."""
-    try:
-        lock = path.open("wb")
-    except OSError:
-        return work()
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return work()
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
 
@@ -322,16 +271,7 @@ def kernel(function: Function) -> Function:
     after an upgrade old code would run on. Here every file counts.
     """
     made: Any = njit(**OPTIONS, cache=True, pipeline_class=SelfContained)(function)
-    cache = made._cache
-    # Files by the digest: numba reads an old index before it looks at the stamp, and an index that
-    # names types of another version cannot be read.
-    base = f"{cache._impl.filename_base}.{sources().hex()[:16]}"
-    file: Any = IndexDataCacheFile(cache._cache_path, base, sources())  # type: ignore[no-untyped-call]
-    file.save = saved_alone(file.save, Path(cache._cache_path) / f"{base}.lock")
-    cache._cache_file = file
-    name = f"{function.__name__}.{sources().hex()[:16]}"
-    made.compile = one_at_a_time(made.compile, Path(cache.cache_path), name)
-    return cast(Function, made)
+    return cast(Function, kept_on_disk(made, sources()))
 
 
 class CalledArrays(NamedTuple):

@@ -1,22 +1,19 @@
 """Ctrl-C and SIGTERM end a command at once while a kernel is being compiled."""
 
+import ast
+import os
 import signal
 import subprocess
 import sys
 import threading
 from _thread import interrupt_main
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from silograph.core.interruptible import interruptible, is_compiling, run_interruptible
-
-
-class Dispatcher:
-    """What numba makes of a function, as far as it is used."""
-
-    def compile(self, signature: str) -> str:
-        return f"{signature} in {threading.current_thread().name}"
+import silograph
+from silograph.core.compiling import is_compiling, run_interruptible
 
 
 def test_work_returns_or_raises_from_its_own_thread() -> None:
@@ -29,7 +26,6 @@ def test_work_returns_or_raises_from_its_own_thread() -> None:
     with pytest.raises(MemoryError, match="too large"):
         run_interruptible(fail)
     assert not is_compiling()
-    assert interruptible(Dispatcher()).compile("float32") == "float32 in silograph-compiler"
 
 
 def fail() -> None:
@@ -62,11 +58,13 @@ def test_an_interrupt_ends_the_wait_and_not_the_work() -> None:
 
 
 SLOW = """
+import ast
+import os
 import signal
 import time
 
 from silograph import cli
-from silograph.core.interruptible import run_interruptible
+from silograph.core.compiling import run_interruptible
 
 def compile_slowly(**_):
     run_interruptible(lambda: (print("compiling", flush=True), time.sleep(600)))
@@ -88,3 +86,39 @@ def test_a_command_that_compiles_ends_at_once(sent: signal.Signals) -> None:
     process.send_signal(sent)
     _, errors = process.communicate(timeout=200)  # less than what the work takes
     assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_every_function_kept_on_disk_is_safe_for_many_processes() -> None:
+    """Numba by itself mixes up the files of two processes that save one function at once."""
+    unsafe = [
+        f"{path.name}: {node.name}"
+        for path in Path(silograph.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+        and any("cache=True" in ast.unparse(made) for made in node.decorator_list)
+        and not any(ast.unparse(made) == "kept_on_disk" for made in node.decorator_list)
+    ]
+    assert unsafe == []
+
+
+def test_two_processes_that_compile_one_function_for_two_types_keep_both(tmp_path: Path) -> None:
+    """Each later process runs the code of its own types."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):  # compiles, then reads what is kept
+        made = [
+            subprocess.Popen([sys.executable, "-c", ADD, dtype], env=environment)
+            for dtype in ("float32", "float64", "float32", "float64")
+        ]
+        assert [process.wait(120) for process in made] == [0, 0, 0, 0]
+    assert len(list(tmp_path.rglob("*.nbc"))) == 2
+
+
+ADD = """
+import sys
+import numpy as np
+from silograph.federation.fold_kernel import add_slices
+ones = np.ones((1, 3), sys.argv[1])
+total = ones[0].copy()
+add_slices(total, ones, np.zeros_like(total), np.ones(1, total.dtype), np.ones(1, bool))
+assert total.dtype == sys.argv[1] and (total == 2).all(), total
+"""
