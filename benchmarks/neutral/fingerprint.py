@@ -154,6 +154,16 @@ def to_sparse(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **parts, "x_shape": np.array(x.shape)}
 
 
+def rating_arrays() -> dict[str, Any]:
+    """Return ratings of 60 users and 40 items, each from 1 to 5."""
+    rng = np.random.default_rng(SEED)
+    pairs = rng.permutation(60 * 40)[:900]
+    user, item = pairs // 40, pairs % 40
+    taste, quality = rng.normal(size=(60, 2)), rng.normal(size=(40, 2))
+    rating = 3 + (taste[user] * quality[item]).sum(1) + rng.normal(scale=0.5, size=len(pairs))
+    return {"user": user, "item": item, "rating": rating.clip(1, 5).round(1)}
+
+
 def write_tables(arrays: Mapping[str, Any], folder: Path) -> None:
     """Write a multi-class graph as two CSV tables."""
     folder.mkdir()
@@ -174,6 +184,7 @@ def write_graphs(folder: Path) -> None:
     classes = class_arrays()
     np.savez(folder / "classes.npz", **to_sparse(classes))
     np.savez(folder / "labels.npz", **label_arrays())
+    np.savez(folder / "ratings.npz", **rating_arrays())
     write_tables(classes, folder / "tables")
     (folder / "own.py").write_text(OWN_MODEL, encoding="utf-8")
 
@@ -198,6 +209,16 @@ METHODS: dict[str, Options] = {
     "centralized": {"method": "centralized"},
     "graphsaint": {"method": "graphsaint", "options": {"budget": 40}},
     "collect": {"method": "fedavg", "collect": 0.5},
+    "gcfl": {"method": "gcfl", "options": {"warmup": 0, "epsilon1": 100.0, "epsilon2": 1e-6}},
+    "gcflplus": {
+        "method": "gcflplus",
+        "options": {"warmup": 0, "epsilon1": 100.0, "epsilon2": 1e-6, "sequence": 2},
+    },
+    "fedpub": {"method": "fedpub", "options": {"communities": 1}},
+    "fedsageplus": {"method": "fedsageplus"},
+    "fedais": {"method": "fedais"},
+    "fedgraph": {"method": "fedgraph", "options": {"kappa": 16}, "local_epochs": 1},
+    "fedacs": {"method": "fedacs"},
 }
 MODELS: dict[str, Options] = {
     "gcn": {},
@@ -271,6 +292,51 @@ VARIANTS: dict[str, Options] = {
         "options": {"sampler": "edge", "budget": 40, "normalize": False, "steps": 3},
     },
     "collect_all_fedopt": {"method": "fedopt", "collect": 1.0, "participation": 0.5},
+    "median": {"aggregator": "median", "participation": 0.8},
+    "oort": {"selector": "oort", "rounds": 4},
+    "fedper_no_private": {"method": "fedper", "options": {"private": 0}},
+    "fedper_participation": {"method": "fedper", "participation": 0.6, "rounds": 4},
+    "gcfl_participation": {**METHODS["gcfl"], "participation": 0.6, "rounds": 4},
+    "fedpub_masks": {
+        "method": "fedpub",
+        "options": {"communities": 1, "masks": False},
+        "keep_optimizer": False,
+        "participation": 0.6,
+        "rounds": 4,
+    },
+    "int8": {"weights_as": "int8", "participation": 0.6, "rounds": 4},
+    "used_rows": {"weight_rows": "used", "participation": 0.6, "rounds": 4},
+    "fedopt_float16_used": {"method": "fedopt", "weights_as": "float16", "weight_rows": "used"},
+    **{
+        f"fedais_{name}": {"method": "fedais", "options": options}
+        for name, options in {
+            "tau": {"tau": 1, "interval": "fixed"},
+            "bound": {"interval": "bound"},
+            "held": {"halo": "held", "tau": 3},
+            "all": {"halo": "all", "sent": "int8"},
+            "none": {"halo": "none", "nodes": "all"},
+            "unbiased": {"unbiased": True, "average": "nodes"},
+            "stored": {"owners": "stored", "warmup": 2},
+        }.items()
+    },
+    "fedais_participation": {"method": "fedais", "participation": 0.6, "rounds": 4},
+    "fedais_sage": {"method": "fedais", "model": "sage", "local_epochs": 1},
+    "fedgraph_all": {"method": "fedgraph", "local_epochs": 1, "options": {"share": "all", "kappa": 16}},
+    "fedgraph_gradients": {
+        "method": "fedgraph",
+        "local_epochs": 1,
+        "options": {"return_gradients": True, "local_steps": 2, "rescale": "inverse"},
+    },
+    "fedgraph_none": {"method": "fedgraph", "local_epochs": 1, "options": {"share": "none"}},
+}
+RATINGS: dict[str, Options] = {
+    "fedavg": {"method": "fedavg", "model": "rating_mf"},
+    "local": {"method": "local", "model": "rating_mf"},
+    "fedmf": {"method": "fedmf", "model": "rating_mf", "options": {"items": 24}},
+    "fedgnn": {"method": "fedgnn", "model": "rating_gat", "options": {"items": 24, "pseudo": 4}},
+    "fesog": {"method": "fesog", "model": "rating_gat", "options": {"items": 24, "pseudo": 4}},
+    "fedacs": {"method": "fedacs", "model": "rating_gcn"},
+    "profiles": {"method": "fedavg", "model": "rating_profiles"},
 }
 # Variants that have no compiled kernels.
 TORCH_VARIANTS: dict[str, Options] = {
@@ -304,6 +370,12 @@ SILO_RUNS: dict[str, Options] = {
     "label_guided_sample": {**METHODS["label_guided_sample"], "kernels": "torch"},
     "bns": {**METHODS["bns"], "kernels": "compiled"},
     "collect": {"collect": 0.5, "method": "local", "kernels": "torch"},
+    "fedper": {"method": "fedper", "kernels": "torch"},
+    "gcfl": {**METHODS["gcfl"], "kernels": "torch"},
+    "fedpub": {**METHODS["fedpub"], "kernels": "torch"},
+    "fedais": {"method": "fedais", "kernels": "torch", "participation": 0.7},
+    "fedgraph": {**METHODS["fedgraph"], "kernels": "torch"},
+    "used_rows": {"method": "fedavg", "weight_rows": "used", "kernels": "torch"},
 }
 COMMAND: Options = {
     "method": "fedopt",
@@ -366,6 +438,8 @@ def method_cells() -> dict[str, Cell]:
         for name, own in MODELS.items():
             options = {"method": "fedavg", "model": name, **own}
             cells |= in_kernels(f"models/{graph}/{name}", graph, options)
+    for name, options in RATINGS.items():
+        cells |= in_kernels(f"methods/ratings/{name}", "ratings", {**options, "hidden": 8})
     return cells
 
 
@@ -533,9 +607,9 @@ def fingerprint(folder: Path) -> Print:
 
 def figures(result: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, Any]:
     """Return a few numbers for people."""
-    views = result.get("test", {})
+    views, metric = result.get("test", {}), result.get("metric", "accuracy")
     return {
-        "test": {name: view["accuracy"] for name, view in views.items() if view},
+        "test": {name: view[metric] for name, view in views.items() if view},
         "bytes": sum(sum(call.bytes) for call in calls),
         "records": len(calls),
         "best_round": result.get("best_round"),

@@ -271,6 +271,11 @@ def dense(field: Field) -> Tensor:
     return field.stacked().t if isinstance(field, Patched) else field.t
 
 
+def stack(tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
+    """Return tensors (C, ...) of clients as fields, by name."""
+    return {name: Stacked(t) for name, t in tensors.items()}
+
+
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under names `prefix/name`."""
     return {f"{prefix}/{name}": t for name, t in tensors.items()}

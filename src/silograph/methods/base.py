@@ -7,7 +7,7 @@ no other code has to know the methods.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Generic, Literal, Protocol
+from typing import Annotated, Any, Generic, Literal, Protocol, cast
 
 import torch
 from pydantic import Field
@@ -162,6 +162,7 @@ class Needs:
 
 
 Options = TypeVar("Options", default=Any)
+Part = TypeVar("Part", bound=Stacked | Ragged)
 Share = Annotated[float, Field(gt=0, le=1)]  # an option
 
 
@@ -550,7 +551,7 @@ def seen_by(method: AnyMethod, config: RunConfig | ResolvedConfig) -> str:
 # C: clients.
 
 
-def keep_previous_if_not_finite(new: State, old: State) -> State:
+def keep_previous_if_not_finite(new: Mapping[str, Part], old: State) -> Mapping[str, Part]:
     """Return private state after training; a client with infinite values or NaN keeps its old one.
 
     Otherwise bad weights from the server, or one step that is too long, would spoil all later
@@ -570,7 +571,7 @@ def keep_previous_if_not_finite(new: State, old: State) -> State:
     is_good = torch.stack([_is_finite(f) for f in checked_fields]).all(0)
     bad_clients = (~is_good).nonzero()[:, 0]
     old_fields = state_of(take_all({name: old[name] for name in new}, bad_clients))
-    return {name: put(f, old_fields[name], bad_clients) for name, f in new.items()}
+    return {n: cast(Part, put(f, old_fields[n], bad_clients)) for n, f in new.items()}
 
 
 def _is_finite(field: Stacked | Ragged) -> Tensor:

@@ -17,7 +17,6 @@ graphs, local Adam of rate 0.01 built anew every round, which does not learn on 
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -32,38 +31,20 @@ from silograph.aggregation.aggregators import (
     take_mean,
 )
 from silograph.core.config import STRICT
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, under
 from silograph.core.setting_values import log
-from silograph.exchange.passes import weight_specs
-from silograph.exchange.sent_weights import encode_weights, learn_form, mean_of, remembered_form
-from silograph.federation.base import Federation, Op, WeightedMean, positions_of
-from silograph.federation.field_specs import FieldSpecs
-from silograph.federation.program import Steps
+from silograph.federation.messages import Empty
 from silograph.methods.base import (
     AnyMethod,
     Caution,
     Method,
-    MethodConfig,
     Needs,
     NoOptions,
     RoundReport,
     ServerState,
 )
-from silograph.methods.local_training import (
-    TRAIN_CALLS,
-    begin,
-    local_round,
-    local_steps,
-    selected,
-    shared,
-    state_specs,
-    train,
-    train_sent,
-    untouched_rows_after_round,
-)
-from silograph.nn.conv import Params
+from silograph.methods.local_training import AveragedModel, GlobalModel, LocalModel
+from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program
 
 MOMENTUM_RATE = 1.0
 ADAM_RATE = 0.01  # see benchmarks/defaults/features.md
@@ -130,61 +111,52 @@ def server_step(options: object) -> ServerStep:
     return ServerAdam(lr, *betas, tau)
 
 
-def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Set up the clients; the server starts from the initial weights."""
-    fed.call(begin, {}, what=Kind.CONTROL, key=key)
-    return ServerState(weights=weights, memory=learn_form(fed, cfg, key))
+@op(Kind.WEIGHTS)
+def train(
+    clients: Clients[NoOptions], state: Empty, request: GlobalModel
+) -> tuple[Empty, LocalModel]:
+    """Take E local epochs from w_t on the client's own training nodes (ClientUpdate)."""
+    return state, LocalModel.of(clients.fit(request.weights), clients.block)
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key, op: Op = train
+@calls(train)
+def train_round(
+    server: Server[NoOptions | FedOptOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
+    return average_and_step(server, state, train)
+
+
+def average_and_step(
+    server: Server[Any], state: ServerState, train: ClientOp[GlobalModel, LocalModel]
+) -> tuple[ServerState, RoundReport]:
+    """Average the models that clients train by an op, and let the server step towards the mean."""
     assert state.weights is not None  # set by init
-    untouched_rows = untouched_rows_after_round(cfg, state.weights)
-    inbox: Payload = shared("weights", state.weights)
-    mean, form = WeightedMean("nodes", untouched_rows), remembered_form(state.memory)
-    if not cfg.sent.plain:
-        op, positions = train_sent, positions_of(fed.ids, selected(fed, cfg, t, key))
-        inbox = encode_weights(cfg, state.weights, form, positions)
-        mean = mean_of(cfg, "nodes", state.weights, form, untouched_rows)
-    reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
-    if reply is None:
+    mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
+    if mean is None:  # no selected client has a training node
         return state, report
-    optimizer_memory = {name: t for name, t in state.memory.items() if name not in form}
-    weights, memory = server_step(cfg.options)(
-        state.weights, under("weights", reply), optimizer_memory
-    )
-    return ServerState(weights, {**memory, **form}), report
+    step = server_step(server.options)
+    return ServerState(*step(state.weights, dict(mean.weights), dict(state.memory))), report
 
 
-def averaging(op: Op, keeps: Callable[[Any], FieldSpecs] = state_specs) -> AnyMethod:
-    """Return FedAvg whose clients train by an op of yours, with the messages of `train`.
+def averaging(train: ClientOp[GlobalModel, LocalModel], state: type = Empty) -> AnyMethod:
+    """Return FedAvg whose clients train by an op of yours.
 
     Args:
-        op: In: `weights/*` shared. Out: `weights/*` (C, ...), `nodes` (C,), `loss` (C,).
-        keeps: what a client's state holds between rounds; see `state_specs`.
+        train: the op.
+        state: class of the state that it keeps for clients between rounds.
     """
 
-    def round_of(
-        fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-    ) -> tuple[ServerState, RoundReport]:
-        return fit_round(fed, cfg, state, t, key, op)
+    @calls(train)
+    def own_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
+        return average_and_step(server, state, train)
 
-    def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-        inbox_specs, reply_specs = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-        return local_steps(cfg, op, inbox_specs, reply_specs, Kind.WEIGHTS, t, key)
-
-    calls = dataclasses.replace(TRAIN_CALLS, round=steps, state=keeps)
     return dataclasses.replace(
-        FEDAVG,
-        round=round_of,
-        calls=calls,
-        small_weights=False,
-        cautions=(),
-        scores_on_receipt=False,  # an op of a user may not
+        FEDAVG, **program(own_round, state=state), small_weights=False, cautions=()
     )
 
+
+FEDAVG_PROGRAM = program(train_round)
 
 FEDAVG: AnyMethod = Method(
     name="fedavg",
@@ -192,9 +164,7 @@ FEDAVG: AnyMethod = Method(
     reference="McMahan et al., Communication-efficient learning of deep networks from "
     "decentralized data, AISTATS 2017",
     options=NoOptions,
-    init=init,
-    round=fit_round,
-    calls=TRAIN_CALLS,
+    **FEDAVG_PROGRAM,
     small_weights=True,
     cautions=(
         Caution(

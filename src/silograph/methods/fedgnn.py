@@ -18,9 +18,8 @@ In simulation only: draws come from the run's key, which a server knows, so it c
 off. B: rows of items. C: clients.
 """
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
@@ -30,11 +29,15 @@ from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.core.payload import Patched, Payload, Stacked, State
+from silograph.core.kinds import Kind
+from silograph.core.payload import Stacked, dense, stack
 from silograph.core.setting_values import log
+from silograph.federation.messages import Empty
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Caution, MethodConfig, OnlySimulated
-from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, row_averaging, train_items
+from silograph.methods.base import Caution, OnlySimulated
+from silograph.methods.fedmf import LocalChange, SharedModel, item_changes, row_averaging
+from silograph.methods.ops import Clients, op
+from silograph.nn.shared_items import ITEMS
 
 SIMULATED = OnlySimulated("not to know the run's key, from which clients draw noise")
 
@@ -55,11 +58,12 @@ class ProtectionOptions:
     )
 
 
+@op(Kind.WEIGHTS)
 def train_protected(
-    cfg: MethodConfig[ProtectionOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train, and send a protected reply. In and out: as `train_items`; `share` is 1 or 0."""
-    new, reply = train_items(cfg, block, state, inbox, key)
+    clients: Clients[ProtectionOptions], state: Empty, request: SharedModel
+) -> tuple[Empty, LocalChange]:
+    """Train, and send a protected reply, as `train_items`; `share` is 1 or 0."""
+    block, reply = clients.block, item_changes(clients, request)
 
     def draw_changes(rows: SentItemRows, key: Key) -> Tensor:
         own_changes, unknown = rows.change[rows.own], rows.change[rows.pseudo]
@@ -68,7 +72,7 @@ def train_protected(
         draws = normal(key.fold("pseudo", *block.ids), unknown)
         return own_changes.mean(dim=0) + own_changes.std(dim=0, unbiased=False) * draws
 
-    return new, protect_reply(cfg, block, inbox, reply, key, draw_changes)
+    return state, protect_reply(clients, request, reply, draw_changes)
 
 
 class SentItemRows(NamedTuple):
@@ -88,69 +92,52 @@ class Protection(Protocol):
 
 
 def protect_reply(
-    cfg: MethodConfig[Any],
-    block: ClientBlock,
-    inbox: Payload,
-    reply: Payload,
-    key: Key,
+    clients: Clients[Any],
+    request: SharedModel,
+    reply: LocalChange,
     draw_changes: Callable[[SentItemRows, Key], Tensor],
     size: Callable[[Tensor, str], Tensor] | None = None,
-) -> dict[str, Stacked]:
+) -> LocalChange:
     """Return the reply of `train_items` with drawn rows, and clipped changes with noise.
 
     Args:
-        cfg: of a method whose options are a `Protection`.
-        block: one client.
-        inbox: what it was sent.
+        clients: one client, of a method whose options are a `Protection`.
+        request: what it was sent.
         reply: what it would send.
-        key: of the op.
         draw_changes: draws the changes of the pseudo rows.
         size: by which noise on a clipped change of a weight of this name is multiplied; None: by 1.
     """
-    options: Protection = cfg.options
-    key = key.fold("protection")
+    options: Protection = clients.options
+    key, ids = clients.key.fold("protection"), clients.block.ids
 
     def clip_and_add_noise(change: Tensor, client: str, name: str) -> Tensor:
         change = change.clamp(-options.clip, options.clip)
         scale = options.noise if size is None else options.noise * size(change, name)
-        return change + scale * laplace(key.fold(client, name), change)
+        # The draw is the same whatever else is sent: by the name on the wire.
+        return change + scale * laplace(key.fold(client, f"weights/{name}"), change)
 
-    if ITEM_WEIGHT in inbox:
-        rows = item_rows_of(block, reply, options.pseudo)
+    weights = {name: dense(w) for name, w in reply.weights.items()}
+    share = None if reply.share is None else reply.share.t
+    if share is not None:
+        rows = item_rows_of(clients.block, weights[ITEMS][0], share[0], options.pseudo)
         rows.change[rows.pseudo] = draw_changes(rows, key)
-        reply = replace_item_rows(reply, rows)
-    fields = with_all_rows(reply)
-    for name, sent_field in inbox.items():
-        base = torch.zeros_like(sent_field.t) if name == ITEM_WEIGHT else sent_field.t
-        change = fields[name].t - base
-        parts = zip(change, block.ids, strict=True)  # draws are a client's, whatever its block
+        share = torch.zeros_like(share)
+        share[:, torch.cat([rows.own, rows.pseudo])] = 1
+        weights[ITEMS] = rows.change[None]
+    for name, sent in request.weights.items():
+        base = torch.zeros_like(sent) if name == ITEMS else sent
+        parts = zip(weights[name] - base, ids, strict=True)  # of each client, whatever its block
         t = base + torch.stack([clip_and_add_noise(part, client, name) for part, client in parts])
-        if name == ITEM_WEIGHT:
-            t = t * fields[SHARE].t[..., None]
-        fields[name] = Stacked(t)
-    return fields
+        weights[name] = t if share is None or name != ITEMS else t * share[..., None]
+    return replace(reply, weights=stack(weights), share=None if share is None else Stacked(share))
 
 
-def with_all_rows(reply: Payload) -> dict[str, Stacked]:
-    """Return a reply with all rows of its weights."""
-    fields = (part.stacked() if isinstance(part, Patched) else part for part in reply.values())
-    return dict(zip(reply, (Stacked(part.t) for part in fields), strict=True))
-
-
-def item_rows_of(block: ClientBlock, reply: Payload, pseudo: int) -> SentItemRows:
+def item_rows_of(block: ClientBlock, changes: Tensor, share: Tensor, pseudo: int) -> SentItemRows:
     """Return the item rows of a client's reply, its own ones and the pseudo rows it draws."""
-    share = reply[SHARE].t[0]
-    change = reply[ITEM_WEIGHT].t[0] / share.where(share > 0, 1.0)[:, None]
+    change = changes / share.where(share > 0, 1.0)[:, None]
     other = (share == 0).nonzero()[:, 0]
     draws = Key.of(0).fold("pseudo items", *block.ids).uniform(other)[:, 0]
     return SentItemRows(change, share.nonzero()[:, 0], other[draws.argsort()[:pseudo]])
-
-
-def replace_item_rows(reply: Payload, rows: SentItemRows) -> dict[str, Stacked]:
-    """Return a reply with changes of a client's own and drawn rows, all with a share of 1."""
-    share = rows.change.new_zeros(1, len(rows.change))
-    share[:, torch.cat([rows.own, rows.pseudo])] = 1
-    return {**with_all_rows(reply), ITEM_WEIGHT: Stacked(rows.change[None]), SHARE: Stacked(share)}
 
 
 def laplace(key: Key, like: Tensor) -> Tensor:
@@ -165,7 +152,7 @@ def normal(key: Key, like: Tensor) -> Tensor:
     return ((-2 * (1 - u[0]).log()).sqrt() * (2 * torch.pi * u[1]).cos()).view(like.shape).to(like)
 
 
-FEDGNN = dataclasses.replace(
+FEDGNN = replace(
     row_averaging(train_protected),
     name="fedgnn",
     title="average of clipped changes with noise, and of rows of items with drawn ones among them",

@@ -17,128 +17,138 @@ has, how many ratings each has, and how they moved. So silos must allow `items`.
 With models that have no shared rows this is FedAvg, to the bit. B: rows of items. C: clients.
 """
 
-import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
+from torch import Tensor
 
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Patched, Payload, Shared, Stacked, State, under
-from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Op, WeightedMean
+from silograph.core.payload import Patched, Shared, Stacked, dense
+from silograph.evaluation.scoring import received_specs
+from silograph.federation.base import WeightedMean
 from silograph.federation.decoder import Decoder
-from silograph.federation.field_specs import FieldSpec, FieldSpecs
-from silograph.federation.program import Steps
-from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import AnyMethod, Caution, MethodConfig, RoundReport, ServerState
+from silograph.federation.field_specs import LOSS, TRAINED, FieldSpec, FieldSpecs
+from silograph.federation.messages import Empty
+from silograph.methods.base import AnyMethod, Caution, RoundReport, ServerState
 from silograph.methods.fedavg import FEDAVG
 from silograph.methods.local_training import (
-    TRAIN_CALLS,
-    local_round,
-    local_steps,
-    shared,
-    start_from,
-    train_from,
-    trained,
+    LocalModel,
+    exact_weights,
     untouched_rows_after_round,
 )
+from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program
 from silograph.nn.shared_items import ITEMS, item_counts
-
-SHARE = "share"  # w of every row
-ITEM_WEIGHT = f"weights/{ITEMS}"
-
-
-def train_items(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train, and send the changes of item rows.
-
-    In: `weights/*` shared. Out: `weights/*` (C, ...), of items their change times `share` (C, B),
-    `nodes` (C,) training ratings, `loss` (C,).
-    """
-    fitted, new = train_from(cfg, block, state, start_from("weights", inbox), key)
-    reply: dict[str, Field] = {**trained(fitted, block)}
-    if ITEM_WEIGHT not in inbox:
-        return new, reply
-    base = inbox[ITEM_WEIGHT].t
-    change = fitted.tensors[ITEMS] - base
-    count = item_counts(block, len(base))[None].to(base.dtype)
-    share = count / block.num_train.clamp(min=1)[:, None]
-    item_fields = {ITEM_WEIGHT: Stacked(change * share[..., None]), SHARE: Stacked(share)}
-    return new, {**reply, **item_fields}
-
-
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key, op: Op = train_items
-) -> tuple[ServerState, RoundReport]:
-    """Train at the selected clients; take means, of rows over who has them."""
-    assert state.weights is not None  # set by init
-    inbox = shared("weights", state.weights)
-    shares = {ITEM_WEIGHT: SHARE} if ITEMS in state.weights else {}
-    mean = WeightedMean(
-        "nodes", untouched_rows_after_round(cfg, state.weights), Decoder(shares=shares)
-    )
-    reply, report = local_round(fed, cfg, op, inbox, Kind.WEIGHTS, t, key, mean)
-    if reply is None:
-        return state, report
-    weights = under("weights", reply)
-    if ITEMS in weights:
-        share = reply[SHARE].t[:, None]
-        change = torch.where(share > 0, weights[ITEMS] / share, 0.0)
-        weights[ITEMS] = state.weights[ITEMS] + change
-    return ServerState(weights, {}), report
-
-
-def row_averaging(op: Op) -> AnyMethod:
-    """Return FedMF whose clients train by another op with the messages of `train_items`."""
-
-    def round_of(
-        fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-    ) -> tuple[ServerState, RoundReport]:
-        return fit_round(fed, cfg, state, t, key, op)
-
-    def steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-        inbox_specs, reply_specs = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-        reply_specs = {**reply_specs, **share_specs(cfg)}
-        return local_steps(cfg, op, inbox_specs, reply_specs, Kind.WEIGHTS, t, key, share_problem)
-
-    calls = dataclasses.replace(TRAIN_CALLS, round=steps)
-    return dataclasses.replace(
-        FEDAVG,
-        round=round_of,
-        calls=calls,
-        small_weights=False,
-        aggregates=False,
-        scores_on_receipt=True,
-    )
-
-
-def share_problem(_: Payload, reply: Payload) -> str | None:
-    """Return why the shares of a reply are impossible, or None.
-
-    The server divides by the sum of shares. A share that is no number of ratings would let its
-    sender make a row as large as it likes.
-    """
-    if SHARE not in reply:
-        return None
-    share, ratings, change_field = reply[SHARE].t, reply["nodes"].t[:, None], reply[ITEM_WEIGHT]
-    num_ratings = (share * ratings)[share != 0]  # ratings that meet the row
-    if not bool((num_ratings > 0.5).all()):  # 1 but for rounding; NaN is none
-        return f"shares of 0 or from 1 in {int(ratings.max())} training ratings, got others"
-    change = change_field.stacked().t if isinstance(change_field, Patched) else change_field.t
-    if bool((change[share == 0].nan_to_num(0.0) != 0).any()):
-        return "no change of rows whose share is 0, got some"
-    return None
 
 
 def share_specs(cfg: Any) -> FieldSpecs:
     """Return the spec of the shares, where the model has rows of items."""
     shape = cfg.model.weight_shapes.get(ITEMS)
-    return {SHARE: FieldSpec(Stacked, shape[:1], low=0.0, high=1.0)} if shape else {}
+    return {"share": FieldSpec(Stacked, shape[:1], low=0.0, high=1.0)} if shape else {}
 
 
-FEDMF = dataclasses.replace(
+@dataclass(frozen=True)
+class SharedModel:
+    """The server's weights; those of items have a row for each item."""
+
+    weights: Annotated[Mapping[str, Tensor], exact_weights(Shared)]
+
+
+@dataclass(frozen=True)
+class LocalChange:
+    """The clients' models after training; else as `LocalModel`.
+
+    Attributes:
+        weights: (C, ...); of items the change of each row times its share.
+        share: (C, B) share of a client's training ratings that meet each row.
+    """
+
+    weights: Annotated[Mapping[str, Stacked | Patched], exact_weights(Stacked)]
+    share: Annotated[Stacked | None, share_specs]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+    @staticmethod
+    def find_problem(reply: "LocalChange", _request: SharedModel, _cfg: Any) -> str | None:
+        """Return why the shares of a reply are impossible, or None.
+
+        The server divides by the sum of shares. A share that is no number of ratings would let its
+        sender make a row as large as it likes.
+        """
+        if reply.share is None:
+            return None
+        share, ratings = reply.share.t, reply.nodes.t[:, None]
+        num_ratings = (share * ratings)[share != 0]  # ratings that meet the row
+        if not bool((num_ratings > 0.5).all()):  # 1 but for rounding; NaN is none
+            return f"shares of 0 or from 1 in {int(ratings.max())} training ratings, got others"
+        change = dense(reply.weights[ITEMS])
+        if bool((change[share == 0].nan_to_num(0.0) != 0).any()):
+            return "no change of rows whose share is 0, got some"
+        return None
+
+
+@dataclass(frozen=True)
+class MeanChange:
+    """Means over clients, weighted by training ratings; `share` is None without rows of items."""
+
+    weights: Mapping[str, Tensor]
+    share: Tensor | None
+
+
+@op(Kind.WEIGHTS)
+def train_items(
+    clients: Clients[Any], state: Empty, request: SharedModel
+) -> tuple[Empty, LocalChange]:
+    """Train, and send the changes of item rows."""
+    return state, item_changes(clients, request)
+
+
+def item_changes(clients: Clients[Any], request: SharedModel) -> LocalChange:
+    """Train at clients; return their reply, in which items have changes times shares."""
+    block, fitted = clients.block, clients.fit(request.weights)
+    reply = LocalChange(**vars(LocalModel.of(fitted, block)), share=None)
+    if ITEMS not in request.weights:
+        return reply
+    base = request.weights[ITEMS]
+    change = fitted.tensors[ITEMS] - base
+    count = item_counts(block, len(base))[None].to(base.dtype)
+    share = count / block.num_train.clamp(min=1)[:, None]
+    weights = {**reply.weights, ITEMS: Stacked(change * share[..., None])}
+    return replace(reply, weights=weights, share=Stacked(share))
+
+
+def average_rows(
+    server: Server[Any], state: ServerState, train: ClientOp[SharedModel, LocalChange]
+) -> tuple[ServerState, RoundReport]:
+    """Train at the selected clients; take means, of rows over who has them."""
+    assert state.weights is not None  # set by init
+    shares = {f"weights/{ITEMS}": "share"} if ITEMS in state.weights else {}
+    untouched = untouched_rows_after_round(server.cfg, state.weights)
+    by_rows = WeightedMean("nodes", untouched, Decoder(shares=shares))
+    mean, report = server.average(train, SharedModel(state.weights), MeanChange, mean=by_rows)
+    if mean is None:
+        return state, report
+    weights = dict(mean.weights)
+    if mean.share is not None:
+        share = mean.share[:, None]
+        change = torch.where(share > 0, weights[ITEMS] / share, 0.0)
+        weights[ITEMS] = state.weights[ITEMS] + change
+    return ServerState(weights, {}), report
+
+
+def row_averaging(train: ClientOp[SharedModel, LocalChange]) -> AnyMethod:
+    """Return FedMF whose clients train by another op with the messages of `train_items`."""
+
+    @calls(train)
+    def train_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
+        return average_rows(server, state, train)
+
+    return replace(FEDAVG, **program(train_round), small_weights=False, aggregates=False)
+
+
+FEDMF = replace(
     row_averaging(train_items),
     name="fedmf",
     title="average of models; rows of items (--option items) by who has rated them",

@@ -20,23 +20,21 @@ and what local training keeps. Both are its own model. C: clients.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Annotated, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, below, state_of, under
-from silograph.evaluation.scoring import personal
-from silograph.federation.base import Federation, WeightedMean
-from silograph.federation.field_specs import FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block.block import ClientBlock
+from silograph.core.payload import Patched, Shared, Stacked, below, dense, stack
+from silograph.evaluation.scoring import personal, received_specs
+from silograph.federation.base import WeightedMean
+from silograph.federation.field_specs import LOSS, TRAINED, FieldSpec, FieldSpecs
+from silograph.federation.messages import Empty, SpecsByConfig
 from silograph.methods.base import (
     Caution,
     Method,
@@ -46,28 +44,19 @@ from silograph.methods.base import (
     keep_previous_if_not_finite,
 )
 from silograph.methods.local_training import (
-    begin,
-    local_round,
-    local_steps,
-    prefix_fields,
-    shared,
-    stacked,
-    start_from,
-    state_specs,
-    train_from,
-    trained,
+    AveragedModel,
+    LocalModel,
     untouched_rows_after_round,
     zero_weights,
 )
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 
-PRIVATE, BASE = "private", "base"  # begin the names of what a client keeps
 Value = TypeVar("Value")
-Form = type[Shared] | type[Stacked]
 
 
-@dataclass(frozen=True, config=STRICT)
+@options_class(frozen=True, config=STRICT)
 class FedPerOptions:
     """The help text is the documentation of the field."""
 
@@ -103,39 +92,98 @@ def layer_of(name: str) -> str:
     return name.partition(".")[0]
 
 
+# --- messages and state --------------------------------------------------------------------------
+
+
+def weights_of(part: Literal["base", "private"], field: str, form: Any) -> SpecsByConfig:
+    """Return specs for annotations: the weights of the base, or of the private layers.
+
+    Args:
+        part: which of them.
+        field: name of the field that is annotated.
+        form: `Shared` or `Stacked`.
+    """
+
+    def specs(cfg: MethodConfig[FedPerOptions]) -> FieldSpecs:
+        base, private = split(cfg.model.weight_shapes, cfg.options.private)
+        shapes = private if part == "private" else base
+        return {f"{field}/{name}": FieldSpec(form, shape) for name, shape in shapes.items()}
+
+    return specs
+
+
+def own_base(cfg: MethodConfig[FedPerOptions]) -> FieldSpecs:
+    """Return the specs of the base that a client keeps; none where nothing is private."""
+    return weights_of("base", "base", Stacked)(cfg) if cfg.options.private else {}
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's own model.
+
+    Attributes:
+        private: (C, ...) its private layers.
+        base: (C, ...) the base that its training left, 0 before that.
+    """
+
+    private: Annotated[Mapping[str, Stacked], weights_of("private", "private", Stacked)]
+    base: Annotated[Mapping[str, Stacked], own_base]
+
+
+@dataclass(frozen=True)
+class PrivateLayers:
+    """The private layers of the run's initial model."""
+
+    private: Annotated[Mapping[str, Tensor], weights_of("private", "private", Shared)]
+
+
+@dataclass(frozen=True)
+class Base:
+    """The server's base."""
+
+    weights: Annotated[Mapping[str, Tensor], weights_of("base", "weights", Shared)]
+
+
+@dataclass(frozen=True)
+class LocalBase:
+    """The clients' bases after training; else as `LocalModel`."""
+
+    weights: Annotated[Mapping[str, Stacked | Patched], weights_of("base", "weights", Stacked)]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+@op(Kind.WEIGHTS)
 def begin_private(
-    cfg: MethodConfig[FedPerOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Set up the state and keep the first private layers. In: `private/*` shared. Out: nothing.
+    clients: Clients[FedPerOptions], _state: Empty, request: PrivateLayers
+) -> tuple[ClientState, Empty]:
+    """Set up the clients and keep the first private layers.
 
     A client that has not trained has a base of zeros, so it is scored as an untrained model.
     """
-    new, reply = begin(cfg, block, state, inbox, key)
-    private_weights = stacked_copies(under(PRIVATE, inbox), block.num_clients)
-    base = zero_weights(cfg.model, block)
-    base = {name: w for name, w in base.items() if private_weights and name not in private_weights}
-    return {**new, **stacked(PRIVATE, private_weights), **stacked(BASE, base)}, reply
+    clients.begin()
+    private = stacked_copies(request.private, clients.block.num_clients)
+    zeros = zero_weights(clients.cfg.model, clients.block) if private else {}
+    base = {name: w for name, w in zeros.items() if name not in private}
+    return ClientState(stack(private), stack(base)), Empty()
 
 
+@op(Kind.WEIGHTS)
 def train_private(
-    cfg: MethodConfig[FedPerOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train base and private layers, keep the latter.
-
-    In: `weights/*` of the base. Out: the same (C, ...), `nodes` (C,) training nodes, `loss` (C,).
-    """
-    private_weights = {name: Stacked(t) for name, t in under(PRIVATE, state).items()}
-    start = {**start_from("weights", inbox), **private_weights}
-    fitted, new = train_from(cfg, block, state, start, key)
-    reply = trained(fitted, block)
-    trained_private = {name: reply.pop(f"weights/{name}") for name in private_weights}
-    base = {
-        name: w
-        for name, w in fitted.tensors.items()
-        if private_weights and name not in private_weights
-    }
-    private = keep_previous_if_not_finite(state_of(prefix_fields(PRIVATE, trained_private)), state)
-    return {**new, **private, **stacked(BASE, base)}, reply
+    clients: Clients[FedPerOptions], state: ClientState, request: Base
+) -> tuple[ClientState, LocalBase]:
+    """Train base and private layers together, and keep the latter."""
+    fitted = clients.fit({**request.weights, **state.private})
+    trained = LocalModel.of(fitted, clients.block)
+    base = {n: w for n, w in trained.weights.items() if n not in state.private}
+    private = stack({n: dense(w) for n, w in trained.weights.items() if n in state.private})
+    own = {n: w for n, w in fitted.tensors.items() if state.private and n not in state.private}
+    new = ClientState(keep_previous_if_not_finite(private, state.private), stack(own))
+    return new, LocalBase(base, trained.nodes, trained.loss, trained.received)
 
 
 def own_weights(
@@ -144,17 +192,11 @@ def own_weights(
     """Return each client's trained weights, (C, ...); the server's if nothing is private."""
     if not cfg.options.private:
         return server
-    weights = below(BASE, state) | below(PRIVATE, state)
+    weights = below("base", state) | below("private", state)
     return {name: weights[name] for name in cfg.model.weight_shapes}
 
 
-def init(
-    fed: Federation, cfg: MethodConfig[FedPerOptions], weights: Params, key: Key
-) -> ServerState:
-    """Send the first private layers once; the server keeps the base."""
-    base, private_weights = split(weights, cfg.options.private)
-    fed.call(begin_private, shared(PRIVATE, private_weights), what=Kind.WEIGHTS, key=key)
-    return server_state(cfg, base)
+# --- server --------------------------------------------------------------------------------------
 
 
 def check(cfg: MethodConfig[FedPerOptions]) -> None:
@@ -162,72 +204,43 @@ def check(cfg: MethodConfig[FedPerOptions]) -> None:
     split(cfg.model.weight_shapes, cfg.options.private)
 
 
-def server_state(cfg: MethodConfig[FedPerOptions], base: Params) -> ServerState:
+@calls(begin_private)
+def setup(server: Server[FedPerOptions], weights: Params) -> ServerState:
+    """Send the first private layers once; the server keeps the base."""
+    base, private = split(weights, server.options.private)
+    server.call(begin_private, PrivateLayers(private))
+    return server_state(server.options, base)
+
+
+def server_state(options: FedPerOptions, base: Mapping[str, Tensor]) -> ServerState:
     """Return the state of a server that has this base, which is a model if nothing is private."""
-    return ServerState(None, base) if cfg.options.private else ServerState(base, {})
+    return ServerState(None, dict(base)) if options.private else ServerState(dict(base), {})
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig[FedPerOptions], state: ServerState, t: int, key: Key
+@calls(train_private)
+def train_round(
+    server: Server[FedPerOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, take the mean of their bases."""
     base = state.memory if state.weights is None else state.weights
-    inbox, mean = (
-        shared("weights", base),
-        WeightedMean("nodes", untouched_rows_after_round(cfg, base)),
-    )
-    reply, report = local_round(fed, cfg, train_private, inbox, Kind.WEIGHTS, t, key, mean)
-    if reply is None:
-        return state, report
-    return server_state(cfg, under("weights", reply)), report
+    mean = WeightedMean("nodes", untouched_rows_after_round(server.cfg, base))
+    new, report = server.average(train_private, Base(base), AveragedModel, mean=mean)
+    return (state if new is None else server_state(server.options, new.weights)), report
 
-
-def specs(cfg: MethodConfig[FedPerOptions], form: Form) -> tuple[FieldSpecs, FieldSpecs]:
-    """Return the specs of the base's weights, and of the private ones."""
-    base, private_shapes = split(cfg.model.weight_shapes, cfg.options.private)
-    return named_specs("weights", base, form), named_specs(PRIVATE, private_shapes, form)
-
-
-def named_specs(prefix: str, shapes: Mapping[str, tuple[int, ...]], form: Form) -> FieldSpecs:
-    """Return the specs of fields `prefix/name`."""
-    return {f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes.items()}
-
-
-def setup_steps(cfg: MethodConfig[FedPerOptions], key: Key) -> Steps:
-    """Return the call of `init`."""
-    return Call(begin_private, Kind.WEIGHTS, key, specs(cfg, Shared)[1])
-
-
-def client_state_specs(cfg: MethodConfig[FedPerOptions]) -> FieldSpecs:
-    """Return the specs of a client's state between rounds."""
-    base, private_shapes = split(cfg.model.weight_shapes, cfg.options.private)
-    bases = named_specs(BASE, base, Stacked) if private_shapes else {}
-    return {**state_specs(cfg), **bases, **named_specs(PRIVATE, private_shapes, Stacked)}
-
-
-def round_steps(cfg: MethodConfig[FedPerOptions], t: int, key: Key) -> Steps:
-    """Return the call of `fit_round`."""
-    inbox_specs, reply_specs = specs(cfg, Shared)[0], specs(cfg, Stacked)[0]
-    return local_steps(cfg, train_private, inbox_specs, reply_specs, Kind.WEIGHTS, t, key)
-
-
-CALLS = Calls(
-    setup=setup_steps,
-    round=round_steps,
-    state=client_state_specs,
-    server_model=lambda cfg: cfg.options.private == 0,
-)
 
 FEDPER = Method(
     name="fedper",
     title="average of the first layers; every client keeps its own last ones",
     reference="Arivazhagan et al., Federated learning with personalization layers, 2019",
     options=FedPerOptions,
-    init=init,
-    round=fit_round,
+    **program(
+        train_round,
+        setup=setup,
+        state=ClientState,
+        server_model=lambda cfg: cfg.options.private == 0,
+    ),
     check=check,
     evaluate=personal(),
-    calls=CALLS,
     aggregates=True,
     cautions=(
         Caution(

@@ -49,14 +49,13 @@ from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, under
+from silograph.core.payload import Patched, Stacked, stack
 from silograph.core.setting_values import lin, log
 from silograph.core.work import report_rows, work_of
 from silograph.evaluation.scoring import personal, received_specs
-from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Gather
-from silograph.federation.field_specs import FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Calls, Steps
+from silograph.federation.base import positions_of
+from silograph.federation.field_specs import LOSS, TRAINED, FieldSpec, FieldSpecs
+from silograph.federation.messages import Empty
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
@@ -68,19 +67,15 @@ from silograph.methods.base import (
     ServerState,
     keep_previous_if_not_finite,
 )
-from silograph.methods.local_only import begin_own, own_weights
+from silograph.methods.local_only import InitialModel, begin_with, own_weights
 from silograph.methods.local_training import (
-    local_steps,
-    reply_fields,
+    LocalModel,
+    each_as_base,
+    exact_weights,
     report_by_client,
-    selected,
-    shared,
-    stacked,
-    start_from,
-    state_specs,
-    train_from,
     zero_weights,
 )
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Messages, Params, convolve
 from silograph.nn.conv.layers import PlainConv, operator
 from silograph.nn.correction import Correction
@@ -314,48 +309,100 @@ def check(cfg: MethodConfig[FedPubOptions]) -> None:
     with_masks(cfg)
 
 
-def begin_masks(
-    cfg: MethodConfig[FedPubOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Set up the state with the first model and masks of ones. In: `weights/*`. Out: nothing."""
-    new, reply = begin_own(cfg, block, state, inbox, key)
-    model = with_masks(cfg).model
-    zeros = zero_weights(model, block)
-    masks = stacked("masks", {name: w + 1 for name, w in zeros.items() if is_mask(name)})
-    memory = stacked("optimizer", cfg.optimizer.init(zeros)) if cfg.keep_optimizer else {}
-    return {**new, **masks, **memory}, reply
+# --- messages and state --------------------------------------------------------------------------
 
 
-def train_masked(
-    cfg: MethodConfig[FedPubOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train weights and masks, keep masks and model; embed the model by the shared graph.
+def masks_of(cfg: MethodConfig[FedPubOptions]) -> FieldSpecs:
+    """Return the specs of the masks, one number for each entry of a weight."""
+    shapes = with_masks(cfg).model.weight_shapes
+    return {f"masks/{n}": FieldSpec(Stacked, shape) for n, shape in shapes.items() if is_mask(n)}
 
-    In: `weights/*` (C, ...). Out: the same, `embedding` (C, D), `sparsity` (C,) share of masks'
-    entries that do not count, `nodes` (C,) training nodes, `loss` (C,).
+
+def embedding_spec(cfg: MethodConfig[FedPubOptions]) -> FieldSpec:
+    """Return the spec of embeddings: as wide as what the last layer takes."""
+    staged = with_masks(cfg).model.staged
+    assert staged is not None  # see `with_masks`
+    return FieldSpec(Stacked, (body(staged)[-1].outputs,))
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """A client's own model.
+
+    Attributes:
+        weights: (C, ...) theta * mu, weights times masks.
+        masks: (C, ...) mu before small entries are left out.
     """
-    masked_cfg = with_masks(cfg)
-    masks = {name: Stacked(t) for name, t in under("masks", state).items()}
-    fitted, new = train_from(
-        masked_cfg, block, state, {**start_from("weights", inbox), **masks}, key
-    )
-    weights = fitted.tensors
-    trained_masks = {name: w for name, w in weights.items() if is_mask(name)}
-    trained_weights = {name: w for name, w in weights.items() if not is_mask(name)}
-    pruned_masks = {name: prune_mask(mask, cfg.options.l1) for name, mask in trained_masks.items()}
-    sparsities = sparsity(pruned_masks, cfg.options.l1, fitted.loss)
+
+    weights: Annotated[Mapping[str, Stacked], exact_weights(Stacked)]
+    masks: Annotated[Mapping[str, Stacked], masks_of]
+
+
+@dataclass(frozen=True)
+class PersonalModels:
+    """The model that each client starts from, (C, ...)."""
+
+    weights: Annotated[Mapping[str, Stacked | Patched], exact_weights(Stacked)]
+
+
+@dataclass(frozen=True)
+class TrainedModels:
+    """The clients' models after training; else as `LocalModel`.
+
+    Attributes:
+        embedding: (C, D) mean output of each model over the nodes of the shared random graph.
+        sparsity: (C,) share of the masks' entries that do not count.
+    """
+
+    weights: Annotated[Mapping[str, Stacked], exact_weights(Stacked)]
+    embedding: Annotated[Stacked, embedding_spec]
+    sparsity: Annotated[Stacked, FieldSpec(Stacked, low=0, high=1)]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+@op(Kind.WEIGHTS)
+def begin_masks(
+    clients: Clients[FedPubOptions], _state: Empty, request: InitialModel
+) -> tuple[ClientState, Empty]:
+    """Set up the clients with the first model and masks of ones."""
+    model = begin_with(clients, request, with_masks(clients.cfg))
+    zeros = zero_weights(with_masks(clients.cfg).model, clients.block)
+    masks = {name: w + 1 for name, w in zeros.items() if is_mask(name)}
+    return ClientState(model.weights, stack(masks)), Empty()
+
+
+@op(Kind.WEIGHTS)
+def train_masked(
+    clients: Clients[FedPubOptions], state: ClientState, request: PersonalModels
+) -> tuple[ClientState, TrainedModels]:
+    """Train weights and masks, keep masks and model; embed the model by the shared graph."""
+    cfg, masked_cfg = clients.cfg, with_masks(clients.cfg)
+    fitted = clients.fit({**each_as_base(request.weights), **state.masks}, masked_cfg)
+    masks = {name: w for name, w in fitted.tensors.items() if is_mask(name)}
+    weights = {name: w for name, w in fitted.tensors.items() if not is_mask(name)}
+    pruned = {name: prune_mask(mask, cfg.options.l1) for name, mask in masks.items()}
+    sparsities = sparsity(pruned, cfg.options.l1, fitted.loss)
+    trained = LocalModel.of(fitted, clients.block)
     masked_weights = (
-        masked_cfg.model.products_(trained_weights, pruned_masks)
+        masked_cfg.model.products_(weights, pruned)
         if isinstance(masked_cfg.model, Masked)
-        else trained_weights
+        else weights
     )
-    reply = stacked("weights", trained_weights) | {
-        "embedding": Stacked(embedding_of(cfg, block, masked_weights)),
-        "sparsity": Stacked(sparsities),
-        **reply_fields(fitted, block),
-    }
-    own_masks = keep_previous_if_not_finite(stacked("masks", trained_masks), state)
-    return {**new, **own_masks, **stacked("weights", masked_weights)}, reply
+    reply = TrainedModels(
+        stack(weights),
+        Stacked(embedding_of(cfg, clients.block, masked_weights)),
+        Stacked(sparsities),
+        trained.nodes,
+        trained.loss,
+        trained.received,
+    )
+    own_masks = keep_previous_if_not_finite(stack(masks), state.masks)
+    return ClientState(stack(masked_weights), own_masks), reply
 
 
 def sparsity(masks: Mapping[str, Tensor], least: float, like: Tensor) -> Tensor:
@@ -390,37 +437,27 @@ def embedding_of(cfg: MethodConfig[FedPubOptions], block: ClientBlock, weights: 
     return functional_embedding(cfg.model.staged, block, weights, cfg.options.communities)
 
 
-def init(
-    fed: Federation, cfg: MethodConfig[FedPubOptions], weights: Params, key: Key
-) -> ServerState:
+# --- server --------------------------------------------------------------------------------------
+
+
+@calls(begin_masks)
+def setup(server: Server[FedPubOptions], weights: Params) -> ServerState:
     """Send the first model; every client starts from it."""
-    del cfg
-    fed.call(begin_masks, shared("weights", weights), what=Kind.WEIGHTS, key=key)
-    clients = len(fed.ids)
+    server.call(begin_masks, InitialModel(weights))
+    clients = len(server.fed.ids)
     return ServerState(None, {n: w.expand(clients, *w.shape).clone() for n, w in weights.items()})
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig[FedPubOptions], state: ServerState, t: int, key: Key
+@calls(train_masked)
+def train_round(
+    server: Server[FedPubOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients; give each of them a mean weighted by likeness."""
-    client_ids = selected(fed, cfg, t, key)
-    starts = state.memory
-    if client_ids != fed.ids:
-        client_positions = torch.tensor([fed.ids.index(name) for name in client_ids])
-        starts = {name: w[client_positions] for name, w in starts.items()}
-    reply = fed.call(
-        train_masked,
-        stacked("weights", starts),
-        what=Kind.WEIGHTS,
-        key=key.fold("train", t),
-        to=client_ids,
-        reduce=Gather(
-            *("nodes", "loss", "sparsity", "embedding", *received_specs(cfg)),
-            *(f"weights/{n}" for n in state.memory),
-        ),
-    )
-    by_client = under("by_client", reply)
+    client_ids, starts = server.select(), state.memory
+    if client_ids != server.fed.ids:
+        positions = positions_of(server.fed.ids, client_ids)
+        starts = {name: w[positions] for name, w in starts.items()}
+    by_client = server.gather(train_masked, PersonalModels(stack(starts)), to=client_ids)
     sent_tensors = [
         by_client["embedding"],
         *(by_client[f"weights/{name}"] for name in state.memory),
@@ -430,7 +467,7 @@ def fit_round(
         by_client["answered"] & (by_client["nodes"] > 0) & is_finite
     )  # who diverged enters no mean
     similarity = cosines(by_client["embedding"], is_averaged)
-    mixing = shares(similarity, is_averaged, cfg.options.scale)
+    mixing = shares(similarity, is_averaged, server.options.scale)
     memory = {
         name: _averaged_or(
             is_averaged, mean_of(mixing, is_averaged, by_client[f"weights/{name}"]), w
@@ -445,7 +482,7 @@ def fit_round(
     facts = {name: float(t[is_averaged].mean()) for name, t in figures.items()}
     client_facts = {name: t.where(is_averaged, torch.nan) for name, t in figures.items()}
     report = report_by_client(
-        client_ids, by_client, is_averaged, facts, client_facts, observed=cfg.observed
+        client_ids, by_client, is_averaged, facts, client_facts, observed=server.cfg.observed
     )
     return ServerState(None, memory), report
 
@@ -494,44 +531,15 @@ def _is_finite(rows: Tensor) -> Tensor:
     return is_finite.index_copy(0, unclear, rows[unclear].isfinite().all(1))
 
 
-def round_steps(cfg: MethodConfig[FedPubOptions], t: int, key: Key) -> Steps:
-    """Return the call of `fit_round`."""
-    weights, staged = weight_specs(cfg.model, Stacked), with_masks(cfg).model.staged
-    assert staged is not None  # see `with_masks`
-    reply_specs = {
-        **weights,
-        "embedding": FieldSpec(Stacked, (body(staged)[-1].outputs,)),
-        "sparsity": FieldSpec(Stacked, low=0, high=1),
-    }
-    return local_steps(cfg, train_masked, weights, reply_specs, Kind.WEIGHTS, t, key)
-
-
-def client_state_specs(cfg: MethodConfig[FedPubOptions]) -> FieldSpecs:
-    """Return the specs of a client's state between rounds."""
-    masked_cfg = with_masks(cfg)
-    shapes = {name: s for name, s in masked_cfg.model.weight_shapes.items() if is_mask(name)}
-    masks = {f"masks/{name}": FieldSpec(Stacked, shape) for name, shape in shapes.items()}
-    return {**state_specs(masked_cfg), **weight_specs(cfg.model, Stacked), **masks}
-
-
-CALLS = Calls(
-    setup=lambda cfg, key: Call(begin_masks, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared)),
-    round=round_steps,
-    state=client_state_specs,
-    server_model=False,
-)
-
 FEDPUB = Method(
     name="fedpub",
     title="means of models weighted by what they do on a random graph, through sparse masks",
     reference="Baek et al., Personalized subgraph federated learning, ICML 2023",
     options=FedPubOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round, setup=setup, state=ClientState, trained=with_masks, server_model=False),
     check=check,
     evaluate=personal(),
     needs=Needs(keep_optimizer=True, corrections=corrections),
-    calls=CALLS,
     own_weights=own_weights,
     cautions=(
         Caution("far behind local on PubMed, in 100 rounds, in which masks hardly become sparse"),

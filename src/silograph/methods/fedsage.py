@@ -58,8 +58,8 @@ from silograph.federation.program import Call, OtherNetwork, Steps
 from silograph.graph.block.block import ClientBlock, SparseRows, dense_rows, neighbor_keys
 from silograph.graph.csr import CSR
 from silograph.methods.base import Caution, Method, MethodConfig, ServerState, preset
-from silograph.methods.fedavg import fit_round
-from silograph.methods.local_training import TRAIN_CALLS, begin, stacked, state_specs
+from silograph.methods.fedavg import FEDAVG_PROGRAM
+from silograph.methods.local_training import begin, stacked, state_specs
 from silograph.nn.conv import Messages, Params, convolve, internal_messages
 from silograph.nn.conv.layers import SAGE, glorot, rooted_init
 from silograph.nn.fit import dtype_of
@@ -582,13 +582,16 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     "NeurIPS 2021",
     options=FedSageOptions,
     init=init,
-    round=fit_round,
+    round=FEDAVG_PROGRAM["round"],
     check=check,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,
     calls=replace(
-        TRAIN_CALLS, setup=setup_steps, state=client_state_specs, other_network=network_of
+        FEDAVG_PROGRAM["calls"],
+        setup=setup_steps,
+        state=client_state_specs,
+        other_network=network_of,
     ),
     cautions=(
         Caution(

@@ -15,8 +15,7 @@ What we changed, besides what FedGNN changes: predictions of drawn items come fr
 biases, without convolutions. In simulation only, for FedGNN's reason. B: rows of items.
 """
 
-import dataclasses
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated
 
 import torch
@@ -26,16 +25,19 @@ from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.core.payload import Payload, State
+from silograph.core.kinds import Kind
+from silograph.core.payload import State
 from silograph.core.setting_values import log
+from silograph.federation.messages import Empty
 from silograph.graph.block.block import UNSEEN, ClientBlock
-from silograph.methods.base import Caution, MethodConfig
+from silograph.methods.base import Caution
 from silograph.methods.fedgnn import SIMULATED, SentItemRows, protect_reply
-from silograph.methods.fedmf import ITEM_WEIGHT, row_averaging, train_items
+from silograph.methods.fedmf import LocalChange, SharedModel, item_changes, row_averaging
+from silograph.methods.ops import Clients, op
 from silograph.nn.fit import dtype_of
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.rating_steps import rating_graph
-from silograph.nn.shared_items import BIAS, EMBEDDING
+from silograph.nn.shared_items import BIAS, EMBEDDING, ITEMS
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -57,23 +59,25 @@ class FeSoGOptions:
     )
 
 
+@op(Kind.WEIGHTS)
 def train_labeled(
-    cfg: MethodConfig[FeSoGOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train, and send a protected reply. In and out: as `train_items`; `share` is 1 or 0."""
-    new, reply = train_items(cfg, block, state, inbox, key)
+    clients: Clients[FeSoGOptions], state: Empty, request: SharedModel
+) -> tuple[Empty, LocalChange]:
+    """Train, and send a protected reply, as `train_items`; `share` is 1 or 0."""
+    reply, block, optimizer = item_changes(clients, request), clients.block, clients.cfg.optimizer
 
     def draw_changes(rows: SentItemRows, key: Key) -> Tensor:
-        base = inbox[ITEM_WEIGHT].t[rows.pseudo]
-        assert isinstance(cfg.optimizer, SGD | Adam)  # all that a run can name
-        return -cfg.optimizer.lr * labeled_gradients(block, new, base, key.fold(*block.ids))
+        base = request.weights[ITEMS][rows.pseudo]
+        assert isinstance(optimizer, SGD | Adam)  # all that a run can name
+        own_key = key.fold(*block.ids)
+        return -optimizer.lr * labeled_gradients(block, clients.state, base, own_key)
 
-    return new, protect_reply(cfg, block, inbox, reply, key, draw_changes, mean_size)
+    return state, protect_reply(clients, request, reply, draw_changes, mean_size)
 
 
 def mean_size(change: Tensor, name: str) -> Tensor:
     """Return the mean size of a tensor's entries, of items in the rows that are sent."""
-    if name != ITEM_WEIGHT:
+    if name != ITEMS:
         return change.abs().mean()
     is_sent = (change != 0).any(dim=-1, keepdim=True)
     return change.abs().sum() / (is_sent.sum() * change.shape[-1]).clamp(min=1)
@@ -96,7 +100,7 @@ def labeled_gradients(block: ClientBlock, state: State, rows: Tensor, key: Key) 
     )
 
 
-FESOG = dataclasses.replace(
+FESOG = replace(
     row_averaging(train_labeled),
     name="fesog",
     title="as fedgnn, with ratings for drawn items, and noise by the size of changes",

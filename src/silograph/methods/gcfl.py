@@ -37,46 +37,31 @@ C: clients. G: clusters. P: all weights of a model. T: length of a series.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Annotated
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, under
+from silograph.core.payload import Patched, Stacked, below, from_bases, stack
 from silograph.core.setting_values import log
 from silograph.evaluation.scoring import personal, received_specs
-from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Gather
-from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import (
-    AnyMethod,
-    Caution,
-    Method,
-    MethodConfig,
-    RoundReport,
-    ServerState,
-)
-from silograph.methods.local_only import begin_own, own_weights
+from silograph.federation.base import positions_of
+from silograph.federation.field_specs import LOSS, TRAINED
+from silograph.methods.base import AnyMethod, Caution, Method, RoundReport, ServerState
+from silograph.methods.local_only import ClientState, InitialModel, begin_own, own_weights
 from silograph.methods.local_training import (
-    bases,
-    local_steps,
+    LocalModel,
+    each_as_base,
+    exact_weights,
     report_by_client,
-    selected,
-    shared,
-    stacked,
-    start_from,
-    state_specs,
-    train_from,
-    trained,
 )
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 
 Length = Annotated[float, Field(gt=0)]
@@ -89,7 +74,7 @@ EPSILON2 = {"help": "... and the longest change is longer than this", "tune": lo
 WARMUP = {"help": "rounds before the first split"}
 
 
-@dataclass(frozen=True, config=STRICT)
+@options_class(frozen=True, config=STRICT)
 class GCFLOptions:
     """The help texts are the documentation of the fields."""
 
@@ -98,7 +83,7 @@ class GCFLOptions:
     warmup: Annotated[int, Field(ge=0)] = field(default=20, metadata=WARMUP)
 
 
-@dataclass(frozen=True, config=STRICT)
+@options_class(frozen=True, config=STRICT)
 class GCFLPlusOptions:
     """The help texts are the documentation of the fields."""
 
@@ -114,21 +99,38 @@ Thresholds = GCFLOptions | GCFLPlusOptions
 CLUSTER_STATE = "cluster", "filled", "series"  # what the server remembers beside weights
 
 
+@dataclass(frozen=True)
+class ClusterModels:
+    """The model of each client's cluster, (C, ...)."""
+
+    weights: Annotated[Mapping[str, Stacked | Patched], exact_weights(Stacked)]
+
+
+@dataclass(frozen=True)
+class TrainedModels:
+    """The clients' models after training; else as `LocalModel`."""
+
+    weights: Annotated[Mapping[str, Stacked | Patched], exact_weights(Stacked)]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+
+@op(Kind.WEIGHTS)
 def train_in_cluster(
-    cfg: MethodConfig[Thresholds], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train from the cluster's model and keep the result.
-
-    In: `weights/*` (C, ...). Out: the same, `nodes` (C,) training nodes, `loss` (C,).
-    """
-    fitted, new = train_from(cfg, block, state, start_from("weights", inbox), key)
-    return {**new, **stacked("weights", fitted.tensors)}, trained(fitted, block)
+    clients: Clients[Thresholds], _state: ClientState, request: ClusterModels
+) -> tuple[ClientState, TrainedModels]:
+    """Train from the cluster's model and keep the result."""
+    fitted = clients.fit(each_as_base(request.weights))
+    reply = TrainedModels(**vars(LocalModel.of(fitted, clients.block)))
+    return ClientState(stack(fitted.tensors)), reply
 
 
-def init(fed: Federation, cfg: MethodConfig[Thresholds], weights: Params, key: Key) -> ServerState:
+@calls(begin_own)
+def setup(server: Server[Thresholds], weights: Params) -> ServerState:
     """Send the first model, which is that of the only cluster."""
-    fed.call(begin_own, shared("weights", weights), what=Kind.WEIGHTS, key=key)
-    clients, length = len(fed.ids), length_of(cfg.options)
+    server.call(begin_own, InitialModel(weights))
+    clients, length = len(server.fed.ids), length_of(server.options)
     memory = {f"weights/{name}": w[None] for name, w in weights.items()}
     memory["cluster"] = torch.zeros(clients, dtype=torch.int64)
     memory["filled"] = torch.zeros(clients, dtype=torch.int64)
@@ -141,24 +143,16 @@ def length_of(options: Thresholds) -> int:
     return options.sequence if isinstance(options, GCFLPlusOptions) else 0
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig[Thresholds], state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
+@calls(train_in_cluster)
+def train_round(server: Server[Thresholds], state: ServerState) -> tuple[ServerState, RoundReport]:
     """Train in every cluster, split those whose clients disagree, take means."""
     # Clusters are found on the CPU; what a checkpoint gave back may be elsewhere.
     memory = {**state.memory, **{name: state.memory[name].cpu() for name in CLUSTER_STATE}}
-    models = {name: memory[f"weights/{name}"] for name in cfg.model.weight_shapes}
-    cluster, client_ids = memory["cluster"], selected(fed, cfg, t, key)
-    client_positions = torch.tensor([fed.ids.index(name) for name in client_ids])
-    reply = fed.call(
-        train_in_cluster,
-        bases("weights", models, cluster[client_positions]),
-        what=Kind.WEIGHTS,
-        key=key.fold("train", t),
-        to=client_ids,
-        reduce=Gather("nodes", "loss", *received_specs(cfg), *(f"weights/{n}" for n in models)),
-    )
-    by_client = under("by_client", reply)
+    models = below("weights", memory)
+    cluster, client_ids = memory["cluster"], server.select()
+    base = cluster[positions_of(server.fed.ids, client_ids)]
+    request = ClusterModels({name: from_bases(w, base) for name, w in models.items()})
+    by_client = server.gather(train_in_cluster, request, to=client_ids)
     is_averaged = by_client["answered"] & (by_client["nodes"] > 0)
     changes = {
         name: torch.where(
@@ -176,8 +170,10 @@ def fit_round(
     is_compared = is_averaged.cpu() & gram.diagonal().isfinite()
     similarity, is_known, memory = similarities(memory, gram, is_compared)
     new_cluster = cluster
-    if t > cfg.options.warmup:
-        new_cluster = split_clusters(cfg.options, cluster, gram, is_compared, similarity, is_known)
+    if server.round > server.options.warmup:
+        new_cluster = split_clusters(
+            server.options, cluster, gram, is_compared, similarity, is_known
+        )
     if not torch.equal(new_cluster, cluster):
         memory["filled"] = torch.zeros_like(memory["filled"])
     weight = by_client["nodes"] * is_averaged
@@ -196,7 +192,7 @@ def fit_round(
         is_averaged,
         facts,
         {"cluster": new_cluster.double()},
-        observed=cfg.observed,
+        observed=server.cfg.observed,
     )
     return ServerState(weights=None, memory=memory), report
 
@@ -373,28 +369,13 @@ def means(models: Tensor, change: Tensor, cluster: Tensor, new: Tensor, nodes: T
     return models[old_cluster] + mean
 
 
-def round_steps(cfg: MethodConfig[Thresholds], t: int, key: Key) -> Steps:
-    """Return the call of `fit_round`."""
-    weights = weight_specs(cfg.model, Stacked)
-    return local_steps(cfg, train_in_cluster, weights, weights, Kind.WEIGHTS, t, key)
-
-
-CALLS = Calls(
-    setup=lambda cfg, key: Call(begin_own, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared)),
-    round=round_steps,
-    state=lambda cfg: {**state_specs(cfg), **weight_specs(cfg.model, Stacked)},
-    server_model=False,
-)
-
 GCFL: AnyMethod = Method(
     name="gcfl",
     title="a mean in each cluster of clients; clusters split by the direction of changes",
     reference="Xie et al., Federated graph classification over non-iid graphs, NeurIPS 2021",
     options=GCFLOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round, setup=setup, state=ClientState, server_model=False),
     evaluate=personal(),
-    calls=CALLS,
     own_weights=own_weights,
     note=note,
     cautions=(

@@ -25,10 +25,9 @@ from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import state_of
-from silograph.federation.base import Federation
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Caution, Method, MethodConfig, ServerHolds, ServerState
-from silograph.methods.fedavg import fit_round, init
+from silograph.methods.fedavg import FEDAVG_PROGRAM
 from silograph.nn.conv import Params
 from silograph.nn.fit import TrainingInputs, stacked_copies
 from silograph.nn.mini_batches import FULL
@@ -49,13 +48,6 @@ class LLCGOptions:
     server_lr: Annotated[float, Field(gt=0)] | None = field(
         default=None, metadata={"help": "the server's learning rate; none: the clients'"}
     )
-
-
-def begin(
-    fed: Federation, cfg: MethodConfig[LLCGOptions], weights: Params, key: Key
-) -> ServerState:
-    """Set up the clients as FedAvg does."""
-    return init(fed, cfg, weights, key)
 
 
 def check(cfg: MethodConfig[LLCGOptions]) -> None:
@@ -117,8 +109,8 @@ LLCG = Method(
     reference="Ramezani et al., Learn locally, correct globally: A distributed algorithm for "
     "training graph neural networks, ICLR 2022",
     options=LLCGOptions,
-    init=begin,
-    round=fit_round,
+    init=FEDAVG_PROGRAM["init"],
+    round=FEDAVG_PROGRAM["round"],
     check=check,
     setting=ServerHolds(server_share, correct),
     cautions=(

@@ -5,86 +5,107 @@ All clients start from the same initial weights. In a round each selected client
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from torch import Tensor
 
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, below, state_of, under
+from silograph.core.payload import Shared, Stacked, State, below, dense, stack
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import TABLES, ranked, remembered
-from silograph.evaluation.scoring import personal
-from silograph.exchange.collect import local_graph
-from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation
-from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block.block import ClientBlock
+from silograph.evaluation.scoring import personal, received_specs
+from silograph.federation.field_specs import LOSS, TRAINED
+from silograph.federation.messages import Empty
 from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
-from silograph.methods.local_training import (
-    begin,
-    local_round,
-    local_steps,
-    prefix_fields,
-    reply_fields,
-    shared,
-    stacked,
-    state_specs,
-    train_from,
-)
+from silograph.methods.local_training import LocalModel, exact_weights
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 
 
+@dataclass(frozen=True)
+class ClientState:
+    """The clients' own weights, (C, ...)."""
+
+    weights: Annotated[Mapping[str, Stacked], exact_weights(Stacked)]
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """The weights that all clients start from."""
+
+    weights: Annotated[Mapping[str, Tensor], exact_weights(Shared)]
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Training nodes (C,), mean training loss (C,), and counts where the run scores the start."""
+
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """Mean loss over clients, weighted by training nodes."""
+
+    loss: Tensor
+
+
+@op(Kind.WEIGHTS)
 def begin_own(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Set up the state and keep the initial weights as own. In: `weights/*`. Out: nothing."""
-    new, reply = begin(cfg, block, state, inbox, key)
-    initial_weights = stacked_copies(under("weights", inbox), block.num_clients)
+    clients: Clients[Any], _state: Empty, request: InitialModel
+) -> tuple[ClientState, Empty]:
+    """Set up the clients with the initial weights as their own, and score these."""
+    return begin_with(clients, request, clients.cfg), Empty()
+
+
+def begin_with(
+    clients: Clients[Any], request: InitialModel, trained: MethodConfig[Any]
+) -> ClientState:
+    """Set up clients whose own model is the initial one, and score it; return their state.
+
+    Args:
+        clients: of a block.
+        request: the initial weights.
+        trained: config with the model that clients train.
+    """
+    clients.begin(trained)
+    cfg, weights, graph = clients.cfg, request.weights, clients.graph
     with work_for(Kind.EVALUATION):
-        graph = local_graph(block, state)
-        weights, tables = under("weights", inbox), below(TABLES, new)
-        score_fields: State = remembered(
-            cfg.backend.predict(cfg.model, weights, graph, tables), graph
-        )
-        score_fields = {**score_fields, **ranked(cfg, "own", weights, graph, tables)}
-    return {**new, **stacked("weights", initial_weights), **score_fields}, reply
+        tables = below(TABLES, clients.state)
+        logits = cfg.backend.predict(cfg.model, weights, graph, tables)
+        scores: State = remembered(logits, graph)
+        scores = {**scores, **ranked(cfg, "own", weights, graph, tables)}
+    clients.state = {**clients.state, **scores}
+    return ClientState(stack(stacked_copies(weights, clients.block.num_clients)))
 
 
+@op(Kind.CONTROL)
 def train_own(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Continue training the own weights. In: nothing. Out: `nodes` (C,), `loss` (C,)."""
-    del inbox
-    fitted, new = train_from(cfg, block, state, under("weights", state), key)
-    return {**new, **state_of(prefix_fields("weights", fitted.weights))}, reply_fields(
-        fitted, block
-    )
+    clients: Clients[Any], state: ClientState, _: Empty
+) -> tuple[ClientState, TrainingReport]:
+    """Continue training the own weights."""
+    fitted = clients.fit({name: w.t for name, w in state.weights.items()})
+    reply = LocalModel.of(fitted, clients.block)
+    new = ClientState(stack({name: dense(w) for name, w in fitted.weights.items()}))
+    return new, TrainingReport(reply.nodes, reply.loss, reply.received)
 
 
-def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
+@calls(begin_own)
+def setup(server: Server[Any], weights: Params) -> ServerState:
     """Send the initial weights once; the server keeps no model."""
-    del cfg
-    fed.call(begin_own, shared("weights", weights), what=Kind.WEIGHTS, key=key)
+    server.call(begin_own, InitialModel(weights))
     return ServerState(weights=None, memory={})
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
+@calls(train_own)
+def train_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
     """Let the selected clients continue training; they send only their loss."""
-    _, report = local_round(fed, cfg, train_own, {}, Kind.CONTROL, t, key)
+    _, report = server.average(train_own, Empty(), MeanLoss)
     return state, report
-
-
-def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the call of `init`."""
-    return Call(begin_own, Kind.WEIGHTS, key, weight_specs(cfg.model, Shared))
-
-
-def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    """Return the call of `fit_round`."""
-    return local_steps(cfg, train_own, {}, {}, Kind.CONTROL, t, key)
 
 
 def own_weights(cfg: MethodConfig, server: Params, state: Mapping[str, Tensor]) -> Params:
@@ -93,22 +114,13 @@ def own_weights(cfg: MethodConfig, server: Params, state: Mapping[str, Tensor]) 
     return {name: state[f"weights/{name}"] for name in cfg.model.weight_shapes}
 
 
-CALLS = Calls(
-    setup=setup_steps,
-    round=round_steps,
-    state=lambda cfg: {**state_specs(cfg), **weight_specs(cfg.model, Stacked)},
-    server_model=False,
-)
-
 LOCAL = Method(
     name="local",
     title="every client trains alone",
     reference="the baseline of every paper of the field",
     options=NoOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round, setup=setup, state=ClientState, server_model=False),
     evaluate=personal(),
     needs=Needs(keep_optimizer=True),
-    calls=CALLS,
     own_weights=own_weights,
 )

@@ -13,6 +13,8 @@ State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the ne
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from silograph.core.payload import (
     below,
     from_bases,
     named,
+    stack,
     under,
 )
 from silograph.core.work import work_for
@@ -45,6 +48,7 @@ from silograph.evaluation.evaluate import (
 )
 from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
+from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import (
     decode_weights,
     encode_reply,
@@ -74,6 +78,64 @@ from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights
 NEIGHBORS = "neighbors"  # prefix of the neighbor sampler's fields in the state
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def exact_weights(form: Any, name: str = "weights") -> Callable[[MethodConfig], FieldSpecs]:
+    """Return specs for annotations of messages: tensors in the shapes of the run's weights.
+
+    Args:
+        form: `Shared` or `Stacked`.
+        name: of the field that is annotated.
+    """
+    return lambda cfg: weight_specs(cfg.model, form, name)
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """The server's weights w_t, in the form that the run sends weights in."""
+
+    weights: Annotated[Mapping[str, Tensor], inbox_spec]
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """The clients' models after local training.
+
+    Attributes:
+        weights: w_k of each client, in the form that the run sends weights in.
+        nodes: (C,) int64 n_k, training nodes.
+        loss: (C,) mean training loss.
+        received: counts of the model that clients began with, where the run scores it.
+    """
+
+    weights: Annotated[Mapping[str, Stacked | Patched], reply_spec]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+    @staticmethod
+    def of(fitted: Fitted, block: ClientBlock) -> "LocalModel":
+        """Return the reply of clients after training."""
+        counts = stack(fitted.received)
+        return LocalModel(fitted.weights, Stacked(block.num_train), Stacked(fitted.loss), counts)
+
+
+@dataclass(frozen=True)
+class AveragedModel:
+    """Means over clients, weighted by their training nodes.
+
+    Attributes:
+        weights: mean of w_k.
+        nodes: () sum of n_k.
+        loss: () mean of the losses.
+    """
+
+    weights: Mapping[str, Tensor]
+    nodes: Tensor
+    loss: Tensor
 
 
 def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
@@ -107,24 +169,24 @@ def bases(
 
 
 def start_from(prefix: str, inbox: Payload) -> dict[str, Tensor | Patched | Stacked]:
-    """Return the initial weights of each client: one shared model, or one of several base models.
+    """Return the initial weights of each client: a shared model, or one of several bases."""
+    fields = below(prefix, inbox)
+    shared = {name: field.t for name, field in fields.items() if isinstance(field, Shared)}
+    parts = {n: f for n, f in fields.items() if isinstance(f, Stacked | Patched)}
+    return {**shared, **each_as_base(parts)}
 
-    A slice for each client counts as a base of its own, which the rows of features that the client
-    does not have follow.
+
+def each_as_base(weights: Mapping[str, Stacked | Patched]) -> dict[str, Stacked | Patched]:
+    """Return weights in which a slice for each client counts as a base model of its own.
+
+    Rows of features that a client does not have follow their base.
     """
-    start: dict[str, Tensor | Patched | Stacked] = {}
-    for name, field in inbox.items():
-        field_prefix, _, weight = name.partition("/")
-        if field_prefix != prefix:
-            continue
-        match field:
-            case Stacked(t):
-                start[weight] = from_bases(t, torch.arange(len(t), device=t.device))
-            case Patched():
-                start[weight] = field
-            case _:
-                start[weight] = field.t
-    return start
+    return {
+        name: from_bases(w.t, torch.arange(len(w.t), device=w.t.device))
+        if isinstance(w, Stacked)
+        else w
+        for name, w in weights.items()
+    }
 
 
 def zero_weights(model: AnyModel, block: ClientBlock) -> Params:

@@ -40,45 +40,33 @@ State of a client: `variates/*` (C, ...), and what local training keeps. C: clie
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, Stacked, State, named, under
+from silograph.core.payload import Patched, Shared, Stacked, below, named, stack
 from silograph.core.setting_values import log
 from silograph.core.work import report_clients
-from silograph.exchange.passes import weight_specs
-from silograph.federation.base import Federation, Sum
-from silograph.federation.field_specs import TRAINED
-from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block.block import ClientBlock
+from silograph.evaluation.scoring import received_specs
+from silograph.federation.base import Sum
+from silograph.federation.field_specs import LOSS, TRAINED
+from silograph.federation.messages import Empty
 from silograph.methods.base import (
     Caution,
     Method,
-    MethodConfig,
     Needs,
     RoundReport,
     ServerState,
     keep_previous_if_not_finite,
 )
-from silograph.methods.local_training import (
-    begin,
-    local_round,
-    local_steps,
-    shared,
-    stacked,
-    state_specs,
-    train_from,
-    trained,
-    zero_weights,
-)
+from silograph.methods.local_training import LocalModel, exact_weights, zero_weights
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
 from silograph.nn.fit import Fitted
@@ -87,7 +75,7 @@ from silograph.nn.optim import SGD
 VARIATE_FLOPS = 5  # a parameter, in a round: c - c_i, three for the path, one for c_i
 
 
-@dataclass(frozen=True, config=STRICT)
+@options_class(frozen=True, config=STRICT)
 class ScaffoldOptions:
     """The help text is the documentation of the field."""
 
@@ -100,33 +88,73 @@ class ScaffoldOptions:
     )
 
 
+@dataclass(frozen=True)
+class ClientState:
+    """Control variates c_i of each client, (C, ...)."""
+
+    variates: Annotated[Mapping[str, Stacked], exact_weights(Stacked, "variates")]
+
+
+@dataclass(frozen=True)
+class TrainingNodes:
+    """Number of training nodes of each client, (C,)."""
+
+    nodes: Annotated[Stacked, TRAINED]
+
+
+@dataclass(frozen=True)
+class CorrectedModel:
+    """The server's model x and its control variate c."""
+
+    weights: Annotated[Mapping[str, Tensor], exact_weights(Shared)]
+    variates: Annotated[Mapping[str, Tensor], exact_weights(Shared, "variates")]
+
+
+@dataclass(frozen=True)
+class LocalChange:
+    """The clients' models y_i after training, and c_i+ - c_i; else as `LocalModel`."""
+
+    weights: Annotated[Mapping[str, Stacked | Patched], exact_weights(Stacked)]
+    variates: Annotated[Mapping[str, Stacked], exact_weights(Stacked, "variates")]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    received: Annotated[Mapping[str, Stacked], received_specs]
+
+
+@dataclass(frozen=True)
+class AveragedChange:
+    """Means over clients, weighted by training nodes, and n_S, the sum of these."""
+
+    weights: Mapping[str, Tensor]
+    variates: Mapping[str, Tensor]
+    nodes: Tensor
+
+
+@op(Kind.CONTROL)
 def begin_variates(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Set up the state. In: nothing. Out: `nodes` (C,) training nodes."""
-    new, _ = begin(cfg, block, state, inbox, key)
-    zeros = zero_weights(cfg.model, block)
-    return {**new, **stacked("variates", zeros)}, {"nodes": Stacked(block.num_train)}
+    clients: Clients[ScaffoldOptions], _state: Empty, _: Empty
+) -> tuple[ClientState, TrainingNodes]:
+    """Set up the clients; all variates are 0."""
+    clients.begin()
+    zeros = zero_weights(clients.cfg.model, clients.block)
+    return ClientState(stack(zeros)), TrainingNodes(Stacked(clients.block.num_train))
 
 
+@op(Kind.WEIGHTS)
 def train_corrected(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train from the server's weights along corrected gradients, and update the variates.
-
-    In: `weights/*` and `variates/*` shared. Out: `weights/*` (C, ...), `variates/*` (C, ...) the
-    changes of the client's own, `nodes` (C,), `loss` (C,).
-    """
-    start, server_variates = under("weights", inbox), under("variates", inbox)
-    own_variates = under("variates", state)
-    shift = Shift({name: server_variates[name] - c for name, c in own_variates.items()})
-    fitted, new = train_from(replace(cfg, corrections=(shift,)), block, state, start, key)
-    change = variate_change(cfg.optimizer, start, server_variates, fitted)
-    size = sum(c[0].numel() for c in own_variates.values())
+    clients: Clients[ScaffoldOptions], state: ClientState, request: CorrectedModel
+) -> tuple[ClientState, LocalChange]:
+    """Take K_i steps along g + c - c_i from x, and update the client's own variate."""
+    cfg, own = clients.cfg, state.variates
+    shift = Shift({name: request.variates[name] - c.t for name, c in own.items()})
+    fitted = clients.fit(request.weights, replace(cfg, corrections=(shift,)))
+    change = variate_change(cfg.optimizer, request.weights, request.variates, fitted)
+    size = sum(c.t[0].numel() for c in own.values())
     report_clients((fitted.steps > 0).double() * (VARIATE_FLOPS * size))
-    new_variates = {name: c + change[name] for name, c in own_variates.items()}
-    reply = {**trained(fitted, block), **stacked("variates", change)}
-    return {**new, **keep_previous_if_not_finite(stacked("variates", new_variates), state)}, reply
+    new = {name: Stacked(c.t + change[name]) for name, c in own.items()}
+    model = LocalModel.of(fitted, clients.block)
+    reply = LocalChange(**vars(model), variates=stack(change))
+    return ClientState(keep_previous_if_not_finite(new, own)), reply
 
 
 def variate_change(
@@ -153,54 +181,31 @@ def variate_change(
     return change
 
 
-def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Set up the clients; all variates are 0."""
-    del cfg
-    reply = fed.call(begin_variates, {}, what=Kind.CONTROL, key=key, reduce=Sum())
+@calls(begin_variates)
+def setup(server: Server[ScaffoldOptions], weights: Params) -> ServerState:
+    """Set up the clients; the server's variate c is 0."""
+    reply = server.call(begin_variates, Empty(), reduce=Sum())
     zeros = {name: torch.zeros_like(w) for name, w in weights.items()}
     return ServerState(weights, {**named("variates", zeros), "nodes": reply["nodes"].t})
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
+@calls(train_corrected)
+def train_round(
+    server: Server[ScaffoldOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
-    """Train at the selected clients; move the model and the common variate."""
-    assert state.weights is not None  # set by init
-    weights, options = state.weights, cfg.options
-    server_variates = {name: state.memory[f"variates/{name}"] for name in weights}
-    inbox = {**shared("weights", weights), **shared("variates", server_variates)}
-    reply, report = local_round(fed, cfg, train_corrected, inbox, Kind.WEIGHTS, t, key)
-    if reply is None:
+    """Train at the selected clients; move the model x and the common variate c."""
+    assert state.weights is not None  # set by setup
+    variates = below("variates", state.memory)
+    request = CorrectedModel(state.weights, variates)
+    mean, report = server.average(train_corrected, request, AveragedChange)
+    if mean is None:  # no selected client has a training node
         return state, report
-    mean, change = under("weights", reply), under("variates", reply)
-    share = float(reply["nodes"].t) / float(state.memory["nodes"])
-    new_weights = {name: w.lerp(mean[name], options.server_lr) for name, w in weights.items()}
-    server_variates = {
-        name: c.add(change[name], alpha=share) for name, c in server_variates.items()
-    }
-    return ServerState(new_weights, {**state.memory, **named("variates", server_variates)}), report
+    share = float(mean.nodes) / float(state.memory["nodes"])
+    lr = server.options.server_lr
+    x = {name: w.lerp(mean.weights[name], lr) for name, w in state.weights.items()}
+    c = {name: v.add(mean.variates[name], alpha=share) for name, v in variates.items()}
+    return ServerState(x, {**state.memory, **named("variates", c)}), report
 
-
-def round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    """Return the call of `fit_round`."""
-    inbox_specs, reply_specs = (
-        {**weight_specs(cfg.model, form), **weight_specs(cfg.model, form, "variates")}
-        for form in (Shared, Stacked)
-    )
-    return local_steps(cfg, train_corrected, inbox_specs, reply_specs, Kind.WEIGHTS, t, key)
-
-
-def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the call of `init`."""
-    del cfg
-    return Call(begin_variates, Kind.CONTROL, key, {}, {"nodes": TRAINED})
-
-
-CALLS = Calls(
-    setup=setup_steps,
-    round=round_steps,
-    state=lambda cfg: {**state_specs(cfg), **weight_specs(cfg.model, Stacked, "variates")},
-)
 
 SCAFFOLD = Method(
     name="scaffold",
@@ -208,15 +213,13 @@ SCAFFOLD = Method(
     reference="Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated "
     "learning, ICML 2020",
     options=ScaffoldOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round, setup=setup, state=ClientState),
     needs=Needs(
         optimizer="sgd",
         local_epochs=10,
         plain_sgd=True,
         corrections=lambda _: (Shift({}),),  # filled in at the clients
     ),
-    calls=CALLS,
     cautions=(
         Caution(
             "plain sgd learns slowly where features are small, and is far behind local on PubMed "

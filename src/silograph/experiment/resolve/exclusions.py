@@ -31,7 +31,7 @@ from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.graph import LabelForm, Schema
 from silograph.methods import METHODS
 from silograph.methods.base import Method
-from silograph.methods.local_only import fit_round as train_alone
+from silograph.methods.local_only import LOCAL
 from silograph.nn.any_model import AnyModel
 from silograph.nn.consisrec import ConsisRec
 from silograph.nn.fit import TrainableModel
@@ -469,7 +469,7 @@ def check_selected(parts: Parts) -> None:
     """
     method, selector = parts.method.part, parts.selector
     learns = selector.part.observe is not None and selector.part is not ROUND_ROBIN
-    if method.round is train_alone and (learns or has_selection_limits(selector.options)):
+    if method.round is LOCAL.round and (learns or has_selection_limits(selector.options)):
         selector_text = f"selector {selector.part.name}{'' if learns else ' with limits'}"
         raise ConfigError(
             f"expected a method whose clients train with a server for {selector_text}, got "

@@ -65,8 +65,7 @@ from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Graph, LabelForm, Schema, schema_of, with_width
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
-from silograph.methods.fedavg import fit_round
-from silograph.methods.scaffold import fit_round as corrected_round
+from silograph.methods.ops import scores_start
 from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH, Backend, why_not_compiled
 from silograph.nn.fit import Schedule, TrainableModel, Training
@@ -401,7 +400,7 @@ def scores_on_receipt(parts: Parts) -> bool:
     needs_scores = selector.observe is not None and selector.uses_scores
     declared = method.scores_on_receipt
     if declared is None:  # a method of a user may have FedAvg's values, and another round
-        declared = method.round in (fit_round, corrected_round)
+        declared = scores_start(method.round)
     return (
         declared
         and isinstance(method.evaluate, OwnGraph)

@@ -1,0 +1,508 @@
+"""How a method is written: what clients do, what the server does, and the order of its calls.
+
+A method is read from top to bottom in one file. Messages and the state of a client are frozen
+dataclasses (`silograph.federation.messages`). A client's step is a function of them:
+
+    @op(Kind.WEIGHTS)
+    def train(
+        clients: Clients[NoOptions], state: Empty, request: GlobalModel
+    ) -> tuple[Empty, LocalModel]:
+        fitted = clients.fit(request.weights)
+        return state, LocalModel.of(clients, fitted)
+
+and the server's round calls it, in the declared order:
+
+    @calls(train)
+    def average(server: Server[NoOptions], state: ServerState) -> tuple[ServerState, RoundReport]:
+        mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
+        return (state if mean is None else ServerState(mean.weights, {})), report
+
+`Method(..., **program(average))` makes a method of it. What each end checks, the program that a
+silo enforces, and the table of what leaves a silo are derived from the annotations and from the
+order, for simulations and real federations alike.
+
+C: clients of a block.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar, cast, get_type_hints
+
+from torch import Tensor
+
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared, State, under
+from silograph.evaluation.evaluate import tallies
+from silograph.evaluation.scoring import RECEIVED
+from silograph.exchange.collect import LOCAL_GRAPH, local_graph
+from silograph.exchange.sent_weights import (
+    decode_weights,
+    encode_reply,
+    encode_weights,
+    inbox_spec,
+    learn_form,
+    learn_steps,
+    mean_of,
+    remembered_form,
+    reply_spec,
+    state_spec,
+)
+from silograph.federation.base import Federation, Gather, Reduce, WeightedMean, positions_of, reads
+from silograph.federation.messages import (
+    Empty,
+    declared_fields,
+    from_payload,
+    is_own_field,
+    specs_of,
+    to_payload,
+)
+from silograph.federation.program import (
+    AlikeRounds,
+    Call,
+    Calls,
+    Maybe,
+    OtherNetwork,
+    Repeat,
+    Steps,
+)
+from silograph.graph.block.block import ClientBlock
+from silograph.methods.base import Init, MethodConfig, Round, RoundReport, ServerState
+from silograph.methods.local_training import (
+    begin,
+    local_round,
+    selected,
+    state_specs,
+    train_from,
+    untouched_rows_after_round,
+)
+from silograph.nn.conv import Params
+from silograph.nn.fit import Fitted, Start
+
+Options = TypeVar("Options")
+Before = TypeVar("Before")
+After = TypeVar("After")
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+Result = TypeVar("Result")
+TRAINING_STATE = "optimizer/", "neighbors/", "tables/", "sent/", *LOCAL_GRAPH
+
+# --- Clients -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Clients(Generic[Options]):
+    """The clients of a block, as an op sees them.
+
+    Attributes:
+        cfg: of the method.
+        block: their graphs.
+        key: of the op's draws.
+        state: what the library keeps for them besides the method's own state: optimizers, samplers,
+            tables and logits; `begin` and `fit` replace it.
+    """
+
+    cfg: MethodConfig[Options]
+    block: ClientBlock
+    key: Key
+    state: State
+
+    @property
+    def options(self) -> Options:
+        """The method's options."""
+        return self.cfg.options
+
+    @property
+    def graph(self) -> ClientBlock:
+        """The graphs that clients train on: theirs, and what they have collected of others."""
+        return local_graph(self.block, self.state)
+
+    def begin(self, cfg: MethodConfig[Options] | None = None) -> None:
+        """Set up what the library keeps; the first op of a method's own set-up calls it.
+
+        Args:
+            cfg: a config with another model that clients train; None: the method's.
+        """
+        self.state, _ = begin(cfg or self.cfg, self.block, self.state, {}, self.key)
+
+    def fit(self, start: Start, cfg: MethodConfig[Options] | None = None) -> Fitted:
+        """Train for the local epochs of a round, each client on its own training nodes.
+
+        Args:
+            start: initial weights, one tensor for all clients or a part for each, by name.
+            cfg: a config with other corrections or losses; None: the method's.
+
+        Returns:
+            Weights, losses, steps and counts of each client. Where bad input or a diverged step
+            leaves NaN or infinity, private state keeps its values from before.
+        """
+        fitted, self.state = train_from(cfg or self.cfg, self.block, self.state, start, self.key)
+        return fitted
+
+
+@dataclass(frozen=True)
+class OpDeclaration:
+    """What an op takes and gives.
+
+    Attributes:
+        kind: content of its messages.
+        before: class of the clients' state before it.
+        request: class of the message to clients.
+        after: class of their state after it.
+        reply: class of the message to the server.
+    """
+
+    kind: Kind
+    before: type
+    request: type
+    after: type
+    reply: type
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the request has weights in the form that the run sends them in."""
+        return any(f.specs is inbox_spec for f in declared_fields(self.request))
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the reply has such weights."""
+        return any(f.specs is reply_spec for f in declared_fields(self.reply))
+
+    @property
+    def scores_start(self) -> bool:
+        """Whether clients score the weights that they receive, and send the counts."""
+        return any(f.name == RECEIVED for f in declared_fields(self.reply))
+
+    def find_problem(self, cfg: Any) -> Callable[[Payload, Payload], str | None]:
+        """Return what finds numbers of a reply that contradict each other or the request."""
+        compare = getattr(self.reply, "find_problem", None)
+        check_counts = (
+            tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
+            if self.scores_start and cfg.received
+            else None
+        )
+
+        def find(inbox: Payload, reply: Payload) -> str | None:
+            problem = None
+            if compare is not None:
+                request: Any = from_payload(self.request, inbox)
+                problem = compare(from_payload(self.reply, reply), request, cfg)
+            if problem is None and check_counts is not None:
+                problem = check_counts(inbox, reply)
+            return cast(str | None, problem)
+
+        return find
+
+
+class ClientOp(Generic[Request, Reply]):
+    """An op: the type of what `op` returns.
+
+    It is a plain function at run time, with the parameters that engines, sessions and pickle
+    expect, and with a `declaration`.
+    """
+
+    __name__: str
+    __module__: str
+    __qualname__: str
+    declaration: OpDeclaration
+
+    def __call__(
+        self, cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+    ) -> tuple[State, Payload]:
+        """Run the op at the clients of a block."""
+        raise NotImplementedError
+
+
+Step = Callable[[Clients[Options], Before, Request], tuple[After, Reply]]
+
+
+def op(
+    kind: Kind, *, reads_all: bool = False
+) -> Callable[[Step[Options, Before, Request, After, Reply]], ClientOp[Request, Reply]]:
+    """Declare a function (clients, state, request) -> (state, reply) as an op.
+
+    Args:
+        kind: content of its messages.
+        reads_all: whether it reads all that the library keeps for clients; else it gets the
+            method's own state and what training needs, so calls to some clients copy less.
+    """
+
+    def declare(
+        function: Step[Options, Before, Request, After, Reply],
+    ) -> ClientOp[Request, Reply]:
+        hints = get_type_hints(function)
+        before, request_type = list(hints.values())[1:3]
+        after, reply_type = hints["return"].__args__
+        declaration = OpDeclaration(kind, before, request_type, after, reply_type)
+
+        def run(
+            cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+        ) -> tuple[State, Payload]:
+            is_encoded = not cfg.sent.plain
+            if is_encoded and declaration.decodes:
+                inbox = {**inbox, **decode_weights(cfg, block, state, inbox)}
+            library = {
+                n: f
+                for n, f in state.items()
+                if not (is_own_field(before, n) or is_own_field(after, n))
+            }
+            clients = Clients[Any](cfg, block, key, library)
+            new, message = function(
+                clients, from_payload(before, state), from_payload(request_type, inbox)
+            )
+            new_state: State = {**clients.state, **to_payload(new)}
+            fields = to_payload(message)
+            if not is_encoded or not declaration.encodes:
+                return new_state, fields
+            start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
+            untouched = untouched_rows_after_round(cfg, under("weights", start))
+            return encode_reply(cfg, new_state, start, fields, untouched)
+
+        run.__name__ = run.__qualname__ = function.__name__
+        run.__module__, run.__doc__ = function.__module__, function.__doc__
+        run.__dict__["declaration"] = declaration
+        if not reads_all:
+            own = {f"{f.name}" for cls in (before, after) for f in declared_fields(cls)}
+            reads(*sorted(own), *TRAINING_STATE)(run)
+        return cast(ClientOp[Request, Reply], run)
+
+    return declare
+
+
+# --- The order of calls --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Calls that are made again.
+
+    Attributes:
+        parts: the calls.
+        at_most: how often, by the method's config.
+    """
+
+    parts: "tuple[Part, ...]"
+    at_most: Callable[[MethodConfig[Any]], int]
+
+
+Part = ClientOp[Any, Any] | Repeated
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def repeat(*parts: Part, at_most: Callable[[MethodConfig[Any]], int]) -> Repeated:
+    """Return calls that are made again, in an order of calls."""
+    return Repeated(parts, at_most)
+
+
+def calls(*parts: Part) -> Callable[[Function], Function]:
+    """Declare which ops a round or a set-up calls, in order; silos refuse any other call."""
+
+    def mark(function: Function) -> Function:
+        function.__dict__["order"] = parts
+        return function
+
+    return mark
+
+
+def order_of(function: Callable[..., Any]) -> tuple[Part, ...]:
+    """Return the declared calls of a round or a set-up."""
+    return cast("tuple[Part, ...]", function.__dict__.get("order", ()))
+
+
+def _steps_of(parts: Sequence[Part], cfg: MethodConfig[Any], key: Key) -> tuple[Steps, ...]:
+    """Return the program of a client that takes part."""
+    steps: list[Steps] = []
+    for part in parts:
+        if isinstance(part, Repeated):
+            steps.append(Repeat(_steps_of(part.parts, cfg, key), part.at_most(cfg)))
+            continue
+        declared = part.declaration
+        request, reply = specs_of(declared.request, cfg), specs_of(declared.reply, cfg)
+        problem = declared.find_problem(cfg)
+        steps.append(Call(part, declared.kind, key, request, reply, problem))
+    return tuple(steps)
+
+
+# --- The server ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Server(Generic[Options]):
+    """The server in a round, or in set-up.
+
+    Attributes:
+        fed: carries calls to clients.
+        cfg: of the method.
+        round: number of the round from 1; 0: set-up.
+        key: of the run.
+        used_rows: which rows of first weights each client uses, where only these are sent.
+    """
+
+    fed: Federation
+    cfg: MethodConfig[Options]
+    round: int
+    key: Key
+    used_rows: Params = field(default_factory=dict)
+
+    @property
+    def options(self) -> Options:
+        """The method's options."""
+        return self.cfg.options
+
+    @property
+    def call_key(self) -> Key:
+        """Key of the clients' draws."""
+        return self.key.fold("train", self.round) if self.round else self.key
+
+    def select(self) -> tuple[str, ...]:
+        """Return the ids of the clients that train in the round."""
+        return selected(self.fed, self.cfg, self.round, self.key)
+
+    def call(
+        self,
+        op: ClientOp[Request, Reply],
+        request: Request,
+        *,
+        to: Sequence[str] | None = None,
+        reduce: Reduce | None = None,
+    ) -> Payload:
+        """Call an op at clients (all by default), and return what `reduce` makes of the replies."""
+        inbox, kind = self._inbox(op, request, to), op.declaration.kind
+        return self.fed.call(op, inbox, what=kind, key=self.call_key, to=to, reduce=reduce)
+
+    def average(
+        self,
+        op: ClientOp[Request, Reply],
+        request: Request,
+        into: type[Result],
+        *,
+        mean: WeightedMean | None = None,
+    ) -> tuple[Result | None, RoundReport]:
+        """Let the selected clients train, and average what they send, weighted by training nodes.
+
+        The run's aggregator combines `weights` instead, if it is another than the mean.
+
+        Args:
+            op: its reply has the fields `nodes` and `loss`.
+            request: what clients get.
+            into: class of the averages: fields of the reply, each one tensor; `nodes` is the sum.
+            mean: by `nodes`. None: of all fields; of weights in the form of the run around those
+                of a round without data, so that rows which no client trains cost nothing.
+
+        Returns:
+            The averages, None where no client could train; and the report of the round.
+        """
+        inbox, declared = self._inbox(op, request, self.select), op.declaration
+        if mean is None and declared.decodes:
+            weights = under("weights", to_payload(request))
+            untouched = untouched_rows_after_round(self.cfg, weights)
+            mean = WeightedMean("nodes", untouched)
+            if not self.cfg.sent.plain:
+                mean = mean_of(self.cfg, "nodes", weights, self.used_rows, untouched)
+        reply, report = local_round(
+            self.fed, self.cfg, op, inbox, declared.kind, self.round, self.key, mean
+        )
+        return (None if reply is None else from_payload(into, reply)), report
+
+    def gather(
+        self, op: ClientOp[Request, Reply], request: Request, *, to: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Call an op at clients, and return each field of the replies by client.
+
+        Returns:
+            Fields (C, ...) by name, zeros for clients that did not answer, and `answered` (C,).
+        """
+        names = specs_of(op.declaration.reply, self.cfg)
+        return under("by_client", self.call(op, request, to=to, reduce=Gather(*names)))
+
+    def _inbox(
+        self,
+        op: ClientOp[Request, Reply],
+        request: Request,
+        to: Sequence[str] | Callable[[], Sequence[str]] | None,
+    ) -> Payload:
+        inbox = to_payload(request)
+        if self.cfg.sent.plain or not op.declaration.decodes:
+            return inbox
+        positions = positions_of(self.fed.ids, to() if callable(to) else to)
+        weights = under("weights", inbox)
+        return {**inbox, **encode_weights(self.cfg, weights, self.used_rows, positions)}
+
+
+# --- A method's program --------------------------------------------------------------------------
+
+Setup = Callable[[Server[Any], Params], ServerState]
+ServerRound = Callable[[Server[Any], ServerState], tuple[ServerState, RoundReport]]
+
+
+class Program(TypedDict):
+    """Fields of `Method` that follow from typed ops."""
+
+    init: Init[Any]
+    round: Round[Any]
+    calls: Calls
+
+
+def program(
+    round_: ServerRound,
+    *,
+    setup: Setup | None = None,
+    state: type = Empty,
+    trained: Callable[[MethodConfig[Any]], MethodConfig[Any]] = lambda cfg: cfg,
+    server_model: bool | Callable[[Any], bool] = True,
+    other_network: Callable[[Any], OtherNetwork] | None = None,
+) -> Program:
+    """Return the fields of a `Method` whose round and set-up are written with typed ops.
+
+    Args:
+        round_: one round, decorated with `calls`.
+        setup: sets up the clients, decorated with `calls`; the first op must call `Clients.begin`.
+            None: clients get nothing, and the server starts from the initial weights.
+        state: class of the state that clients keep between rounds.
+        trained: returns the config with the model that clients train, if it is another.
+        server_model: see `Calls`.
+        other_network: see `Calls`.
+    """
+
+    def init(fed: Federation, cfg: MethodConfig[Any], weights: Params, key: Key) -> ServerState:
+        if setup is None:
+            fed.call(begin, {}, what=Kind.CONTROL, key=key)
+            return ServerState(weights, learn_form(fed, cfg, key))
+        new = setup(Server(fed, cfg, 0, key), weights)
+        return ServerState(new.weights, {**new.memory, **learn_form(fed, cfg, key)})
+
+    def run(
+        fed: Federation, cfg: MethodConfig[Any], state: ServerState, t: int, key: Key
+    ) -> tuple[ServerState, RoundReport]:
+        used_rows = remembered_form(state.memory)
+        own = {name: m for name, m in state.memory.items() if name not in used_rows}
+        server = Server(fed, cfg, t, key, used_rows)
+        new, report = round_(server, ServerState(state.weights, own))
+        return ServerState(new.weights, {**new.memory, **used_rows}), report
+
+    def setup_steps(cfg: MethodConfig[Any], key: Key) -> Steps:
+        if setup is None:
+            own: tuple[Steps, ...] = (Call(begin, Kind.CONTROL, key),)
+        else:
+            own = _steps_of(order_of(setup), cfg, key)
+        return *own, learn_steps(cfg, key)
+
+    def round_steps(cfg: MethodConfig[Any], t: int, key: Key) -> Steps:
+        own = _steps_of(order_of(round_), cfg, key.fold("train", t))
+        return own if cfg.everyone_trains else Maybe(own)
+
+    def client_state(cfg: MethodConfig[Any]) -> dict[str, Any]:
+        return {**state_specs(trained(cfg)), **state_spec(cfg), **specs_of(state, cfg)}
+
+    run.__dict__["order"] = order_of(round_)
+    calls_ = Calls(setup_steps, AlikeRounds(round_steps), client_state, server_model, other_network)
+    return {"init": init, "round": run, "calls": calls_}
+
+
+def scores_start(round_: Round[Any]) -> bool:
+    """Return whether clients score the weights that they receive in a round of typed ops."""
+    ops = [part for part in order_of(round_) if not isinstance(part, Repeated)]
+    return any(part.declaration.scores_start for part in ops)
+
+
+__all__ = ["ClientOp", "Clients", "Empty", "Server", "calls", "op", "program", "repeat"]
