@@ -7,7 +7,9 @@ Q. Li, B. He, D. Song: "Model-contrastive federated learning", CVPR 2021, equati
 the embedding is what enters the last layer, without a projection head.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -47,30 +49,28 @@ class Contrast:
         return -self.options.mu * (alike / self.options.temperature).log_softmax(dim=1)[:, 0]
 
 
-Config = m.MethodConfig[MoonOptions]
+@dataclass(frozen=True)
+class LastModel:
+    """The weights where a client's training ended; none before it has trained."""
+
+    last: Annotated[Mapping[str, m.Stacked], m.exact_weights(m.Stacked, "last", optional=True)]
 
 
+@m.op(m.Kind.WEIGHTS)
 def train_moon(
-    cfg: Config, block: m.ClientBlock, state: m.State, inbox: m.Payload, key: m.Key
-) -> tuple[m.State, m.Payload]:
-    """Train as FedAvg does, with the term. Keeps `last/*`, the weights where training ended."""
-    server = m.under("weights", inbox)
-    models = server, m.under("last", state) or server
-    near, far = (m.embeddings(cfg, block, state, weights) for weights in models)
-    term = Contrast(cfg.options, m.Ragged(torch.stack([near.t, far.t], dim=1), near.off))
-    fitted, new = m.train_from(replace(cfg, losses=(term,)), block, state, server, key)
-    return {**new, **m.stacked("last", fitted.tensors)}, m.trained(fitted, block)
-
-
-def kept(cfg: Config) -> dict[str, m.FieldSpec]:
-    """Return what a client keeps; before it has trained it has no last weights."""
-    last = m.weight_specs(cfg.model, m.Stacked, "last")
-    return m.state_specs(cfg) | {n: replace(spec, optional=True) for n, spec in last.items()}
+    clients: m.Clients[MoonOptions], state: LastModel, request: m.GlobalModel
+) -> tuple[LastModel, m.LocalModel]:
+    """Train as FedAvg does, with the term."""
+    server, last = request.weights, {name: w.t for name, w in state.last.items()}
+    near, far = (clients.embeddings(weights) for weights in (server, last or server))
+    term = Contrast(clients.options, m.Ragged(torch.stack([near.t, far.t], dim=1), near.off))
+    fitted = clients.fit(server, replace(clients.cfg, losses=(term,)))
+    return LastModel(m.stack(fitted.tensors)), m.LocalModel.of(fitted, clients.block)
 
 
 NEEDS = m.Needs(losses=lambda options: (Contrast(options),))
 TITLE = "average of models that contrast embeddings with the server's and their last ones"
-METHOD = replace(m.averaging(train_moon, kept), name="moon", options=MoonOptions, needs=NEEDS)
+METHOD = replace(m.averaging(train_moon, LastModel), name="moon", options=MoonOptions, needs=NEEDS)
 METHOD = replace(METHOD, title=TITLE, reference="Li, He and Song, CVPR 2021", cautions=())
 
 if __name__ == "__main__":

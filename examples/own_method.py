@@ -10,38 +10,36 @@ optimal statistical rates", ICML 2018, algorithm 1 with medians, here of weights
 """
 
 from dataclasses import replace
+from typing import Any
 
 import silograph as sg
 from silograph.methods import (
     FEDAVG,
-    Federation,
-    Key,
-    Kind,
-    MethodConfig,
+    GlobalModel,
     RoundReport,
+    Server,
     ServerState,
-    selected,
-    shared,
+    calls,
+    program,
     train,
-    under,
 )
 
 
-def median_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
+@calls(train)
+def median_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, take the median of every weight over those that could."""
-    assert state.weights is not None  # set by FedAvg's init
-    inbox = shared("weights", state.weights)
-    chosen = selected(fed, cfg, t, key)
-    reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=key.fold("train", t), to=chosen)
-    trained = reply["nodes"].t > 0
-    weights = {name: w[trained].median(0).values for name, w in under("weights", reply).items()}
-    loss = float(reply["loss"].t[trained].mean())
-    return ServerState(weights, state.memory), RoundReport(chosen, loss)
+    assert state.weights is not None  # set by FedAvg's set-up
+    client_ids = server.select()
+    replies = server.gather(train, GlobalModel(state.weights), to=client_ids)
+    trained = replies["nodes"] > 0
+    weights = {name: replies[f"weights/{name}"][trained].median(0).values for name in state.weights}
+    loss = float(replies["loss"][trained].mean())
+    return ServerState(weights, state.memory), RoundReport(client_ids, loss)
 
 
-METHOD = replace(FEDAVG, name="median", title="median of clients", round=median_round, cautions=())
+METHOD = replace(
+    FEDAVG, name="median", title="median of clients", **program(median_round), cautions=()
+)
 
 graph = sg.load("digits")
 print(graph)

@@ -321,7 +321,11 @@ VARIANTS: dict[str, Options] = {
     },
     "fedais_participation": {"method": "fedais", "participation": 0.6, "rounds": 4},
     "fedais_sage": {"method": "fedais", "model": "sage", "local_epochs": 1},
-    "fedgraph_all": {"method": "fedgraph", "local_epochs": 1, "options": {"share": "all", "kappa": 16}},
+    "fedgraph_all": {
+        "method": "fedgraph",
+        "local_epochs": 1,
+        "options": {"share": "all", "kappa": 16},
+    },
     "fedgraph_gradients": {
         "method": "fedgraph",
         "local_epochs": 1,

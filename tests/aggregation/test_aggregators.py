@@ -25,7 +25,19 @@ from silograph.aggregation.aggregators import (
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError, ProtocolError
 from silograph.deploy.server import check_deployable
-from silograph.methods import FEDAVG, METHODS, SCAFFOLD, Stacked, train
+from silograph.methods import (
+    FEDAVG,
+    METHODS,
+    SCAFFOLD,
+    Clients,
+    Empty,
+    GlobalModel,
+    Kind,
+    LocalModel,
+    dense,
+    op,
+    stack,
+)
 from silograph.methods import averaging as averaging_by
 
 ROBUST = [name for name in AGGREGATORS if name != "mean"]
@@ -126,17 +138,14 @@ def test_a_hostile_silo_in_a_run(make_graph: MakeGraph, factor: float) -> None:
 SCALE = {"factor": 1.0}
 
 
-def scaled(cfg: Any, block: Any, state: Any, inbox: Any, key: Any) -> Any:
+@op(Kind.WEIGHTS)
+def scaled(clients: Clients[Any], state: Empty, request: GlobalModel) -> tuple[Empty, LocalModel]:
     """`train` of clients of which the first one multiplies its weights."""
-    new, sent = train(cfg, block, state, inbox, key)
-    reply: dict[str, Any] = dict(sent)
-    place = list(block.ids).index("client_00") if "client_00" in block.ids else None
-    for name in [n for n in reply if n.startswith("weights/")] * (place is not None):
-        field = reply[name]
-        whole = (field.stacked() if hasattr(field, "stacked") else field.t).clone()
-        whole[place] *= SCALE["factor"]
-        reply[name] = Stacked(whole)
-    return new, reply
+    reply = LocalModel.of(clients.fit(request.weights), clients.block)
+    weights = {name: dense(w).clone() for name, w in reply.weights.items()}
+    for w in weights.values():
+        w[[name == "client_00" for name in clients.block.ids]] *= SCALE["factor"]
+    return state, replace(reply, weights=stack(weights))
 
 
 def asked(name: str, **own: Any) -> dict[str, Any]:

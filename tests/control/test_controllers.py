@@ -66,8 +66,7 @@ from silograph.methods import (
     trained,
     weight_specs,
 )
-from silograph.methods.fedavg import init
-from silograph.methods.local_training import TRAIN_CALLS
+from silograph.methods.fedavg import FEDAVG_PROGRAM
 
 MakeGraph = Callable[..., Graph]
 MOST = 6
@@ -188,10 +187,10 @@ PACED: Method[PacedOptions] = Method(
     title="local epochs that follow a knob",
     reference="none",
     options=PacedOptions,
-    init=init,
+    init=FEDAVG_PROGRAM["init"],
     round=paced_round,
     needs=Needs(score_first=True, controller=lambda options: TABLE[options.how]),
-    calls=Calls(setup=TRAIN_CALLS.setup, round=paced_steps, state=state_specs),
+    calls=Calls(setup=FEDAVG_PROGRAM["calls"].setup, round=paced_steps, state=state_specs),
 )
 
 

@@ -333,9 +333,9 @@ def test_a_silo_that_is_started_again_with_another_file_is_refused(
         ({}, "silograph.methods", "expected code of your own to allow, got silograph.methods, whi"),
         ({}, "sys", "expected code in a file to allow, got sys, which has none"),
         (
-            {"methods/__init__.py": "", "methods/fedavg.py": "", "methods/local_training.py": OP},
-            "methods.local_training",
-            "expected an op with a name of its own, got methods.local_training:train, which "
+            {"methods/__init__.py": "", "methods/local_training.py": "", "methods/fedavg.py": OP},
+            "methods.fedavg",
+            "expected an op with a name of its own, got methods.fedavg:train, which "
             "silograph has, too: rename its module",
         ),
     ],

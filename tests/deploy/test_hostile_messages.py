@@ -28,8 +28,8 @@ from silograph.federation.session.audit import STATES_STAY, Audit, open_audit, r
 from silograph.federation.session.message import CallBody, Type, call_body, facts_body, qualified
 from silograph.federation.session.state_store import runs_left
 from silograph.graph.silos.data import Silo
+from silograph.methods.fedavg import train
 from silograph.methods.local_only import begin_own
-from silograph.methods.local_training import train
 
 __all__ = ["silo"]  # a fixture
 

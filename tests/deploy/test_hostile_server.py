@@ -49,10 +49,10 @@ from silograph.graph.graph import Graph, schema_of
 from silograph.graph.silos.data import Silo
 from silograph.graph.silos.read import read_silo
 from silograph.methods import METHODS, cagnet
+from silograph.methods.fedavg import train
 from silograph.methods.fedper import begin_private, train_private
 from silograph.methods.local_only import begin_own, train_own
 from silograph.methods.local_training import begin as begin_training
-from silograph.methods.local_training import train
 from silos import config_of, folders
 
 HIDDEN = 8
@@ -157,7 +157,7 @@ def test_features_labels_and_edges_are_not_handed_out(silo: Silo, allow: tuple[s
         (lose, {"count": Shared(torch.tensor(1))}, Kind.CONTROL),
     ):
         said = reason(server.call(op, dict(inbox), what, key, 1, rows=True))
-        assert said.startswith("expected local_training.train (weights) in round 1, as agreed, got")
+        assert said.startswith("expected fedavg.train (weights) in round 1, as agreed, got")
         assert said.endswith(f".{op.__name__} ({what.value})")
     assert server.train(server.weights()).type is Type.REPLY  # and fedavg goes on
 

@@ -54,7 +54,8 @@ from silograph.methods import (
     train,
     under,
 )
-from silograph.methods.local_training import TRAIN_CALLS, begin
+from silograph.methods.fedavg import FEDAVG_PROGRAM
+from silograph.methods.local_training import begin
 
 CLIENTS = 5
 WIDTH = 3
@@ -737,7 +738,7 @@ def history_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
     own, what = key.fold("pull", t), Kind.EMBEDDINGS
     told = {"t": FieldSpec(Shared, (), torch.int64, low=t, high=t)}
     return (
-        TRAIN_CALLS.round(cfg, t, key),
+        FEDAVG_PROGRAM["calls"].round(cfg, t, key),
         Maybe(Call(move, Kind.CONTROL, own, told)),
         pull_steps(ask, serve, store, what=what, key=own, form=METHOD_FORM),
         Call(tell_sum, Kind.STATISTICS, own, {}, {"halo": FieldSpec(Stacked)}),

@@ -46,7 +46,8 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
 from silograph.methods.fedais import FEDAIS, advance, ask, begin_stored, serve, store
-from silograph.methods.local_training import begin, train, train_sent
+from silograph.methods.fedavg import train
+from silograph.methods.local_training import begin
 
 MakeGraph = Callable[..., Graph]
 Numbers = Literal["exact", "float16", "int8", "int4"]
@@ -117,8 +118,7 @@ def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, ro
     blocks = setup.federation._blocks  # type: ignore[attr-defined]
     used = sum(int(b.all.x.used.off[-1]) for b in blocks)
     clients, both, item = 5, 2 * 2, 8
-    name_change = 0 if numbers == "exact" and rows == "all" else len("train_sent") - len("train")
-    saved = -both * clients * name_change
+    saved = 0
     size = {"exact": item, "float16": 2, "int8": 1, "int4": 1}[numbers]
     for name, w in of(found).items():
         if w.dim() < 2:
@@ -130,8 +130,7 @@ def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, ro
         if numbers in SCALES:
             head = FIELD.size + DIMENSION.size + len(f"scale/weights/{name}")
             saved -= both * (4 * sent + clients * head)
-    ops = ("train", "train_sent")
-    assert sum(trained_bytes(plain, op) - trained_bytes(found, op) for op in ops) == saved
+    assert trained_bytes(plain, "train") - trained_bytes(found, "train") == saved
 
 
 @pytest.mark.parametrize("numbers", ["float16", "int8", "int4"])
@@ -281,8 +280,8 @@ SMALL: list[tuple[str, dict[str, Any]]] = [
     ("fedais", {"weights_as": "float16"}),
 ]
 OPS = {
-    "fedavg": (begin, train_sent, tell_used),
-    "fedopt": (begin, train_sent, tell_used),
+    "fedavg": (begin, train, tell_used),
+    "fedopt": (begin, train, tell_used),
     "fedais": (begin_stored, tell_used, ask, serve, store, advance),
 }
 
@@ -319,7 +318,7 @@ def changed_reply(field: str, value: float) -> Callable[[bytes], bytes]:
     def put(reply: dict[str, Any]) -> None:
         reply[field].t.view(-1)[0] = value
 
-    return changed("train", put, "train_sent")
+    return changed("train", put)
 
 
 def changed(
@@ -353,7 +352,7 @@ def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: floa
     assert over.federation.away == (name,)
 
 
-@pytest.mark.parametrize(("method", "op"), [("fedais", "close_round"), ("fedavg", "train_sent")])
+@pytest.mark.parametrize(("method", "op"), [("fedais", "close_round"), ("fedavg", "train")])
 @pytest.mark.parametrize("numbers", ["exact", "int8"])
 def test_a_silo_that_is_a_row_short_is_named_and_left_out(
     make_graph: MakeGraph, method: str, op: str, numbers: str, caplog: pytest.LogCaptureFixture
@@ -408,7 +407,7 @@ def test_the_norm_of_an_update_is_that_of_what_is_added(
     options = {**RUN, "weights_as": numbers, "weight_rows": rows, "participation": 1.0}
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**options, "rounds": 1})
     for lie in (False, True):
-        over, links = remote(setup, *OPS["fedavg"], train, least=1)
+        over, links = remote(setup, *OPS["fedavg"], least=1)
         fed: Any = over.federation
         fed._limits = replace(fed._limits, update_norm=4.0)
         field = "scale/weights/0.weight" if numbers in SCALES else "weights/0.weight"

@@ -51,13 +51,15 @@ from silograph.methods import (
     ServerState,
     weight_specs,
 )
+from silograph.methods.fedavg import FEDAVG_PROGRAM
 from silograph.methods.local_training import (
-    TRAIN_CALLS,
     local_round,
     local_steps,
     shared,
+    start_from,
     state_specs,
-    train,
+    train_from,
+    trained,
 )
 
 CLIENTS = 5
@@ -326,7 +328,8 @@ def train_visited(
     own, common = under("last", state), under("weights", inbox)
     start = {n: (w + own[n]) / 2 for n, w in common.items()} if own else common
     form = {f"weights/{n}": Stacked(w) for n, w in start.items()} if own else inbox
-    new, reply = train(cfg, block, state, form, key)
+    fitted, new = train_from(cfg, block, state, start_from("weights", form), key)
+    reply = trained(fitted, block)
     dense = {n: f.stacked() if isinstance(f, Patched) else f for n, f in reply.items()}
     kept = {n: f for n, f in dense.items() if n.startswith("weights/") and isinstance(f, Stacked)}
     return {**new, **{n.replace("weights/", "last/"): f for n, f in kept.items()}}, dense
@@ -356,7 +359,7 @@ VISITED: Method = replace(
     FEDAVG,
     name="visited",
     round=visited_round,
-    calls=Calls(setup=TRAIN_CALLS.setup, round=visited_steps, state=visited_state),
+    calls=Calls(setup=FEDAVG_PROGRAM["calls"].setup, round=visited_steps, state=visited_state),
 )
 RUN: dict[str, Any] = {"method": VISITED, "participation": 0.5, "rounds": 5}
 

@@ -14,7 +14,7 @@ import torch
 from sessions import session
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Shared, Stacked
+from silograph.core.payload import Patched, Shared, Stacked, from_bases
 from silograph.federation.base import Federation, Gather
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
@@ -26,20 +26,24 @@ from silograph.methods import (
     LOCAL,
     Call,
     Calls,
+    Clients,
+    Empty,
+    LocalModel,
     Method,
     MethodConfig,
     NoOptions,
     Params,
     RoundReport,
     ServerState,
-    bases,
     begin,
+    each_as_base,
     local_steps,
+    op,
     start_from,
     state_specs,
-    train,
     weight_specs,
 )
+from silograph.methods.gcfl import ClusterModels, TrainedModels
 from silograph.nn.backends import BACKENDS
 from silograph.nn.fit import Schedule
 from silograph.nn.mini_batches import Fanout
@@ -63,6 +67,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@op(Kind.WEIGHTS)
+def train_from_base(
+    clients: Clients[Any], state: Empty, request: ClusterModels
+) -> tuple[Empty, TrainedModels]:
+    """Train from the model of the client's cluster."""
+    fitted = clients.fit(each_as_base(request.weights))
+    return state, TrainedModels(**vars(LocalModel.of(fitted, clients.block)))
+
+
 def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
     """All clusters start from the same weights."""
     fed.call(begin, {}, what=Kind.CONTROL, key=key)
@@ -73,9 +86,12 @@ def fit_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     """One call to all clients, each with its cluster's base; a mean a cluster."""
-    inbox, names = bases("weights", state.memory, CLUSTERS), list(state.memory)
+    names = list(state.memory)
+    inbox = {f"weights/{name}": from_bases(w, CLUSTERS) for name, w in state.memory.items()}
     gather = Gather("nodes", *(f"weights/{name}" for name in names))
-    reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=key.fold("train", t), reduce=gather)
+    reply = fed.call(
+        train_from_base, inbox, what=Kind.WEIGHTS, key=key.fold("train", t), reduce=gather
+    )
     nodes = reply["by_client/nodes"].t.double()
     share = torch.nn.functional.one_hot(CLUSTERS).double() * nodes[:, None]
     share = (share / share.sum(0)).T  # (G, C)
@@ -90,7 +106,7 @@ def _mean(share: torch.Tensor, slices: torch.Tensor) -> torch.Tensor:
 
 def round_steps(cfg: MethodConfig, t: int, key: Key) -> Any:
     weights = weight_specs(cfg.model, Stacked)
-    return local_steps(cfg, train, weights, weights, Kind.WEIGHTS, t, key)
+    return local_steps(cfg, train_from_base, weights, weights, Kind.WEIGHTS, t, key)
 
 
 CLUSTERED = Method(
@@ -184,7 +200,7 @@ def test_what_training_starts_from() -> None:
     inbox = {
         "weights/a": Shared(t[0]),
         "weights/b": Stacked(t),
-        **bases("weights", {"c": t}, which),
+        "weights/c": from_bases(t, which),
         "masks/d": Shared(t),
     }
     start = start_from("weights", inbox)

@@ -1,7 +1,6 @@
 """Laws of terms of the local loss, and of MOON and FedProto, examples that have one."""
 
 import runpy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,21 @@ import silograph as sg
 from runs import MakeGraph, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.core.payload import Patched, Stacked, dense, under
+from silograph.core.payload import Patched, Stacked, dense
 from silograph.graph.graph import subgraph
-from silograph.methods import FEDAVG, Method, Needs, StepNodes, averaging, train_from, trained
+from silograph.methods import (
+    FEDAVG,
+    Clients,
+    Empty,
+    GlobalModel,
+    Kind,
+    LocalModel,
+    Method,
+    Needs,
+    StepNodes,
+    averaging,
+    op,
+)
 
 MOON = Path(__file__).parents[2] / "examples" / "moon.py"
 PROTO = MOON.with_name("fedproto.py")
@@ -243,18 +254,17 @@ def test_trained_weights_are_tensors(make_graph: MakeGraph, kernels: str) -> Non
     seen: list[dict[str, Tensor]] = []
     forms = set[type]()
 
-    def look(cfg: Any, block: Any, state: Any, inbox: Any, key: Any) -> Any:
-        start = under("weights", inbox)
-        fitted, new = train_from(cfg, block, state, start, key)
+    @op(Kind.WEIGHTS)
+    def look(clients: Clients[Any], state: Empty, request: GlobalModel) -> tuple[Empty, LocalModel]:
+        start, fitted = request.weights, clients.fit(request.weights)
         forms.update(type(f) for f in fitted.weights.values())
         seen.append({name: w - start[name] for name, w in fitted.tensors.items()})
-        reply = trained(fitted, block)
-        assert all(torch.equal(w, fitted.tensors[n]) for n, w in under("weights", reply).items())
-        return new, reply
+        reply = LocalModel.of(fitted, clients.block)
+        assert all(torch.equal(dense(w), fitted.tensors[n]) for n, w in reply.weights.items())
+        return state, reply
 
     graph = make_graph(40, sparse=True)
-    method: Callable[..., Any] = averaging
-    sg.run(graph, method=replace(method(look), name="look"), **RUN | {"kernels": kernels})
+    sg.run(graph, method=replace(averaging(look), name="look"), **RUN | {"kernels": kernels})
     assert forms == {Patched, Stacked}
     for name, difference in seen[0].items():
         assert difference.dim() == (3 if name.endswith("weight") else difference.dim())

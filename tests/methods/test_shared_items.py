@@ -2,6 +2,7 @@
 
 import dataclasses
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from runs import assert_close, dying, files_of, rows_of, run_until, same_bits, w
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import Payload, Ragged, Stacked, below, take
+from silograph.core.payload import Payload, Ragged, Stacked, below, dense, take
 from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of, why_refused
 from silograph.deploy.server import check_deployable
 from silograph.deploy.silo import parse_allowed_methods
@@ -32,7 +33,7 @@ from silograph.graph.block.block import UNSEEN
 from silograph.methods import METHODS
 from silograph.methods.fedgnn import item_rows_of as sent_rows
 from silograph.methods.fedgnn import laplace, normal
-from silograph.methods.fedmf import ITEM_WEIGHT, SHARE, train_items
+from silograph.methods.fedmf import LocalChange, item_changes
 from silograph.methods.fesog import labeled_gradients, mean_size
 from silograph.nn.rating_steps import rating_graph as messages_of
 from silograph.nn.shared_items import ITEMS, item_counts, item_rows
@@ -52,6 +53,7 @@ OPTIONS: dict[str, Any] = {
     "dtype": "float64",
     "options": {"embedding": 3, "items": ROWS},
 }
+ITEM_WEIGHT, SHARE = f"weights/{ITEMS}", "share"
 ALL = pytest.mark.parametrize("method", ["fedmf", "fedgnn", "fesog"])
 
 
@@ -155,10 +157,9 @@ def test_changes_are_clipped_and_drawn_items_join_always_the_same(method: str) -
         assert bool((change[said & ~has] != 0).any(dim=1).all())
         assert not change[~said].any()
     for block, reply in zip(blocks_of(setup), sent, strict=True):
-        share = {SHARE: Stacked((item_counts(block, ROWS) > 0).double()[None])}
-        none = {ITEM_WEIGHT: Stacked(torch.zeros(1, ROWS, 4).double())}
-        drawn = sent_rows(block, share | none, 40)[2]
-        pseudo = (reply[SHARE].t[0] > 0) & (share[SHARE].t[0] == 0)
+        share = (item_counts(block, ROWS) > 0).double()
+        drawn = sent_rows(block, torch.zeros(ROWS, 4).double(), share, 40)[2]
+        pseudo = (reply[SHARE].t[0] > 0) & (share == 0)
         assert pseudo.nonzero()[:, 0].tolist() == sorted(drawn.tolist())
 
 
@@ -190,12 +191,13 @@ def test_drawn_items_of_fedgnn_move_as_the_own_ones_do(monkeypatch: pytest.Monke
     """Column by column: their mean and standard deviation are those of the silo's own rows."""
     shift = torch.tensor([5.0, -2.0, 0.0, 1.0]).double()
 
-    def moved(*args: Any) -> tuple[Any, Payload]:
-        state, reply = train_items(*args)
-        far = reply[ITEM_WEIGHT].t + reply[SHARE].t[..., None] * shift
-        return state, {**reply, ITEM_WEIGHT: Stacked(far)}
+    def moved(*args: Any) -> LocalChange:
+        reply = item_changes(*args)
+        assert reply.share is not None
+        far = dense(reply.weights[ITEMS]) + reply.share.t[..., None] * shift
+        return replace(reply, weights={**reply.weights, ITEMS: Stacked(far)})
 
-    monkeypatch.setattr("silograph.methods.fedgnn.train_items", moved)
+    monkeypatch.setattr("silograph.methods.fedgnn.item_changes", moved)
     setup, sent, _ = one_round("fedgnn", own={"pseudo": 200, "clip": 1e9, "noise": 0.0}, lr=0.2)
     for block, reply in zip(blocks_of(setup), sent, strict=True):
         has = item_counts(block, ROWS) > 0
@@ -213,9 +215,8 @@ def test_the_mean_size_that_noise_of_fesog_goes_by() -> None:
     """Of items in the rows that are sent: rows of 0 have no share in it."""
     change = torch.tensor([[[1.0, -3.0], [0.0, 0.0]]])
     assert float(mean_size(change, "level")) == 1
-    assert float(mean_size(change, ITEMS)) == 1
-    assert float(mean_size(change, ITEM_WEIGHT)) == 2
-    assert float(mean_size(0 * change, ITEM_WEIGHT)) == 0
+    assert float(mean_size(change, ITEMS)) == 2
+    assert float(mean_size(0 * change, ITEMS)) == 0
 
 
 def test_labels_of_drawn_items_are_by_users_drawn_alike() -> None:

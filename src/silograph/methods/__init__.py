@@ -11,6 +11,7 @@ from silograph.core.errors import lookup
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
+    Patched,
     Payload,
     Ragged,
     Shared,
@@ -18,6 +19,7 @@ from silograph.core.payload import (
     State,
     dense,
     named,
+    stack,
     under,
 )
 from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
@@ -26,7 +28,8 @@ from silograph.exchange.pull import PullForm, pull, pull_steps
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean, per_client
 from silograph.federation.decoder import Decoder, onto, rows_for, rows_from
-from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
+from silograph.federation.field_specs import COUNT, LOSS, TRAINED, FieldSpec
+from silograph.federation.messages import Empty
 from silograph.federation.program import Call, Calls, Either, Maybe, Repeat, up_to
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import (
@@ -48,7 +51,7 @@ from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais import PRESETS as FEDAIS_PRESETS
-from silograph.methods.fedavg import FEDAVG, FEDOPT, averaging
+from silograph.methods.fedavg import FEDAVG, FEDOPT, average_and_step, averaging, train
 from silograph.methods.fedgnn import FEDGNN
 from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedmf import FEDMF
@@ -61,25 +64,28 @@ from silograph.methods.gcfl import GCFL, GCFLPLUS
 from silograph.methods.graphsaint import GRAPHSAINT
 from silograph.methods.label_guided import LABEL_GUIDED
 from silograph.methods.llcg import LLCG
-from silograph.methods.local_only import LOCAL
+from silograph.methods.local_only import LOCAL, InitialModel, OwnModel, begin_own
 from silograph.methods.local_training import (
-    bases,
+    AveragedModel,
+    GlobalModel,
+    LocalModel,
     begin,
+    each_as_base,
     embeddings,
+    exact_weights,
     local_round,
     local_steps,
-    reply_fields,
     selected,
     shared,
     stacked,
     start_from,
     state_specs,
-    train,
     train_from,
     trained,
     untouched_rows_after_round,
     zero_weights,
 )
+from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program, repeat
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, LossTerm, Proximal, Shift, StepNodes
@@ -175,23 +181,31 @@ __all__ = [
     "LOSS",
     "METHODS",
     "SCAFFOLD",
+    "TRAINED",
     "AllSilos",
     "AtSilos",
+    "AveragedModel",
     "Call",
     "Calls",
     "Caution",
     "ClientBlock",
+    "ClientOp",
+    "Clients",
     "Controller",
     "Correction",
     "Decoder",
     "Either",
+    "Empty",
     "Federation",
     "FieldSpec",
     "Fitted",
     "Gather",
+    "GlobalModel",
     "HaloSums",
+    "InitialModel",
     "Key",
     "Kind",
+    "LocalModel",
     "LossTerm",
     "Maybe",
     "Method",
@@ -200,7 +214,9 @@ __all__ = [
     "NoOptions",
     "Op",
     "OwnGraph",
+    "OwnModel",
     "Params",
+    "Patched",
     "Payload",
     "Proximal",
     "PullForm",
@@ -208,6 +224,7 @@ __all__ = [
     "Repeat",
     "RoundReport",
     "RunStanding",
+    "Server",
     "ServerAdam",
     "ServerHolds",
     "ServerMomentum",
@@ -223,11 +240,15 @@ __all__ = [
     "TrainingInputs",
     "Uncut",
     "WeightedMean",
+    "average_and_step",
     "averaging",
-    "bases",
     "begin",
+    "begin_own",
+    "calls",
     "dense",
+    "each_as_base",
     "embeddings",
+    "exact_weights",
     "knob_fields",
     "knob_specs",
     "learn_rows",
@@ -236,16 +257,19 @@ __all__ = [
     "local_steps",
     "named",
     "onto",
+    "op",
     "per_client",
     "personal",
+    "program",
     "pull",
     "pull_steps",
-    "reply_fields",
+    "repeat",
     "row_numbers",
     "rows_for",
     "rows_from",
     "selected",
     "shared",
+    "stack",
     "stacked",
     "stacked_copies",
     "start_from",

@@ -54,7 +54,7 @@ from silograph.evaluation.scoring import personal, received_specs
 from silograph.federation.base import positions_of
 from silograph.federation.field_specs import LOSS, TRAINED
 from silograph.methods.base import AnyMethod, Caution, Method, RoundReport, ServerState
-from silograph.methods.local_only import ClientState, InitialModel, begin_own, own_weights
+from silograph.methods.local_only import InitialModel, OwnModel, begin_own, own_weights
 from silograph.methods.local_training import (
     LocalModel,
     each_as_base,
@@ -118,12 +118,12 @@ class TrainedModels:
 
 @op(Kind.WEIGHTS)
 def train_in_cluster(
-    clients: Clients[Thresholds], _state: ClientState, request: ClusterModels
-) -> tuple[ClientState, TrainedModels]:
+    clients: Clients[Thresholds], _state: OwnModel, request: ClusterModels
+) -> tuple[OwnModel, TrainedModels]:
     """Train from the cluster's model and keep the result."""
     fitted = clients.fit(each_as_base(request.weights))
     reply = TrainedModels(**vars(LocalModel.of(fitted, clients.block)))
-    return ClientState(stack(fitted.tensors)), reply
+    return OwnModel(stack(fitted.tensors)), reply
 
 
 @calls(begin_own)
@@ -374,7 +374,7 @@ GCFL: AnyMethod = Method(
     title="a mean in each cluster of clients; clusters split by the direction of changes",
     reference="Xie et al., Federated graph classification over non-iid graphs, NeurIPS 2021",
     options=GCFLOptions,
-    **program(train_round, setup=setup, state=ClientState, server_model=False),
+    **program(train_round, setup=setup, state=OwnModel, server_model=False),
     evaluate=personal(),
     own_weights=own_weights,
     note=note,

@@ -25,7 +25,7 @@ from silograph.nn.fit import stacked_copies
 
 
 @dataclass(frozen=True)
-class ClientState:
+class OwnModel:
     """The clients' own weights, (C, ...)."""
 
     weights: Annotated[Mapping[str, Stacked], exact_weights(Stacked)]
@@ -57,14 +57,14 @@ class MeanLoss:
 @op(Kind.WEIGHTS)
 def begin_own(
     clients: Clients[Any], _state: Empty, request: InitialModel
-) -> tuple[ClientState, Empty]:
+) -> tuple[OwnModel, Empty]:
     """Set up the clients with the initial weights as their own, and score these."""
     return begin_with(clients, request, clients.cfg), Empty()
 
 
 def begin_with(
     clients: Clients[Any], request: InitialModel, trained: MethodConfig[Any]
-) -> ClientState:
+) -> OwnModel:
     """Set up clients whose own model is the initial one, and score it; return their state.
 
     Args:
@@ -80,17 +80,15 @@ def begin_with(
         scores: State = remembered(logits, graph)
         scores = {**scores, **ranked(cfg, "own", weights, graph, tables)}
     clients.state = {**clients.state, **scores}
-    return ClientState(stack(stacked_copies(weights, clients.block.num_clients)))
+    return OwnModel(stack(stacked_copies(weights, clients.block.num_clients)))
 
 
 @op(Kind.CONTROL)
-def train_own(
-    clients: Clients[Any], state: ClientState, _: Empty
-) -> tuple[ClientState, TrainingReport]:
+def train_own(clients: Clients[Any], state: OwnModel, _: Empty) -> tuple[OwnModel, TrainingReport]:
     """Continue training the own weights."""
     fitted = clients.fit({name: w.t for name, w in state.weights.items()})
     reply = LocalModel.of(fitted, clients.block)
-    new = ClientState(stack({name: dense(w) for name, w in fitted.weights.items()}))
+    new = OwnModel(stack({name: dense(w) for name, w in fitted.weights.items()}))
     return new, TrainingReport(reply.nodes, reply.loss, reply.received)
 
 
@@ -119,7 +117,7 @@ LOCAL = Method(
     title="every client trains alone",
     reference="the baseline of every paper of the field",
     options=NoOptions,
-    **program(train_round, setup=setup, state=ClientState, server_model=False),
+    **program(train_round, setup=setup, state=OwnModel, server_model=False),
     evaluate=personal(),
     needs=Needs(keep_optimizer=True),
     own_weights=own_weights,

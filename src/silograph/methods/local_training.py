@@ -47,15 +47,11 @@ from silograph.evaluation.evaluate import (
     tallies,
 )
 from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
-from silograph.exchange.collect import LOCAL_GRAPH, local_graph
+from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import (
-    decode_weights,
-    encode_reply,
     inbox_spec,
-    learn_steps,
     reply_spec,
-    state_spec,
 )
 from silograph.federation.base import (
     BY_CLIENT,
@@ -64,10 +60,9 @@ from silograph.federation.base import (
     Op,
     WeightedMean,
     at_server,
-    reads,
 )
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
-from silograph.federation.program import AlikeRounds, Call, Calls, Maybe, Steps
+from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig, RoundReport, keep_previous_if_not_finite
 from silograph.nn.any_model import AnyModel
@@ -83,14 +78,24 @@ NEIGHBORS = "neighbors"  # prefix of the neighbor sampler's fields in the state
 # --- messages ------------------------------------------------------------------------------------
 
 
-def exact_weights(form: Any, name: str = "weights") -> Callable[[MethodConfig], FieldSpecs]:
+def exact_weights(
+    form: Any, name: str = "weights", *, optional: bool = False
+) -> Callable[[MethodConfig], FieldSpecs]:
     """Return specs for annotations of messages: tensors in the shapes of the run's weights.
 
     Args:
         form: `Shared` or `Stacked`.
         name: of the field that is annotated.
+        optional: of a state: whether clients may lack it, as those that never trained.
     """
-    return lambda cfg: weight_specs(cfg.model, form, name)
+
+    def specs(cfg: MethodConfig) -> FieldSpecs:
+        own = weight_specs(cfg.model, form, name)
+        return (
+            {n: dataclasses.replace(s, optional=True) for n, s in own.items()} if optional else own
+        )
+
+    return specs
 
 
 @dataclass(frozen=True)
@@ -155,19 +160,6 @@ def shared(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Shared]:
     return {name: Shared(t) for name, t in named(prefix, tensors).items()}
 
 
-def bases(
-    prefix: str, tensors: Mapping[str, Tensor], which: Tensor
-) -> dict[str, Patched | Stacked]:
-    """Return fields `prefix/name` that send each client one of G bases.
-
-    Args:
-        prefix: of their names.
-        tensors: (G, ...).
-        which: (k,) int64 base of each client that is called.
-    """
-    return {name: from_bases(t, which) for name, t in named(prefix, tensors).items()}
-
-
 def start_from(prefix: str, inbox: Payload) -> dict[str, Tensor | Patched | Stacked]:
     """Return the initial weights of each client: a shared model, or one of several bases."""
     fields = below(prefix, inbox)
@@ -225,41 +217,14 @@ def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:
     return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in moments.items() if name != STEPS}
 
 
-@reads("optimizer/", f"{NEIGHBORS}/", f"{TABLES}/", *LOCAL_GRAPH)
-def train(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Train from the server's weights, the same for all clients, or one of several bases each.
-
-    In: `weights/*`. Out: `weights/*` (C, ...), `nodes` (C,) training nodes, `loss` (C,).
-    """
-    fitted, new = train_from(cfg, block, state, start_from("weights", inbox), key)
-    return new, trained(fitted, block)
-
-
-def train_sent(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Do what `train` does with weights that travel small: see `silograph.exchange.sent_weights`.
-
-    In: `weights/*`, and `scale/*` of bytes. Out: the same, `nodes` (C,), `loss` (C,).
-    """
-    start = decode_weights(cfg, block, state, inbox)
-    new, reply = train(cfg, block, state, start, key)
-    return encode_reply(
-        cfg, new, start, reply, untouched_rows_after_round(cfg, under("weights", start))
-    )
-
-
 def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
     """Return a client's reply after training: `weights/*`, and the fields of `told`."""
-    return prefix_fields("weights", fitted.weights) | reply_fields(fitted, block)
-
-
-def reply_fields(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
-    """Return `nodes` (C,), `loss` (C,), and `received/*` where the start was to be scored."""
-    counts = stacked(RECEIVED, fitted.received)
-    return {"nodes": Stacked(block.num_train), "loss": Stacked(fitted.loss), **counts}
+    return {
+        **prefix_fields("weights", fitted.weights),
+        "nodes": Stacked(block.num_train),
+        "loss": Stacked(fitted.loss),
+        **stacked(RECEIVED, fitted.received),
+    }
 
 
 def train_from(
@@ -466,22 +431,3 @@ def local_steps(
 
     call = Call(op, what, key.fold("train", t), takes, reply_specs, first_problem)
     return call if cfg.everyone_trains else Maybe(call)
-
-
-def _round_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    """Return the call of a round of `train`, or of `train_sent`."""
-    op = train if cfg.sent.plain else train_sent
-    return local_steps(cfg, op, inbox_spec(cfg), reply_spec(cfg), Kind.WEIGHTS, t, key)
-
-
-def _setup_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the calls of `begin` and `learn_form`."""
-    return Call(begin, Kind.CONTROL, key), learn_steps(cfg, key)
-
-
-def _client_state_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return the specs of the client state after `train` or `train_sent`."""
-    return {**state_specs(cfg), **state_spec(cfg)}
-
-
-TRAIN_CALLS = Calls(setup=_setup_steps, round=AlikeRounds(_round_steps), state=_client_state_specs)

@@ -24,7 +24,7 @@ order, for simulations and real federations alike.
 C: clients of a block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar, cast, get_type_hints
 
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Shared, State, under
+from silograph.core.payload import Payload, Ragged, Shared, State, under
 from silograph.evaluation.evaluate import tallies
 from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
@@ -70,6 +70,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Init, MethodConfig, Round, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
+    embeddings,
     local_round,
     selected,
     state_specs,
@@ -138,6 +139,16 @@ class Clients(Generic[Options]):
         """
         fitted, self.state = train_from(cfg or self.cfg, self.block, self.state, start, self.key)
         return fitted
+
+    def embeddings(self, weights: Mapping[str, Tensor]) -> Ragged:
+        """Return what enters the last layer, (n, D), for all rows that clients train on.
+
+        Nothing is dropped, and gradients do not go through it.
+
+        Args:
+            weights: shared by all clients, or (C, ...).
+        """
+        return embeddings(self.cfg, self.block, self.state, weights)
 
 
 @dataclass(frozen=True)

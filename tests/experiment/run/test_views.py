@@ -20,7 +20,8 @@ from silograph.experiment.run.setup import Setup
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
 from silograph.graph.partition.partition import Partition
 from silograph.methods import METHODS
-from silograph.methods.local_training import shared, train
+from silograph.methods.fedavg import train
+from silograph.methods.local_training import shared
 from silograph.nn.conv import Params
 from silograph.task.scores import Scores, score
 

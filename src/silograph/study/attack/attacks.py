@@ -22,7 +22,8 @@ from silograph.experiment.run.setup import Setup, first_weights
 from silograph.federation.base import Federation, Op, WeightedMean
 from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import ClientBlock, Route
-from silograph.methods.local_training import shared, train, untouched_rows_after_round
+from silograph.methods.fedavg import train
+from silograph.methods.local_training import shared, untouched_rows_after_round
 from silograph.nn.conv import Params
 from silograph.nn.conv.layers import as_matrix
 from silograph.nn.model import Model
@@ -519,9 +520,7 @@ def attack_first_weights(
 ) -> list[Finding]:
     """Compare first weights with those of a silo without data."""
     cfg, name = setup.method_config.in_round(1), f"weights/{first_map(setup)}"
-    calls = [
-        call for call in seen.calls if call.name == "local_training.train" and name in call.reply
-    ]
+    calls = [call for call in seen.calls if call.name == "fedavg.train" and name in call.reply]
     is_plain = not cfg.corrections and not cfg.losses and cfg.schedule.whole
     if not calls or not is_plain or cfg.keep_optimizer:
         return []
