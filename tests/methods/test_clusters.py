@@ -18,7 +18,7 @@ from silograph.core.payload import Patched, Shared, Stacked, from_bases
 from silograph.federation.base import Federation, Gather
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
-from silograph.federation.session.message import own_ops
+from silograph.federation.session.message import ops_of, own_ops, with_ops
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import (
@@ -183,7 +183,8 @@ def test_a_session_gives_the_bits_and_the_bytes_of_a_simulation(
     agreed = Program(
         calls.setup(cfg, KEY), lambda t: calls.round(cfg, t, KEY), ROUNDS, calls.state(cfg)
     )
-    remote, _ = session(block, route, cfg, own_ops(), program=agreed)
+    ops = with_ops(own_ops(), ops_of(agreed))
+    remote, _ = session(block, route, cfg, ops, program=agreed)
     fed = InProcess(cfg, block, route, 1)
     theirs, ours = run(CLUSTERED, cfg, fed).memory, run(CLUSTERED, cfg, remote).memory
     assert all(torch.equal(ours[name], w) for name, w in theirs.items())

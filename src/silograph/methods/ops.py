@@ -25,11 +25,12 @@ C: clients of a block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar, cast, get_type_hints
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Generic, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from torch import Tensor
 
+from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, under
@@ -241,9 +242,7 @@ def op(
     def declare(
         function: Step[Options, Before, Request, After, Reply],
     ) -> ClientOp[Request, Reply]:
-        hints = get_type_hints(function)
-        before, request_type = list(hints.values())[1:3]
-        after, reply_type = hints["return"].__args__
+        before, request_type, after, reply_type = _message_types(function)
         declaration = OpDeclaration(kind, before, request_type, after, reply_type)
 
         def run(
@@ -278,6 +277,20 @@ def op(
         return cast(ClientOp[Request, Reply], run)
 
     return declare
+
+
+def _message_types(function: Callable[..., Any]) -> tuple[type, type, type, type]:
+    """Return the classes of an op's state and request, and of its new state and reply."""
+    hints = get_type_hints(function)
+    returned = get_args(hints.pop("return", None))
+    types = (*list(hints.values())[1:], *returned)
+    if len(types) != 4 or not all(map(is_dataclass, types)):
+        raise ConfigError(
+            f"expected op {function.__name__}(clients: Clients[OPTIONS], state: STATE, request: "
+            "REQUEST) -> tuple[STATE, REPLY], each a dataclass, got other annotations"
+        )
+    before, request, after, reply = types
+    return before, request, after, reply
 
 
 # --- The order of calls --------------------------------------------------------------------------
