@@ -181,6 +181,7 @@ def test_the_set_of_flags() -> None:
     assert flags_of("methods") == flags_of("datasets") == {"--help"}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_flag_and_its_key_are_the_same(configs: list[RunConfig], name: str) -> None:
     arguments, line, value = FLAGS[name]

@@ -395,6 +395,7 @@ def test_knobs_follow_the_last_scores(make_graph: MakeGraph, every: int) -> None
     assert len({row["fact_knob_epochs"] for row in rows}) > 1
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("how", ["by_loss", "drawn", "ddpg"])
 def test_killed_and_resumed_and_over_a_session_knobs_are_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

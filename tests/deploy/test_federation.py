@@ -101,6 +101,7 @@ QUICK = {("fedavg", 2), ("local", 3), ("scaffold", 3), ("label_guided", 3), ("bn
 QUICK |= {("cagnet", 3), ("fedper", 3), ("fedpub", 3)}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     ("name", "clients"),
     [

@@ -115,6 +115,7 @@ def test_a_short_silence_is_not_noticed(
     assert "has lost" not in caplog.text
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     ("method", "number"),
     [

@@ -130,6 +130,7 @@ def test_one_layer_of_sums_hears_all_neighbors(make_graph: MakeGraph) -> None:
     assert without.test.server != result.test.server
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "fedprox", "scaffold", "local"])
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_both_tiers_and_all_blocks_train_alike(

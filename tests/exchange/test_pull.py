@@ -288,6 +288,7 @@ def field_of(fed: InProcess, name: str) -> Tensor:
     return torch.cat([state[name].t for state in fed.states()])
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.missing} {f.since} {f.some}")
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 def test_slots_hold_what_an_oracle_says(built: Built, form: PullForm, block_size: int) -> None:
@@ -377,6 +378,7 @@ def joined_by(built: Built, form: PullForm) -> tuple[Session, dict[str, DirectLi
     return session(*built, form, table(*OPS), least=1, program=program(form))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.missing} {f.since} {f.some}")
 def test_a_session_is_the_same_to_the_bit(built: Built, form: PullForm) -> None:
     fed = InProcess(form, *built, 2)

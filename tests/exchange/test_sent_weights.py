@@ -69,6 +69,7 @@ def options_of(method: str) -> dict[str, Any]:
     return {"method": method, **RUN, **(BRIEF if method == "fedais" else {})}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "fedprox", "fedais"])
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_used_rows_change_nothing_but_bytes(
@@ -286,6 +287,7 @@ OPS = {
 }
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(("method", "sent"), SMALL)
 def test_killed_and_resumed_in_blocks_and_over_a_session_it_is_the_same(
     make_graph: MakeGraph,
@@ -398,6 +400,7 @@ def test_a_scale_counts_as_the_largest_number_that_it_gives(
     assert over.federation.away == ((name,) if away else ())
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("numbers", ["exact", "float16", "int8", "int4"])
 @pytest.mark.parametrize("rows", ["all", "used"])
 def test_the_norm_of_an_update_is_that_of_what_is_added(

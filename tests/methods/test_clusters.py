@@ -153,6 +153,7 @@ def built_of(
     return cut_block(graph, len(CLUSTERS)), config(graph, **changes)
 
 
+@pytest.mark.law(sample=3)
 @TIERS
 @pytest.mark.parametrize("case", CASES)
 def test_two_clusters_are_two_runs_of_fedavg(

@@ -61,6 +61,7 @@ def config(graph: Graph, **changes: Any) -> MethodConfig[FedPerOptions]:
     return replace(cfg, **changes)
 
 
+@pytest.mark.law(sample=3)
 @TIERS
 @pytest.mark.parametrize("participation", [1.0, 0.67])
 @pytest.mark.parametrize("sparse", [True, False])
@@ -111,6 +112,7 @@ STEPS_OF: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.law(sample=3)
 @TIERS
 @pytest.mark.parametrize("steps", STEPS_OF)
 def test_with_nothing_private_it_is_fedavg_bit_for_bit(
@@ -128,6 +130,7 @@ def test_with_nothing_private_it_is_fedavg_bit_for_bit(
     assert a == b
 
 
+@pytest.mark.law(sample=4)
 @pytest.mark.skipif(not HAVE_NUMBA, reason="numba")
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("steps", STEPS_OF)

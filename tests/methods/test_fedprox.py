@@ -85,6 +85,7 @@ def test_without_a_pull_there_is_no_correction() -> None:
     assert corrections(FedProxOptions(mu=0.5)) == (Proximal(0.5),)
 
 
+@pytest.mark.law(sample=3)
 @TIERS
 @pytest.mark.parametrize("steps", [{}, {"batch_size": 4, "fanout": "2,1"}], ids=["full", "drawn"])
 def test_without_a_pull_it_is_fedavg_bit_for_bit(

@@ -308,6 +308,7 @@ def test_clients_keep_the_models_that_are_scored(make_graph: MakeGraph, method: 
     assert all(row["fact_clusters"] >= 1 for row in rows_of(result))
 
 
+@pytest.mark.law(sample=3)
 @BOTH
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, method: AnyMethod

@@ -81,6 +81,7 @@ def train(
     return losses, state.weights
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("conv", CONVS)
 def test_subgraphs_of_all_nodes_are_centralized_training(
@@ -159,6 +160,7 @@ def test_a_step_is_autograd_of_the_weighed_loss(
         torch.testing.assert_close(grads[name], g, rtol=0, atol=1e-12)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", ["appnp", "gin"])
 @pytest.mark.parametrize("sampler", SMALL)
 def test_several_clients_each_draw_from_their_own_graph(
@@ -230,6 +232,7 @@ def test_subgraphs_are_drawn_ahead_where_anything_is_read_off_them(
     assert report.train_loss is not None
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("sampler", SMALL)
 def test_a_run_is_judged_on_the_whole_graph_and_resumes_its_bits(
     make_graph: Callable[..., Graph],

@@ -123,6 +123,7 @@ def test_fedproto_learns_and_differs(make_graph: MakeGraph, proto: Any) -> None:
     assert losses[1][-1] < losses[1][1]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     "more", [{}, {"batch_size": 5}, {"fanout": "2,2"}, {"collect": 0.5}, {"model": "appnp"}]
 )
@@ -160,6 +161,7 @@ def test_in_the_first_round_it_only_adds_a_constant(
     assert close(ours, theirs, 1e-6)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("more", [{}, {"strict": True}, {"block_size": 1}])
 def test_all_ways_to_compute_agree(
     make_graph: MakeGraph, moon: Method[Any], more: dict[str, Any]

@@ -53,6 +53,7 @@ def options_of(method: str, **changed: Any) -> dict[str, Any]:
     return {**OPTIONS, **sgd, "method": method, **changed}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("model", ["rating_gcn", "rating_gat"])
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "local"])
 def test_methods_beat_the_mean(method: str, model: str) -> None:
@@ -115,6 +116,7 @@ def test_tables_ids_and_ratings_never_leave(
             assert not said & {*block.row_key.tolist()}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_that_died_resumes_to_the_bit(
@@ -185,6 +187,7 @@ def test_fedacs_is_fedavg_with_the_bandit_to_the_bit() -> None:
     assert rows_of(everyone) == rows_of(sg.run(graph, **options_of("fedavg")))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("selector", ["ucb", "power_of_choice", "oort", "round_robin"])
 def test_selectors_choose_among_clients_with_ratings(selector: str) -> None:
     given = options_of("fedavg", selector=selector, rounds=5, clients=4)

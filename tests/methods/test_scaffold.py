@@ -242,6 +242,7 @@ def test_bytes_are_the_closed_form(
     assert fed.ledger.bytes_by_kind["control"] == 5 * (2 * start + nodes)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("factor", ["1e-5", "1e-9", "1e-30", "1e-310"])
 def test_variates_outlive_a_rate_that_vanishes(

@@ -293,6 +293,7 @@ def test_what_rows_say_is_what_the_page_says(setups: list[Setup]) -> None:
         assert int(shown.sum()) == int(has.sum()) + 100
 
 
+@pytest.mark.law(sample=3)
 @ALL
 def test_a_run_that_died_resumes_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -43,6 +43,7 @@ def config_of(model: Model, options: object) -> MethodConfig:
     return MethodConfig(model, Adam(0.01, weight_decay=5e-4), Schedule(1), True, 1.0, options)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(("method", "options"), WHOLE)
 @pytest.mark.parametrize(
     ("clients", "how", "size", "sparse"),
@@ -72,6 +73,7 @@ def test_all_rows_are_centralized_training(
         torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
 def test_unequal_widths_and_a_linear_head_are_trained_as_centrally(
     make_graph: Callable[..., Graph], method: Method, options: object
@@ -104,6 +106,7 @@ def with_a_lonely_client(graph: Graph) -> tuple[ClientBlock, Route, ClientBlock]
     return block, route, uncut
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
 def test_a_client_without_neighbors_in_others_and_several_labels_a_node(

@@ -146,6 +146,7 @@ def assert_equal(case: Case, tolerance: float = TOLERANCE) -> None:
         assert torch.equal(our_work.part(kind).flops, their_work.part(kind).flops)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
@@ -164,6 +165,7 @@ def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: in
         assert_equal(case_of(make_graph, cut_block, **changes))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("head", ["conv", "linear"])
 @pytest.mark.parametrize("conv", ["gcn", "sage"])
 def test_widths_and_heads(make_graph: MakeGraph, cut_block: CutBlock, conv: str, head: str) -> None:
@@ -208,6 +210,7 @@ def test_a_convolution_of_ones_own_is_compiled(
         assert_equal(case_of(make_graph, cut_block, conv="own", schedule=schedule))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
@@ -228,6 +231,7 @@ def test_optimizers_and_starts(
             assert_equal(replace(case, start=weights, memory=after.memory))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
@@ -349,6 +353,7 @@ def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, spar
 FIRST = [SGD(0.1, 1e-2, 0.9, "first"), Adam(0.1, 1e-2, decay_layers="first")]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])

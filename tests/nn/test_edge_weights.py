@@ -131,6 +131,7 @@ def test_scales() -> None:
     assert not torch.allclose(found[0], found[1], atol=1e-2)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", ORACLES)
 def test_drawn_edges_keep_their_weights(name: str) -> None:
     """All neighbors give the whole pass; few are right on the mean over many draws."""

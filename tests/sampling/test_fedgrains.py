@@ -389,6 +389,7 @@ OWN = {"neighbors.k": 2, "neighbors.width": 6}
 BASES = ["local", "gcflplus", "fedopt", "fedper", "fedpub", "fedprox", "fedavg"]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", BASES)
 def test_bytes_are_those_of_the_base(make_graph: MakeGraph, name: str) -> None:
     """Record by record: nothing of the flow network travels."""
@@ -526,6 +527,7 @@ def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, pol
     assert same_bits(weights_of(again), weights_of(control))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     "changes",
     [

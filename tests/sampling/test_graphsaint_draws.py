@@ -158,6 +158,7 @@ def test_a_walk_of_one_step_has_a_closed_form(tiny: Blocks) -> None:
     np.testing.assert_allclose(single.numpy(), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     "how", [How("node"), How("edge"), How("walk", budget=1), How("walk", 2, 1)], ids=str
 )
@@ -239,6 +240,7 @@ def drawn(tiny: Blocks, cfg: Config) -> tuple[InProcess, Key]:
     return fed, key
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("how", [How("node", 3), How("edge"), How("walk", 2, 1)], ids=str)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
 def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: How) -> None:
@@ -310,6 +312,7 @@ def test_a_pass_has_at_least_one_step(tiny: Blocks) -> None:
     assert reply["steps"].t.tolist() == [1]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_counts_converge_to_the_probabilities(tiny: Blocks, sampler: Sampler) -> None:
     block, _ = tiny

@@ -161,6 +161,7 @@ def test_certain_nodes_and_no_draws() -> None:
     assert inclusion_probability(torch.tensor([0.5]).double(), none[:1]).tolist() == [0.0]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
 def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
     small: Blocks, conv: str
@@ -177,6 +178,7 @@ def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
     torch.testing.assert_close(mean, full(small, model, weights), rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     ("normalize", "unbiased"), [("conditional", True), ("paper", False), ("none", False)]
 )
@@ -202,6 +204,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
     assert (gap < 1e-10) == unbiased
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     "options",
     [Options("paper", "all"), Options("conditional", "drawn"), Options("conditional", "all")],

@@ -299,6 +299,7 @@ def shift_of(model: Model, clients: int) -> Shift:
     return Shift({k: scale.view(-1, *[1] * w.dim()) * w for k, w in weights.items()})
 
 
+@pytest.mark.law(sample=4)
 @crossed(
     {
         "corrected": ("plain", "proximal", "shift"),
@@ -407,6 +408,7 @@ def test_what_a_sampler_keeps_is_declared() -> None:
 RUN: dict[str, Any] = {"rounds": 4, "batch_size": 3, "local_epochs": 2, "participation": 0.6}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", ["bernoulli", "fastgcn", "fedgrains", "ladies", "tempered"])
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     assert same_bits(weights_of(whole), weights_of(far))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_nothing_depends_on_when_rounds_are_scored(make_graph: MakeGraph, selector: str) -> None:
     one, other = (
@@ -104,6 +105,7 @@ def test_nothing_depends_on_when_rounds_are_scored(make_graph: MakeGraph, select
     assert trained[0] == trained[1]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", [name for name in LOCAL if METHODS[name].calls is not None])
 def test_clients_score_what_they_receive(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, method: str

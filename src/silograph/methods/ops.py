@@ -229,14 +229,17 @@ Step = Callable[[Clients[Options], Before, Request], tuple[After, Reply]]
 
 
 def op(
-    kind: Kind, *, reads_all: bool = False
+    kind: Kind,
 ) -> Callable[[Step[Options, Before, Request, After, Reply]], ClientOp[Request, Reply]]:
     """Declare a function (clients, state, request) -> (state, reply) as an op.
 
+    It gets the method's own state and what training needs, so calls to some clients copy no more.
+
     Args:
         kind: content of its messages.
-        reads_all: whether it reads all that the library keeps for clients; else it gets the
-            method's own state and what training needs, so calls to some clients copy less.
+
+    Raises:
+        ConfigError: its annotations do not say what its state, request and reply are.
     """
 
     def declare(
@@ -271,9 +274,8 @@ def op(
         run.__name__ = run.__qualname__ = function.__name__
         run.__module__, run.__doc__ = function.__module__, function.__doc__
         run.__dict__["declaration"] = declaration
-        if not reads_all:
-            own = {f"{f.name}" for cls in (before, after) for f in declared_fields(cls)}
-            reads(*sorted(own), *TRAINING_STATE)(run)
+        own = {field.name for cls in (before, after) for field in declared_fields(cls)}
+        reads(*sorted(own), *TRAINING_STATE)(run)
         return cast(ClientOp[Request, Reply], run)
 
     return declare
@@ -516,7 +518,13 @@ def program(
         return own if cfg.everyone_trains else Maybe(own)
 
     def client_state(cfg: MethodConfig[Any]) -> dict[str, Any]:
-        return {**state_specs(trained(cfg)), **state_spec(cfg), **specs_of(state, cfg)}
+        library, own = {**state_specs(trained(cfg)), **state_spec(cfg)}, specs_of(state, cfg)
+        if clash := {n.partition("/")[0] for n in library} & {n.partition("/")[0] for n in own}:
+            raise ConfigError(
+                f"expected other names of fields than the library's in {state.__name__}, got "
+                f"{min(clash)}: rename it"
+            )
+        return library | own
 
     run.__dict__["order"] = order_of(round_)
     calls_ = Calls(setup_steps, AlikeRounds(round_steps), client_state, server_model, other_network)

@@ -238,6 +238,7 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
     assert resolve(make_config({}), graph).config.lr == 9
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     ("first", "flags"),
     [

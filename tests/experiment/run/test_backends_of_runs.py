@@ -47,6 +47,7 @@ def assert_same(ours: Result, theirs: Result) -> None:
     assert list(ours.ledger.records) == list(theirs.ledger.records)
 
 
+@pytest.mark.law(sample=6)
 @SCHEDULE
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("sparse", [True, False])
@@ -76,6 +77,7 @@ def test_tiers_agree_for_every_layer(make_graph: MakeGraph, model: str, schedule
     assert list(ours.ledger.records) == list(theirs.ledger.records)
 
 
+@pytest.mark.law(sample=3)
 @SCHEDULE
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "local"])
@@ -92,6 +94,7 @@ def test_block_size_changes_no_bit_of_a_compiled_run(
         assert_same(other, runs[0])
 
 
+@pytest.mark.law(sample=6)
 @SCHEDULE
 @METHOD
 def test_threads_change_no_bit_of_a_compiled_run(
@@ -106,6 +109,7 @@ def test_threads_change_no_bit_of_a_compiled_run(
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("kernels", ["compiled", "torch"])
 @pytest.mark.parametrize("method", ["fedopt", "local"])
 def test_an_interrupted_run_goes_on_to_the_same_bits(

@@ -109,6 +109,7 @@ def test_nothing_is_scored_that_nobody_asks_for(
     assert not any(r.round == 0 and r.what == "evaluation" for r in result.ledger.records)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", [SCORED, ALONE], ids=lambda m: m.name)
 @pytest.mark.parametrize(("every", "last"), [(1, 3), (2, 4), (4, 4)])
 def test_they_are_in_the_checkpoint(

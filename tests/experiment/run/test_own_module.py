@@ -81,6 +81,7 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {names[k]: w.T.contiguous() if w.dim() == 2 else w for k, w in weights.items()}
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
     ("method", "optimizer"),

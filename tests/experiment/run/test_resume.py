@@ -63,6 +63,7 @@ def test_killed_thirty_times(method: str, tmp_path: Path) -> None:
     kill_and_compare([method], tmp_path, 30, seed=2)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("every", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_resumed_in_every_round(

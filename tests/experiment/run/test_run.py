@@ -41,6 +41,7 @@ from silograph.nn.model import Model
 # --- the same again, and grouping -----------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_same_config_gives_the_same_bits(
@@ -58,6 +59,7 @@ def test_the_same_config_gives_the_same_bits(
     assert first.config == second.config
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "local"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_result_does_not_depend_on_the_block_size(

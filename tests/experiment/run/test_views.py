@@ -161,6 +161,7 @@ def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
     assert_scores(result.test.personalized, judge_by_hand(setup, own_models(setup, own)))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_do_not_depend_on_how_often_rounds_are_judged(
     make_graph: MakeGraph, method: str
@@ -241,6 +242,7 @@ def test_one_client_is_centralized(make_graph: MakeGraph) -> None:
 # --- labels, silos, participants ------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_a_multilabel_graph_runs_and_reports(

@@ -48,6 +48,7 @@ def on_silos(folder: str, **options: Any) -> sg.Result:
 SKIPPED = {"fedacs", "fedmf", "fedgnn", "fesog"}  # of ratings
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", sorted({*METHODS} - SKIPPED))
 def test_a_method_uses_weights_or_refuses_them(graph: Graph, method: str, tmp_path: Path) -> None:
     bare, out = replace(graph, edge_weight=None), str(tmp_path / "run")

@@ -243,6 +243,7 @@ def score(graph: Graph, *features: torch.Tensor) -> float:
     return float(2 * (guess & truth).sum() / (guess.sum() + truth.sum()))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(("name", "scale"), [("amazon2m", 0.01), ("reddit", 0.02), ("yelp", 0.02)])
 def test_neighbors_tell_more_than_features_alone(tmp_path: Path, name: str, scale: float) -> None:
     graph = generate(name, scale=scale, data_dir=tmp_path)

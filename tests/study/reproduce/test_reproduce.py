@@ -266,6 +266,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- recipes of the repository --------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
     """The page in the repository is that of its lines."""
@@ -361,6 +362,7 @@ def again_of(line: Line) -> Cell:
     return sweep.cell_of(pair, setting, seed, labels.get("variant", ""))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_lines_are_of_the_cells_that_their_labels_name(name: str) -> None:
     """No line has gone stale: what decides it is what its recipe would run."""
@@ -371,6 +373,7 @@ def test_lines_are_of_the_cells_that_their_labels_name(name: str) -> None:
         assert again_of(line).digest == digest_of(line), line["labels"]
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_lines_has_a_page(name: str) -> None:
     recipe = replace(find_recipe(name, PAGES, trust=False), name="mine/empty")
