@@ -101,14 +101,7 @@ def params_of(
     weights = contiguous(bases), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
     moment_arrays = first_rows, second_rows, first_flat, second_flat
-    return arrays.ParamArrays(*weights, *moment_arrays, steps, _empty_masks(rows, flat))
-
-
-def _empty_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
-    """Return empty masks, for models without any."""
-    empty3, empty2 = rows[:, :0], flat[:, :0]
-    starts = arrays.BegunRows(empty3, empty3, empty3)
-    return arrays.MaskArrays(starts, empty3, empty2, empty3, empty3, empty2, empty2, 0.0, 0.0, 0.0)
+    return arrays.ParamArrays(*weights, *moment_arrays, steps, None)
 
 
 def masked_params_of(
@@ -247,9 +240,10 @@ def masked_memory_of(
 def _masks_as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
     """Return masks as if they were weights."""
     masks = params.masks
+    assert masks is not None  # see `masked_params_of`
     moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
     no_bases = params.start[:0], params.which, masks.begun
-    return arrays.ParamArrays(*no_bases, masks.rows, masks.flat, *moments, params.steps, masks)
+    return arrays.ParamArrays(*no_bases, masks.rows, masks.flat, *moments, params.steps, None)
 
 
 def memory_of(

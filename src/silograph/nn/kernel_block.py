@@ -139,7 +139,6 @@ def contiguous(t: Tensor, dtype: "np.typing.DTypeLike | None" = None) -> np.ndar
 # C: clients. L: layers. P: numbers of a client after the first matrices.
 
 
-NO_DRAW = np.empty(0, np.int64)
 UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
 
 
@@ -153,6 +152,7 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
     widths = [stage.outputs for stage in stages]
     keep = keep_probability(stages[-1].drop if len(stages) > 1 else 0.0)
     x_keep = keep_probability(stages[0].drop)
+    drops_features = stages[0].drop > 0 and schedule.epochs > 0
     return arrays.ModelShape(
         layers=len(stages),
         form=np.array([arrays.FORMS[str(stage.conv.kernel)] for stage in stages], np.int64),
@@ -165,11 +165,11 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
         multilabel=model.task == "multilabel",
         threshold=round((1 - keep) * DROPOUT_LEVELS),
         scale=1 / keep,
-        x_threshold=round((1 - x_keep) * DROPOUT_LEVELS),
+        x_threshold=round((1 - x_keep) * DROPOUT_LEVELS) if drops_features else None,
         x_scale=1 / x_keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
-        fanout=NO_DRAW if schedule.whole else _fanout_by_layer(model, schedule, most),
+        fanout=None if schedule.whole else _fanout_by_layer(model, schedule, most),
     )
 
 

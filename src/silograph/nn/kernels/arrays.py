@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -14,9 +14,11 @@ from numba.core import event
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_machinery import PassManager
+from numba.core.untyped_passes import RewriteSemanticConstants
 
 from silograph.core import key
 from silograph.core.compiling import kept_on_disk
+from silograph.nn.kernels.pointers import AbsentMembers
 
 # --- compile notice ------------------------------------------------------------------------------
 # Progress of compilation: which kernel the first run on a machine waits for, and how long.
@@ -188,6 +190,9 @@ def _passes_with(
     name = state.func_id.func_qualname
     state.library = library(state.targetctx.codegen(), name)
     managers: list[PassManager] = passes()
+    for manager in managers:
+        manager.add_pass_after(AbsentMembers, RewriteSemanticConstants)
+        manager.finalize()
     return managers
 
 
@@ -225,7 +230,7 @@ def compiled(function: Function) -> Function:
     since numba lets such a function return no array by itself. A kernel would drop a reference
     that was never counted, so a kernel must not call a function that returns arrays.
     """
-    return _copied(function, "never", counts_references=False)
+    return _copied(function, counts_references=False)
 
 
 def allocating(function: Function) -> Function:
@@ -233,22 +238,12 @@ def allocating(function: Function) -> Function:
 
     A function that counts no references would never free what it is returned here.
     """
-    return _copied(function, "never", counts_references=True)
+    return _copied(function, counts_references=True)
 
 
-def inlined(function: Function) -> Function:
-    """Do the same for a large function that one place calls: it is compiled as a part of that.
-
-    By itself it would be optimized twice, with all that it calls.
-    """
-    return _copied(function, "always", counts_references=False)
-
-
-def _copied(
-    function: Function, inline: Literal["never", "always"], *, counts_references: bool
-) -> Function:
+def _copied(function: Function, *, counts_references: bool) -> Function:
     options: dict[str, Any] = {"no_cpython_wrapper": True, "_nrt": counts_references}
-    made: Any = njit(**OPTIONS, **options, inline=inline, pipeline_class=CopiedCode)(function)
+    made: Any = njit(**OPTIONS, **options, pipeline_class=CopiedCode)(function)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError(f"{function.__name__} is for kernels to copy: Python cannot call it")
@@ -325,11 +320,11 @@ class ModelShape(NamedTuple):
     multilabel: bool
     threshold: int  # levels of 2^16 that dropout drops
     scale: float  # 1 / share that it keeps
-    x_threshold: int  # the same of the dropout of features
+    x_threshold: int | None  # the same of the dropout of features
     x_scale: float
     epochs: int
     batch: int  # training rows in a step, 0 for all
-    fanout: Array  # (L,) neighbors drawn by layer, 0 for all; empty: no sampling
+    fanout: Array | None  # (L,) neighbors drawn by layer, 0 for all
 
 
 class StepRule(NamedTuple):
@@ -355,10 +350,7 @@ class BegunRows(NamedTuple):
 
 
 class MaskArrays(NamedTuple):
-    """Masks and moments of all clients, in the shapes of the weights, changed in place.
-
-    All are empty where weights have no masks.
-    """
+    """Masks and moments of all clients, in the shapes of the weights, changed in place."""
 
     begun: BegunRows
     rows: Array  # (M, U, D)
@@ -385,7 +377,7 @@ class ParamArrays(NamedTuple):
     first_flat: Array
     second_flat: Array
     steps: Array  # (C,) steps taken so far
-    masks: MaskArrays
+    masks: MaskArrays | None
 
 
 class Weights(NamedTuple):
@@ -397,7 +389,7 @@ class Weights(NamedTuple):
 
 
 class Masking(NamedTuple):
-    """What one client's weights are products of; all is empty where they have no masks."""
+    """What one client's weights are products of."""
 
     raw: Weights
     mask: Weights
@@ -416,7 +408,7 @@ class TrainedWeights(NamedTuple):
     start: Weights  # read where there is a pull to it only
     first: Weights  # moments
     second: Weights
-    under: Masking
+    under: Masking | None
 
 
 class Moving(NamedTuple):
@@ -432,11 +424,9 @@ class TrainedMatrix(NamedTuple):
 
     weights: Array
     start: Array  # (N,)
-    raw: Moving  # what is under the mask; without one, of the weights moments alone
-    mask: Moving
-    other: Array
-    near: float
-    l1: float
+    raw: Moving  # what is under the mask; without one, the weights themselves
+    mask: Moving | None
+    under: Masking | None
 
 
 class Spare(NamedTuple):

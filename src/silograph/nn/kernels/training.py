@@ -24,7 +24,6 @@ from silograph.nn.kernels.arrays import (
     compiled,
     copy,
     copy_rows,
-    inlined,
     kernel,
 )
 from silograph.nn.kernels.draws import (
@@ -36,7 +35,8 @@ from silograph.nn.kernels.draws import (
     whole,
 )
 from silograph.nn.kernels.layers import backward_step, forward
-from silograph.nn.kernels.masks import apply_masks, no_masks
+from silograph.nn.kernels.masks import apply_masks
+from silograph.nn.kernels.pointers import keep_until_here, pointer_to
 
 # --- Losses and their gradients, in the place of the logits --------------------------------------
 
@@ -75,22 +75,23 @@ def bits_gradient(o: Array, i: int, y: Array, weight: Any) -> float:
 
 @compiled
 def loss_gradient(
-    rows: RowArrays, shape: ModelShape, k: int, drawn: bool, train: Array, s: Scratch
+    rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch
 ) -> float:
     """Replace logits by the gradient of the mean loss of the step's training rows; return it."""
     a, count, total, at = rows.off[k], train.shape[0], 0.0, 0
-    weight = s.out.dtype.type(1.0 / count)
+    drawn, out, y, nodes = shape.fanout is not None, s.out, rows.y, s.nodes
+    weight = out.dtype.type(1.0 / count)
     for i in range(s.m[shape.layers]):
-        row = s.nodes[i]
+        row = nodes[i]
         if not drawn and (at == count or train[at] != row):
-            for c in range(shape.outputs):
-                s.out[i, c] = 0
+            for c in range(out.shape[1]):
+                out[i, c] = 0
             continue
         at += 1
         if shape.multilabel:
-            total += bits_gradient(s.out, i, rows.y[a + row], weight)
+            total += bits_gradient(out, i, y[a + row], weight)
         else:
-            total += softmax_gradient(s.out, i, rows.y[a + row, 0], weight)
+            total += softmax_gradient(out, i, y[a + row, 0], weight)
     return float(total / count)
 
 
@@ -117,23 +118,23 @@ def scratch(
     first: int,
 ) -> Scratch:
     """Return memory for these clients, in the dtype of `like`; P = `flat`, D = `first`."""
-    n, u, edges, sampled = 1, 1, 1, shape.fanout.shape[0] > 0
+    n, u, edges, sampled = 1, 1, 1, shape.fanout is not None
+    most = 1  # neighbors that are drawn of a row
     for k in clients:
         size = rows.off[k + 1] - rows.off[k]
         between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
         n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
-        drawn = 0
-        for layer in range(shape.fanout.shape[0]):
-            fanout = shape.fanout[layer]
-            if shape.form[layer] != LINEAR:  # a row itself is an edge in what flow networks choose
-                drawn += size + (between if fanout == 0 else min(between, size * fanout))
-        edges = max(edges, drawn)
+        if shape.fanout is not None:
+            drawn = 0
+            for layer in range(shape.layers):
+                fanout = shape.fanout[layer]
+                most = max(most, fanout)
+                if shape.form[layer] != LINEAR:  # a row is an edge in what flow networks choose
+                    drawn += size + (between if fanout == 0 else min(between, size * fanout))
+            edges = max(edges, drawn)
     dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
     own = n if shape.rooted else 1
-    most = 1  # neighbors that are drawn of a row
-    for layer in range(shape.fanout.shape[0]):
-        most = max(most, shape.fanout[layer])
-    dropping = shape.x_threshold > 0 and shape.epochs > 0  # of features
+    dropping = shape.x_threshold is not None
     layers = shape.layers if sampled else 1
     gathered = n if (sampled or dropping) and dense else 0
     entries = 0 if dense else n
@@ -168,10 +169,10 @@ def scratch(
 
 @compiled
 def count(
-    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, drawn: bool, s: Scratch, work: Array
+    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, s: Scratch, work: Array
 ) -> None:
     """Add to `work`: rows of each layer (L + 1), edges (L), feature entries (2), one step."""
-    a, layers = rows.off[k], shape.layers
+    a, layers, drawn = rows.off[k], shape.layers, shape.fanout is not None
     for layer in range(layers + 1):
         work[layer] += s.m[layer]
     for layer in range(layers):
@@ -181,14 +182,15 @@ def count(
         elif shape.form[layer] != LINEAR:
             work[layers + 1 + layer] += rows.ptr[a + left] - rows.ptr[a]
     if x.dense.shape[0] == 0:
+        starts, ends, own = s.x_start, s.x_end, s.m[1]
         for i in range(s.m[0]):
-            entries = s.x_end[i] - s.x_start[i]
+            entries = ends[i] - starts[i]
             work[2 * layers + 1] += entries
-            work[2 * layers + 2] += entries if i < s.m[1] else 0
+            work[2 * layers + 2] += entries if i < own else 0
     work[2 * layers + 3] += 1
 
 
-@inlined
+@compiled
 def take_step(
     of: StepArrays,
     k: int,
@@ -200,19 +202,20 @@ def take_step(
     work: Array,
 ) -> float:
     """Take step number `num_steps` of client k on the rows that take part; return its mean loss."""
-    rows, x, shape, steps = of
-    drawn, ready = shape.fanout.shape[0] > 0, shape.x_threshold > 0
-    seen = after_dropout(x, s) if ready else x
-    if ready:
-        drop_features(rows, x, shape, k, drawn, key, s)
-    forward(rows, seen, shape, k, drawn, x.col, own.weights, key, True, s)
-    loss = loss_gradient(rows, shape, k, drawn, seeds, s)
-    count(rows, x, shape, k, drawn, s, work)
-    backward_step(rows, seen, shape, k, drawn, own, steps, num_steps, s)
+    rows, x, shape = of.rows, of.x, of.shape
+    if shape.x_threshold is None:
+        seen = x
+    else:
+        seen = pointer_to(after_dropout(x, s))
+        drop_features(rows, x, shape, k, key, s)
+    forward(rows, seen, shape, k, shape.fanout is not None, x.col, own.weights, key, True, s)
+    loss = loss_gradient(rows, shape, k, seeds, s)
+    count(rows, x, shape, k, s, work)
+    backward_step(rows, seen, shape, k, own, of.steps, num_steps, s)
     return loss
 
 
-@inlined
+@compiled
 def train_client(
     of: StepArrays,
     k: int,
@@ -224,7 +227,6 @@ def train_client(
 ) -> tuple[float, int]:
     """Train client k in place; return its mean loss in the last epoch, and steps taken in all."""
     rows, shape = of.rows, of.shape
-    drawn = shape.fanout.shape[0] > 0
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
@@ -232,17 +234,17 @@ def train_client(
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
         order = train
-        if batch < size:
+        if shape.fanout is not None and batch < size:
             shuffled(train, keys, epoch_key, s.order)
             order = s.order[:size]
         loss = 0.0
         for b in range((size + batch - 1) // batch):
             step_key = fold(fold(epoch_key, _BATCH), b)
             seeds = order[b * batch : min((b + 1) * batch, size)]
-            if drawn:
-                sample(rows, k, shape, seeds, step_key, s)
-            else:
+            if shape.fanout is None:
                 whole(rows, k, s)
+            else:
+                sample(rows, k, shape, seeds, step_key, s)
             num_steps += 1
             step_loss = take_step(of, k, seeds, own, num_steps, step_key, s, work)
             loss += seeds.shape[0] / size * step_loss
@@ -254,7 +256,7 @@ def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
     """Return memory for clients of at most `used` used rows."""
     matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
     keeps_moments = params.first_flat.shape[0] > 0
-    masked, dtype = params.masks.flat.shape[1] > 0, params.rows.dtype
+    masked, dtype = params.masks is not None, params.rows.dtype
     pulled, most = steps.mu > 0 or masked, max(used * first, flat)
     return Spare(
         start=np.empty((matrices, used if pulled else 0, first), dtype),
@@ -311,12 +313,12 @@ def weights_of(
         one, two, flat = memory.moments[0], memory.moments[1], memory.moments_flat
         m1 = Weights(one[0, :count], one[last, :count], flat[0])
         m2 = Weights(two[0, :count], two[last, :count], flat[1])
-    if params.masks.flat.shape[1] == 0:
-        return TrainedWeights(w, begun, m1, m2, no_masks(w))
+    if params.masks is None:
+        return TrainedWeights(w, begun, m1, m2, None)
     product = memory.product[0, :count], memory.product[last, :count]
     under = masking(params, k, lo, hi, w, memory)
     own = TrainedWeights(Weights(product[0], product[1], memory.product_flat), begun, m1, m2, under)
-    apply_masks(own, last + 1, 0.0)
+    apply_masks(pointer_to(own), last + 1, 0.0)
     return own
 
 
@@ -334,7 +336,7 @@ def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory:
     return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
-@inlined
+@compiled
 def say(
     called: CalledArrays,
     of: StepArrays,
@@ -347,7 +349,7 @@ def say(
 ) -> None:
     """Fill in the logits of the called client k: what its trained model says of all its `rows`."""
     x, shape, g = of.x, of.shape, called.position[k]
-    if own.under.mask.flat.shape[0] > 0:
+    if own.under is not None:
         apply_masks(own, matrices, own.under.least)
     whole(rows, g, s)
     forward(rows, x, shape, g, False, x.col, own.weights, np.uint64(0), False, s)
@@ -383,10 +385,14 @@ def train(
         key: key of the call, uint64.
         filled: what comes of it.
     """
-    of, first = StepArrays(rows, x, shape, steps), params.rows.shape[2]
-    s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
-    memory = spare(params, steps, s.rows.shape[0])
-    train_range(k0, k1, called, of, params, key, filled, s, memory)
+    of, held = pointer_to(StepArrays(rows, x, shape, steps)), pointer_to(params)
+    clients, flat, first = called.position[k0:k1], params.flat, params.rows.shape[2]
+    s = scratch(of.rows, of.x, of.shape, clients, flat, flat.shape[1], first)
+    memory = spare(held, of.steps, s.rows.shape[0])
+    at, to = pointer_to(called), pointer_to(filled)
+    train_range(k0, k1, at, of, held, key, to, pointer_to(s), pointer_to(memory))
+    keep_until_here(s)
+    keep_until_here(memory)
 
 
 @compiled
@@ -404,7 +410,7 @@ def train_range(
     """Do what `train` does, in memory that is there."""
     rows, x = of.rows, of.x
     for k in range(k0, k1):
-        g, own = called.position[k], weights_of(called, x, params, k, memory)
+        g, own = called.position[k], pointer_to(weights_of(called, x, params, k, memory))
         if rows.train_off[g + 1] > rows.train_off[g]:
             filled.loss[k], params.steps[k] = train_client(
                 of, g, own, params.steps[k], key, s, filled.work[k]
@@ -428,8 +434,11 @@ def predict(
 
     Its first matrices are (F, D). `x_col` is the feature of every sparse entry.
     """
-    s = scratch(rows, x, shape, called.position[k0:k1], w.flat, 1, 1)
-    predict_range(k0, k1, called, rows, x, x_col, shape, w, logits, s)
+    of, at, form, clients = pointer_to(rows), pointer_to(x), pointer_to(shape), called.position
+    s = scratch(of, at, form, clients[k0:k1], w.flat, 1, 1)
+    to, weights = pointer_to(called), pointer_to(w)
+    predict_range(k0, k1, to, of, at, x_col, form, weights, logits, pointer_to(s))
+    keep_until_here(s)
 
 
 @compiled

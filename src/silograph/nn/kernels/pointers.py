@@ -1,0 +1,127 @@
+"""Large tuples are passed to compiled functions by pointer, and code for absent members is left out.
+
+numba passes every number of every array of a tuple as an argument of its own: some hundred for each
+call, which took half of the time of compilation. A pointer is one argument, and a function loads
+the members that it reads.
+
+A member that is None, such as the masks of a model without any, makes code for it needless:
+`if own.under is not None:` is decided before the function is compiled. numba itself decides it for
+arguments, but not for members of arguments.
+"""
+
+from typing import Any
+
+from llvmlite import ir as llvm
+from numba.core import cgutils, ir, types
+from numba.core.compiler_machinery import FunctionPass, register_pass
+from numba.core.imputils import impl_ret_borrowed
+from numba.core.ir_utils import get_definition, guard
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
+
+
+class Pointer(types.Type):  # type: ignore[misc]
+    """Type of a pointer to a named tuple."""
+
+    def __init__(self, target: types.BaseNamedTuple) -> None:
+        self.target = target
+        super().__init__(name=f"Pointer({target})")
+
+
+@register_model(Pointer)
+class _PointerModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, pointer: Pointer) -> None:
+        target = manager.lookup(pointer.target).get_data_type()
+        super().__init__(manager, pointer, target.as_pointer())
+
+
+def type_of_member(of: types.Type, name: str) -> types.Type | None:
+    """Return the type of a member of a named tuple, or of a pointer to one; None: it has none."""
+    target = of.target if isinstance(of, Pointer) else of
+    if not isinstance(target, types.BaseNamedTuple) or name not in target.fields:
+        return None
+    member = target.types[target.fields.index(name)]
+    by_pointer = isinstance(of, Pointer) and isinstance(member, types.BaseNamedTuple)
+    return Pointer(member) if by_pointer else member
+
+
+@infer_getattr
+class _Members(AttributeTemplate):  # type: ignore[misc]
+    key = Pointer
+
+    def generic_resolve(self, pointer: Pointer, name: str) -> types.Type | None:
+        return type_of_member(pointer, name)
+
+
+@lower_getattr_generic(Pointer)  # type: ignore[untyped-decorator]
+def _load_member(context: Any, builder: Any, pointer: Pointer, value: Any, name: str) -> Any:
+    """Return a pointer to a member that is a tuple itself; load any other."""
+    index, member = pointer.target.fields.index(name), type_of_member(pointer, name)
+    place = cgutils.gep_inbounds(builder, value, 0, index)
+    if isinstance(member, Pointer):
+        return place
+    loaded = context.data_model_manager[member].load_from_data_pointer(builder, place)
+    return impl_ret_borrowed(context, builder, member, loaded) if context.enable_nrt else loaded
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer_to(typing: Any, of: types.BaseNamedTuple) -> Any:
+    """Return a pointer to a copy of a named tuple, which has the same members.
+
+    The copy is in the stack frame of the function that calls this. It keeps no arrays alive: see
+    `keep_until_here`.
+    """
+    del typing
+
+    def store(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        model = context.data_model_manager[of]
+        place = cgutils.alloca_once(builder, model.get_data_type())
+        builder.store(model.as_data(builder, arguments[0]), place)
+        return place
+
+    return Pointer(of)(of), store
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def keep_until_here(typing: Any, of: types.Type) -> Any:
+    """Do nothing: numba frees the arrays of a variable after the last line that names it."""
+    del typing
+    return types.none(of), lambda context, *_: context.get_dummy_value()
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[untyped-decorator]
+class AbsentMembers(FunctionPass):  # type: ignore[misc]
+    """Replaces members that are None by None itself, so that numba leaves out what needs them."""
+
+    _name = "absent_members"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def run_pass(self, state: Any) -> bool:
+        """Replace the members of a function's arguments."""
+        function = state.func_ir
+        for block in function.blocks.values():
+            for statement in block.find_insts(ir.Assign):
+                value = statement.value
+                if isinstance(value, ir.Expr) and (
+                    _type_of(function, state.args, value) == types.none
+                ):
+                    constant = ir.Const(None, statement.loc)
+                    definitions = function._definitions[statement.target.name]
+                    definitions[definitions.index(value)] = constant
+                    statement.value = constant
+        return True
+
+
+def _type_of(function: Any, arguments: Any, value: Any) -> types.Type | None:
+    """Return the type of an argument, or of a member of one; None for all else."""
+    if isinstance(value, ir.Var):
+        value = guard(get_definition, function, value)
+    if isinstance(value, ir.Arg):
+        return arguments[value.index]
+    if not isinstance(value, ir.Expr) or value.op != "getattr":
+        return None
+    of = _type_of(function, arguments, value.value)
+    return None if of is None else type_of_member(of, value.attr)
