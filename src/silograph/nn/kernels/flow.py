@@ -29,7 +29,6 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
-    allocating,
     compiled,
     kernel,
 )
@@ -45,12 +44,10 @@ from silograph.nn.kernels.layers import (
 )
 from silograph.nn.kernels.masks import matrix
 from silograph.nn.kernels.optim import step
-from silograph.nn.kernels.pointers import keep_until_here, pointer_to
+from silograph.nn.kernels.pointers import pointer_to
 from silograph.nn.kernels.training import (
     StepArrays,
     say,
-    scratch,
-    spare,
     take_step,
     weights_of,
 )
@@ -111,10 +108,9 @@ class Flow(NamedTuple):
     spare: Array  # (n,) scales, then sums
 
 
-@allocating
 def flow_memory(s: Scratch, hops: int) -> Flow:
     """Return the memory of a thread around that of its network."""
-    n = s.nodes.shape[0]
+    n = len(s.nodes)
     return Flow(
         s=s,
         hop=np.empty(n, np.int64),
@@ -573,6 +569,7 @@ def train_flow(
     by: FlowSampling,
     key: Any,
     filled: Filled,
+    buffers: Buffers,
 ) -> None:
     """Do what `training.train` does, on nodes that flow networks choose.
 
@@ -587,22 +584,20 @@ def train_flow(
         by: the sampler; its networks are changed in place.
         key: key of the call, uint64.
         filled: what comes of it.
+        buffers: memory that this thread alone uses.
     """
-    steps, all_rows, held, network = (
-        pointer_to(of),
+    train_range(
+        k0,
+        k1,
+        pointer_to(called),
         pointer_to(rows),
+        pointer_to(of),
         pointer_to(params),
         pointer_to(by),
+        key,
+        pointer_to(filled),
+        pointer_to(buffers),
     )
-    clients, flat, first = called.position[k0:k1], params.flat, params.rows.shape[2]
-    s = scratch(all_rows, steps.x, steps.shape, clients, flat, flat.shape[1], first)
-    flat, width = by.flows.flat, by.shape.width
-    inputs, memory_shape = network.inputs, network.shape.memory
-    inner = scratch(all_rows, inputs, memory_shape, clients, flat, flat.shape[1], width)
-    memory, f = spare(held, steps.steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
-    buffers, at, to = Buffers(s, memory, f), pointer_to(called), pointer_to(filled)
-    train_range(k0, k1, at, all_rows, steps, held, network, key, to, pointer_to(buffers))
-    keep_until_here(buffers)
 
 
 @compiled
@@ -618,7 +613,7 @@ def train_range(
     filled: Filled,
     buffers: Buffers,
 ) -> None:
-    """Do what `train_flow` does, in memory that is there."""
+    """Do what `train_flow` does."""
     x, flows, s, memory = of.x, by.flows, buffers.s, buffers.memory
     for k in range(k0, k1):
         g, own = called.position[k], pointer_to(weights_of(called, x, params, k, memory))

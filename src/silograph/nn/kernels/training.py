@@ -20,7 +20,6 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
-    allocating,
     compiled,
     copy,
     copy_rows,
@@ -36,7 +35,7 @@ from silograph.nn.kernels.draws import (
 )
 from silograph.nn.kernels.layers import backward_step, forward
 from silograph.nn.kernels.masks import apply_masks
-from silograph.nn.kernels.pointers import keep_until_here, pointer_to
+from silograph.nn.kernels.pointers import pointer_to
 
 # --- Losses and their gradients, in the place of the logits --------------------------------------
 
@@ -105,66 +104,6 @@ class StepArrays(NamedTuple):
     x: InputArrays
     shape: ModelShape
     steps: StepRule
-
-
-@allocating
-def scratch(
-    rows: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
-    clients: Array,
-    like: Array,
-    flat: int,
-    first: int,
-) -> Scratch:
-    """Return memory for these clients, in the dtype of `like`; P = `flat`, D = `first`."""
-    n, u, edges, sampled = 1, 1, 1, shape.fanout is not None
-    most = 1  # neighbors that are drawn of a row
-    for k in clients:
-        size = rows.off[k + 1] - rows.off[k]
-        between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
-        n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
-        if shape.fanout is not None:
-            drawn = 0
-            for layer in range(shape.layers):
-                fanout = shape.fanout[layer]
-                most = max(most, fanout)
-                if shape.form[layer] != LINEAR:  # a row is an edge in what flow networks choose
-                    drawn += size + (between if fanout == 0 else min(between, size * fanout))
-            edges = max(edges, drawn)
-    dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
-    own = n if shape.rooted else 1
-    dropping = shape.x_threshold is not None
-    layers = shape.layers if sampled else 1
-    gathered = n if (sampled or dropping) and dense else 0
-    entries = 0 if dense else n
-    values = x.value.shape[0] if dropping else 0
-    words = np.empty((max(widest, x.dense.shape[1] if dropping else 0) + 3) // 4, np.uint64)
-    return Scratch(
-        nodes=np.empty(n, np.int64),
-        place=np.full(n, -1, np.int64),
-        m=np.zeros(shape.layers + 1, np.int64),
-        ptr=np.empty((layers, n + 1), np.int64),
-        col=np.empty(edges, np.int64),
-        value=np.empty(edges, dtype),
-        x=np.empty((gathered, x.dense.shape[1]), dtype),
-        x_value=np.empty(values, dtype),
-        t_value=np.empty(values, dtype),
-        x_start=np.empty(entries, np.int64),
-        x_end=np.empty(entries, np.int64),
-        act=np.empty(n * shape.act[shape.layers - 1], dtype),
-        z=np.empty(n * widest, dtype),
-        self_z=np.empty(own * widest, dtype),
-        out=np.empty((n, shape.outputs), dtype),
-        grad=np.empty((2, n * widest), dtype),
-        flat=np.empty(flat, dtype),
-        rows=np.empty((max(u, 16), first), dtype),
-        words=words,
-        levels=words.view(np.uint16),
-        order=np.empty(n, np.int64),
-        scores=np.empty(most, np.int64),
-        edges=np.empty(most, np.int64),
-    )
 
 
 @compiled
@@ -249,24 +188,6 @@ def train_client(
             step_loss = take_step(of, k, seeds, own, num_steps, step_key, s, work)
             loss += seeds.shape[0] / size * step_loss
     return loss, num_steps
-
-
-@allocating
-def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
-    """Return memory for clients of at most `used` used rows."""
-    matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
-    keeps_moments = params.first_flat.shape[0] > 0
-    masked, dtype = params.masks is not None, params.rows.dtype
-    pulled, most = steps.mu > 0 or masked, max(used * first, flat)
-    return Spare(
-        start=np.empty((matrices, used if pulled else 0, first), dtype),
-        start_flat=np.empty(flat if pulled else 0, dtype),
-        moments=np.empty((2, matrices, 0 if keeps_moments else used, first), dtype),
-        moments_flat=np.empty((2, flat), dtype),
-        product=np.empty((matrices, used if masked else 0, first), dtype),
-        product_flat=np.empty(flat if masked else 0, dtype),
-        other=np.empty(most if masked else 0, dtype),
-    )
 
 
 @compiled
@@ -368,6 +289,8 @@ def train(
     params: ParamArrays,
     key: Any,
     filled: Filled,
+    s: Scratch,
+    memory: Spare,
 ) -> None:
     """Train the called clients k0 to k1, then fill the logits with what their models say.
 
@@ -384,15 +307,20 @@ def train(
         params: weights and moments, changed in place.
         key: key of the call, uint64.
         filled: what comes of it.
+        s: memory that this thread alone uses, see `memory.scratch`.
+        memory: the same, see `memory.spare`.
     """
-    of, held = pointer_to(StepArrays(rows, x, shape, steps)), pointer_to(params)
-    clients, flat, first = called.position[k0:k1], params.flat, params.rows.shape[2]
-    s = scratch(of.rows, of.x, of.shape, clients, flat, flat.shape[1], first)
-    memory = spare(held, of.steps, s.rows.shape[0])
-    at, to = pointer_to(called), pointer_to(filled)
-    train_range(k0, k1, at, of, held, key, to, pointer_to(s), pointer_to(memory))
-    keep_until_here(s)
-    keep_until_here(memory)
+    train_range(
+        k0,
+        k1,
+        pointer_to(called),
+        pointer_to(StepArrays(rows, x, shape, steps)),
+        pointer_to(params),
+        key,
+        pointer_to(filled),
+        pointer_to(s),
+        pointer_to(memory),
+    )
 
 
 @compiled
@@ -407,7 +335,7 @@ def train_range(
     s: Scratch,
     memory: Spare,
 ) -> None:
-    """Do what `train` does, in memory that is there."""
+    """Do what `train` does."""
     rows, x = of.rows, of.x
     for k in range(k0, k1):
         g, own = called.position[k], pointer_to(weights_of(called, x, params, k, memory))
@@ -429,16 +357,24 @@ def predict(
     shape: ModelShape,
     w: Weights,
     logits: Array,
+    s: Scratch,
 ) -> None:
     """Fill `logits` (n, K) for the called clients k0 to k1 with what one model says.
 
     Its first matrices are (F, D). `x_col` is the feature of every sparse entry.
     """
-    of, at, form, clients = pointer_to(rows), pointer_to(x), pointer_to(shape), called.position
-    s = scratch(of, at, form, clients[k0:k1], w.flat, 1, 1)
-    to, weights = pointer_to(called), pointer_to(w)
-    predict_range(k0, k1, to, of, at, x_col, form, weights, logits, pointer_to(s))
-    keep_until_here(s)
+    predict_range(
+        k0,
+        k1,
+        pointer_to(called),
+        pointer_to(rows),
+        pointer_to(x),
+        x_col,
+        pointer_to(shape),
+        pointer_to(w),
+        logits,
+        pointer_to(s),
+    )
 
 
 @compiled
@@ -454,7 +390,7 @@ def predict_range(
     logits: Array,
     s: Scratch,
 ) -> None:
-    """Do what `predict` does, in memory that is there."""
+    """Do what `predict` does."""
     for k in range(k0, k1):
         g = called.position[k]
         whole(rows, g, s)
