@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import GOLDEN, hash_text
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     SUM,
@@ -44,7 +45,6 @@ from silograph.nn.kernels.layers import (
 )
 from silograph.nn.kernels.masks import matrix
 from silograph.nn.kernels.optim import step
-from silograph.nn.kernels.pointers import pointer_to
 from silograph.nn.kernels.training import (
     StepArrays,
     say,

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from silograph.core.key import hash_text
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,
@@ -26,7 +27,6 @@ from silograph.nn.kernels.arrays import (
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.masks import matrix, pull_of, step_flat_under, step_under
 from silograph.nn.kernels.optim import step
-from silograph.nn.kernels.pointers import pointer_to
 
 _DROPOUT = np.uint64(hash_text("dropout"))
 CHUNK = 16  # rows of a gradient that stay in the first cache until their step
@@ -258,12 +258,13 @@ def forward(
         s: the thread's memory.
     """
     last, ready = shape.layers - 1, training and shape.x_threshold is not None
-    gather(rows, x, k, drawn and not ready, s)
+    sampled = drawn and shape.fanout is not None  # no literal: it would be compiled for each
+    gather(rows, x, k, sampled and not ready, s)
     for layer in range(shape.layers):
         left = s.m[layer + 1]
         out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)[0]
-        map_rows(rows, x, shape, layer, k, drawn or ready, x_col, w, s)
-        sum_rows(rows, shape, layer, k, drawn, w.flat, out, s)
+        map_rows(rows, x, shape, layer, k, sampled or ready, x_col, w, s)
+        sum_rows(rows, shape, layer, k, sampled, w.flat, out, s)
         if layer < last:
             rectify(out)
             if training and shape.threshold > 0:

@@ -6,6 +6,7 @@ g * M and a pull to the start, that of M is g * W + l1 sign(M). Biases have no m
 
 import numpy as np
 
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     ROOTED,
     Array,
@@ -18,7 +19,6 @@ from silograph.nn.kernels.arrays import (
     copy,
 )
 from silograph.nn.kernels.optim import TOGETHER, step
-from silograph.nn.kernels.pointers import pointer_to
 
 
 @compiled

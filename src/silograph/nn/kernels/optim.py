@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, copy, kernel
-from silograph.nn.kernels.pointers import pointer_to
 
 TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import hash_text
+from silograph.core.pointers import keep_until_here, pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,
@@ -42,7 +43,6 @@ from silograph.nn.kernels.layers import (
     table,
 )
 from silograph.nn.kernels.optim import step
-from silograph.nn.kernels.pointers import keep_until_here, pointer_to
 from silograph.nn.kernels.training import bits_gradient, softmax_gradient
 
 _DROPOUT = np.uint64(hash_text("dropout"))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import hash_text
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     Array,
@@ -35,7 +36,6 @@ from silograph.nn.kernels.draws import (
 )
 from silograph.nn.kernels.layers import backward_step, forward
 from silograph.nn.kernels.masks import apply_masks
-from silograph.nn.kernels.pointers import pointer_to
 
 # --- Losses and their gradients, in the place of the logits --------------------------------------
 
@@ -73,9 +73,7 @@ def bits_gradient(o: Array, i: int, y: Array, weight: Any) -> float:
 
 
 @compiled
-def loss_gradient(
-    rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch
-) -> float:
+def loss_gradient(rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch) -> float:
     """Replace logits by the gradient of the mean loss of the step's training rows; return it."""
     a, count, total, at = rows.off[k], train.shape[0], 0.0, 0
     drawn, out, y, nodes = shape.fanout is not None, s.out, rows.y, s.nodes

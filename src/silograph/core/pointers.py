@@ -1,4 +1,4 @@
-"""Large tuples are passed to compiled functions by pointer, and code for absent members is left out.
+"""Compiled functions get large tuples by pointer, and leave out code for absent members.
 
 numba passes every number of every array of a tuple as an argument of its own: some hundred for each
 call, which took half of the time of compilation. A pointer is one argument, and a function loads
@@ -11,7 +11,6 @@ arguments, but not for members of arguments.
 
 from typing import Any
 
-from llvmlite import ir as llvm
 from numba.core import cgutils, ir, types
 from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.imputils import impl_ret_borrowed
