@@ -118,7 +118,7 @@ def _flow_shape(rule: FlowRule, model: Staged) -> FlowShape:
         multilabel=False,
         threshold=0,
         scale=1.0,
-        x_threshold=None,
+        x_threshold=0,
         x_scale=1.0,
         epochs=0,
         batch=0,

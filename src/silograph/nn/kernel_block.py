@@ -152,7 +152,6 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
     widths = [stage.outputs for stage in stages]
     keep = keep_probability(stages[-1].drop if len(stages) > 1 else 0.0)
     x_keep = keep_probability(stages[0].drop)
-    drops_features = stages[0].drop > 0 and schedule.epochs > 0
     return arrays.ModelShape(
         layers=len(stages),
         form=np.array([arrays.FORMS[str(stage.conv.kernel)] for stage in stages], np.int64),
@@ -165,7 +164,7 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
         multilabel=model.task == "multilabel",
         threshold=round((1 - keep) * DROPOUT_LEVELS),
         scale=1 / keep,
-        x_threshold=round((1 - x_keep) * DROPOUT_LEVELS) if drops_features else None,
+        x_threshold=round((1 - x_keep) * DROPOUT_LEVELS),
         x_scale=1 / x_keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,

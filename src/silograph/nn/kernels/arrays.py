@@ -209,7 +209,7 @@ class ModelShape(NamedTuple):
     multilabel: bool
     threshold: int  # levels of 2^16 that dropout drops
     scale: float  # 1 / share that it keeps
-    x_threshold: int | None  # the same of the dropout of features
+    x_threshold: int  # the same of the dropout of features
     x_scale: float
     epochs: int
     batch: int  # training rows in a step, 0 for all

@@ -257,7 +257,7 @@ def forward(
             dropout are in `s.x`.
         s: the thread's memory.
     """
-    last, ready = shape.layers - 1, training and shape.x_threshold is not None
+    last, ready = shape.layers - 1, training and shape.x_threshold > 0
     sampled = drawn and shape.fanout is not None  # no literal: it would be compiled for each
     gather(rows, x, k, sampled and not ready, s)
     for layer in range(shape.layers):
@@ -289,7 +289,7 @@ def step_first(
     """Step a first matrix (u, D) along its gradient, X^T gz."""
     a, used, width = rows.off[k], own.weights.shape[0], own.weights.shape[1]
     many, sparse, drawn = gz.shape[0], x.dense.shape[0] == 0, shape.fanout is not None
-    ready = drawn or shape.x_threshold is not None  # features of the rows are in s.x
+    ready = drawn or shape.x_threshold > 0  # features of the rows are in s.x
     if not sparse:
         product((s.x[:many] if ready else x.dense[a : a + many]).T, gz, s.rows[:used])
     elif shape.fanout is not None:

@@ -40,7 +40,7 @@ def scratch(
                 drawn += between if fanout == 0 else np.minimum(between, sizes * fanout)
         edges, most = int(drawn.max(initial=1)), int(shape.fanout.max(initial=1))
     dense, sampled, widest = x.dense.shape[0] > 0, shape.fanout is not None, shape.widest
-    dropping, features = shape.x_threshold is not None, x.dense.shape[1]
+    dropping, features = shape.x_threshold > 0 and shape.epochs > 0, x.dense.shape[1]
     entries, values = 0 if dense else n, len(x.value) if dropping else 0
     words = np.empty((max(widest, features if dropping else 0) + 3) // 4, np.uint64)
     return Scratch(

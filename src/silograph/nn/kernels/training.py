@@ -140,9 +140,8 @@ def take_step(
 ) -> float:
     """Take step number `num_steps` of client k on the rows that take part; return its mean loss."""
     rows, x, shape = of.rows, of.x, of.shape
-    if shape.x_threshold is None:
-        seen = x
-    else:
+    seen = x
+    if shape.x_threshold > 0:
         seen = pointer_to(after_dropout(x, s))
         drop_features(rows, x, shape, k, key, s)
     forward(rows, seen, shape, k, shape.fanout is not None, x.col, own.weights, key, True, s)
