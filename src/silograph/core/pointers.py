@@ -9,6 +9,7 @@ A member that is None, such as the masks of a model without any, makes code for 
 arguments, but not for members of arguments.
 """
 
+import operator
 from typing import Any
 
 from numba.core import cgutils, ir, types
@@ -55,9 +56,9 @@ class _Members(AttributeTemplate):  # type: ignore[misc]
 @lower_getattr_generic(Pointer)  # type: ignore[untyped-decorator]
 def _load_member(context: Any, builder: Any, pointer: Pointer, value: Any, name: str) -> Any:
     """Return a pointer to a member that is a tuple itself; load any other."""
-    index, member = pointer.target.fields.index(name), type_of_member(pointer, name)
-    place = cgutils.gep_inbounds(builder, value, 0, index)
-    if isinstance(member, Pointer):
+    index = pointer.target.fields.index(name)
+    place, member = cgutils.gep_inbounds(builder, value, 0, index), pointer.target.types[index]
+    if isinstance(member, types.BaseNamedTuple):
         return place
     loaded = context.data_model_manager[member].load_from_data_pointer(builder, place)
     return impl_ret_borrowed(context, builder, member, loaded) if context.enable_nrt else loaded
@@ -91,7 +92,7 @@ def keep_until_here(typing: Any, of: types.Type) -> Any:
 
 @register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[untyped-decorator]
 class AbsentMembers(FunctionPass):  # type: ignore[misc]
-    """Replaces members that are None by None itself, so that numba leaves out what needs them."""
+    """Decides whether members are None, so that numba leaves out code for those that are."""
 
     _name = "absent_members"
 
@@ -99,19 +100,33 @@ class AbsentMembers(FunctionPass):  # type: ignore[misc]
         super().__init__()
 
     def run_pass(self, state: Any) -> bool:
-        """Replace the members of a function's arguments."""
+        """Replace comparisons with None of members of a function's arguments."""
         function = state.func_ir
         for block in function.blocks.values():
             for statement in block.find_insts(ir.Assign):
-                value = statement.value
-                if isinstance(value, ir.Expr) and (
-                    _type_of(function, state.args, value) == types.none
-                ):
-                    constant = ir.Const(None, statement.loc)
+                absent = _is_absent(function, state.args, statement.value)
+                if absent is not None:
+                    constant = ir.Const(absent, statement.loc)
                     definitions = function._definitions[statement.target.name]
-                    definitions[definitions.index(value)] = constant
+                    definitions[definitions.index(statement.value)] = constant
                     statement.value = constant
         return True
+
+
+def _is_absent(function: Any, arguments: Any, value: Any) -> bool | None:
+    """Return what a comparison of a member with None gives; None for all else."""
+    compares = {operator.is_: True, operator.is_not: False}
+    if not isinstance(value, ir.Expr) or value.op != "binop" or value.fn not in compares:
+        return None
+    other, member = (guard(get_definition, function, side) for side in (value.rhs, value.lhs))
+    if (
+        not isinstance(other, ir.Const)
+        or other.value is not None
+        or not isinstance(member, ir.Expr)
+    ):
+        return None
+    found = _type_of(function, arguments, member)
+    return None if found is None else (found == types.none) is compares[value.fn]
 
 
 def _type_of(function: Any, arguments: Any, value: Any) -> types.Type | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
-from silograph.core import key
+from silograph.core import key, pointers, self_contained
 from silograph.core.compiling import kept_on_disk
 from silograph.core.self_contained import SelfContained, copied
 
@@ -122,7 +122,8 @@ LINEAR, SUM, ROOTED = FORMS["linear"], FORMS["sum"], FORMS["rooted sum"]
 @cache
 def sources() -> bytes:
     """Return a digest of all that is compiled together."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(key.__file__)]
+    shared = (Path(module.__file__) for module in (key, pointers, self_contained))
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *shared]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
 
 
