@@ -34,12 +34,12 @@ def add_up(of: Any) -> float:
 add_copied = copied(add_up, {})
 
 
-@numba.njit(pipeline_class=SelfContained)  # type: ignore[untyped-decorator]
+@numba.njit(pipeline_class=SelfContained)
 def sum_of(of: Any) -> float:
     return add_copied(pointer_to(of))
 
 
-@numba.njit(pipeline_class=SelfContained)  # type: ignore[untyped-decorator]
+@numba.njit(pipeline_class=SelfContained)
 def sum_of_new(size: int) -> float:
     inner = Inner(np.ones(size), np.full(size, 2.0))
     total = 0.0
@@ -62,7 +62,7 @@ def test_code_for_a_member_that_is_none_is_left_out() -> None:
 
 
 def test_a_misspelled_member_is_an_error() -> None:
-    @numba.njit(pipeline_class=SelfContained)  # type: ignore[untyped-decorator]
+    @numba.njit(pipeline_class=SelfContained)
     def misspelled(of: Any) -> float:
         return float(pointer_to(of).scales)
 

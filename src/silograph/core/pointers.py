@@ -10,62 +10,72 @@ arguments, but not for members of arguments.
 """
 
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from numba.core import cgutils, ir, types
+from numba.core import cgutils as untyped_cgutils
+from numba.core import ir as untyped_ir
+from numba.core import types
 from numba.core.compiler_machinery import FunctionPass, register_pass
-from numba.core.imputils import impl_ret_borrowed
-from numba.core.ir_utils import get_definition, guard
+from numba.core.imputils import impl_ret_borrowed as untyped_borrowed
+from numba.core.ir_utils import get_definition
+from numba.core.ir_utils import guard as untyped_guard
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
+T = TypeVar("T")
+cgutils: Any = untyped_cgutils  # numba's own functions have no types
+ir: Any = untyped_ir
+impl_ret_borrowed: Any = untyped_borrowed
+guard: Any = untyped_guard
+NAMED_TUPLE: Any = types.BaseNamedTuple
 
-class Pointer(types.Type):  # type: ignore[misc]
+
+class Pointer(types.Type):
     """Type of a pointer to a named tuple."""
 
     def __init__(self, target: types.BaseNamedTuple) -> None:
-        self.target = target
+        self.target: Any = target
         super().__init__(name=f"Pointer({target})")
 
 
 @register_model(Pointer)
-class _PointerModel(models.PrimitiveModel):  # type: ignore[misc]
+class _PointerModel(models.PrimitiveModel):
     def __init__(self, manager: Any, pointer: Pointer) -> None:
         target = manager.lookup(pointer.target).get_data_type()
-        super().__init__(manager, pointer, target.as_pointer())
+        super().__init__(manager, pointer, target.as_pointer())  # type: ignore[no-untyped-call]
 
 
-def type_of_member(of: types.Type, name: str) -> types.Type | None:
+def type_of_member(of: Any, name: str) -> Any:
     """Return the type of a member of a named tuple, or of a pointer to one; None: it has none."""
-    target = of.target if isinstance(of, Pointer) else of
-    if not isinstance(target, types.BaseNamedTuple) or name not in target.fields:
+    target: Any = of.target if isinstance(of, Pointer) else of
+    if not isinstance(target, NAMED_TUPLE) or name not in target.fields:
         return None
     member = target.types[target.fields.index(name)]
-    by_pointer = isinstance(of, Pointer) and isinstance(member, types.BaseNamedTuple)
+    by_pointer = isinstance(of, Pointer) and isinstance(member, NAMED_TUPLE)
     return Pointer(member) if by_pointer else member
 
 
 @infer_getattr
-class _Members(AttributeTemplate):  # type: ignore[misc]
+class _Members(AttributeTemplate):
     key = Pointer
 
-    def generic_resolve(self, pointer: Pointer, name: str) -> types.Type | None:
+    def generic_resolve(self, pointer: Any, name: str) -> Any:  # type: ignore[override]
         return type_of_member(pointer, name)
 
 
-@lower_getattr_generic(Pointer)  # type: ignore[untyped-decorator]
+@lower_getattr_generic(Pointer)  # type: ignore[untyped-decorator, no-untyped-call]
 def _load_member(context: Any, builder: Any, pointer: Pointer, value: Any, name: str) -> Any:
     """Return a pointer to a member that is a tuple itself; load any other."""
     index = pointer.target.fields.index(name)
     place, member = cgutils.gep_inbounds(builder, value, 0, index), pointer.target.types[index]
-    if isinstance(member, types.BaseNamedTuple):
+    if isinstance(member, NAMED_TUPLE):
         return place
     loaded = context.data_model_manager[member].load_from_data_pointer(builder, place)
     return impl_ret_borrowed(context, builder, member, loaded) if context.enable_nrt else loaded
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def pointer_to(typing: Any, of: types.BaseNamedTuple) -> Any:
+def _pointer_to(typing: Any, of: types.BaseNamedTuple) -> Any:
     """Return a pointer to a copy of a named tuple, which has the same members.
 
     The copy is in the stack frame of the function that calls this. It keeps no arrays alive: see
@@ -83,21 +93,25 @@ def pointer_to(typing: Any, of: types.BaseNamedTuple) -> Any:
     return Pointer(of)(of), store
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def keep_until_here(typing: Any, of: types.Type) -> Any:
+def _keep_until_here(typing: Any, of: types.Type) -> Any:
     """Do nothing: numba frees the arrays of a variable after the last line that names it."""
     del typing
     return types.none(of), lambda context, *_: context.get_dummy_value()
 
 
-@register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[untyped-decorator]
-class AbsentMembers(FunctionPass):  # type: ignore[misc]
+# To who reads a kernel a pointer to a tuple is the tuple.
+pointer_to: Callable[[T], T] = cast(Any, intrinsic(_pointer_to))
+keep_until_here: Callable[[Any], None] = cast(Any, intrinsic(_keep_until_here))
+
+
+@register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[no-untyped-call]
+class AbsentMembers(FunctionPass):
     """Decides whether members are None, so that numba leaves out code for those that are."""
 
     _name = "absent_members"
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def run_pass(self, state: Any) -> bool:
         """Replace comparisons with None of members of a function's arguments."""
@@ -129,7 +143,7 @@ def _is_absent(function: Any, arguments: Any, value: Any) -> bool | None:
     return None if found is None else (found == types.none) is compares[value.fn]
 
 
-def _type_of(function: Any, arguments: Any, value: Any) -> types.Type | None:
+def _type_of(function: Any, arguments: Any, value: Any) -> Any:
     """Return the type of an argument, or of a member of one; None for all else."""
     if isinstance(value, ir.Var):
         value = guard(get_definition, function, value)

@@ -108,11 +108,11 @@ def _passes_with(
     state = compiler.state
     name = state.func_id.func_qualname
     state.library = library(state.targetctx.codegen(), name)
-    managers: list[PassManager] = passes()
+    managers: Any = passes()
     for manager in managers:
         manager.add_pass_after(AbsentMembers, RewriteSemanticConstants)
         manager.finalize()
-    return managers
+    return list(managers)
 
 
 def copied(

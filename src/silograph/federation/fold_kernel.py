@@ -8,7 +8,7 @@ from silograph.core.compiling import kept_on_disk
 
 # No contraction: a product is rounded before it is added, as torch does it.
 @kept_on_disk
-@njit(error_model="numpy", cache=True, nogil=True, no_cfunc_wrapper=True)
+@njit(error_model="numpy", cache=True, nogil=True)
 def add_rows(
     total: np.ndarray, index: np.ndarray, rows: np.ndarray, around: np.ndarray, factors: np.ndarray
 ) -> bool:
@@ -28,7 +28,7 @@ def add_rows(
 
 
 @kept_on_disk
-@njit(error_model="numpy", cache=True, nogil=True, no_cfunc_wrapper=True)
+@njit(error_model="numpy", cache=True, nogil=True)
 def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
     """Fill `alike` (G,): which bases (G, n) equal another (n,)."""
     for g in range(bases.shape[0]):
@@ -39,7 +39,7 @@ def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
 
 
 @kept_on_disk
-@njit(error_model="numpy", cache=True, nogil=True, no_cfunc_wrapper=True)
+@njit(error_model="numpy", cache=True, nogil=True)
 def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarray) -> None:
     """mean[h] = around[h] + total[h] / weight."""
     for h in range(total.shape[0]):
@@ -47,7 +47,7 @@ def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarr
 
 
 @kept_on_disk
-@njit(error_model="numpy", cache=True, nogil=True, no_cfunc_wrapper=True)
+@njit(error_model="numpy", cache=True, nogil=True)
 def add_slices(
     total: np.ndarray,
     slices: np.ndarray,

@@ -131,7 +131,9 @@ def count_scores(
 
 
 @kept_on_disk
-@njit(**OPTIONS, cache=True, pipeline_class=SelfContained)
+@njit(  # type: ignore[untyped-decorator]
+    **OPTIONS, cache=True, pipeline_class=SelfContained
+)
 def tally(
     logits: NDArray,
     y: NDArray,

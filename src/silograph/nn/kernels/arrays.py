@@ -102,6 +102,7 @@ def told_of_compiling(
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
+Absent = Any  # None, in kernels that have no code for the member: see `core.pointers`
 
 # Sums may be reordered and contracted for speed; NaN and infinity keep their meaning. Division is
 # NumPy's: numba's own check for zero would keep loops from being vectorized.
@@ -122,7 +123,7 @@ LINEAR, SUM, ROOTED = FORMS["linear"], FORMS["sum"], FORMS["rooted sum"]
 @cache
 def sources() -> bytes:
     """Return a digest of all that is compiled together."""
-    shared = (Path(module.__file__) for module in (key, pointers, self_contained))
+    shared = (Path(str(module.__file__)) for module in (key, pointers, self_contained))
     files = [*sorted(Path(__file__).parent.glob("*.py")), *shared]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
 
@@ -214,7 +215,7 @@ class ModelShape(NamedTuple):
     x_scale: float
     epochs: int
     batch: int  # training rows in a step, 0 for all
-    fanout: Array | None  # (L,) neighbors drawn by layer, 0 for all
+    fanout: Array | Absent  # (L,) neighbors drawn by layer, 0 for all
 
 
 class StepRule(NamedTuple):
@@ -267,7 +268,7 @@ class ParamArrays(NamedTuple):
     first_flat: Array
     second_flat: Array
     steps: Array  # (C,) steps taken so far
-    masks: MaskArrays | None
+    masks: MaskArrays | Absent
 
 
 class Weights(NamedTuple):
@@ -298,7 +299,7 @@ class TrainedWeights(NamedTuple):
     start: Weights  # read where there is a pull to it only
     first: Weights  # moments
     second: Weights
-    under: Masking | None
+    under: Masking | Absent
 
 
 class Moving(NamedTuple):
@@ -315,8 +316,8 @@ class TrainedMatrix(NamedTuple):
     weights: Array
     start: Array  # (N,)
     raw: Moving  # what is under the mask; without one, the weights themselves
-    mask: Moving | None
-    under: Masking | None
+    mask: Moving | Absent
+    under: Masking | Absent
 
 
 class Spare(NamedTuple):
