@@ -30,7 +30,7 @@ pytest.importorskip("numba")
 
 import numba
 
-from silograph.nn.kernels import arrays, draws, layers, training
+from silograph.nn.kernels import arrays, draws, layers, memory, training
 from silograph.nn.kernels import training as loss_kernels
 
 MakeGraph = Callable[..., Graph]
@@ -107,10 +107,8 @@ def tables(
     shape = kernel_model.model_shape(
         model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL)
     )
-    like = np.empty(0)
-    clients = block.num_clients
-    memory = called(training.scratch)(data.rows, data.inputs, shape, np.arange(clients), like, 1, 1)
-    return data.rows, shape, memory
+    clients, dtype = np.arange(block.num_clients), np.dtype(np.float64)
+    return data.rows, shape, memory.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
 
 
 @settings(LAW, max_examples=60)

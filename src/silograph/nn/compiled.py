@@ -51,6 +51,7 @@ from silograph.nn.kernel_block import (
 )
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import flow as flow_kernels
+from silograph.nn.kernels import memory as kernels_memory
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.kernels.training import StepArrays
@@ -101,14 +102,7 @@ def params_of(
     weights = contiguous(bases), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
     moment_arrays = first_rows, second_rows, first_flat, second_flat
-    return arrays.ParamArrays(*weights, *moment_arrays, steps, _empty_masks(rows, flat))
-
-
-def _empty_masks(rows: np.ndarray, flat: np.ndarray) -> arrays.MaskArrays:
-    """Return empty masks, for models without any."""
-    empty3, empty2 = rows[:, :0], flat[:, :0]
-    starts = arrays.BegunRows(empty3, empty3, empty3)
-    return arrays.MaskArrays(starts, empty3, empty2, empty3, empty3, empty2, empty2, 0.0, 0.0, 0.0)
+    return arrays.ParamArrays(*weights, *moment_arrays, steps, None)
 
 
 def masked_params_of(
@@ -247,9 +241,10 @@ def masked_memory_of(
 def _masks_as_params(params: arrays.ParamArrays) -> arrays.ParamArrays:
     """Return masks as if they were weights."""
     masks = params.masks
+    assert masks is not None  # see `masked_params_of`
     moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
     no_bases = params.start[:0], params.which, masks.begun
-    return arrays.ParamArrays(*no_bases, masks.rows, masks.flat, *moments, params.steps, masks)
+    return arrays.ParamArrays(*no_bases, masks.rows, masks.flat, *moments, params.steps, None)
 
 
 def memory_of(
@@ -460,9 +455,9 @@ def _train(
     shape = _kernel_shape(model, training.schedule, block)
 
     def train(first: int, end: int) -> None:
-        kernels.train(
-            first, end, data.called, data.rows, data.inputs, shape, rule, params, seed, outputs
-        )
+        s, spare = _memory_of_thread(data, shape, rule, params, first, end)
+        inputs = data.called, data.rows, data.inputs, shape, rule
+        kernels.train(first, end, *inputs, params, seed, outputs, s, spare)
 
     run_in_threads(block, train)
     return outputs, {}
@@ -485,6 +480,19 @@ def _train_flow(
     step_arrays = StepArrays(rows_without_own, data.inputs, shape, rule)
 
     def train(first: int, end: int) -> None:
+        s, spare = _memory_of_thread(data, shape, rule, params, first, end)
+        flows, inner = networks.sampling.flows, networks.sampling.shape
+        clients, flat = data.called.position[first:end], flows.flat
+        own = kernels_memory.scratch(
+            data.rows,
+            networks.sampling.inputs,
+            inner.memory,
+            clients,
+            flat.dtype,
+            flat.shape[1],
+            inner.width,
+        )
+        buffers = flow_kernels.Buffers(s, spare, flow_kernels.flow_memory(own, inner.hops))
         flow_kernels.train_flow(
             first,
             end,
@@ -495,10 +503,27 @@ def _train_flow(
             networks.sampling,
             seed,
             outputs,
+            buffers,
         )
 
     run_in_threads(block, train)
     return outputs, networks.new_state()
+
+
+def _memory_of_thread(
+    data: BlockArrays,
+    shape: arrays.ModelShape,
+    rule: arrays.StepRule,
+    params: arrays.ParamArrays,
+    first: int,
+    end: int,
+) -> tuple[arrays.Scratch, arrays.Spare]:
+    """Return memory for the training of the called clients `first` to `end`."""
+    clients, flat, width = data.called.position[first:end], params.flat, params.rows.shape[2]
+    s = kernels_memory.scratch(
+        data.rows, data.inputs, shape, clients, flat.dtype, flat.shape[1], width
+    )
+    return s, kernels_memory.spare(params, rule, len(s.rows))
 
 
 def _kernel_shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
@@ -543,9 +568,10 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
     shape = _kernel_shape(model, NO_STEPS, block)
 
     def run(start: int, end: int) -> None:
-        kernels.predict(
-            start, end, data.called, data.rows, data.inputs, data.features, shape, w, logits
-        )
+        clients, dtype = data.called.position[start:end], logits.dtype
+        s = kernels_memory.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
+        inputs = data.called, data.rows, data.inputs, data.features, shape
+        kernels.predict(start, end, *inputs, w, logits, s)
 
     run_in_threads(block, run)
     report_pass(model, block)

@@ -139,7 +139,6 @@ def contiguous(t: Tensor, dtype: "np.typing.DTypeLike | None" = None) -> np.ndar
 # C: clients. L: layers. P: numbers of a client after the first matrices.
 
 
-NO_DRAW = np.empty(0, np.int64)
 UNKNOWN_DEGREE = 2**31  # no row has as many neighbors
 
 
@@ -169,7 +168,7 @@ def model_shape(model: Staged, schedule: Schedule, most: int = UNKNOWN_DEGREE) -
         x_scale=1 / x_keep,
         epochs=schedule.epochs,
         batch=schedule.batch_size or 0,
-        fanout=NO_DRAW if schedule.whole else _fanout_by_layer(model, schedule, most),
+        fanout=None if schedule.whole else _fanout_by_layer(model, schedule, most),
     )
 
 

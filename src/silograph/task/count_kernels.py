@@ -3,14 +3,16 @@
 j: judged rows. C: clients. K: classes or label bits. B: bins.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from silograph.core.compiling import kept_on_disk
+from silograph.core.self_contained import Function, SelfContained, copied
 
 NDArray = np.ndarray
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 
 
 class Sums(NamedTuple):
@@ -22,7 +24,12 @@ class Sums(NamedTuple):
     bins: NDArray  # (1 or 2, C, K, 2, B) int32: scores by class, truth and bin; see `tally`
 
 
-@njit(error_model="numpy", nogil=True)
+def _compiled(function: Function) -> Function:
+    """Compile a function that `tally` calls."""
+    return copied(function, OPTIONS)
+
+
+@_compiled
 def bounded(odds: float, clip: float) -> float:
     """Return log-odds within +-clip; NaN, of a model that diverged, ranks lowest."""
     if np.isnan(odds):
@@ -30,7 +37,7 @@ def bounded(odds: float, clip: float) -> float:
     return float(min(max(odds, -clip), clip))
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def odds_of(logits: NDArray, i: int, multilabel: bool, clip: float, odds: NDArray) -> None:
     """Fill `odds` (K,) with the log-odds of row i."""
     classes = logits.shape[1]
@@ -53,7 +60,7 @@ def odds_of(logits: NDArray, i: int, multilabel: bool, clip: float, odds: NDArra
         odds[c] = bounded(log_p - np.log1p(-np.exp(log_p)), clip)
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def largest_of(logits: NDArray, i: int) -> int:
     """Return the first class of the largest logit of row i; NaN is the largest, as in torch."""
     best = 0
@@ -63,7 +70,7 @@ def largest_of(logits: NDArray, i: int) -> int:
     return best
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def cross_entropy(logits: NDArray, i: int, best: int, y: int) -> float:
     """Return the loss of row i; NaN where a logit is NaN or infinite, as in torch."""
     top, total = np.float64(logits[i, best]), 0.0
@@ -72,7 +79,7 @@ def cross_entropy(logits: NDArray, i: int, best: int, y: int) -> float:
     return float(top - logits[i, y] + np.log(total))
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def bits_entropy(logits: NDArray, y: NDArray, i: int) -> float:
     """Return the loss of row i: the mean over its known bits; 0 if there are none."""
     known, bits = 0, 0.0
@@ -84,7 +91,7 @@ def bits_entropy(logits: NDArray, y: NDArray, i: int) -> float:
     return float(bits / max(known, 1))
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def add_hit(true: bool, positive: bool, hits: NDArray, part: int, g: int, c: int) -> None:
     """Count a known label of class or bit c at client g; see `tally`."""
     hits[part, 0, g, c] += 1
@@ -93,7 +100,7 @@ def add_hit(true: bool, positive: bool, hits: NDArray, part: int, g: int, c: int
     hits[part, 3, g, c] += true and not positive
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def count_bits(logits: NDArray, y: NDArray, i: int, hits: NDArray, part: int, g: int) -> None:
     """Count the known bits of row i."""
     for c in range(logits.shape[1]):
@@ -101,14 +108,14 @@ def count_bits(logits: NDArray, y: NDArray, i: int, hits: NDArray, part: int, g:
             add_hit(y[i, c] == 1, logits[i, c] > 0, hits, part, g, c)
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def count_class(best: int, y: int, hits: NDArray, part: int, g: int) -> None:
     """Count a row of class y, where class `best` was predicted, for every class."""
     for c in range(hits.shape[3]):
         add_hit(y == c, best == c, hits, part, g, c)
 
 
-@njit(error_model="numpy", nogil=True)
+@_compiled
 def count_scores(
     odds: NDArray, y: NDArray, multilabel: bool, middle: float, steepness: float, bins: NDArray
 ) -> None:
@@ -124,7 +131,9 @@ def count_scores(
 
 
 @kept_on_disk
-@njit(error_model="numpy", cache=True, nogil=True)
+@njit(  # type: ignore[untyped-decorator]
+    **OPTIONS, cache=True, pipeline_class=SelfContained
+)
 def tally(
     logits: NDArray,
     y: NDArray,

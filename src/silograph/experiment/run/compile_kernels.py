@@ -29,7 +29,9 @@ SMALL: dict[str, Any] = {
 OF_LABELS: dict[str, dict[str, Any]] = {
     "training on a client's nodes": {"method": "fedavg"},
     "clustered clients": {"method": "gcfl"},
+    "batches of drawn neighbors": {"method": "fedavg", "batch_size": 4, "fanout": "2,2"},
     "masks": {"method": "fedpub"},
+    "masks and batches": {"method": "fedpub", "batch_size": 4, "fanout": "2,2"},
     "stored rows": {"method": "fedais"},
     "drawn neighbors": {"method": "fedavg", "neighbors": "fedgrains"},
     "selected clients": {"method": "fedavg", "selector": "harmony"},

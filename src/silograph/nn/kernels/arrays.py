@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
 from numba.core import event
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
-from numba.core.compiler_machinery import PassManager
 
-from silograph.core import key
+from silograph.core import key, pointers, self_contained
 from silograph.core.compiling import kept_on_disk
+from silograph.core.self_contained import SelfContained, copied
 
 # --- compile notice ------------------------------------------------------------------------------
 # Progress of compilation: which kernel the first run on a machine waits for, and how long.
@@ -102,97 +100,9 @@ def told_of_compiling(
         yield watch
 
 
-# --- Machine code that holds all that it calls, and so gives the same bits in every process ------
-#
-# numba copies the functions that a kernel calls into the kernel's own code, and optimizes them
-# there once more. But the linker takes the first function of a name that the process has loaded,
-# and leaves later ones out. A process that compiles has loaded the callees before the kernel, and
-# would go on with them; one that finds the kernel on disk has loaded nothing else, and goes on
-# with the copies. Sums that may be reordered have other last bits in one than in the other. So
-# the names of copies are made local to the kernel: its calls can reach nothing else, whatever was
-# loaded and in which order.
-
-
-class _Library(JITCodeLibrary):
-    """Code of one kernel."""
-
-    def _optimize_final_module(self) -> None:
-        """Optimize all of it as numba does, then make the names of copies local."""
-        super()._optimize_final_module()  # type: ignore[no-untyped-call]
-        for function in self._final_module.functions:
-            if not function.is_declaration and function.linkage.name == "linkonce_odr":
-                function.linkage = "internal"
-
-
-class _CopiedLibrary(JITCodeLibrary):
-    """Code that kernels copy: it is optimized there, and never becomes machine code of its own.
-
-    Optimizing and translating every function by itself took half of the time of compilation.
-    """
-
-    def _optimize_final_module(self) -> None:
-        """Leave the code to the kernels."""
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
-        self._finalized = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        """Return 0: there is no machine code."""
-        del name
-        return 0
-
-    @property
-    def codegen(self) -> Any:
-        """The code generator; it has no place for the constants of a function without code."""
-        return _WithoutEnvironments(self._codegen)
-
-
-class _WithoutEnvironments:
-    """A code generator that stores no environments, which only errors and objects of Python use."""
-
-    def __init__(self, codegen: Any) -> None:
-        self._codegen = codegen
-
-    def set_env(self, name: str, environment: object) -> None:
-        """Store nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the code generator has."""
-        return getattr(self._codegen, name)
-
-
-class CopiedCode(Compiler):
-    """Compiles a function that kernels copy."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        """Return numba's own passes; they fill the library that they find in the state."""
-        return _passes_with(_CopiedLibrary, self, super().define_pipelines)
-
-
-class SelfContained(Compiler):
-    """Compiles a kernel that no other compiled function calls."""
-
-    def define_pipelines(self) -> list[PassManager]:
-        """Return numba's own passes; they fill the library that they find in the state."""
-        passes = _passes_with(_Library, self, super().define_pipelines)
-        self.state.library.enable_object_caching()
-        return passes
-
-
-def _passes_with(
-    library: type[JITCodeLibrary], compiler: Compiler, passes: Callable[[], Any]
-) -> list[PassManager]:
-    """Return passes that fill a library of this kind, made for the function of the compiler."""
-    state = compiler.state
-    name = state.func_id.func_qualname
-    state.library = library(state.targetctx.codegen(), name)
-    managers: list[PassManager] = passes()
-    return managers
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = np.ndarray
+Absent = Any  # None, in kernels that have no code for the member: see `core.pointers`
 
 # Sums may be reordered and contracted for speed; NaN and infinity keep their meaning. Division is
 # NumPy's: numba's own check for zero would keep loops from being vectorized.
@@ -213,7 +123,8 @@ LINEAR, SUM, ROOTED = FORMS["linear"], FORMS["sum"], FORMS["rooted sum"]
 @cache
 def sources() -> bytes:
     """Return a digest of all that is compiled together."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(key.__file__)]
+    shared = (Path(str(module.__file__)) for module in (key, pointers, self_contained))
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *shared]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).digest()
 
 
@@ -225,7 +136,7 @@ def compiled(function: Function) -> Function:
     since numba lets such a function return no array by itself. A kernel would drop a reference
     that was never counted, so a kernel must not call a function that returns arrays.
     """
-    return _copied(function, "never", counts_references=False)
+    return copied(function, OPTIONS, counts_references=False)
 
 
 def allocating(function: Function) -> Function:
@@ -233,32 +144,7 @@ def allocating(function: Function) -> Function:
 
     A function that counts no references would never free what it is returned here.
     """
-    return _copied(function, "never", counts_references=True)
-
-
-def inlined(function: Function) -> Function:
-    """Do the same for a large function that one place calls: it is compiled as a part of that.
-
-    By itself it would be optimized twice, with all that it calls.
-    """
-    return _copied(function, "always", counts_references=False)
-
-
-def _copied(
-    function: Function, inline: Literal["never", "always"], *, counts_references: bool
-) -> Function:
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "_nrt": counts_references}
-    made: Any = njit(**OPTIONS, **options, inline=inline, pipeline_class=CopiedCode)(function)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise TypeError(f"{function.__name__} is for kernels to copy: Python cannot call it")
-
-    def add_overload(code: Any) -> None:
-        made.overloads[tuple(code.signature.args)] = code
-
-    # A call would jump to a wrapper that is not there: it must find no code, and may make none.
-    made._compile_for_args, made.add_overload = refuse, add_overload
-    return cast(Function, made)
+    return copied(function, OPTIONS, counts_references=True)
 
 
 def kernel(function: Function) -> Function:
@@ -329,7 +215,7 @@ class ModelShape(NamedTuple):
     x_scale: float
     epochs: int
     batch: int  # training rows in a step, 0 for all
-    fanout: Array  # (L,) neighbors drawn by layer, 0 for all; empty: no sampling
+    fanout: Array | Absent  # (L,) neighbors drawn by layer, 0 for all
 
 
 class StepRule(NamedTuple):
@@ -355,10 +241,7 @@ class BegunRows(NamedTuple):
 
 
 class MaskArrays(NamedTuple):
-    """Masks and moments of all clients, in the shapes of the weights, changed in place.
-
-    All are empty where weights have no masks.
-    """
+    """Masks and moments of all clients, in the shapes of the weights, changed in place."""
 
     begun: BegunRows
     rows: Array  # (M, U, D)
@@ -385,7 +268,7 @@ class ParamArrays(NamedTuple):
     first_flat: Array
     second_flat: Array
     steps: Array  # (C,) steps taken so far
-    masks: MaskArrays
+    masks: MaskArrays | Absent
 
 
 class Weights(NamedTuple):
@@ -397,7 +280,7 @@ class Weights(NamedTuple):
 
 
 class Masking(NamedTuple):
-    """What one client's weights are products of; all is empty where they have no masks."""
+    """What one client's weights are products of."""
 
     raw: Weights
     mask: Weights
@@ -416,7 +299,7 @@ class TrainedWeights(NamedTuple):
     start: Weights  # read where there is a pull to it only
     first: Weights  # moments
     second: Weights
-    under: Masking
+    under: Masking | Absent
 
 
 class Moving(NamedTuple):
@@ -432,11 +315,9 @@ class TrainedMatrix(NamedTuple):
 
     weights: Array
     start: Array  # (N,)
-    raw: Moving  # what is under the mask; without one, of the weights moments alone
-    mask: Moving
-    other: Array
-    near: float
-    l1: float
+    raw: Moving  # what is under the mask; without one, the weights themselves
+    mask: Moving | Absent
+    under: Masking | Absent
 
 
 class Spare(NamedTuple):

@@ -42,11 +42,11 @@ def fold(key: Any, number: Any) -> Any:
 def drop(h: Array, i: int, row_key: Any, key: Any, threshold: int, scale: float, s: Any) -> None:
     """Drop entries of row i of h (m, D) by `Key.keep`, and scale the others; words are in s."""
     factor, zero = h.dtype.type(scale), h.dtype.type(0)
-    base = mix(row_key ^ key)
+    base, words, levels = mix(row_key ^ key), s.words, s.levels
     for j in range((h.shape[1] + 3) // 4):
-        s.words[j] = mix(base + np.uint64(j + 1) * _GOLDEN)
+        words[j] = mix(base + np.uint64(j + 1) * _GOLDEN)
     for j in range(h.shape[1]):
-        h[i, j] = h[i, j] * factor if s.levels[j] >= threshold else zero
+        h[i, j] = h[i, j] * factor if levels[j] >= threshold else zero
 
 
 @compiled
@@ -59,30 +59,32 @@ def kept(row: Any, feature: int, threshold: int) -> bool:
 
 @compiled
 def drop_features(
-    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, drawn: bool, key: Any, s: Scratch
+    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, key: Any, s: Scratch
 ) -> None:
     """Drop features of the rows of client k that take part; fill `s.x`, or values of entries."""
-    a, layer_key = rows.off[k], fold(fold(key, _DROPOUT), 0)
+    a, layer_key, row_key = rows.off[k], fold(fold(key, _DROPOUT), 0), rows.row_key
+    threshold = shape.x_threshold
     if x.dense.shape[0] > 0:
         for i in range(s.m[0]):
             row = a + s.nodes[i]
             copy(x.dense[row], s.x[i])
-            drop(s.x, i, rows.row_key[row], layer_key, shape.x_threshold, shape.x_scale, s)
+            drop(s.x, i, row_key[row], layer_key, threshold, shape.x_scale, s)
         return
     factor, zero = x.value.dtype.type(shape.x_scale), x.value.dtype.type(0)
-    first = x.used_off[k]
+    first, used, ptr, col, value, out = x.used_off[k], x.used, x.ptr, x.col, x.value, s.x_value
     for i in range(s.m[0]):
         row = a + s.nodes[i]
-        base = mix(rows.row_key[row] ^ layer_key)
-        for e in range(x.ptr[row], x.ptr[row + 1]):
-            keep = kept(base, x.used[first + x.col[e]], shape.x_threshold)
-            s.x_value[e] = x.value[e] * factor if keep else zero
-    if not drawn:
+        base = mix(row_key[row] ^ layer_key)
+        for e in range(ptr[row], ptr[row + 1]):
+            keep = kept(base, used[first + col[e]], threshold)
+            out[e] = value[e] * factor if keep else zero
+    if shape.fanout is None:
+        t_ptr, t_row, t_value, t_out = x.t_ptr, x.t_row, x.t_value, s.t_value
         for u in range(first, x.used_off[k + 1]):
-            for e in range(x.t_ptr[u], x.t_ptr[u + 1]):
-                base = mix(rows.row_key[a + x.t_row[e]] ^ layer_key)
-                keep = kept(base, x.used[u], shape.x_threshold)
-                s.t_value[e] = x.t_value[e] * factor if keep else zero
+            for e in range(t_ptr[u], t_ptr[u + 1]):
+                base = mix(row_key[a + t_row[e]] ^ layer_key)
+                keep = kept(base, used[u], threshold)
+                t_out[e] = t_value[e] * factor if keep else zero
 
 
 @compiled
@@ -108,10 +110,11 @@ def shuffled(train: Array, row_key: Array, key: Any, order: Array) -> None:
 @compiled
 def whole(rows: RowArrays, k: int, s: Scratch) -> None:
     """Let all rows of client k take part in every layer."""
-    n = rows.off[k + 1] - rows.off[k]
+    n, nodes, m = rows.off[k + 1] - rows.off[k], s.nodes, s.m
     for i in range(n):
-        s.nodes[i] = i
-    s.m[:] = n
+        nodes[i] = i
+    for layer in range(m.shape[0]):
+        m[layer] = n
 
 
 @compiled
@@ -144,35 +147,36 @@ def sample(rows: RowArrays, k: int, shape: ModelShape, seeds: Array, key: Any, s
     """
     a, n = rows.off[k], rows.off[k + 1] - rows.off[k]
     keys = rows.row_key[a : a + n]
-    scores, edges = s.scores, s.edges
+    scores, edges, nodes, place = s.scores, s.edges, s.nodes, s.place
+    ptr, col, value, ends, neighbor, scale = s.ptr, s.col, s.value, rows.ptr, rows.col, rows.value
     count = seeds.shape[0]
     for i in range(count):
-        s.nodes[i] = seeds[i]
-        s.place[seeds[i]] = i
+        nodes[i] = seeds[i]
+        place[seeds[i]] = i
     s.m[shape.layers] = count
     at = 0
     for layer in range(shape.layers - 1, -1, -1):
         drawn, fanout = fold(fold(key, _NEIGHBORS), layer), shape.fanout[layer]
-        s.ptr[layer, 0] = at
+        ptr[layer, 0] = at
         for i in range(s.m[layer + 1]):
-            r = s.nodes[i]
-            start, end = rows.ptr[a + r], rows.ptr[a + r + 1]
+            r = nodes[i]
+            start, end = ends[a + r], ends[a + r + 1]
             if shape.form[layer] == LINEAR:
                 end = start
             every = fanout == 0 or end - start <= fanout
-            factor = rows.value.dtype.type(1.0 if every else (end - start) / fanout)
+            factor = scale.dtype.type(1.0 if every else (end - start) / fanout)
             if not every:
-                smallest(scores, edges, start, end, mix(keys[r] ^ drawn), keys, rows.col, fanout)
+                smallest(scores, edges, start, end, mix(keys[r] ^ drawn), keys, neighbor, fanout)
             for j in range(end - start if every else fanout):
                 e = start + j if every else edges[j]
-                c = rows.col[e]
-                if s.place[c] < 0:
-                    s.place[c] = count
-                    s.nodes[count] = c
+                c = neighbor[e]
+                if place[c] < 0:
+                    place[c] = count
+                    nodes[count] = c
                     count += 1
-                s.col[at], s.value[at] = s.place[c], rows.value[e] * factor
+                col[at], value[at] = place[c], scale[e] * factor
                 at += 1
-            s.ptr[layer, i + 1] = at
+            ptr[layer, i + 1] = at
         s.m[layer] = count
     for i in range(count):
-        s.place[s.nodes[i]] = -1
+        place[nodes[i]] = -1

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import GOLDEN, hash_text
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     SUM,
@@ -29,9 +30,7 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
-    allocating,
     compiled,
-    inlined,
     kernel,
 )
 from silograph.nn.kernels.draws import fold, mix, shuffled
@@ -44,13 +43,11 @@ from silograph.nn.kernels.layers import (
     step_first,
     table,
 )
-from silograph.nn.kernels.masks import matrix, no_masks
+from silograph.nn.kernels.masks import matrix
 from silograph.nn.kernels.optim import step
 from silograph.nn.kernels.training import (
     StepArrays,
     say,
-    scratch,
-    spare,
     take_step,
     weights_of,
 )
@@ -111,10 +108,9 @@ class Flow(NamedTuple):
     spare: Array  # (n,) scales, then sums
 
 
-@allocating
 def flow_memory(s: Scratch, hops: int) -> Flow:
     """Return the memory of a thread around that of its network."""
-    n = s.nodes.shape[0]
+    n = len(s.nodes)
     return Flow(
         s=s,
         hop=np.empty(n, np.int64),
@@ -135,7 +131,7 @@ def own_flow(of: FlowArrays, k: int) -> TrainedWeights:
     one = Weights(of.first_rows[lo:hi], of.first_rows[lo:hi], of.first_flat[k])
     two = Weights(of.second_rows[lo:hi], of.second_rows[lo:hi], of.second_flat[k])
     start = Weights(w.first[:0], w.first[:0], w.flat[:0])
-    return TrainedWeights(w, start, one, two, no_masks(w))
+    return TrainedWeights(w, start, one, two, None)
 
 
 @compiled
@@ -156,50 +152,53 @@ def end_union(f: Flow) -> None:
 @compiled
 def add_neighbors(rows: RowArrays, a: int, f: Flow) -> None:
     """Add all neighbors of chosen rows to the union, and count edges at chosen rows and loops."""
-    s, known, m = f.s, f.s.m[0], f.s.m[0]
+    nodes, place, known, m = f.s.nodes, f.s.place, f.s.m[0], f.s.m[0]
+    degree, chosen, ptr, col = f.degree, f.hop, rows.ptr, rows.col
     for i in range(known):
-        f.degree[i] = 1
+        degree[i] = 1
     for i in range(known):
-        if f.hop[i] < 0:
+        if chosen[i] < 0:
             continue
-        row = a + s.nodes[i]
-        f.degree[i] += rows.ptr[row + 1] - rows.ptr[row]
-        for e in range(rows.ptr[row], rows.ptr[row + 1]):
-            c = rows.col[e]
-            if s.place[c] < 0:
-                s.place[c], s.nodes[m], f.hop[m], f.degree[m] = m, c, -1, 1
+        row = a + nodes[i]
+        degree[i] += ptr[row + 1] - ptr[row]
+        for e in range(ptr[row], ptr[row + 1]):
+            c = col[e]
+            if place[c] < 0:
+                place[c], nodes[m], chosen[m], degree[m] = m, c, -1, 1
                 m += 1
-            if f.hop[s.place[c]] < 0:
-                f.degree[s.place[c]] += 1
-    s.m[0] = m
+            if chosen[place[c]] < 0:
+                degree[place[c]] += 1
+    f.s.m[0] = m
 
 
 @compiled
 def fill_operator(rows: RowArrays, a: int, hop: int, f: Flow) -> None:
     """Fill the edges of a hop with D^-1/2 (A + I) D^-1/2 of its union, which is symmetric."""
     s, m, one = f.s, f.s.m[0], f.s.value.dtype.type(1)
-    end = s.ptr[hop - 1, s.m[hop]] if hop > 0 else 0
-    s.ptr[hop, 0] = end
+    at, degree, scale, chosen = f.at, f.degree, f.spare, f.hop
+    ptr, col, values, place = s.ptr, s.col, s.value, s.place
+    end = ptr[hop - 1, s.m[hop]] if hop > 0 else 0
+    ptr[hop, 0] = end
     for i in range(m):
-        f.at[i] = end
-        end += f.degree[i]
-        s.ptr[hop, i + 1] = end
-        f.spare[i] = one / np.sqrt(s.value.dtype.type(f.degree[i]))
+        at[i] = end
+        end += degree[i]
+        ptr[hop, i + 1] = end
+        scale[i] = one / np.sqrt(values.dtype.type(degree[i]))
     for i in range(m):
-        s.col[f.at[i]], s.value[f.at[i]] = i, f.spare[i] * f.spare[i]
-        f.at[i] += 1
+        col[at[i]], values[at[i]] = i, scale[i] * scale[i]
+        at[i] += 1
     for i in range(m):
-        if f.hop[i] < 0:
+        if chosen[i] < 0:
             continue
         row = a + s.nodes[i]
         for e in range(rows.ptr[row], rows.ptr[row + 1]):
-            j = s.place[rows.col[e]]
-            value = f.spare[i] * f.spare[j]
-            s.col[f.at[i]], s.value[f.at[i]] = j, value
-            f.at[i] += 1
-            if f.hop[j] < 0:  # edges between rows that are not chosen are left out
-                s.col[f.at[j]], s.value[f.at[j]] = i, value
-                f.at[j] += 1
+            j = place[rows.col[e]]
+            value = scale[i] * scale[j]
+            col[at[i]], values[at[i]] = j, value
+            at[i] += 1
+            if chosen[j] < 0:  # edges between rows that are not chosen are left out
+                col[at[j]], values[at[j]] = i, value
+                at[j] += 1
 
 
 @compiled
@@ -222,7 +221,7 @@ def score(
     s, m, width, n = f.s, f.s.m[0], shape.width, f.s.nodes.shape[0]
     bias = (shape.layers + 1) * width
     last, z, h = bias + width, table(s.z, 0, m, width)[0], hidden(hop, width, m, f)[0]
-    drawn = shape.memory.fanout.shape[0] > 0  # it is; a literal would be compiled anew
+    drawn = shape.memory.fanout is not None  # it is; a literal would be compiled anew
     gather(rows, x, k, drawn, s)
     map_first(rows, x, k, drawn, x.col, w.first, z, s)
     for i in range(m):
@@ -251,19 +250,20 @@ def choose(rows: RowArrays, a: int, shape: FlowShape, hop: int, key: Any, f: Flo
     """Note the candidates of a hop with the k highest scores in `f.best`; return how many."""
     s, held, most, gumbel = f.s, 0, min(shape.k, f.best.shape[0]), fold(key, _GUMBEL)
     zero = f.logit.dtype.type(0)
+    score, best, logit, chosen, nodes = f.score, f.best, f.logit, f.hop, s.nodes
     for i in range(s.m[0]):
-        if f.hop[i] >= 0:
+        if chosen[i] >= 0:
             continue
-        word = mix(mix(rows.row_key[a + s.nodes[i]] ^ gumbel) + _GOLDEN)
+        word = mix(mix(rows.row_key[a + nodes[i]] ^ gumbel) + _GOLDEN)
         noise = -np.log(-np.log(float(word >> _11) * 2.0**-53))
-        value = float(log_sigmoid(f.logit[hop, i], zero)) + noise
-        if held == most and not value > f.score[held - 1]:
+        value = float(log_sigmoid(logit[hop, i], zero)) + noise
+        if held == most and not value > score[held - 1]:
             continue
         at = min(held, most - 1)
-        while at > 0 and f.score[at - 1] < value:
-            f.score[at], f.best[at] = f.score[at - 1], f.best[at - 1]
+        while at > 0 and score[at - 1] < value:
+            score[at], best[at] = score[at - 1], best[at - 1]
             at -= 1
-        f.score[at], f.best[at] = value, i
+        score[at], best[at] = value, i
         held = min(held + 1, most)
     return held
 
@@ -283,13 +283,13 @@ def enter_chosen(layer: int, hop: int, count: int, s: Scratch, f: Flow) -> None:
 @compiled
 def log_forward(hop: int, f: Flow) -> float:
     """Return log P_F of the choice of a hop; its gradient takes the place of the logits."""
-    logit, total = f.logit[hop], 0.0
+    logit, total, chosen = f.logit[hop], 0.0, f.hop
     zero, one = logit.dtype.type(0), logit.dtype.type(1)
     for i in range(f.s.m[0]):
-        if 0 <= f.hop[i] <= hop:
+        if 0 <= chosen[i] <= hop:
             logit[i] = zero
         else:
-            sign = one if f.hop[i] > 0 else -one
+            sign = one if chosen[i] > 0 else -one
             v = sign * logit[i]
             total += log_sigmoid(v, zero)
             logit[i] = sign / (one + np.exp(v))
@@ -306,34 +306,37 @@ def link(
     """
     sampled, form, left = links.weight.shape[0] > 0, shape.form[layer], s.m[layer + 1]
     at = s.ptr[layer + 1, s.m[layer + 2]] if layer + 1 < shape.layers else 0
-    s.ptr[layer, 0] = at
+    ptr, col, value, place, neighbor = s.ptr, s.col, s.value, s.place, rows.col
+    weight = links.weight if sampled else rows.value
+    ptr[layer, 0] = at
     for i in range(left):
         row = a + s.nodes[i]
         end = rows.ptr[row] if form == LINEAR else rows.ptr[row + 1]
         for e in range(rows.ptr[row], end):
-            p = s.place[rows.col[e]]
+            p = place[neighbor[e]]
             if p >= 0:
-                s.col[at], s.value[at] = p, links.weight[e] if sampled else rows.value[e]
+                col[at], value[at] = p, weight[e]
                 at += 1
         if form == SUM:
-            s.col[at], s.value[at] = i, rows.own[row]
+            col[at], value[at] = i, rows.own[row]
             at += 1
-        s.ptr[layer, i + 1] = at
+        ptr[layer, i + 1] = at
 
 
 @compiled
 def scale_links(layer: int, looped: bool, links: LinkArrays, degree: Array, s: Scratch) -> None:
     """Scale the edges of a layer by the degrees in what was chosen."""
-    left, ptr = s.m[layer + 1], s.ptr[layer]
+    left, ptr, col, value = s.m[layer + 1], s.ptr[layer], s.col, s.value
+    before, after, own = links.before, links.after, links.own
     for i in range(s.m[layer]):
         degree[i] = ptr[i + 1] - ptr[i] - looped if i < left else 0
     for e in range(ptr[0], ptr[left]):
-        degree[s.col[e]] += s.col[e] >= left
+        degree[col[e]] += col[e] >= left
     for i in range(left):
         for e in range(ptr[i], ptr[i + 1]):
-            s.value[e] *= links.after[degree[i]] * links.before[degree[s.col[e]]]
+            value[e] *= after[degree[i]] * before[degree[col[e]]]
         if looped:
-            s.value[ptr[i + 1] - 1] = links.own[degree[i]]
+            value[ptr[i + 1] - 1] = own[degree[i]]
 
 
 @compiled
@@ -400,8 +403,7 @@ def learn(
             for j in range(width):
                 grad[row + j] += z[i, j]
                 total[i, j] += z[i, j]
-    drawn, ready = shape.memory.fanout.shape[0] > 0, shape.memory.x_threshold > 0
-    step_first(rows, x, k, drawn, ready, total, matrix(own, False), shape.steps, t, s)
+    step_first(rows, x, shape.memory, k, total, pointer_to(matrix(own, False)), shape.steps, t, s)
     p, one, two = w.flat, own.first.flat, own.second.flat
     step(p[:size], grad[:size], p[:0], one[:size], two[:size], shape.steps, t)
     if shape.learns_z:
@@ -442,7 +444,7 @@ class Buffers(NamedTuple):
     f: Flow
 
 
-@inlined
+@compiled
 def score_hop(
     rows: RowArrays,
     k: int,
@@ -469,7 +471,7 @@ def score_hop(
             work[2] += s.x_end[i] - s.x_start[i]
 
 
-@inlined
+@compiled
 def sample_flow(
     rows: RowArrays,
     k: int,
@@ -508,7 +510,7 @@ def sample_flow(
     return total
 
 
-@inlined
+@compiled
 def train_client(
     rows: RowArrays,
     of: StepArrays,
@@ -567,6 +569,7 @@ def train_flow(
     by: FlowSampling,
     key: Any,
     filled: Filled,
+    buffers: Buffers,
 ) -> None:
     """Do what `training.train` does, on nodes that flow networks choose.
 
@@ -581,16 +584,20 @@ def train_flow(
         by: the sampler; its networks are changed in place.
         key: key of the call, uint64.
         filled: what comes of it.
+        buffers: memory that this thread alone uses.
     """
-    x, shape, clients, flows = of.x, of.shape, called.position[k0:k1], by.flows
-    first = params.rows.shape[2]
-    s = scratch(rows, x, shape, clients, params.flat, params.flat.shape[1], first)
-    inner = scratch(
-        rows, by.inputs, by.shape.memory, clients, flows.flat, flows.flat.shape[1], by.shape.width
+    train_range(
+        k0,
+        k1,
+        pointer_to(called),
+        pointer_to(rows),
+        pointer_to(of),
+        pointer_to(params),
+        pointer_to(by),
+        key,
+        pointer_to(filled),
+        pointer_to(buffers),
     )
-    memory, f = spare(params, of.steps, s.rows.shape[0]), flow_memory(inner, by.shape.hops)
-    buffers = Buffers(s, memory, f)
-    train_range(k0, k1, called, rows, of, params, by, key, filled, buffers)
 
 
 @compiled
@@ -606,12 +613,11 @@ def train_range(
     filled: Filled,
     buffers: Buffers,
 ) -> None:
-    """Do what `train_flow` does, in memory that is there."""
-    x, flows = of.x, by.flows
-    s, memory, f = buffers
+    """Do what `train_flow` does."""
+    x, flows, s, memory = of.x, by.flows, buffers.s, buffers.memory
     for k in range(k0, k1):
-        g, own = called.position[k], weights_of(called, x, params, k, memory)
-        network = OwnFlow(own_flow(flows, k), f, flows.work[k])
+        g, own = called.position[k], pointer_to(weights_of(called, x, params, k, memory))
+        network = pointer_to(OwnFlow(pointer_to(own_flow(flows, k)), buffers.f, flows.work[k]))
         if rows.train_off[g + 1] > rows.train_off[g]:
             num_steps = params.steps[k], flows.steps[k]
             filled.loss[k], params.steps[k], flows.steps[k] = train_client(

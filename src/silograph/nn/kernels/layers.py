@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from silograph.core.key import hash_text
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,
@@ -132,9 +133,10 @@ def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> 
     """Look up the features of the rows that take part."""
     a = rows.off[k]
     if x.dense.shape[0] == 0:
+        nodes, starts, ends, ptr = s.nodes, s.x_start, s.x_end, x.ptr
         for i in range(s.m[0]):
-            row = a + s.nodes[i]
-            s.x_start[i], s.x_end[i] = x.ptr[row], x.ptr[row + 1]
+            row = a + nodes[i]
+            starts[i], ends[i] = ptr[row], ptr[row + 1]
     elif drawn:
         for i in range(s.m[0]):
             copy(x.dense[a + s.nodes[i]], s.x[i])
@@ -199,7 +201,7 @@ def sum_rows(
     )
     if form == LINEAR:
         return
-    if drawn:
+    if shape.fanout is not None and drawn:
         ptr = s.ptr[layer]
         add_sum(ptr[:left], ptr[1 : left + 1], s.col, s.value, z, out)
     else:
@@ -256,12 +258,13 @@ def forward(
         s: the thread's memory.
     """
     last, ready = shape.layers - 1, training and shape.x_threshold > 0
-    gather(rows, x, k, drawn and not ready, s)
+    sampled = drawn and shape.fanout is not None  # no literal: it would be compiled for each
+    gather(rows, x, k, sampled and not ready, s)
     for layer in range(shape.layers):
         left = s.m[layer + 1]
         out = s.out[:left] if layer == last else entering(shape, layer + 1, left, s)[0]
-        map_rows(rows, x, shape, layer, k, drawn or ready, x_col, w, s)
-        sum_rows(rows, shape, layer, k, drawn, w.flat, out, s)
+        map_rows(rows, x, shape, layer, k, sampled or ready, x_col, w, s)
+        sum_rows(rows, shape, layer, k, sampled, w.flat, out, s)
         if layer < last:
             rectify(out)
             if training and shape.threshold > 0:
@@ -275,9 +278,8 @@ def forward(
 def step_first(
     rows: RowArrays,
     x: InputArrays,
+    shape: ModelShape,
     k: int,
-    drawn: bool,
-    ready: bool,
     gz: Array,
     own: TrainedMatrix,
     steps: StepRule,
@@ -286,16 +288,17 @@ def step_first(
 ) -> None:
     """Step a first matrix (u, D) along its gradient, X^T gz."""
     a, used, width = rows.off[k], own.weights.shape[0], own.weights.shape[1]
-    many, sparse = gz.shape[0], x.dense.shape[0] == 0
+    many, sparse, drawn = gz.shape[0], x.dense.shape[0] == 0, shape.fanout is not None
+    ready = drawn or shape.x_threshold > 0  # features of the rows are in s.x
     if not sparse:
-        product((s.x[:many] if drawn or ready else x.dense[a : a + many]).T, gz, s.rows[:used])
-    elif drawn:
+        product((s.x[:many] if ready else x.dense[a : a + many]).T, gz, s.rows[:used])
+    elif shape.fanout is not None:
         s.rows[:used] = 0
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
     chunk = CHUNK if sparse and not drawn else used
     p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start
     p1, p2 = own.raw.first, own.raw.second
-    masked, pull = own.mask.value.shape[0] > 0, pull_of(own.raw.value, p0, own.near)
+    pull = 0.0 if own.under is None else pull_of(own.raw.value, p0, own.under.near)
     for i in range(0, used, max(chunk, 1)):
         lo, hi = i * width, min(i + chunk, used) * width
         if sparse and not drawn:
@@ -303,21 +306,21 @@ def step_first(
             s.rows[:count] = 0
             ends = x.t_ptr[first : first + count + 1]
             add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
-        if masked:
-            step_under(p[lo:hi], g[: hi - lo], own, lo, pull, steps, t)
-        else:
+        if own.under is None:
             step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
+        else:
+            step_under(p[lo:hi], g[: hi - lo], own, lo, pull, steps, t)
 
 
 @compiled
 def back_through_sum(
-    rows: RowArrays, form: int, a: int, ptr: Array, drawn: bool, g: Array, gz: Array, s: Scratch
+    rows: RowArrays, shape: ModelShape, layer: int, a: int, g: Array, gz: Array, s: Scratch
 ) -> None:
     """Fill the gradient of mapped rows, gz (m, D), from that of what leaves a layer, g (left, D).
 
-    `a` is the client's first row, `ptr` where the drawn edges of the layer's rows begin.
+    `a` is the client's first row.
     """
-    m, left = gz.shape[0], g.shape[0]
+    m, left, form = gz.shape[0], g.shape[0], shape.form[layer]
     if form == ROOTED:
         gz[:] = 0
     else:
@@ -326,7 +329,8 @@ def back_through_sum(
         begin(own, a, s.nodes, rows.own[:0], g, gz[:left])
     if form == LINEAR:
         return
-    if drawn:
+    if shape.fanout is not None:
+        ptr = s.ptr[layer]
         add_back(ptr[:left], ptr[1 : left + 1], s.col, s.value, g, gz)
     else:
         add_sum(rows.ptr[a : a + m], rows.ptr[a + 1 : a + m + 1], rows.col, rows.back, g, gz)
@@ -336,15 +340,16 @@ def back_through_sum(
 def step_later(shape: ModelShape, own: TrainedWeights, g: Array, steps: StepRule, t: int) -> None:
     """Step the weights after the first matrices along their gradient g (P,)."""
     p, start, m, v = own.weights.flat, own.start.flat, own.first.flat, own.second.flat
-    if own.under.mask.flat.shape[0] > 0:
-        step_flat_under(shape, own, g, steps, later_rule(steps), t)
+    later = pointer_to(later_rule(steps))
+    if own.under is not None:
+        step_flat_under(shape, own, g, steps, later, t)
         return
     if steps.later_decay == steps.decay:
         step(p, g, start, m, v, steps, t)
         return
     at = steps.later
     step(p[:at], g[:at], start[:at], m[:at], v[:at], steps, t)
-    step(p[at:], g[at:], start[at:], m[at:], v[at:], later_rule(steps), t)
+    step(p[at:], g[at:], start[at:], m[at:], v[at:], later, t)
 
 
 @compiled
@@ -370,7 +375,6 @@ def backward_step(
     x: InputArrays,
     shape: ModelShape,
     k: int,
-    drawn: bool,
     own: TrainedWeights,
     steps: StepRule,
     t: int,
@@ -385,12 +389,11 @@ def backward_step(
         g = s.out[:left] if layer == last else table(s.grad[side], 0, left, width)[0]
         gz = table(s.z, 0, m, width)[0]
         add_columns(g, s.flat[at_bias : at_bias + width])
-        back_through_sum(rows, form, a, s.ptr[layer if drawn else 0], drawn, g, gz, s)
+        back_through_sum(rows, shape, layer, a, g, gz, s)
         if layer == 0:
-            ready = shape.x_threshold > 0
-            step_first(rows, x, k, drawn, ready, gz, matrix(own, False), steps, t, s)
+            step_first(rows, x, shape, k, gz, pointer_to(matrix(own, False)), steps, t, s)
             if form == ROOTED:
-                step_first(rows, x, k, drawn, ready, g, matrix(own, True), steps, t, s)
+                step_first(rows, x, shape, k, g, pointer_to(matrix(own, True)), steps, t, s)
             continue
         h, below = entering(shape, layer, m, s)[0], table(s.grad[1 - side], 0, m, inputs)[0]
         product(h.T, gz, table(s.flat, at, inputs, width)[0])

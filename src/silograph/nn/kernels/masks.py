@@ -6,27 +6,19 @@ g * M and a pull to the start, that of M is g * W + l1 sign(M). Biases have no m
 
 import numpy as np
 
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     ROOTED,
     Array,
-    Masking,
     ModelShape,
     Moving,
     StepRule,
     TrainedMatrix,
     TrainedWeights,
-    Weights,
     compiled,
     copy,
 )
 from silograph.nn.kernels.optim import TOGETHER, step
-
-
-@compiled
-def no_masks(w: Weights) -> Masking:
-    """Return what stands for masks where there are none."""
-    none = Weights(w.first[:0], w.second[:0], w.flat[:0])
-    return Masking(none, none, none, none, w.flat[:0], 0.0, 0.0, 0.0)
 
 
 @compiled
@@ -75,8 +67,8 @@ def step_under(
     Changes g. `own` is a matrix.
     """
     hi = lo + p.shape[0]
-    raw, mask, other = own.raw.value[lo:hi], own.mask.value[lo:hi], own.other[: hi - lo]
-    l1, one, zero = p.dtype.type(own.l1), p.dtype.type(1), p.dtype.type(0)
+    raw, mask, other = own.raw.value[lo:hi], own.mask.value[lo:hi], own.under.other[: hi - lo]
+    l1, one, zero = p.dtype.type(own.under.l1), p.dtype.type(1), p.dtype.type(0)
     for i in range(p.shape[0]):
         m = mask[i]
         other[i] = g[i] * raw[i] + l1 * (one if m > 0 else (-one if m < 0 else zero))
@@ -103,22 +95,23 @@ def moving(value: Array, first: Array, second: Array) -> Moving:
 
 
 @compiled
-def matrix_of(w: Array, start: Array, raw: Moving, mask: Moving, under: Masking) -> TrainedMatrix:
-    """Return a matrix with what is under its masks."""
-    return TrainedMatrix(w, start.reshape(-1), raw, mask, under.other, under.near, under.l1)
-
-
-@compiled
 def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
     """Return a client's first or second matrix."""
-    w, start, under = own.weights, own.start, own.under
+    w, start, one, two = own.weights, own.start, own.first, own.second
+    if own.under is None:
+        if second:
+            value = moving(w.second, one.second, two.second)
+            return TrainedMatrix(w.second, start.second.reshape(-1), value, None, None)
+        value = moving(w.first, one.first, two.first)
+        return TrainedMatrix(w.first, start.first.reshape(-1), value, None, None)
+    under = own.under
     if second:
-        raw = moving(under.raw.second, own.first.second, own.second.second)
+        raw = moving(under.raw.second, one.second, two.second)
         mask = moving(under.mask.second, under.first.second, under.second.second)
-        return matrix_of(w.second, start.second, raw, mask, under)
-    raw = moving(under.raw.first, own.first.first, own.second.first)
+        return TrainedMatrix(w.second, start.second.reshape(-1), raw, mask, under)
+    raw = moving(under.raw.first, one.first, two.first)
     mask = moving(under.mask.first, under.first.first, under.second.first)
-    return matrix_of(w.first, start.first, raw, mask, under)
+    return TrainedMatrix(w.first, start.first.reshape(-1), raw, mask, under)
 
 
 @compiled
@@ -127,23 +120,23 @@ def flat_matrix(own: TrainedWeights) -> TrainedMatrix:
     under = own.under
     raw = moving(under.raw.flat, own.first.flat, own.second.flat)
     mask = moving(under.mask.flat, under.first.flat, under.second.flat)
-    return matrix_of(own.weights.first[:0], own.start.flat, raw, mask, under)
+    return TrainedMatrix(own.weights.first[:0], own.start.flat, raw, mask, under)
 
 
 @compiled
 def step_matrix(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
     """Step `size` weights after the first matrices from `lo` on, which are a matrix."""
-    w, hi = flat_matrix(own), lo + size
-    pull = pull_of(w.raw.value[lo:hi], w.start[lo:hi], w.near)
+    w, hi = pointer_to(flat_matrix(own)), lo + size
+    pull = pull_of(w.raw.value[lo:hi], w.start[lo:hi], w.under.near)
     step_under(own.weights.flat[lo:hi], g[lo:hi], w, lo, pull, steps, t)
 
 
 @compiled
 def step_bias(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
     """Step `size` weights after the first matrices from `lo` on, which are a bias."""
-    w, hi = flat_matrix(own), lo + size
+    w, hi = pointer_to(flat_matrix(own)), lo + size
     raw, start = w.raw.value[lo:hi], w.start[lo:hi]
-    lean(raw, g[lo:hi], start, pull_of(raw, start, w.near))
+    lean(raw, g[lo:hi], start, pull_of(raw, start, w.under.near))
     step(raw, g[lo:hi], raw[:0], w.raw.first[lo:hi], w.raw.second[lo:hi], steps, t)
     copy(raw, own.weights.flat[lo:hi])
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, copy, kernel
 
 TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
@@ -74,7 +75,7 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
 @kernel
 def rest(p: Array, steps: StepRule, count: int) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
-    flat = p.reshape(-1)
+    flat, rule = p.reshape(-1), pointer_to(steps)
     most = min(flat.shape[0], TOGETHER)
     grad, moments = np.empty(most, p.dtype), np.empty((2, most), p.dtype)
     start = np.empty(most, p.dtype)
@@ -84,4 +85,4 @@ def rest(p: Array, steps: StepRule, count: int) -> None:
         copy(part, start[:n])
         for t in range(count):
             grad[:n] = 0
-            step(part, grad[:n], start[:n], moments[0, :n], moments[1, :n], steps, t + 1)
+            step(part, grad[:n], start[:n], moments[0, :n], moments[1, :n], rule, t + 1)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import hash_text
+from silograph.core.pointers import keep_until_here, pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,
@@ -41,7 +42,6 @@ from silograph.nn.kernels.layers import (
     step_later,
     table,
 )
-from silograph.nn.kernels.masks import no_masks
 from silograph.nn.kernels.optim import step
 from silograph.nn.kernels.training import bits_gradient, softmax_gradient
 
@@ -170,11 +170,12 @@ def gather_features(
     """Look up the features of the batch's rows and of those that send to them."""
     lo, size = batch.off[i], batch.off[i + 1] - batch.off[i]
     others, _ = senders_of(batch, shape, 0, i)
-    at = batch.first.off[i]
+    at, own, other = batch.first.off[i], batch.rows, batch.first.rows
+    starts, ends, ptr = s.start, s.end, x.ptr
     for j in range(size + others):
-        row = a + (batch.rows[lo + j] if j < size else batch.first.rows[at + j - size])
+        row = a + (own[lo + j] if j < size else other[at + j - size])
         if x.dense.shape[0] == 0:
-            s.start[j], s.end[j] = x.ptr[row], x.ptr[row + 1]
+            starts[j], ends[j] = ptr[row], ptr[row + 1]
         else:
             h = entering(shape, 0, size + others, s.out.shape[0], s)[0]
             copy(x.dense[row], h[j])
@@ -261,9 +262,9 @@ def forward(
         out = s.out[:size] if layer == last else entering(shape, layer + 1, size, most, s)[0]
         side = batch.later if layer > 0 else batch.first
         bias = w.flat[shape.place[layer, 2] : shape.place[layer, 2] + width]
-        own = root if form == ROOTED else z
+        own, scale = root if form == ROOTED else z, side.own
         for j in range(size):
-            weight = side.own[lo + j] if form == SUM else z.dtype.type(1)
+            weight = scale[lo + j] if form == SUM else z.dtype.type(1)
             for c in range(width):
                 out[j, c] = bias[c] + weight * own[j, c]
         if form != LINEAR:
@@ -337,8 +338,9 @@ def backward_step(
         gz[:] = 0
         side = batch.later if layer > 0 else batch.first
         if form != ROOTED:
+            own = side.own
             for j in range(size):
-                weight = side.own[lo + j] if form == SUM else g.dtype.type(1)
+                weight = own[lo + j] if form == SUM else g.dtype.type(1)
                 for c in range(width):
                     gz[j, c] = weight * g[j, c]
         if form != LINEAR:
@@ -362,7 +364,8 @@ def backward_step(
             for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it
                 below[j, c] = below[j, c] * factor if h[j, c] > 0 else zero
         turn = 1 - turn
-    step_later(shape, TrainedWeights(w, w, m1, m2, no_masks(w)), s.flat, steps, t)
+    trained = pointer_to(TrainedWeights(w, w, m1, m2, None))
+    step_later(shape, trained, s.flat, steps, t)
 
 
 @compiled
@@ -399,8 +402,12 @@ def train_stored(
     used, w = 1, clients.weights
     for k in range(k0, k1):
         used = max(used, called.used_off[k + 1] - called.used_off[k])
-    s = memory(batch, x, shape, k0, k1, used, w)
-    train_range(k0, k1, called, rows, x, shape, steps, batch, clients, s)
+    batches, at, form = pointer_to(batch), pointer_to(x), pointer_to(shape)
+    s = memory(batches, at, form, k0, k1, used, pointer_to(w))
+    all_rows, rule, held = pointer_to(rows), pointer_to(steps), pointer_to(clients)
+    to, own_memory = pointer_to(called), pointer_to(s)
+    train_range(k0, k1, to, all_rows, at, form, rule, batches, held, own_memory)
+    keep_until_here(s)
 
 
 @compiled
@@ -420,8 +427,8 @@ def train_range(
     w, step_counts = clients.weights, clients.steps
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
-        own, first = part(w, k, lo, hi), part(clients.first, k, lo, hi)
-        second = part(clients.second, k, lo, hi)
+        own, first = pointer_to(part(w, k, lo, hi)), pointer_to(part(clients.first, k, lo, hi))
+        second = pointer_to(part(clients.second, k, lo, hi))
         for j in range(batch.key.shape[0]):
             i, key = j * batch.clients + k, batch.key[j]
             if batch.off[i + 1] == batch.off[i]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import hash_text
+from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     Array,
@@ -20,11 +21,9 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
-    allocating,
     compiled,
     copy,
     copy_rows,
-    inlined,
     kernel,
 )
 from silograph.nn.kernels.draws import (
@@ -36,7 +35,7 @@ from silograph.nn.kernels.draws import (
     whole,
 )
 from silograph.nn.kernels.layers import backward_step, forward
-from silograph.nn.kernels.masks import apply_masks, no_masks
+from silograph.nn.kernels.masks import apply_masks
 
 # --- Losses and their gradients, in the place of the logits --------------------------------------
 
@@ -74,23 +73,22 @@ def bits_gradient(o: Array, i: int, y: Array, weight: Any) -> float:
 
 
 @compiled
-def loss_gradient(
-    rows: RowArrays, shape: ModelShape, k: int, drawn: bool, train: Array, s: Scratch
-) -> float:
+def loss_gradient(rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch) -> float:
     """Replace logits by the gradient of the mean loss of the step's training rows; return it."""
     a, count, total, at = rows.off[k], train.shape[0], 0.0, 0
-    weight = s.out.dtype.type(1.0 / count)
+    drawn, out, y, nodes = shape.fanout is not None, s.out, rows.y, s.nodes
+    weight = out.dtype.type(1.0 / count)
     for i in range(s.m[shape.layers]):
-        row = s.nodes[i]
+        row = nodes[i]
         if not drawn and (at == count or train[at] != row):
-            for c in range(shape.outputs):
-                s.out[i, c] = 0
+            for c in range(out.shape[1]):
+                out[i, c] = 0
             continue
         at += 1
         if shape.multilabel:
-            total += bits_gradient(s.out, i, rows.y[a + row], weight)
+            total += bits_gradient(out, i, y[a + row], weight)
         else:
-            total += softmax_gradient(s.out, i, rows.y[a + row, 0], weight)
+            total += softmax_gradient(out, i, y[a + row, 0], weight)
     return float(total / count)
 
 
@@ -106,72 +104,12 @@ class StepArrays(NamedTuple):
     steps: StepRule
 
 
-@allocating
-def scratch(
-    rows: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
-    clients: Array,
-    like: Array,
-    flat: int,
-    first: int,
-) -> Scratch:
-    """Return memory for these clients, in the dtype of `like`; P = `flat`, D = `first`."""
-    n, u, edges, sampled = 1, 1, 1, shape.fanout.shape[0] > 0
-    for k in clients:
-        size = rows.off[k + 1] - rows.off[k]
-        between = rows.ptr[rows.off[k + 1]] - rows.ptr[rows.off[k]]
-        n, u = max(n, size), max(u, x.used_off[k + 1] - x.used_off[k])
-        drawn = 0
-        for layer in range(shape.fanout.shape[0]):
-            fanout = shape.fanout[layer]
-            if shape.form[layer] != LINEAR:  # a row itself is an edge in what flow networks choose
-                drawn += size + (between if fanout == 0 else min(between, size * fanout))
-        edges = max(edges, drawn)
-    dtype, dense, widest = like.dtype, x.dense.shape[0] > 0, shape.widest
-    own = n if shape.rooted else 1
-    most = 1  # neighbors that are drawn of a row
-    for layer in range(shape.fanout.shape[0]):
-        most = max(most, shape.fanout[layer])
-    dropping = shape.x_threshold > 0 and shape.epochs > 0  # of features
-    layers = shape.layers if sampled else 1
-    gathered = n if (sampled or dropping) and dense else 0
-    entries = 0 if dense else n
-    values = x.value.shape[0] if dropping else 0
-    words = np.empty((max(widest, x.dense.shape[1] if dropping else 0) + 3) // 4, np.uint64)
-    return Scratch(
-        nodes=np.empty(n, np.int64),
-        place=np.full(n, -1, np.int64),
-        m=np.zeros(shape.layers + 1, np.int64),
-        ptr=np.empty((layers, n + 1), np.int64),
-        col=np.empty(edges, np.int64),
-        value=np.empty(edges, dtype),
-        x=np.empty((gathered, x.dense.shape[1]), dtype),
-        x_value=np.empty(values, dtype),
-        t_value=np.empty(values, dtype),
-        x_start=np.empty(entries, np.int64),
-        x_end=np.empty(entries, np.int64),
-        act=np.empty(n * shape.act[shape.layers - 1], dtype),
-        z=np.empty(n * widest, dtype),
-        self_z=np.empty(own * widest, dtype),
-        out=np.empty((n, shape.outputs), dtype),
-        grad=np.empty((2, n * widest), dtype),
-        flat=np.empty(flat, dtype),
-        rows=np.empty((max(u, 16), first), dtype),
-        words=words,
-        levels=words.view(np.uint16),
-        order=np.empty(n, np.int64),
-        scores=np.empty(most, np.int64),
-        edges=np.empty(most, np.int64),
-    )
-
-
 @compiled
 def count(
-    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, drawn: bool, s: Scratch, work: Array
+    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, s: Scratch, work: Array
 ) -> None:
     """Add to `work`: rows of each layer (L + 1), edges (L), feature entries (2), one step."""
-    a, layers = rows.off[k], shape.layers
+    a, layers, drawn = rows.off[k], shape.layers, shape.fanout is not None
     for layer in range(layers + 1):
         work[layer] += s.m[layer]
     for layer in range(layers):
@@ -181,14 +119,15 @@ def count(
         elif shape.form[layer] != LINEAR:
             work[layers + 1 + layer] += rows.ptr[a + left] - rows.ptr[a]
     if x.dense.shape[0] == 0:
+        starts, ends, own = s.x_start, s.x_end, s.m[1]
         for i in range(s.m[0]):
-            entries = s.x_end[i] - s.x_start[i]
+            entries = ends[i] - starts[i]
             work[2 * layers + 1] += entries
-            work[2 * layers + 2] += entries if i < s.m[1] else 0
+            work[2 * layers + 2] += entries if i < own else 0
     work[2 * layers + 3] += 1
 
 
-@inlined
+@compiled
 def take_step(
     of: StepArrays,
     k: int,
@@ -200,19 +139,19 @@ def take_step(
     work: Array,
 ) -> float:
     """Take step number `num_steps` of client k on the rows that take part; return its mean loss."""
-    rows, x, shape, steps = of
-    drawn, ready = shape.fanout.shape[0] > 0, shape.x_threshold > 0
-    seen = after_dropout(x, s) if ready else x
-    if ready:
-        drop_features(rows, x, shape, k, drawn, key, s)
-    forward(rows, seen, shape, k, drawn, x.col, own.weights, key, True, s)
-    loss = loss_gradient(rows, shape, k, drawn, seeds, s)
-    count(rows, x, shape, k, drawn, s, work)
-    backward_step(rows, seen, shape, k, drawn, own, steps, num_steps, s)
+    rows, x, shape = of.rows, of.x, of.shape
+    seen = x
+    if shape.x_threshold > 0:
+        seen = pointer_to(after_dropout(x, s))
+        drop_features(rows, x, shape, k, key, s)
+    forward(rows, seen, shape, k, shape.fanout is not None, x.col, own.weights, key, True, s)
+    loss = loss_gradient(rows, shape, k, seeds, s)
+    count(rows, x, shape, k, s, work)
+    backward_step(rows, seen, shape, k, own, of.steps, num_steps, s)
     return loss
 
 
-@inlined
+@compiled
 def train_client(
     of: StepArrays,
     k: int,
@@ -224,7 +163,6 @@ def train_client(
 ) -> tuple[float, int]:
     """Train client k in place; return its mean loss in the last epoch, and steps taken in all."""
     rows, shape = of.rows, of.shape
-    drawn = shape.fanout.shape[0] > 0
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
     batch = size if shape.batch == 0 else min(shape.batch, size)
@@ -232,39 +170,21 @@ def train_client(
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
         order = train
-        if batch < size:
+        if shape.fanout is not None and batch < size:
             shuffled(train, keys, epoch_key, s.order)
             order = s.order[:size]
         loss = 0.0
         for b in range((size + batch - 1) // batch):
             step_key = fold(fold(epoch_key, _BATCH), b)
             seeds = order[b * batch : min((b + 1) * batch, size)]
-            if drawn:
-                sample(rows, k, shape, seeds, step_key, s)
-            else:
+            if shape.fanout is None:
                 whole(rows, k, s)
+            else:
+                sample(rows, k, shape, seeds, step_key, s)
             num_steps += 1
             step_loss = take_step(of, k, seeds, own, num_steps, step_key, s, work)
             loss += seeds.shape[0] / size * step_loss
     return loss, num_steps
-
-
-@allocating
-def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
-    """Return memory for clients of at most `used` used rows."""
-    matrices, first, flat = params.rows.shape[0], params.rows.shape[2], params.flat.shape[1]
-    keeps_moments = params.first_flat.shape[0] > 0
-    masked, dtype = params.masks.flat.shape[1] > 0, params.rows.dtype
-    pulled, most = steps.mu > 0 or masked, max(used * first, flat)
-    return Spare(
-        start=np.empty((matrices, used if pulled else 0, first), dtype),
-        start_flat=np.empty(flat if pulled else 0, dtype),
-        moments=np.empty((2, matrices, 0 if keeps_moments else used, first), dtype),
-        moments_flat=np.empty((2, flat), dtype),
-        product=np.empty((matrices, used if masked else 0, first), dtype),
-        product_flat=np.empty(flat if masked else 0, dtype),
-        other=np.empty(most if masked else 0, dtype),
-    )
 
 
 @compiled
@@ -311,12 +231,12 @@ def weights_of(
         one, two, flat = memory.moments[0], memory.moments[1], memory.moments_flat
         m1 = Weights(one[0, :count], one[last, :count], flat[0])
         m2 = Weights(two[0, :count], two[last, :count], flat[1])
-    if params.masks.flat.shape[1] == 0:
-        return TrainedWeights(w, begun, m1, m2, no_masks(w))
+    if params.masks is None:
+        return TrainedWeights(w, begun, m1, m2, None)
     product = memory.product[0, :count], memory.product[last, :count]
     under = masking(params, k, lo, hi, w, memory)
     own = TrainedWeights(Weights(product[0], product[1], memory.product_flat), begun, m1, m2, under)
-    apply_masks(own, last + 1, 0.0)
+    apply_masks(pointer_to(own), last + 1, 0.0)
     return own
 
 
@@ -334,7 +254,7 @@ def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory:
     return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
-@inlined
+@compiled
 def say(
     called: CalledArrays,
     of: StepArrays,
@@ -347,7 +267,7 @@ def say(
 ) -> None:
     """Fill in the logits of the called client k: what its trained model says of all its `rows`."""
     x, shape, g = of.x, of.shape, called.position[k]
-    if own.under.mask.flat.shape[0] > 0:
+    if own.under is not None:
         apply_masks(own, matrices, own.under.least)
     whole(rows, g, s)
     forward(rows, x, shape, g, False, x.col, own.weights, np.uint64(0), False, s)
@@ -366,6 +286,8 @@ def train(
     params: ParamArrays,
     key: Any,
     filled: Filled,
+    s: Scratch,
+    memory: Spare,
 ) -> None:
     """Train the called clients k0 to k1, then fill the logits with what their models say.
 
@@ -382,11 +304,20 @@ def train(
         params: weights and moments, changed in place.
         key: key of the call, uint64.
         filled: what comes of it.
+        s: memory that this thread alone uses, see `memory.scratch`.
+        memory: the same, see `memory.spare`.
     """
-    of, first = StepArrays(rows, x, shape, steps), params.rows.shape[2]
-    s = scratch(rows, x, shape, called.position[k0:k1], params.flat, params.flat.shape[1], first)
-    memory = spare(params, steps, s.rows.shape[0])
-    train_range(k0, k1, called, of, params, key, filled, s, memory)
+    train_range(
+        k0,
+        k1,
+        pointer_to(called),
+        pointer_to(StepArrays(rows, x, shape, steps)),
+        pointer_to(params),
+        key,
+        pointer_to(filled),
+        pointer_to(s),
+        pointer_to(memory),
+    )
 
 
 @compiled
@@ -401,10 +332,10 @@ def train_range(
     s: Scratch,
     memory: Spare,
 ) -> None:
-    """Do what `train` does, in memory that is there."""
+    """Do what `train` does."""
     rows, x = of.rows, of.x
     for k in range(k0, k1):
-        g, own = called.position[k], weights_of(called, x, params, k, memory)
+        g, own = called.position[k], pointer_to(weights_of(called, x, params, k, memory))
         if rows.train_off[g + 1] > rows.train_off[g]:
             filled.loss[k], params.steps[k] = train_client(
                 of, g, own, params.steps[k], key, s, filled.work[k]
@@ -423,13 +354,24 @@ def predict(
     shape: ModelShape,
     w: Weights,
     logits: Array,
+    s: Scratch,
 ) -> None:
     """Fill `logits` (n, K) for the called clients k0 to k1 with what one model says.
 
     Its first matrices are (F, D). `x_col` is the feature of every sparse entry.
     """
-    s = scratch(rows, x, shape, called.position[k0:k1], w.flat, 1, 1)
-    predict_range(k0, k1, called, rows, x, x_col, shape, w, logits, s)
+    predict_range(
+        k0,
+        k1,
+        pointer_to(called),
+        pointer_to(rows),
+        pointer_to(x),
+        x_col,
+        pointer_to(shape),
+        pointer_to(w),
+        logits,
+        pointer_to(s),
+    )
 
 
 @compiled
@@ -445,7 +387,7 @@ def predict_range(
     logits: Array,
     s: Scratch,
 ) -> None:
-    """Do what `predict` does, in memory that is there."""
+    """Do what `predict` does."""
     for k in range(k0, k1):
         g = called.position[k]
         whole(rows, g, s)
