@@ -33,8 +33,7 @@ def median_round(server: Server[Any], state: ServerState) -> tuple[ServerState, 
     replies = server.gather(train, GlobalModel(state.weights), to=client_ids)
     trained = replies["nodes"] > 0
     weights = {name: replies[f"weights/{name}"][trained].median(0).values for name in state.weights}
-    loss = float(replies["loss"][trained].mean())
-    return ServerState(weights, state.memory), RoundReport(client_ids, loss)
+    return ServerState(weights, state.memory), server.report(client_ids, replies, trained)
 
 
 METHOD = replace(

@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @op(Kind.WEIGHTS)
-def train_from_base(
+def train(
     clients: Clients[Any], state: Empty, request: ClusterModels
 ) -> tuple[Empty, TrainedModels]:
     """Train from the model of the client's cluster."""
@@ -89,9 +89,7 @@ def fit_round(
     names = list(state.memory)
     inbox = {f"weights/{name}": from_bases(w, CLUSTERS) for name, w in state.memory.items()}
     gather = Gather("nodes", *(f"weights/{name}" for name in names))
-    reply = fed.call(
-        train_from_base, inbox, what=Kind.WEIGHTS, key=key.fold("train", t), reduce=gather
-    )
+    reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=key.fold("train", t), reduce=gather)
     nodes = reply["by_client/nodes"].t.double()
     share = torch.nn.functional.one_hot(CLUSTERS).double() * nodes[:, None]
     share = (share / share.sum(0)).T  # (G, C)
@@ -106,7 +104,7 @@ def _mean(share: torch.Tensor, slices: torch.Tensor) -> torch.Tensor:
 
 def round_steps(cfg: MethodConfig, t: int, key: Key) -> Any:
     weights = weight_specs(cfg.model, Stacked)
-    return local_steps(cfg, train_from_base, weights, weights, Kind.WEIGHTS, t, key)
+    return local_steps(cfg, train, weights, weights, Kind.WEIGHTS, t, key)
 
 
 CLUSTERED = Method(

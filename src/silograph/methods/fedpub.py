@@ -72,7 +72,6 @@ from silograph.methods.local_training import (
     LocalModel,
     each_as_base,
     exact_weights,
-    report_by_client,
     zero_weights,
 )
 from silograph.methods.ops import Clients, Server, calls, op, program
@@ -481,9 +480,7 @@ def train_round(
     figures |= {"sparsity": by_client["sparsity"]}
     facts = {name: float(t[is_averaged].mean()) for name, t in figures.items()}
     client_facts = {name: t.where(is_averaged, torch.nan) for name, t in figures.items()}
-    report = report_by_client(
-        client_ids, by_client, is_averaged, facts, client_facts, observed=server.cfg.observed
-    )
+    report = server.report(client_ids, by_client, is_averaged, facts, client_facts)
     return ServerState(None, memory), report
 
 

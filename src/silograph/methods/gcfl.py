@@ -59,7 +59,6 @@ from silograph.methods.local_training import (
     LocalModel,
     each_as_base,
     exact_weights,
-    report_by_client,
 )
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
@@ -186,13 +185,12 @@ def train_round(server: Server[Thresholds], state: ServerState) -> tuple[ServerS
         "mean_change": shortest,
         "longest_change": longest,
     }
-    report = report_by_client(
+    report = server.report(
         client_ids,
         by_client,
         is_averaged,
         facts,
         {"cluster": new_cluster.double()},
-        observed=server.cfg.observed,
     )
     return ServerState(weights=None, memory=memory), report
 

@@ -351,33 +351,6 @@ def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str,
     return tuple(select_uniform(fed.ids, cfg.participation, key.fold("select", t)))
 
 
-def report_by_client(
-    client_ids: tuple[str, ...],
-    by_client: Mapping[str, Tensor],
-    is_averaged: Tensor,
-    facts: Mapping[str, float],
-    client_facts: Mapping[str, Tensor],
-    *,
-    observed: bool,
-) -> RoundReport:
-    """Return the report of a round whose replies the server has by client.
-
-    Args:
-        client_ids: of the clients that were called.
-        by_client: `answered`, `nodes` and `loss` of all clients, (C,), and `received/*` if the run
-            scores models on receipt.
-        is_averaged: (C,) bool, clients whose models are averaged; the loss is their mean.
-        facts: of the round.
-        client_facts: of the clients.
-        observed: see `MethodConfig`.
-    """
-    nodes, losses = by_client["nodes"][is_averaged], by_client["loss"][is_averaged]
-    loss = float((losses * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
-    names = {"answered", "nodes", "loss", *(n for n in by_client if n.startswith(f"{RECEIVED}/"))}
-    trained = {name: by_client[name] for name in names} if observed else {}
-    return RoundReport(client_ids, loss, facts, client_facts, trained)
-
-
 def state_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
     """Return the specs of the fields that local training keeps in a client's state."""
     specs = {**logits_specs(cfg.model), **rankings_specs(cfg)}

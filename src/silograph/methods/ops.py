@@ -441,6 +441,30 @@ class Server(Generic[Options]):
         names = specs_of(op.declaration.reply, self.cfg)
         return under("by_client", self.call(op, request, to=to, reduce=Gather(*names)))
 
+    def report(
+        self,
+        client_ids: tuple[str, ...],
+        by_client: Mapping[str, Tensor],
+        is_averaged: Tensor,
+        facts: Mapping[str, float] | None = None,
+        client_facts: Mapping[str, Tensor] | None = None,
+    ) -> RoundReport:
+        """Return the report of a round whose replies the server has by client.
+
+        Args:
+            client_ids: of the clients that were called.
+            by_client: of `gather`, with `nodes` and `loss` (C,).
+            is_averaged: (C,) bool, clients whose models are used; the loss is their mean.
+            facts: of the round.
+            client_facts: of the clients.
+        """
+        nodes, losses = by_client["nodes"][is_averaged], by_client["loss"][is_averaged]
+        loss = float((losses * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
+        counts = {n: t for n, t in by_client.items() if n.startswith(f"{RECEIVED}/")}
+        names = ("answered", "nodes", "loss") if self.cfg.observed or counts else ()
+        trained = {**{name: by_client[name] for name in names}, **counts}
+        return RoundReport(client_ids, loss, facts or {}, client_facts or {}, trained)
+
     def _inbox(
         self,
         op: ClientOp[Request, Reply],
