@@ -23,7 +23,7 @@ from silograph.deploy.allowed_code import (
 )
 from silograph.deploy.server import serve, start_facts
 from silograph.deploy.silo import OwnData, parse_allowed_methods
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.resolve.resolve import choose, fill_defaults, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program

@@ -30,7 +30,7 @@ from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.joining.matching import NONCE_BYTES, TAG_BYTES
 from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit
-from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
+from silograph.federation.session.silo_data import NO_BOUNDS, SendingBounds
 from silograph.federation.session.message import (
     CallBody,
     Message,

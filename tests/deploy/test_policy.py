@@ -28,7 +28,7 @@ from silograph.deploy.policy import (
     write_policy,
 )
 from silograph.deploy.silo import MOST_CALLS, OwnData, PlanRow, RunPlan, lines_of, plan_of
-from silograph.deploy.venue import ServerSettings, check_update_norm
+from silograph.deploy.server_settings import ServerSettings, check_update_norm
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
@@ -36,7 +36,7 @@ from silograph.federation.expected_bytes import SizeBound
 from silograph.federation.field_specs import Extent
 from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit, AuditReading, open_audit, read_audit
-from silograph.federation.session.holder import SendingBounds
+from silograph.federation.session.silo_data import SendingBounds
 from silograph.federation.session.message import Message, Type, own_ops, pack
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore

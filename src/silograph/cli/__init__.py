@@ -20,6 +20,8 @@ from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
     CommandInputs,
+    Json,
+    Quiet,
     StoppedError,
     app,
     command,
@@ -41,18 +43,8 @@ if TYPE_CHECKING:
 DAMAGED = 1  # exit code of a report on files that were altered or are missing
 
 
-@command(
-    "run",
-    FIELDS,
-    {
-        "json": (
-            bool,
-            typer.Option(False, "--json", help="print the final result as one JSON object"),
-        ),
-        "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
-    },
-)
-def run_command(inputs: CommandInputs, json: bool, quiet: bool) -> None:
+@command("run", FIELDS)
+def run_command(inputs: CommandInputs, json: Json = False, quiet: Quiet = False) -> None:
     """Train a federation and write a result folder."""
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
@@ -70,10 +62,8 @@ def run_command(inputs: CommandInputs, json: bool, quiet: bool) -> None:
 @app.command("resume")
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="result folder of the run")],
-    json: Annotated[
-        bool, typer.Option("--json", help="print the final result as one JSON object")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="run code of yours that the folder names")
     ] = False,
@@ -231,35 +221,30 @@ def _print(result: "Result", json: bool) -> None:
     print_result(result)
 
 
-@command(
-    "partition",
-    CUT_FIELDS,
-    {
-        "json": (
-            bool,
-            typer.Option(False, "--json", help="print the figures as one JSON object"),
-        ),
-        "quick": (
-            bool,
-            typer.Option(
-                False, "--quick", help="without clustering, which takes long on dense graphs"
-            ),
-        ),
-    },
-)
-def partition_command(inputs: CommandInputs, json: bool, quick: bool) -> None:
+@command("partition", CUT_FIELDS)
+def partition_command(
+    inputs: CommandInputs,
+    json: Annotated[
+        bool, typer.Option("--json", help="print the figures as one JSON object")
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="without clustering, which takes long on dense graphs"),
+    ] = False,
+) -> None:
     """Cut a graph and print what the cut did."""
     from silograph.cli.printing import print_cut
 
     print_cut(inputs.config, as_json=json, quick=quick)
 
 
-@command(
-    "attack",
-    FIELDS,
-    {"json": (bool, typer.Option(False, "--json", help="print the findings as one JSON object"))},
-)
-def attack_command(inputs: CommandInputs, json: bool) -> None:
+@command("attack", FIELDS)
+def attack_command(
+    inputs: CommandInputs,
+    json: Annotated[
+        bool, typer.Option("--json", help="print the findings as one JSON object")
+    ] = False,
+) -> None:
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
     from silograph.experiment.run.result_folder import default_folder
@@ -272,21 +257,14 @@ def attack_command(inputs: CommandInputs, json: bool) -> None:
     print_findings(findings, out, as_json=json)
 
 
-@command(
-    "export-silos",
-    CUT_FIELDS,
-    {
-        "out": (
-            Path,
-            typer.Option(..., "--out", help="folder to make, with a folder for each silo"),
-        ),
-        "format": (
-            str,
-            typer.Option("csv", "--format", help="of the tables: csv, npz or parquet"),
-        ),
-    },
-)
-def export_command(inputs: CommandInputs, out: Path, format: str) -> None:
+@command("export-silos", CUT_FIELDS)
+def export_command(
+    inputs: CommandInputs,
+    out: Annotated[Path, typer.Option("--out", help="folder to make, with a folder for each silo")],
+    format: Annotated[
+        str, typer.Option("--format", help="of the tables: csv, npz or parquet")
+    ] = "csv",
+) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.demo import export_silos
 

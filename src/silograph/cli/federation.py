@@ -22,10 +22,10 @@ from silograph.cli.flags import (
     AT_SILOS,
     FIELDS,
     CommandInputs,
+    Json,
+    Quiet,
     app,
     command,
-    declared_flags,
-    flags_command,
     hint_to_continue,
 )
 from silograph.core.config import RunConfig
@@ -34,8 +34,8 @@ from silograph.core.files import check_regular, describe_exposure
 from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
+    from silograph.deploy.server_settings import ServerSettings
     from silograph.deploy.silo import Attendance
-    from silograph.deploy.venue import ServerSettings
     from silograph.federation.session.audit import AuditedRun, AuditEntry, AuditReading
 
 
@@ -68,12 +68,8 @@ def certs_command(
             typer.echo(f"warning: {line}", err=True)
 
 
-@command(
-    "demo-federation",
-    FIELDS,
-    {"quiet": (bool, typer.Option(False, "--quiet", help="show no progress"))},
-)
-def demo_command(inputs: CommandInputs, quiet: bool) -> int:
+@command("demo-federation", FIELDS)
+def demo_command(inputs: CommandInputs, quiet: Quiet = False) -> int:
     """Run server and silos as processes on this machine, and compare with a simulation."""
     from silograph.deploy.demo import demonstrate
 
@@ -169,20 +165,17 @@ class ServerFlags:
     ] = False
     log_file: Annotated[Path | None, _option("--log-file", LOG_FILE)] = None
     log_level: Annotated[str, _option("--log-level", LOG_LEVEL)] = "info"
-    json: Annotated[
-        bool, typer.Option("--json", help="print the final result as one JSON object")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False
+    json: Json = False
+    quiet: Quiet = False
 
 
 @command(
     "server",
     [name for name in FIELDS if name not in AT_SILOS],
-    declared_flags(ServerFlags),
     "what tables and the result folder call the silos' data, which the server does not have "
     "(default: silos)",
 )
-def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
+def server_command(inputs: CommandInputs, flags: ServerFlags) -> None:
     """Wait for silos, train with them, and write a result folder."""
     from silograph.cli.printing import print_result
     from silograph.deploy.display import logging_to
@@ -190,7 +183,7 @@ def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
 
-    flags, words = ServerFlags(**flag_values), _typed_words()
+    words = _typed_words()
     if flags.resume is not None:
         _check_resume_alone(words)
     _check_num_silos(inputs, flags, words)
@@ -230,7 +223,7 @@ def _with_name_and_folder(config: RunConfig) -> RunConfig:
 
 def _make_server_settings(flags: ServerFlags) -> "ServerSettings":
     """Return how the server meets its silos."""
-    from silograph.deploy.venue import ServerSettings
+    from silograph.deploy.server_settings import ServerSettings
 
     certs, silos = flags.certs, flags.silos
     return ServerSettings(
@@ -410,7 +403,7 @@ class SiloFlags:
     log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info"
 
 
-@flags_command("silo", SiloFlags)
+@command("silo")
 def silo_command(flags: SiloFlags) -> int:
     """Take part in one run with the data of a folder, which stay here."""
     if flags.init_policy:

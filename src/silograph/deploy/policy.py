@@ -30,7 +30,7 @@ from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_program import BESIDES, FEATURES, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.program import Program
-from silograph.federation.session.holder import SendingBounds
+from silograph.federation.session.silo_data import SendingBounds
 from silograph.graph.silos.data import Silo
 from silograph.methods import METHODS
 from silograph.nn.shared_items import ITEMS

@@ -33,7 +33,7 @@ from silograph.deploy.allowed_code import (
 )
 from silograph.deploy.metrics import Figures, RunMonitor, monitor_run
 from silograph.deploy.policy import PRIVATE
-from silograph.deploy.venue import (
+from silograph.deploy.server_settings import (
     ServerSettings,
     check_update_norm,
     credentials,

@@ -30,8 +30,8 @@ from silograph.deploy.policy import (
     why_refused,
 )
 from silograph.deploy.server import check_deployable, check_device_name, check_start
+from silograph.deploy.server_settings import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
-from silograph.deploy.venue import read_roots, read_secrets
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.cutting import client_block, scale_line
 from silograph.experiment.resolve.fitting import (
@@ -57,8 +57,8 @@ from silograph.federation.joining.matching import Disagreement, Hello, explain, 
 from silograph.federation.program import Course, Program, calls_of
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import Outcome, Prepared, run_name
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.silo_data import Outcome, Prepared, run_name
 from silograph.federation.session.state_store import StateStore, held, runs_left
 from silograph.federation.session.wire import need_packages
 from silograph.graph.block.block import ClientBlock
@@ -234,11 +234,11 @@ class OwnData:
     server: str = "the server"
 
     def hello(self, run: bytes) -> Hello:
-        """Return what the silo shows of itself; see `Holder`."""
+        """Return what the silo shows of itself; see `SiloData`."""
         return hello(self.silo, self.secrets, run)
 
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
-        """Tell which edge the other silo does not list; see `Holder`."""
+        """Tell which edge the other silo does not list; see `SiloData`."""
         line = explain(self.silo, self.secrets, run, disagreement)
         cross, other = self.silo.cross, disagreement.other
         between = sum(cross.silo[slot] == other for slot in cross.slot.tolist())
@@ -250,7 +250,7 @@ class OwnData:
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
-        """Check the server's config and prepare the silo's block and program; see `Holder`.
+        """Check the server's config and prepare the silo's block and program; see `SiloData`.
 
         Raises:
             SilographError: the config is missing, or cannot be used here or with these data.

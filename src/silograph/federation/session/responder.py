@@ -29,14 +29,6 @@ from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_
 from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules, Steps
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import (
-    NO_BOUNDS,
-    Holder,
-    Outcome,
-    Prepared,
-    SendingBounds,
-    run_name,
-)
 from silograph.federation.session.message import (
     MAX_FACTS,
     CallBody,
@@ -52,6 +44,14 @@ from silograph.federation.session.message import (
     unpack,
 )
 from silograph.federation.session.peer import LongestCall, one_line
+from silograph.federation.session.silo_data import (
+    NO_BOUNDS,
+    Outcome,
+    Prepared,
+    SendingBounds,
+    SiloData,
+    run_name,
+)
 from silograph.federation.session.state_store import StateStore
 
 # --- What a server's messages of facts say, read and checked -------------------------------------
@@ -107,7 +107,7 @@ class Responder:
     Args:
         token: of the run; other messages are refused.
         ops: by qualified name.
-        holder: the silo's data.
+        data: the silo's data.
         store: where states are kept.
         report: gets the events; the server gets fewer details.
         name: of the silo, for what is reported.
@@ -119,7 +119,7 @@ class Responder:
         self,
         token: bytes,
         ops: Mapping[str, Op],
-        holder: Holder,
+        data: SiloData,
         store: StateStore,
         report: EventCallback = log_event,
         name: str | None = None,
@@ -130,7 +130,7 @@ class Responder:
         self.audit = (audit or Audit()).of_run(run_name(token))
         self._bounds = bounds
         self._ops = ops
-        self._holder = holder
+        self._data = data
         self._store = store
         self._report = report
         self._name = name
@@ -282,7 +282,7 @@ class Responder:
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
-        frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        frame = encode(HELLO, to_payload(self._data.hello(nonce)), 0)
         self._bounds.check_size(self.audit.sent, len(frame))
         self.audit.record_hello(frame)
         self._hello_size = len(frame)
@@ -298,7 +298,7 @@ class Responder:
         if nonce_of(facts) != self._joined or self._started or self._explained == MOST_EXPLAINED:
             raise ProtocolError("expected EXPLAIN between JOIN and START, with the nonce of JOIN")
         self._explained += 1
-        self._holder.explain(self._joined, about)
+        self._data.explain(self._joined, about)
 
     def _start(self, facts: Mapping[str, Any]) -> None:
         if self._started:
@@ -312,7 +312,7 @@ class Responder:
         if self._prepared is None:
             digest = digest_of(facts_body(facts))
             self.audit.check_again(digest)
-            prepared = self._holder.prepare(facts, self.audit)
+            prepared = self._data.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
             self.audit.record_agreement({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts

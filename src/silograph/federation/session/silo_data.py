@@ -137,7 +137,7 @@ class Prepared:
         return extent_of(self.block)
 
 
-class Holder(Protocol):
+class SiloData(Protocol):
     """A silo's own data: its hello, explanations and preparation of a run."""
 
     def hello(self, run: bytes) -> Hello:
