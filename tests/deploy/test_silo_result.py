@@ -20,9 +20,9 @@ from silograph.cli import run_app
 from silograph.core import files
 from silograph.core.errors import ConfigError
 from silograph.deploy import silo_result
+from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.deploy.silo_result import check_result_folder
-from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.report.page import FIELDS
 from silograph.experiment.report.silo_page import UNUSED
 from silograph.experiment.resolve.cutting import client_block

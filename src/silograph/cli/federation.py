@@ -578,7 +578,7 @@ def _facts_of_run(run: "AuditedRun") -> dict[str, Any]:
         "agreements": run.agreements,
         "rounds": run.rounds,
         "repeats": run.repeats,
-        "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in run.bytes.items()},
+        "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in sorted(run.bytes.items())},
         "bytes": run.sent,
         "refused": run.refused,
         "refusals": [_plain(entry) for entry in run.refusals],
@@ -633,7 +633,7 @@ def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
         rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
         rounds += f", {run.repeats} done again" if run.repeats else ""
         yield f"  {'sent':<16}{'calls':>10}{'bytes':>16}   {rounds}".rstrip()
-        for kind, size in run.bytes.items():
+        for kind, size in sorted(run.bytes.items()):
             yield f"  {kind:<16}{run.calls.get(kind, ''):>10}{size_text(size):>16}"
         calls = sum(run.calls.values())
         yield f"  {'all of it':<16}{calls:>10,}{size_text(run.sent):>16}"

@@ -29,7 +29,7 @@ from silograph.federation.session.hub import (  # noqa: E402
     FROM_ONE,
     PROTOCOL,
     WAITING,
-    Greetings,
+    Handshakes,
     say_goodbye,
 )
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
@@ -229,7 +229,7 @@ def test_half_greetings_keep_nobody_out(
     hub = hubs(Register(("north", "south"), 2))
     known = SiloKey.new()
     assert raws(hub).greet("south", known).type is Type.WELCOME
-    greetings: Greetings = hub._greetings
+    greetings: Handshakes = hub._greetings
     arrived, place = list[str](), greetings.place
 
     def noted(peer: str, end: Callable[[], object]) -> Any:
@@ -253,7 +253,7 @@ def test_half_greetings_keep_nobody_out(
 def test_who_has_waited_longest_gives_way_where_most_wait() -> None:
     ended: list[str] = []
     keys = {"south": b"s" * 32}
-    greetings = Greetings(lambda: keys)
+    greetings = Handshakes(lambda: keys)
     with_places = []
 
     def wait(peer: str) -> Any:
