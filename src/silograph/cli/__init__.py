@@ -25,6 +25,7 @@ from silograph.cli.flags import (
     StoppedError,
     app,
     command,
+    flag,
     logging_with_flags,
     prefix_with_flag,
     resume_hint,
@@ -64,9 +65,7 @@ def resume_command(
     folder: Annotated[Path, typer.Argument(help="result folder of the run")],
     json: Json = False,
     quiet: Quiet = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="run code of yours that the folder names")
-    ] = False,
+    trust: Annotated[bool, flag("--trust", "run code of yours that the folder names")] = False,
 ) -> int:
     """Continue an interrupted run, comparison or search, with the same numbers."""
     from silograph.experiment.report import LINES
@@ -117,9 +116,9 @@ def report_command(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        flag(
             "--out",
-            help="the page (default: DIR/report.html; of several folders, comparison.html here)",
+            "the page (default: DIR/report.html; of several folders, comparison.html here)",
         ),
     ] = None,
 ) -> int:
@@ -145,28 +144,24 @@ def report_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="result folder of a run or silo, or a model's file")],
-    data: Annotated[
-        str, typer.Option("--data", help="a silo's folder, or name or path of a graph")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="CSV file to write; it must not exist")],
+    data: Annotated[str, flag("--data", "a silo's folder, or name or path of a graph")],
+    out: Annotated[Path, flag("--out", "CSV file to write; it must not exist")],
     model: Annotated[
         str | None,
-        typer.Option("--model", help="FILE.py:NAME, for a model that is a module of your own"),
+        flag("--model", "FILE.py:NAME, for a model that is a module of your own"),
     ] = None,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="folder of data sets, for a graph's name")
+        str | None, flag("--data-dir", "folder of data sets, for a graph's name")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="names of columns in tables, as for run")
+        str | None, flag("--columns", "names of columns in tables, as for run")
     ] = None,
     na_values: Annotated[
-        str | None, typer.Option("--na-values", help="missing values in tables, as for run")
+        str | None, flag("--na-values", "missing values in tables, as for run")
     ] = None,
     client: Annotated[
         str | None,
-        typer.Option(
-            "--client", help="whose statistics or model, where each client has its own of them"
-        ),
+        flag("--client", "whose statistics or model, where each client has its own of them"),
     ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
@@ -190,12 +185,12 @@ def predict_command(
 @app.command("recommend")
 def recommend_command(
     run: Annotated[Path, typer.Argument(help="result folder of a silo, or its recommender's file")],
-    user: Annotated[str, typer.Option("--user", help="id of one of the silo's users")],
+    user: Annotated[str, flag("--user", "id of one of the silo's users")],
     item: Annotated[
-        str | None, typer.Option("--item", help="predict the user's rating of this item only")
+        str | None, flag("--item", "predict the user's rating of this item only")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="number of items")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    json: Annotated[bool, flag("--json", "print one JSON object")] = False,
 ) -> None:
     """Print the items of a silo that a user would rate highest, without those rated already."""
     from silograph.cli.printing import print_recommended
@@ -224,12 +219,10 @@ def _print(result: "Result", json: bool) -> None:
 @command("partition", CUT_FIELDS)
 def partition_command(
     inputs: CommandInputs,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the figures as one JSON object")
-    ] = False,
+    json: Annotated[bool, flag("--json", "print the figures as one JSON object")] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="without clustering, which takes long on dense graphs"),
+        flag("--quick", "without clustering, which takes long on dense graphs"),
     ] = False,
 ) -> None:
     """Cut a graph and print what the cut did."""
@@ -241,9 +234,7 @@ def partition_command(
 @command("attack", FIELDS)
 def attack_command(
     inputs: CommandInputs,
-    json: Annotated[
-        bool, typer.Option("--json", help="print the findings as one JSON object")
-    ] = False,
+    json: Annotated[bool, flag("--json", "print the findings as one JSON object")] = False,
 ) -> None:
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
@@ -260,10 +251,8 @@ def attack_command(
 @command("export-silos", CUT_FIELDS)
 def export_command(
     inputs: CommandInputs,
-    out: Annotated[Path, typer.Option("--out", help="folder to make, with a folder for each silo")],
-    format: Annotated[
-        str, typer.Option("--format", help="of the tables: csv, npz or parquet")
-    ] = "csv",
+    out: Annotated[Path, flag("--out", "folder to make, with a folder for each silo")],
+    format: Annotated[str, flag("--format", "of the tables: csv, npz or parquet")] = "csv",
 ) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.demo import export_silos
@@ -332,7 +321,7 @@ def datasets_command() -> None:
 def compile_command(
     dtype: Annotated[
         list[str] | None,
-        typer.Option("--dtype", help="float32 or float64; may be repeated (default: float32)"),
+        flag("--dtype", "float32 or float64; may be repeated (default: float32)"),
     ] = None,
 ) -> None:
     """Compile all kernels now, so that no run has to wait for them: for a machine or an image."""

@@ -26,29 +26,10 @@ from silograph.experiment.result_files import CHECKPOINTS
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
 # What says which graph there is, and how it is cut.
 CUT_FIELDS = (
-    "data_dir",
-    "columns",
-    "na_values",
-    "scale",
-    "rating_scale",
-    "largest_component",
-    "features",
-    "split",
-    "partition",
-    "options",
-    "clients",
-    "alpha",
-    "favored_classes",
-    "favor",
-    "clients_per_part",
-    "part_share",
-    "share_mean",
-    "share_variance",
-    "share_classes",
-    "drop_edges",
-    "seed",
-    "partition_seed",
-    "split_seed",
+    *("data_dir", "columns", "na_values", "scale", "rating_scale", "largest_component"),
+    *("features", "split", "partition", "options", "clients", "drop_edges"),
+    *(f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("part") == "partition"),
+    *("seed", "partition_seed", "split_seed"),
 )
 # The graph is at the silos, and is cut already: a server has no flags for that.
 AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
@@ -136,8 +117,15 @@ class CommandInputs:
 
 
 Body = TypeVar("Body", bound=Callable[..., Any])
-Json = Annotated[bool, typer.Option("--json", help="print the final result as one JSON object")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress")]
+
+
+def flag(name: str, help: str, **settings: Any) -> Any:
+    """Return the declaration of a flag; `settings` are those of `typer.Option`."""
+    return typer.Option(name, help=help, **settings)
+
+
+Json = Annotated[bool, flag("--json", "print the final result as one JSON object")]
+Quiet = Annotated[bool, flag("--quiet", "show no progress")]
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -248,19 +236,8 @@ SETTINGS = {
 CHOICES = {n: get_args(f.type) for n, f in SETTINGS.items() if get_origin(f.type) is Literal}
 OTHERS = (
     *("listen", "silos", "least", "metrics", "wait", "round_seconds", "rejoin_seconds"),
-    *(
-        "max_update_norm",
-        "log_level",
-        "ca",
-        "certs",
-        "keys",
-        "secret",
-        "server",
-        "seeds",
-        "trials",
-        "max_minutes",
-        "search_seed",
-    ),
+    *("max_update_norm", "log_level", "ca", "certs", "keys", "secret", "server"),
+    *("seeds", "trials", "max_minutes", "search_seed"),
 )
 # A name stands alone: it is no part of a path, of a quotation or of a dotted or longer name.
 BEFORE, AFTER = r"(?<![\w./'\"=-])(?<!--option )", r"(?![\w'\"/=-]|\.\w|\()"
@@ -273,7 +250,7 @@ SETTING = re.compile(
     rf"|(?<=give )(?:{NAMES})(?= itself))){AFTER})"
 )
 # What was quoted, Python that is called, and names to choose from are not the message's own.
-KEPT = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
+QUOTED = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
 # Settings that begin a message without being a run's: those of servers, silos and studies.
 HEAD = re.compile(rf"(?P<name>{'|'.join(OTHERS)})(?=: )|option (?P<option>\w[\w.]*)(?=: )")
 # A message about a part's own option: settings in it belong to other parts.
@@ -299,7 +276,7 @@ def spell_as_flags(text: str) -> str:
     if head := HEAD.match(text):
         flag = f"--option {head['option']}" if head["option"] else _flag_name(head["name"])
         return flag + spell_as_flags(text[head.end() :])
-    pieces = KEPT.split(text)
+    pieces = QUOTED.split(text)
     pieces[::2] = [SETTING.sub(_flag_spelling, piece) for piece in pieces[::2]]
     return "".join(pieces)
 

@@ -18,6 +18,7 @@ from silograph.cli.flags import (
     Quiet,
     app,
     command,
+    flag,
     hint_to_continue,
     resume_hint,
 )
@@ -35,11 +36,9 @@ FAILED = 1  # exit code where a cell failed
 APART = ("method", "options", "seed")  # flags that a comparison has of its own
 Processes = Annotated[
     int | None,
-    typer.Option(
-        "--processes", help="runs at the same time (default: cores / threads; 0: in this process)"
-    ),
+    flag("--processes", "runs at the same time (default: cores / threads; 0: in this process)"),
 ]
-JsonStudy = Annotated[bool, typer.Option("--json", help="print everything as one JSON object")]
+JsonStudy = Annotated[bool, flag("--json", "print everything as one JSON object")]
 
 
 def split_list(text: str, what: str) -> list[str]:
@@ -125,40 +124,34 @@ def parse_varied_values(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
     return values_by_key
 
 
-def _option(name: str, help: str) -> Any:
-    return typer.Option(name, help=help)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFlags:
     """Flags of a comparison besides those of its runs."""
 
-    methods: Annotated[str, _option("--methods", "methods, separated by commas")] = (
+    methods: Annotated[str, flag("--methods", "methods, separated by commas")] = (
         "local,fedavg,fedopt"
     )
-    seeds: Annotated[str, _option("--seeds", "how many seeds, or which: 0,1,2")] = "3"
+    seeds: Annotated[str, flag("--seeds", "how many seeds, or which: 0,1,2")] = "3"
     over: Annotated[
         list[str] | None,
-        _option("--over", "vary a key or an option: clients=10,100 (repeatable)"),
+        flag("--over", "vary a key or an option: clients=10,100 (repeatable)"),
     ] = None
     method_options: Annotated[
         list[str] | None,
-        _option(
-            "--options", "an option: METHOD.NAME=VALUE, or PART.NAME=VALUE for all (repeatable)"
-        ),
+        flag("--options", "an option: METHOD.NAME=VALUE, or PART.NAME=VALUE for all (repeatable)"),
     ] = None
-    baseline: Annotated[
-        str | None, _option("--baseline", "test against it (default: the best)")
-    ] = None
+    baseline: Annotated[str | None, flag("--baseline", "test against it (default: the best)")] = (
+        None
+    )
     view: Annotated[
         str,
-        _option(
+        flag(
             "--view", "of the test: server, uncut, personalized or own (one that all methods have)"
         ),
     ] = "own"
     test: Annotated[
         str,
-        _option(
+        flag(
             "--test",
             "paired test: t, resampled (corrected for splits that overlap) or wilcoxon; auto: "
             "resampled where every seed splits the graph anew, else t",
@@ -191,10 +184,9 @@ def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
             options=options,
             baseline=flags.baseline,
             view=flags.view,
-            test=flags.test,
             processes=flags.processes,
             progress="none" if flags.quiet else best_mode(),
-            **{**inputs.flags, "out": out},
+            **{**inputs.flags, "out": out, "test": flags.test},
         )
     return print_comparison(comparison, flags.json)
 
@@ -232,20 +224,20 @@ def parse_ranges(texts: Sequence[str] | None) -> dict[str, str]:
 class SearchFlags:
     """Flags of a search besides those of its runs."""
 
-    trials: Annotated[int, _option("--trials", "settings to try")] = 30
-    max_minutes: Annotated[float, _option("--max-minutes", "try no more settings then")] = math.inf
-    seeds: Annotated[str, _option("--seeds", "how many seeds a setting runs with, or which")] = "1"
-    keys: Annotated[
-        str | None, _option("--keys", "keys to tune: lr,dropout (default: see docs)")
-    ] = None
+    trials: Annotated[int, flag("--trials", "settings to try")] = 30
+    max_minutes: Annotated[float, flag("--max-minutes", "try no more settings then")] = math.inf
+    seeds: Annotated[str, flag("--seeds", "how many seeds a setting runs with, or which")] = "1"
+    keys: Annotated[str | None, flag("--keys", "keys to tune: lr,dropout (default: see docs)")] = (
+        None
+    )
     ranges: Annotated[
         list[str] | None,
-        _option("--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"),
+        flag("--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"),
     ] = None
     view: Annotated[
-        str, _option("--view", "that is searched by: server, uncut, personalized or own")
+        str, flag("--view", "that is searched by: server, uncut, personalized or own")
     ] = "own"
-    search_seed: Annotated[int, _option("--search-seed", "another one tries other settings")] = 0
+    search_seed: Annotated[int, flag("--search-seed", "another one tries other settings")] = 0
     processes: Processes = None
     json: JsonStudy = False
     quiet: Quiet = False
@@ -301,9 +293,9 @@ def print_search(outcome: "Tuned", json: bool) -> int:
 @command("train-agent", [name for name in FIELDS if name not in ("checkpoint_every", "tracker")])
 def train_agent_command(
     inputs: CommandInputs,
-    episodes: Annotated[int, _option("--episodes", "runs, those that are over included")] = 100,
+    episodes: Annotated[int, flag("--episodes", "runs, those that are over included")] = 100,
     seeds: Annotated[
-        int, _option("--seeds", "partitions, splits and first weights that episodes take turns in")
+        int, flag("--seeds", "partitions, splits and first weights that episodes take turns in")
     ] = 5,
     quiet: Quiet = False,
 ) -> None:
@@ -400,28 +392,28 @@ def reproduce_command(
         typer.Argument(help="name of a recipe, or FILE.py:NAME (default: list the recipes)"),
     ] = None,
     datasets: Annotated[
-        str | None, typer.Option("--datasets", help="run only cells of these: cora,pubmed")
+        str | None, flag("--datasets", "run only cells of these: cora,pubmed")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help='run only cells with KEY=VALUE,"A, B" (repeatable)'),
+        flag("--only", 'run only cells with KEY=VALUE,"A, B" (repeatable)'),
     ] = None,
-    recipes: Annotated[Path, typer.Option("--recipes", help="folder of recipes by name")] = RECIPES,
-    out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = RECIPES,
+    recipes: Annotated[Path, flag("--recipes", "folder of recipes by name")] = RECIPES,
+    out: Annotated[Path, flag("--out", "folder of pages and lines")] = RECIPES,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="folder in which datasets are looked for first")
+        str | None, flag("--data-dir", "folder in which datasets are looked for first")
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", help="runs at the same time (default: cores / threads)"),
+        flag("--processes", "runs at the same time (default: cores / threads)"),
     ] = None,
     max_minutes: Annotated[
         float,
-        typer.Option("--max-minutes", help="start no more cells then; 0 only writes the page"),
+        flag("--max-minutes", "start no more cells then; 0 only writes the page"),
     ] = math.inf,
     quiet: Quiet = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="run the code of recipes that are named, not given")
+        bool, flag("--trust", "run the code of recipes that are named, not given")
     ] = False,
 ) -> int:
     """Run what a recipe lacks and write its page, ours beside the paper's."""
@@ -469,8 +461,8 @@ def _resume_command_line(
     arguments = ["reproduce", recipe, "--out", str(out)]
     arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
     arguments += [f"--only={key}={_format_csv_line(values)}" for key, values in only_values.items()]
-    for flag, value in extra_flags.items():
-        arguments += [] if value is None else [flag, str(value)]
+    for name, value in extra_flags.items():
+        arguments += [] if value is None else [name, str(value)]
     return f"silograph {shlex.join(arguments)}"
 
 

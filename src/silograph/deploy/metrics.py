@@ -170,7 +170,8 @@ class Figures:
         from prometheus_client.openmetrics.exposition import generate_latest
 
         with self._lock:
-            return generate_latest(self)
+            text: bytes = generate_latest(self)
+        return text
 
     def collect(self) -> "Iterator[Metric]":
         """Yield all figures as families of metrics, for `generate_latest`."""

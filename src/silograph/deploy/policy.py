@@ -411,39 +411,22 @@ def check_complete_config(server_config: Mapping[str, Any], config: ResolvedConf
 
     Both ends, and whoever reads what a silo agreed to, must mean the same by it.
     """
-    own_values = resolved_values(config)
-    missing = [
-        name
-        for name in _missing_names(server_config, own_values)
-        if name not in (*PRIVATE, "block_size")
-    ]
-    missing += _missing_names(server_config.get("options", {}), own_values["options"])
+    own = resolved_values(config)  # without None
+    options, own_options = server_config.get("options", {}), own["options"]
+    needed = [name for name in own if name not in (*PRIVATE, "block_size")]
+    missing = [name for name in needed if server_config.get(name) is None]
+    missing += [name for name in own_options if options.get(name) is None]
     if missing:
         raise ConfigError(
             f"expected a server's config with every default written out, got none of {missing[0]}"
         )
-    _check_equal_values({k: v for k, v in server_config.items() if k not in OWN}, own_values)
-    _check_equal_values(server_config.get("options", {}), own_values["options"])
-
-
-def _check_equal_values(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value that the silo reads as another one, as 2.0 for rounds."""
-    for name, value in server_values.items():
-        server_text, own_text = (json.dumps(item) for item in (value, own_values.get(name)))
-        if server_text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
+    own |= own_options
+    for name, value in ({k: v for k, v in server_config.items() if k not in OWN} | options).items():
+        text, own_text = (json.dumps(each) for each in (value, own.get(name)))
+        if text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
             raise ConfigError(
                 f"expected {name} as it is used, {own_text}, got {shown(value)} (server)"
             )
-
-
-def _missing_names(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> list[str]:
-    """Return the names that the server omits, or sends as null where the silo has a value."""
-    missing_names = [name for name in own_values if name not in server_values]
-    return missing_names + [
-        n
-        for n, v in own_values.items()
-        if n in server_values and server_values[n] is None and v is not None
-    ]
 
 
 def batches_of(config: RunConfig, options: Mapping[str, Any], silo: Silo) -> int:

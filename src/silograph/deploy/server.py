@@ -678,7 +678,7 @@ class ServerSession:
         """Return all silos that are attached, also those that are in no round yet."""
         peers = dict(self._peers if self._session is None else self._session.peers)
         for joined in self._hub.returned():
-            peers[joined.name] = Peer(joined.name, joined.link, self._token)
+            peers[joined.name] = joined.peer
         return peers
 
     def _wait_for_silos(self) -> dict[str, "Joined"]:
@@ -700,7 +700,7 @@ class ServerSession:
                     f"({joined_names}): start them with silograph silo"
                 )
             joined_by_name[joined.name] = joined
-            self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
+            self._peers[joined.name] = joined.peer
 
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
@@ -714,7 +714,7 @@ class ServerSession:
         """Return the silos that have attached again and are ready for calls."""
         returned_peers = {}
         for joined in self._hub.returned():
-            peer = Peer(joined.name, joined.link, self._token)
+            peer = joined.peer
             try:
                 check_versions(joined)
                 self._record_node_counts(

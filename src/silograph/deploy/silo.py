@@ -102,25 +102,20 @@ class RunPlan:
 
     Attributes:
         sent: by kind.
-        received: all kinds together.
+        incoming: what it is sent, all kinds together.
         first: what set-up and the first round send.
         rounds: that were added up; the run may have more.
     """
 
     sent: Sequence[PlanRow]
-    received: PlanRow
+    incoming: PlanRow
     first: SizeBound
     rounds: int
 
     @property
     def whole(self) -> SizeBound:
         """What leaves in the rounds that were added up."""
-        return total(row.whole for row in self.sent)
-
-
-def total(bounds: Iterator[SizeBound]) -> SizeBound:
-    """Return the bound of all together."""
-    return sum(bounds, ZERO)
+        return sum((row.whole for row in self.sent), ZERO)
 
 
 def plan_of(program: Program, extent: Extent) -> RunPlan:
@@ -139,15 +134,15 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
     down = [received_sizes(step, extent, program.state) for step in steps]
     kinds = sorted({kind for sizes in up for kind in sizes})
     rows = [_row(str(kind), [sizes.get(kind, ZERO) for sizes in up]) for kind in kinds]
-    received = _row("received", [total(iter(sizes.values())) for sizes in down])
-    first = total(size for sizes in up[:2] for size in sizes.values())
-    return RunPlan(rows, received, first, len(steps) - 1)
+    incoming = _row("received", [sum(sizes.values(), ZERO) for sizes in down])
+    first = sum((size for sizes in up[:2] for size in sizes.values()), ZERO)
+    return RunPlan(rows, incoming, first, len(steps) - 1)
 
 
 def _row(name: str, sizes: Sequence[SizeBound]) -> PlanRow:
     at = [number for number, size in enumerate(sizes) if size != ZERO]
     largest = max(sizes, key=lambda size: float("inf") if size.most is None else size.most)
-    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, largest, total(iter(sizes)))
+    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, largest, sum(sizes, ZERO))
 
 
 def lines_of(
@@ -174,8 +169,8 @@ def lines_of(
         yield _cells(row.name, _rounds(row), _size(row.each), _size(row.whole))
     yield _cells("all of it", "", "", _size(plan.whole + hello_size))
     yield "(without its name, key and versions, and figures of work)"
-    received = plan.received
-    yield _cells("received", _rounds(received), _size(received.each), _size(received.whole))
+    incoming = plan.incoming
+    yield _cells(incoming.name, _rounds(incoming), _size(incoming.each), _size(incoming.whole))
     if plan.rounds < rounds:
         yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
 
@@ -390,7 +385,7 @@ class OwnData:
                 f"expected to write {folder}, got: {error.strerror}; the silo's states of the run "
                 "stay where they are"
             ) from None
-        self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
+        self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:

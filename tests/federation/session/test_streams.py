@@ -387,7 +387,7 @@ def test_runs_that_come_to_nothing_do_not_fill_the_log(monkeypatch: pytest.Monke
         def __init__(self, channel: Any) -> None:
             pass
 
-        def greet(self, silo: Attaching) -> bytes:
+        def do_handshake(self, silo: Attaching) -> bytes:
             return os.urandom(16)
 
         def answer(self, worker: Responder, silo: Attaching) -> None:
@@ -431,7 +431,7 @@ def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
         def __init__(self, channel: Any) -> None:
             pass
 
-        def greet(self, silo: Attaching) -> bytes:
+        def do_handshake(self, silo: Attaching) -> bytes:
             if not tokens:
                 raise ConfigError("the server refused: it is over")
             return tokens.pop(0)

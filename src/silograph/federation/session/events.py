@@ -46,7 +46,7 @@ class What(StrEnum):
     DECLINED = "declined"  # a silo does not do what the server asks
     FAILED = "failed"  # an op failed at a silo
     DISAGREED = "disagreed"  # an edge of a silo that the other one does not list
-    KEPT = "kept"  # a silo has written down what the run has come to
+    RESULT_STORED = "kept"  # a silo has written down what the run has come to
     EXPOSED = "exposed"  # a secret file that other users can read
     UNKNOWN_KEYS = "unknown_keys"  # a server accepts silos whose keys it does not know
     UNLISTED = "unlisted"  # streams of strangers without an event each in the log
@@ -212,7 +212,7 @@ LINES = {
     What.WITHOUT: "{e.silo} has not taken the result of the run: {e.reason}",
     What.UNHEARD: "{e.silo} did not hear the last message: {e.reason}",
     What.DECLINED: "refused: {e.reason}",
-    What.KEPT: "model, scores and report of the run are in {e.note}",
+    What.RESULT_STORED: "model, scores and report of the run are in {e.note}",
     What.RESUMED: "the run goes on after round {e.round}",
 }
 

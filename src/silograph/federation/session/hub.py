@@ -240,11 +240,13 @@ class Joined:
         name: of the silo.
         facts: its versions and data.
         link: its stream.
+        peer: the same for the engine.
     """
 
     name: str
     facts: Mapping[str, Any]
     link: StreamLink
+    peer: Peer
 
 
 class Hub:
@@ -416,7 +418,9 @@ class Hub:
         with self._lock:  # streams of one silo are told of in their order
             before = self._streams.get(name)
             self._streams[name] = link, context
-            self._joined.put(Joined(name, hello, link))  # whoever is welcome is known to be there
+            self._joined.put(
+                Joined(name, hello, link, Peer(name, link, self._token))
+            )  # whoever is welcome is known to be there
         if before is not None:
             before[0].close()
             before[1].cancel()  # it may be stuck in a message that nobody reads

@@ -85,11 +85,9 @@ class SiloKey:
             data = path.read_bytes()
         except FileNotFoundError:
             made = SiloKey.new()
-            pem, public = Encoding.PEM, made._key.public_key()
-            write_secret(path, made._key.private_bytes(pem, PrivateFormat.PKCS8, NoEncryption()))
-            path.with_suffix(".pub").write_bytes(
-                public.public_bytes(pem, PublicFormat.SubjectPublicKeyInfo)
-            )
+            pem = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            write_secret(path, pem)
+            path.with_suffix(".pub").write_bytes(made.public_pem)
             return made
         except OSError as error:
             raise ConfigError(f"expected a silo's key at {path}, got: {error.strerror}") from None
@@ -105,6 +103,11 @@ class SiloKey:
     def public(self) -> bytes:
         """The public key, 32 bytes."""
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+    @property
+    def public_pem(self) -> bytes:
+        """The public key as a file's text."""
+        return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def sign(self, text: bytes) -> bytes:
         """Return the signature of a text, 64 bytes."""
