@@ -322,13 +322,7 @@ class OwnData:
         block = client_block(silo, resolved_config, dtype)
         plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
-        run_counts, least = audit.others, plan.first.least
-        allow = self.attendance.allow
-        proposed = ProposedRun(
-            resolved_config, program, needs, allow, audit.sent, least, *run_counts
-        )
-        if (line := why_refused(self.policy, proposed)) is not None:
-            raise ConfigError(line)
+        self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         # From here on the run is agreed to: prepare the data, and describe the run to people.
@@ -366,6 +360,20 @@ class OwnData:
             method.own_weights is not None,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
+
+    def check_policy(self, run: ProposedRun, plan: RunPlan, audit: RunAudit) -> None:
+        """Raise `ConfigError` for a run that the silo's policy does not allow.
+
+        Args:
+            run: the run, apart from what the silo has done before and allows at this start.
+            plan: what it would send.
+            audit: what has been sent, and how many runs there were.
+        """
+        allow, sent, least = self.attendance.allow, audit.sent, plan.first.least
+        runs, of_server = audit.others
+        run = ProposedRun(run.config, run.program, run.needs, allow, sent, least, runs, of_server)
+        if (line := why_refused(self.policy, run)) is not None:
+            raise ConfigError(line)
 
     def report_line(self, line: str) -> None:
         """Report a line to the silo's own people."""
