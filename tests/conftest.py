@@ -223,7 +223,7 @@ def hubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from sessions import TOKEN
     from silograph.federation.session.hub import Hub
 
-    monkeypatch.setattr("silograph.federation.session.hub.GREETING_SECONDS", 600.0)
+    monkeypatch.setattr("silograph.federation.session.hub.HANDSHAKE_SECONDS", 600.0)
     made = []
 
     def make(register: Any, **other: Any) -> Hub:

@@ -11,7 +11,7 @@ from sessions import TOKEN, DirectLink
 from silograph.core.errors import ConfigError
 from silograph.deploy.policy import NO_POLICY, SiloPolicy
 from silograph.deploy.server import start_facts
-from silograph.deploy.silo import OwnData
+from silograph.deploy.silo import Attendance, OwnData
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.result import Result
@@ -59,7 +59,8 @@ class PolicedSilos:
         workers = {}
         for silo in self.silos:
             secrets = dict.fromkeys(silo.cross.silo, SECRET)
-            own = OwnData(silo, secrets, None, self._report, allow, policy=policy(silo.name))
+            attendance = Attendance("", Path(), allow=allow, policy=policy(silo.name))
+            own = OwnData(silo, secrets, attendance, self._report)
             workers[silo.name] = Responder(
                 token,
                 own_ops(),

@@ -23,10 +23,10 @@ from silograph.federation.session import engine
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import Cause
-from silograph.federation.session.holder import Prepared
 from silograph.federation.session.message import Type, facts_body, qualified
 from silograph.federation.session.peer import Arrived, Limits, LostError, Peer, WorkBound
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.silo_data import Prepared
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.block.block import ClientBlock, Route
 

@@ -13,8 +13,8 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import serve
+from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
-from silograph.deploy.venue import ServerSettings
 from silograph.experiment.resolve.cutting import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.result import Result

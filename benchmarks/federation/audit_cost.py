@@ -41,12 +41,12 @@ from silograph.federation.program import Call, Course, Maybe, Program, calls_of
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.audit import RunAudit, open_audit
 from silograph.federation.session.engine import Session
-from silograph.federation.session.holder import Prepared
 from silograph.federation.session.hub import Hub, say_goodbye
 from silograph.federation.session.identity import Register, SiloKey, make_certificates
 from silograph.federation.session.message import Type, own_ops, qualified
 from silograph.federation.session.peer import Limits, Peer
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.silo_data import Prepared
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.block.block import Route
 

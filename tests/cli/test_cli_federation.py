@@ -33,7 +33,7 @@ from silograph.deploy.demo import (
 )
 from silograph.deploy.server import read_versions
 from silograph.federation.session.identity import SiloKey, read_keys
-from silograph.federation.session.state_store import held
+from silograph.federation.session.state_store import lock_state_folder
 from silos import running
 
 CERTIFIED = ["--listen", "localhost:0", "--certs", "certs"]
@@ -527,7 +527,7 @@ def test_a_server_of_the_demonstration_waits_no_longer_than_its_silos(
 def test_a_silo_is_not_started_twice(work: Path, capsys: Capture) -> None:
     run_app(["export-silos", "g.npz", "--clients", "2", "--partition", "random", "--out", "silos"])
     capsys.readouterr()
-    with held(Path("silos/client_00/state")):
+    with lock_state_folder(Path("silos/client_00/state")):
         silo = ["silo", "--data", "silos/client_00", "--server", "localhost:1", "--insecure"]
         assert run_app([*silo, "--wait", "0"]) == 2
     assert capsys.readouterr().err.startswith(

@@ -22,8 +22,8 @@ from silograph.deploy.allowed_code import (
     split_names,
 )
 from silograph.deploy.server import serve, start_facts
-from silograph.deploy.silo import OwnData, parse_allowed_methods
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
+from silograph.deploy.silo import Attendance, OwnData, parse_allowed_methods
 from silograph.experiment.resolve.resolve import choose, fill_defaults, resolve
 from silograph.experiment.run.result import Result
 from silograph.federation.program import Program
@@ -204,9 +204,10 @@ class Server:
     """A server that says what it likes to one silo that allowed some code."""
 
     def __init__(self, silo: Silo, code: AllowedCode, state: Path | None = None) -> None:
-        holder = OwnData(silo, dict.fromkeys(silo.cross.silo, bytes(32)), None, print, code=code)
+        attendance = Attendance("", Path(), code=code)
+        own = OwnData(silo, dict.fromkeys(silo.cross.silo, bytes(32)), attendance, print)
         store = StateStore(state)
-        self.worker = Responder(TOKEN, code.ops, holder, store, lambda _: None)
+        self.worker = Responder(TOKEN, code.ops, own, store, lambda _: None)
         self.schema = schema_of(silo.graph)
         self.sequence = 0
 

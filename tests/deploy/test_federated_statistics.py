@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from silograph.core.errors import ConfigError, DataError
 from silograph.deploy.policy import SiloPolicy
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
 from silograph.graph.graph import Graph

@@ -20,7 +20,7 @@ from silograph.cli.printing import print_result
 from silograph.core.errors import ConfigError, DataError, TrainingError
 from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import ServerSession, SessionState, serve
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions
 from silograph.federation.session.events import Cause, Event, What

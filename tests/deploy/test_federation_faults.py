@@ -16,7 +16,7 @@ import silograph as sg
 from runs import DiedError, rows_of, same_bits, weights_of
 from silograph.core.errors import CheckpointError, ConfigError, ProtocolError
 from silograph.deploy.server import resume_server, serve
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.loop import checked_facts
 from silograph.experiment.run.progress import RunFacts

@@ -12,7 +12,7 @@ pytest.importorskip("cryptography")
 import silograph as sg
 from leaks import OPTIONS, Sent, blocks_of, documented, found_in
 from silograph.core.payload import Payload
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.run.setup import Setup
 from silograph.federation.frame import Envelope, decode
 from silograph.federation.session.hub import Hub

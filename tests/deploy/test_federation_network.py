@@ -17,7 +17,7 @@ from runs import rows_of, same_bits, weights_of
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Payload
 from silograph.deploy.server import serve
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.progress import RunFacts
 from silograph.experiment.run.result import Result

@@ -16,7 +16,7 @@ from runs import rows_of, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.deploy.server import resume_server, serve
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.federation.session.attach import format_deadline
 from silograph.federation.session.state_store import StateStore

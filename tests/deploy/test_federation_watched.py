@@ -26,8 +26,8 @@ from silo_folders import folder  # noqa: E402
 from silograph.core.errors import ConfigError, DataError  # noqa: E402
 from silograph.deploy.display import logging_to  # noqa: E402
 from silograph.deploy.server import serve  # noqa: E402
+from silograph.deploy.server_settings import ServerSettings  # noqa: E402
 from silograph.deploy.silo import Attendance, take_part_in_run  # noqa: E402
-from silograph.deploy.venue import ServerSettings  # noqa: E402
 from silograph.experiment.result_files import Row  # noqa: E402
 from silograph.experiment.run.progress import RunFacts  # noqa: E402
 from silograph.experiment.run.result import Result  # noqa: E402

@@ -19,7 +19,7 @@ from silograph.core.payload import Field, Shared, Stacked
 from silograph.core.resolved_config import training_key
 from silograph.deploy.policy import check_size
 from silograph.deploy.server import start_facts
-from silograph.deploy.silo import OwnData, parse_allowed_methods
+from silograph.deploy.silo import Attendance, OwnData, parse_allowed_methods
 from silograph.evaluation.evaluate import judge_own, judge_server
 from silograph.exchange.passes import absorb, begin, contribute, lose
 from silograph.experiment.resolve.parts import choose_parts
@@ -30,7 +30,6 @@ from silograph.federation.frame import RESULT, Envelope, encode
 from silograph.federation.joining.matching import NONCE_BYTES, TAG_BYTES
 from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit
-from silograph.federation.session.holder import NO_BOUNDS, SendingBounds
 from silograph.federation.session.message import (
     CallBody,
     Message,
@@ -44,6 +43,7 @@ from silograph.federation.session.message import (
     unpack,
 )
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.silo_data import NO_BOUNDS, SendingBounds
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, schema_of
 from silograph.graph.silos.data import Silo
@@ -80,9 +80,10 @@ class Hostile:
     ) -> None:
         self.silo = silo
         secrets = dict.fromkeys(silo.cross.silo, bytes(32))
-        holder = OwnData(silo, secrets, None, lambda _: None, allow, results=results)
+        attendance = Attendance("", Path(), allow=allow, results=results)
+        own = OwnData(silo, secrets, attendance, lambda _: None)
         self.worker = Responder(
-            TOKEN, own_ops(), holder, StateStore(state), lambda _: None, None, audit, bounds
+            TOKEN, own_ops(), own, StateStore(state), lambda _: None, None, audit, bounds
         )
         self.sequence = 0
 

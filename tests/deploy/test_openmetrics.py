@@ -1,9 +1,8 @@
 """Figures as text that a parser of somebody else reads, and the port where it stands."""
 
 import http.client
-import math
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,13 +17,8 @@ from silograph.core.errors import ConfigError
 from silograph.core.kinds import Kind
 from silograph.deploy.metrics import (
     CONTENT_TYPE,
-    Family,
     Figures,
-    Sample,
-    counter,
-    exposition,
     serve_metrics,
-    single,
 )
 from silograph.experiment.resolve.resolve import resolve
 from silograph.experiment.run.progress import RunFacts
@@ -35,10 +29,10 @@ from silograph.graph.graph import Schema
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def parsed(text: str) -> Found:
+def parsed(text: bytes) -> Found:
     """The samples by name and labels."""
     found: Found = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(text.decode()):
         assert family.documentation
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
@@ -51,31 +45,15 @@ def value(found: Found, name: str, **labels: str) -> float:
     return found["silograph_" + name, tuple(sorted(labels.items()))]
 
 
-@given(st.dictionaries(st.text(), st.floats() | st.integers(0, 2**60), max_size=5))
-def test_any_label_and_value_come_back(values: Mapping[str, float]) -> None:
-    samples = tuple(Sample(v, {"x": label}) for label, v in values.items())
-    found = parsed(exposition([Family("a", "gauge", "Any.", samples)]))
-    assert len(found) == len(values)
-    for label, expected in values.items():
-        got = found["a", (("x", label),)]
-        assert got == expected or (math.isnan(got) and math.isnan(expected))
-
-
-def test_the_text_of_families() -> None:
-    families = [
-        counter("drops", 'A "b"\\\n', {"x\ny": 2}, "why"),
-        single("size_bytes", "gauge", "Size.", 1.5, "bytes"),
-    ]
-    assert exposition(families) == (
-        "# TYPE drops counter\n"
-        '# HELP drops A \\"b\\"\\\\\\n\n'
-        'drops_total{why="x\\ny"} 2\n'
-        "# TYPE size_bytes gauge\n"
-        "# UNIT size_bytes bytes\n"
-        "# HELP size_bytes Size.\n"
-        "size_bytes 1.5\n"
-        "# EOF\n"
-    )
+@given(st.lists(st.text(min_size=1), max_size=5, unique=True))
+def test_any_name_of_a_silo_comes_back(names: list[str]) -> None:
+    figures = Figures()
+    figures.follow(Board(names, len(names), figures.take), 1)
+    found = parsed(figures.text())
+    assert {dict(labels)["silo"] for name, labels in found if name.endswith("_silo_state")} == {
+        *names
+    }
+    assert value(found, "silos_expected") == len(names)
 
 
 def record(direction: Any, what: Kind, *sizes: int) -> Record:
@@ -150,7 +128,7 @@ def test_figures_before_anything() -> None:
 
 
 @contextmanager
-def answered(method: str, path: str, text: str = "# EOF\n") -> Iterator[Any]:
+def answered(method: str, path: str, text: bytes = b"# EOF\n") -> Iterator[Any]:
     with serve_metrics(lambda: text, "0") as address:
         connection = http.client.HTTPConnection(address, timeout=600)
         connection.request(method, path)
@@ -160,7 +138,7 @@ def answered(method: str, path: str, text: str = "# EOF\n") -> Iterator[Any]:
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics?x=1"])
 def test_get_is_answered(path: str) -> None:
-    with answered("GET", path, "ü") as answer:
+    with answered("GET", path, "ü".encode()) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         assert answer.headers["Server"].strip() == "silograph"
@@ -177,7 +155,7 @@ def test_nothing_else_is(method: str, path: str) -> None:
 
 
 def test_who_hangs_up_or_says_nonsense_is_no_concern(capsys: pytest.CaptureFixture[str]) -> None:
-    with serve_metrics(lambda: "# EOF\n", "0") as address:
+    with serve_metrics(lambda: b"# EOF\n", "0") as address:
         host, _, port = address.rpartition(":")
         for said in (b"", b"\x00\xff\r\n\r\n", b"GET " + b"x" * 70_000):
             with socket.create_connection((host, int(port))) as stream:
@@ -190,26 +168,26 @@ def test_who_hangs_up_or_says_nonsense_is_no_concern(capsys: pytest.CaptureFixtu
 
 
 def test_the_port_is_of_this_machine_and_free_afterwards() -> None:
-    with serve_metrics(lambda: "", "0") as address:
+    with serve_metrics(lambda: b"", "0") as address:
         host, _, port = address.rpartition(":")
         assert host == "127.0.0.1"
         taken = r"metrics: expected a free address, got \d+: Address already in use"
-        with pytest.raises(ConfigError, match=taken), serve_metrics(lambda: "", port):
+        with pytest.raises(ConfigError, match=taken), serve_metrics(lambda: b"", port):
             pass
-    with serve_metrics(lambda: "", port) as again:
+    with serve_metrics(lambda: b"", port) as again:
         assert again == address
-    with serve_metrics(lambda: "", "localhost:0") as other:
+    with serve_metrics(lambda: b"", "localhost:0") as other:
         assert other.startswith("localhost:")
 
 
 @pytest.mark.parametrize("text", ["x", "", "65536", "host:", ":1", "-1"])
 def test_what_is_no_address(text: str) -> None:
     line = f"metrics: expected PORT or HOST:PORT, got {text!r}"
-    with pytest.raises(ConfigError, match=line), serve_metrics(lambda: "", text):
+    with pytest.raises(ConfigError, match=line), serve_metrics(lambda: b"", text):
         pass
 
 
 def test_an_address_of_another_machine() -> None:
     line = r"metrics: expected a free address, got 192\.0\.2\.1:9: Cannot assign requested address"
-    with pytest.raises(ConfigError, match=line), serve_metrics(lambda: "", "192.0.2.1:9"):
+    with pytest.raises(ConfigError, match=line), serve_metrics(lambda: b"", "192.0.2.1:9"):
         pass

@@ -27,8 +27,16 @@ from silograph.deploy.policy import (
     why_refused,
     write_policy,
 )
-from silograph.deploy.silo import MOST_CALLS, OwnData, PlanRow, RunPlan, lines_of, plan_of
-from silograph.deploy.venue import ServerSettings, check_update_norm
+from silograph.deploy.server_settings import ServerSettings, check_update_norm
+from silograph.deploy.silo import (
+    MOST_CALLS,
+    Attendance,
+    OwnData,
+    PlanRow,
+    RunPlan,
+    lines_of,
+    plan_of,
+)
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
@@ -36,9 +44,9 @@ from silograph.federation.expected_bytes import SizeBound
 from silograph.federation.field_specs import Extent
 from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit, AuditReading, open_audit, read_audit
-from silograph.federation.session.holder import SendingBounds
 from silograph.federation.session.message import Message, Type, own_ops, pack
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.silo_data import SendingBounds
 from silograph.federation.session.state_store import StateStore
 from silograph.graph.graph import Graph, Schema
 from silograph.methods import METHODS
@@ -540,7 +548,7 @@ def test_runs_are_counted_over_restarts(silos: PolicedSilos, tmp_path: Path) -> 
 def test_an_unknown_server_fills_no_disk(silos: PolicedSilos, tmp_path: Path) -> None:
     """It asks for what was not agreed to 5,000 times."""
     path, silo = tmp_path / "a.jsonl", silos.silos[0]
-    own = OwnData(silo, {}, None, lambda _: None)
+    own = OwnData(silo, {}, Attendance("", Path()), lambda _: None)
     with open_audit(path, {}) as (audit, _):
         worker = Responder(
             bytes(16), own_ops(), own, StateStore(), lambda _: None, silo.name, audit

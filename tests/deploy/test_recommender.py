@@ -18,7 +18,7 @@ from commands import Capture
 from rating_graphs import rating_graph
 from silograph.cli import run_app
 from silograph.core.errors import DataError
-from silograph.deploy.venue import ServerSettings
+from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.resolve.cutting import client_block
 from silograph.experiment.run.recommender import FORMAT, Recommender, load_recommender
 from silograph.graph.block.block import pairs_of

@@ -20,15 +20,15 @@ from silograph.cli import run_app
 from silograph.core import files
 from silograph.core.errors import ConfigError
 from silograph.deploy import silo_result
+from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.deploy.silo_result import check_result_folder
-from silograph.deploy.venue import ServerSettings
 from silograph.experiment.report.page import FIELDS
 from silograph.experiment.report.silo_page import UNUSED
 from silograph.experiment.resolve.cutting import client_block
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
-from silograph.federation.session.holder import run_name
+from silograph.federation.session.silo_data import run_name
 from silograph.graph.graph import Graph
 from silograph.graph.silos.read import read_silo
 from silograph.methods import METHODS

@@ -425,8 +425,8 @@ def test_a_server_and_its_silos_give_the_same_bits(
     pytest.importorskip("cryptography")
     import silos
     from silograph.deploy.server import serve
+    from silograph.deploy.server_settings import ServerSettings
     from silograph.deploy.silo import take_part_in_run
-    from silograph.deploy.venue import ServerSettings
     from silograph.experiment.run.recommender import load_recommender
 
     config = silos.config_of(**RATINGS, partition="category")

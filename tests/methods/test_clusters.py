@@ -14,7 +14,7 @@ import torch
 from sessions import session
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Shared, Stacked, from_bases
+from silograph.core.payload import Field, Patched, Shared, Stacked, from_bases
 from silograph.federation.base import Federation, Gather
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
@@ -197,7 +197,7 @@ def test_a_session_gives_the_bits_and_the_bytes_of_a_simulation(
 def test_what_training_starts_from() -> None:
     """Shared weights, one of several bases, or a base for each: all are what was sent."""
     t, which = Key.of(0).matrix(2, 6).view(2, 3, 2), torch.tensor([1, 0])
-    inbox = {
+    inbox: dict[str, Field] = {
         "weights/a": Shared(t[0]),
         "weights/b": Stacked(t),
         "weights/c": from_bases(t, which),

@@ -21,8 +21,8 @@ from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, below, dense, take
 from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of, why_refused
 from silograph.deploy.server import check_deployable
+from silograph.deploy.server_settings import ServerSettings, check_update_norm
 from silograph.deploy.silo import parse_allowed_methods
-from silograph.deploy.venue import ServerSettings, check_update_norm
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import WeightedMean, fold_of

@@ -20,9 +20,12 @@ from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
     CommandInputs,
+    Json,
+    Quiet,
     StoppedError,
     app,
     command,
+    flag,
     logging_with_flags,
     prefix_with_flag,
     resume_hint,
@@ -41,18 +44,8 @@ if TYPE_CHECKING:
 DAMAGED = 1  # exit code of a report on files that were altered or are missing
 
 
-@command(
-    "run",
-    FIELDS,
-    {
-        "json": (
-            bool,
-            typer.Option(False, "--json", help="print the final result as one JSON object"),
-        ),
-        "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
-    },
-)
-def run_command(inputs: CommandInputs, json: bool, quiet: bool) -> None:
+@command("run", FIELDS)
+def run_command(inputs: CommandInputs, json: Json = False, quiet: Quiet = False) -> None:
     """Train a federation and write a result folder."""
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
@@ -70,13 +63,9 @@ def run_command(inputs: CommandInputs, json: bool, quiet: bool) -> None:
 @app.command("resume")
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="result folder of the run")],
-    json: Annotated[
-        bool, typer.Option("--json", help="print the final result as one JSON object")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="run code of yours that the folder names")
-    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    trust: Annotated[bool, flag("--trust", "run code of yours that the folder names")] = False,
 ) -> int:
     """Continue an interrupted run, comparison or search, with the same numbers."""
     from silograph.experiment.report import LINES
@@ -127,9 +116,9 @@ def report_command(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        flag(
             "--out",
-            help="the page (default: DIR/report.html; of several folders, comparison.html here)",
+            "the page (default: DIR/report.html; of several folders, comparison.html here)",
         ),
     ] = None,
 ) -> int:
@@ -155,28 +144,24 @@ def report_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="result folder of a run or silo, or a model's file")],
-    data: Annotated[
-        str, typer.Option("--data", help="a silo's folder, or name or path of a graph")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="CSV file to write; it must not exist")],
+    data: Annotated[str, flag("--data", "a silo's folder, or name or path of a graph")],
+    out: Annotated[Path, flag("--out", "CSV file to write; it must not exist")],
     model: Annotated[
         str | None,
-        typer.Option("--model", help="FILE.py:NAME, for a model that is a module of your own"),
+        flag("--model", "FILE.py:NAME, for a model that is a module of your own"),
     ] = None,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="folder of data sets, for a graph's name")
+        str | None, flag("--data-dir", "folder of data sets, for a graph's name")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", help="names of columns in tables, as for run")
+        str | None, flag("--columns", "names of columns in tables, as for run")
     ] = None,
     na_values: Annotated[
-        str | None, typer.Option("--na-values", help="missing values in tables, as for run")
+        str | None, flag("--na-values", "missing values in tables, as for run")
     ] = None,
     client: Annotated[
         str | None,
-        typer.Option(
-            "--client", help="whose statistics or model, where each client has its own of them"
-        ),
+        flag("--client", "whose statistics or model, where each client has its own of them"),
     ] = None,
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities."""
@@ -200,12 +185,12 @@ def predict_command(
 @app.command("recommend")
 def recommend_command(
     run: Annotated[Path, typer.Argument(help="result folder of a silo, or its recommender's file")],
-    user: Annotated[str, typer.Option("--user", help="id of one of the silo's users")],
+    user: Annotated[str, flag("--user", "id of one of the silo's users")],
     item: Annotated[
-        str | None, typer.Option("--item", help="predict the user's rating of this item only")
+        str | None, flag("--item", "predict the user's rating of this item only")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="number of items")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    json: Annotated[bool, flag("--json", "print one JSON object")] = False,
 ) -> None:
     """Print the items of a silo that a user would rate highest, without those rated already."""
     from silograph.cli.printing import print_recommended
@@ -231,35 +216,26 @@ def _print(result: "Result", json: bool) -> None:
     print_result(result)
 
 
-@command(
-    "partition",
-    CUT_FIELDS,
-    {
-        "json": (
-            bool,
-            typer.Option(False, "--json", help="print the figures as one JSON object"),
-        ),
-        "quick": (
-            bool,
-            typer.Option(
-                False, "--quick", help="without clustering, which takes long on dense graphs"
-            ),
-        ),
-    },
-)
-def partition_command(inputs: CommandInputs, json: bool, quick: bool) -> None:
+@command("partition", CUT_FIELDS)
+def partition_command(
+    inputs: CommandInputs,
+    json: Annotated[bool, flag("--json", "print the figures as one JSON object")] = False,
+    quick: Annotated[
+        bool,
+        flag("--quick", "without clustering, which takes long on dense graphs"),
+    ] = False,
+) -> None:
     """Cut a graph and print what the cut did."""
     from silograph.cli.printing import print_cut
 
     print_cut(inputs.config, as_json=json, quick=quick)
 
 
-@command(
-    "attack",
-    FIELDS,
-    {"json": (bool, typer.Option(False, "--json", help="print the findings as one JSON object"))},
-)
-def attack_command(inputs: CommandInputs, json: bool) -> None:
+@command("attack", FIELDS)
+def attack_command(
+    inputs: CommandInputs,
+    json: Annotated[bool, flag("--json", "print the findings as one JSON object")] = False,
+) -> None:
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
     from silograph.experiment.run.result_folder import default_folder
@@ -272,21 +248,12 @@ def attack_command(inputs: CommandInputs, json: bool) -> None:
     print_findings(findings, out, as_json=json)
 
 
-@command(
-    "export-silos",
-    CUT_FIELDS,
-    {
-        "out": (
-            Path,
-            typer.Option(..., "--out", help="folder to make, with a folder for each silo"),
-        ),
-        "format": (
-            str,
-            typer.Option("csv", "--format", help="of the tables: csv, npz or parquet"),
-        ),
-    },
-)
-def export_command(inputs: CommandInputs, out: Path, format: str) -> None:
+@command("export-silos", CUT_FIELDS)
+def export_command(
+    inputs: CommandInputs,
+    out: Annotated[Path, flag("--out", "folder to make, with a folder for each silo")],
+    format: Annotated[str, flag("--format", "of the tables: csv, npz or parquet")] = "csv",
+) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.demo import export_silos
 
@@ -354,7 +321,7 @@ def datasets_command() -> None:
 def compile_command(
     dtype: Annotated[
         list[str] | None,
-        typer.Option("--dtype", help="float32 or float64; may be repeated (default: float32)"),
+        flag("--dtype", "float32 or float64; may be repeated (default: float32)"),
     ] = None,
 ) -> None:
     """Compile all kernels now, so that no run has to wait for them: for a machine or an image."""

@@ -22,10 +22,11 @@ from silograph.cli.flags import (
     AT_SILOS,
     FIELDS,
     CommandInputs,
+    Json,
+    Quiet,
     app,
     command,
-    declared_flags,
-    flags_command,
+    flag,
     hint_to_continue,
 )
 from silograph.core.config import RunConfig
@@ -34,8 +35,8 @@ from silograph.core.files import check_regular, describe_exposure
 from silograph.core.text import counted, printable
 
 if TYPE_CHECKING:
+    from silograph.deploy.server_settings import ServerSettings
     from silograph.deploy.silo import Attendance
-    from silograph.deploy.venue import ServerSettings
     from silograph.federation.session.audit import AuditedRun, AuditEntry, AuditReading
 
 
@@ -44,12 +45,12 @@ FAILED = 1  # exit code where the two ends differ
 
 @app.command("certs")
 def certs_command(
-    out: Annotated[Path, typer.Option("--out", help="folder for the files")],
+    out: Annotated[Path, flag("--out", "folder for the files")],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", help="name or address of the server (repeatable)"),
+        flag("--host", "name or address of the server (repeatable)"),
     ] = None,
-    days: Annotated[int, typer.Option("--days", help="how long they hold", min=1, max=3650)] = 365,
+    days: Annotated[int, flag("--days", "how long they hold", min=1, max=3650)] = 365,
 ) -> None:
     """Make an authority and a server's certificate, to try a federation with TLS."""
     from silograph.federation.session.wire import need_packages
@@ -68,25 +69,19 @@ def certs_command(
             typer.echo(f"warning: {line}", err=True)
 
 
-@command(
-    "demo-federation",
-    FIELDS,
-    {"quiet": (bool, typer.Option(False, "--quiet", help="show no progress"))},
-)
-def demo_command(inputs: CommandInputs, quiet: bool) -> int:
+@command("demo-federation", FIELDS)
+def demo_command(inputs: CommandInputs, quiet: Quiet = False) -> int:
     """Run server and silos as processes on this machine, and compare with a simulation."""
     from silograph.deploy.demo import demonstrate
 
-    demonstration = demonstrate(
-        inputs.config, report=(lambda _: None) if quiet else _print_to_stderr
-    )
+    def report(line: str) -> None:
+        if not quiet:
+            typer.echo(line, err=True)
+
+    demonstration = demonstrate(inputs.config, report)
     for line in demonstration.lines():
         typer.echo(line)
     return 0 if demonstration.same else FAILED
-
-
-def _print_to_stderr(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 # --- `silograph server`: waits for silos, and trains with them -----------------------------------
@@ -95,13 +90,13 @@ def _print_to_stderr(line: str) -> None:
 LOG = logging.getLogger("silograph")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages say what went wrong
 PANEL = "Federation"
-LOG_FILE = "file that gets what happens as JSON lines, one an event"
-LOG_LEVEL = "the least that is logged: debug, info or warning (default: info)"
+LOG_FILE_HELP = "file that gets what happens as JSON lines, one an event"
+LOG_LEVEL_HELP = "the least that is logged: debug, info or warning (default: info)"
 WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
 
 
 def _option(name: str, text: str) -> Any:
-    return typer.Option(name, help=text, show_default=False, rich_help_panel=PANEL)
+    return flag(name, text, show_default=False, rich_help_panel=PANEL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,22 +162,19 @@ class ServerFlags:
     keep_model: Annotated[
         bool, _option("--keep-model", "silos do not get the model when the run is over")
     ] = False
-    log_file: Annotated[Path | None, _option("--log-file", LOG_FILE)] = None
-    log_level: Annotated[str, _option("--log-level", LOG_LEVEL)] = "info"
-    json: Annotated[
-        bool, typer.Option("--json", help="print the final result as one JSON object")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False
+    log_file: Annotated[Path | None, _option("--log-file", LOG_FILE_HELP)] = None
+    log_level: Annotated[str, _option("--log-level", LOG_LEVEL_HELP)] = "info"
+    json: Json = False
+    quiet: Quiet = False
 
 
 @command(
     "server",
     [name for name in FIELDS if name not in AT_SILOS],
-    declared_flags(ServerFlags),
     "what tables and the result folder call the silos' data, which the server does not have "
     "(default: silos)",
 )
-def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
+def server_command(inputs: CommandInputs, flags: ServerFlags) -> None:
     """Wait for silos, train with them, and write a result folder."""
     from silograph.cli.printing import print_result
     from silograph.deploy.display import logging_to
@@ -190,7 +182,7 @@ def server_command(inputs: CommandInputs, **flag_values: Any) -> None:
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.run.progress import best_mode
 
-    flags, words = ServerFlags(**flag_values), _typed_words()
+    words = _typed_words()
     if flags.resume is not None:
         _check_resume_alone(words)
     _check_num_silos(inputs, flags, words)
@@ -230,7 +222,7 @@ def _with_name_and_folder(config: RunConfig) -> RunConfig:
 
 def _make_server_settings(flags: ServerFlags) -> "ServerSettings":
     """Return how the server meets its silos."""
-    from silograph.deploy.venue import ServerSettings
+    from silograph.deploy.server_settings import ServerSettings
 
     certs, silos = flags.certs, flags.silos
     return ServerSettings(
@@ -285,8 +277,8 @@ def _check_resume_alone(words: Mapping[str, list[str]]) -> None:
 
 def _resume_command_line(folder: str, words: Mapping[str, list[str]]) -> str:
     """Return the command that resumes a stopped server."""
-    kept_words = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
-    return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*kept_words)])
+    others = [words[name] for name in words if name not in WRITTEN_DOWN and name != "resume"]
+    return shlex.join(["silograph", "server", "--resume", folder, *itertools.chain(*others)])
 
 
 def _typed_words() -> dict[str, list[str]]:
@@ -317,68 +309,58 @@ def _typed_words() -> dict[str, list[str]]:
 class SiloFlags:
     """Flags of a silo."""
 
-    data: Annotated[Path, typer.Option("--data", help="the silo's folder (docs/silos.md)")]
-    server: Annotated[str | None, typer.Option("--server", help="HOST:PORT of the server")] = None
+    data: Annotated[Path, flag("--data", "the silo's folder (docs/silos.md)")]
+    server: Annotated[str | None, flag("--server", "HOST:PORT of the server")] = None
     init_policy: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--init-policy",
-            help="write a strict DATA/policy.toml with comments, and stop (docs/federation.md)",
+            "write a strict DATA/policy.toml with comments, and stop (docs/federation.md)",
         ),
     ] = False
     make_key: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--make-key",
-            help="make the silo's own key if there is none, print its name and public key for the "
+            "make the silo's own key if there is none, print its name and public key for the "
             "server's --keys, and stop",
         ),
     ] = False
-    name: Annotated[
-        str | None, typer.Option("--name", help="the silo's name, if it is to be checked")
-    ] = None
-    ca: Annotated[
-        Path | None, typer.Option("--ca", help="certificate that the server's comes from")
-    ] = None
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="without TLS, to this machine only")
-    ] = False
+    name: Annotated[str | None, flag("--name", "the silo's name, if it is to be checked")] = None
+    ca: Annotated[Path | None, flag("--ca", "certificate that the server's comes from")] = None
+    insecure: Annotated[bool, flag("--insecure", "without TLS, to this machine only")] = False
     key: Annotated[
         Path | None,
-        typer.Option("--key", help="the silo's own key (default: DATA/key.pem, made if absent)"),
+        flag("--key", "the silo's own key (default: DATA/key.pem, made if absent)"),
     ] = None
     secret: Annotated[
         Path | None,
-        typer.Option(
+        flag(
             "--secret",
-            help="shared with other silos: a file, or a folder of NAME files (default: "
+            "shared with other silos: a file, or a folder of NAME files (default: "
             "DATA/secret, if there is one)",
         ),
     ] = None
     state: Annotated[
         Path | None,
-        typer.Option("--state", help="folder for the last two rounds (default: DATA/state)"),
+        flag("--state", "folder for the last two rounds (default: DATA/state)"),
     ] = None
     device: Annotated[
-        str | None, typer.Option("--device", help="torch device (default: the server's config)")
+        str | None, flag("--device", "torch device (default: the server's config)")
     ] = None
     wait: Annotated[
         float,
-        typer.Option(
-            "--wait", help="seconds to try to reach the server, also one that was stopped"
-        ),
+        flag("--wait", "seconds to try to reach the server, also one that was stopped"),
     ] = 600.0
     no_wait: Annotated[
         bool,
-        typer.Option(
-            "--no-wait", help="end with exit code 1 when the server is stopped, in place of waiting"
-        ),
+        flag("--no-wait", "end with exit code 1 when the server is stopped, in place of waiting"),
     ] = False
     allow: Annotated[
         str | None,
-        typer.Option(
+        flag(
             "--allow",
-            help="methods with rows of single nodes that this silo agrees to, besides those that "
+            "methods with rows of single nodes that this silo agrees to, besides those that "
             "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
             "fedais and its presets, collect, items, features, or own.py:METHOD, separated by "
             "commas (docs/federation.md says what each sends)",
@@ -386,31 +368,29 @@ class SiloFlags:
     ] = None
     allow_code: Annotated[
         list[str] | None,
-        typer.Option(
+        flag(
             "--allow-code",
-            help="FILE.py or package.module with methods or models that the server may name; its "
+            "FILE.py or package.module with methods or models that the server may name; its "
             "code runs here (repeatable; docs/federation.md)",
         ),
     ] = None
     result: Annotated[
         Path | None,
-        typer.Option(
+        flag(
             "--result",
-            help="new folder for the model, the silo's scores and a report (default: "
+            "new folder for the model, the silo's scores and a report (default: "
             "DATA/results/METHOD-RUN)",
         ),
     ] = None
     audit: Annotated[
         Path | None,
-        typer.Option(
-            "--audit", help="file of all that leaves the silo (default: DATA/audit.jsonl)"
-        ),
+        flag("--audit", "file of all that leaves the silo (default: DATA/audit.jsonl)"),
     ] = None
-    log_file: Annotated[Path | None, typer.Option("--log-file", help=LOG_FILE)] = None
-    log_level: Annotated[str, typer.Option("--log-level", help=LOG_LEVEL)] = "info"
+    log_file: Annotated[Path | None, flag("--log-file", LOG_FILE_HELP)] = None
+    log_level: Annotated[str, flag("--log-level", LOG_LEVEL_HELP)] = "info"
 
 
-@flags_command("silo", SiloFlags)
+@command("silo")
 def silo_command(flags: SiloFlags) -> int:
     """Take part in one run with the data of a folder, which stay here."""
     if flags.init_policy:
@@ -522,7 +502,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
 
 
 INDENT = 11  # columns before what a line says
-MOST_SHOWN = 20  # refusals of a run that are shown
+MAX_REFUSALS = 20  # refusals of a run that are shown
 
 
 @app.command("audit")
@@ -530,9 +510,9 @@ def audit_command(
     file: Annotated[Path, typer.Argument(help="audit.jsonl of a silo's folder")],
     head: Annotated[
         str | None,
-        typer.Option("--head", help="hash of a line that was noted elsewhere: it must be there"),
+        flag("--head", "hash of a line that was noted elsewhere: it must be there"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    json: Annotated[bool, flag("--json", "print one JSON object")] = False,
 ) -> int:
     """Check the audit file of a silo, and show what has left it by run and kind."""
     from silograph.federation.session.audit import read_audit
@@ -585,7 +565,7 @@ def _facts_of_run(run: "AuditedRun") -> dict[str, Any]:
         "agreements": run.agreements,
         "rounds": run.rounds,
         "repeats": run.repeats,
-        "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in run.bytes.items()},
+        "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in sorted(run.bytes.items())},
         "bytes": run.sent,
         "refused": run.refused,
         "refusals": [_plain(entry) for entry in run.refusals],
@@ -640,7 +620,7 @@ def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
         rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
         rounds += f", {run.repeats} done again" if run.repeats else ""
         yield f"  {'sent':<16}{'calls':>10}{'bytes':>16}   {rounds}".rstrip()
-        for kind, size in run.bytes.items():
+        for kind, size in sorted(run.bytes.items()):
             yield f"  {kind:<16}{run.calls.get(kind, ''):>10}{size_text(size):>16}"
         calls = sum(run.calls.values())
         yield f"  {'all of it':<16}{calls:>10,}{size_text(run.sent):>16}"
@@ -654,13 +634,13 @@ def _refusals(run: "AuditedRun") -> Iterator[str]:
         yield f"  refused  {run.refused:,}"
     grouped = groupby(run.refusals, key=lambda entry: str(entry.facts.get("reason")))
     groups = [(reason, list(entries)) for reason, entries in grouped]
-    for reason, entries in groups[:MOST_SHOWN]:
+    for reason, entries in groups[:MAX_REFUSALS]:
         first, last = entries[0].line, entries[-1].line
         place = f"line {first}" if first == last else f"lines {first} to {last}"
         number = sum(entry.facts["times"] for entry in entries)
         yield f"    {place}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
-    if len(groups) > MOST_SHOWN:
-        yield f"    and {counted(len(groups) - MOST_SHOWN, 'other')} (all of them: --json)"
+    if len(groups) > MAX_REFUSALS:
+        yield f"    and {counted(len(groups) - MAX_REFUSALS, 'other')} (all of them: --json)"
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:

@@ -26,33 +26,13 @@ from silograph.experiment.result_files import CHECKPOINTS
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
 # What says which graph there is, and how it is cut.
 CUT_FIELDS = (
-    "data_dir",
-    "columns",
-    "na_values",
-    "scale",
-    "rating_scale",
-    "largest_component",
-    "features",
-    "split",
-    "partition",
-    "options",
-    "clients",
-    "alpha",
-    "favored_classes",
-    "favor",
-    "clients_per_part",
-    "part_share",
-    "share_mean",
-    "share_variance",
-    "share_classes",
-    "drop_edges",
-    "seed",
-    "partition_seed",
-    "split_seed",
+    *("data_dir", "columns", "na_values", "scale", "rating_scale", "largest_component"),
+    *("features", "split", "partition", "options", "clients", "drop_edges"),
+    *(f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("part") == "partition"),
+    *("seed", "partition_seed", "split_seed"),
 )
 # The graph is at the silos, and is cut already: a server has no flags for that.
 AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
-Flags = TypeVar("Flags")
 
 
 class CommandGroup(TyperGroup):
@@ -115,12 +95,7 @@ def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
     declared = typer.Option(
         None, *names, help=help_text, show_default=False, rich_help_panel=field.metadata["group"]
     )
-    return inspect.Parameter(
-        field.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=declared,
-        annotation=kind | None,
-    )
+    return _parameter(field.name, kind | None, declared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,84 +116,81 @@ class CommandInputs:
     trust: bool = False
 
 
-def declared_flags(flags: type) -> dict[str, tuple[Any, Any]]:
-    """Return type and default of each field of a dataclass whose fields are annotated for typer."""
+Body = TypeVar("Body", bound=Callable[..., Any])
+
+
+def flag(name: str, help: str, **settings: Any) -> Any:
+    """Return the declaration of a flag; `settings` are those of `typer.Option`."""
+    return typer.Option(name, help=help, **settings)
+
+
+Json = Annotated[bool, flag("--json", "print the final result as one JSON object")]
+Quiet = Annotated[bool, flag("--quiet", "show no progress")]
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _own_parameters(body: Callable[..., Any]) -> tuple[type | None, list[inspect.Parameter]]:
+    """Return the parameters of a command's function besides `inputs`, and the dataclass of `flags`.
+
+    The fields of that dataclass are parameters of the command.
+    """
+    own = {n: p for n, p in inspect.signature(body).parameters.items() if n != "inputs"}
+    if "flags" not in own:
+        return None, [_parameter(n, p.annotation, p.default) for n, p in own.items()]
+    flags_type: type = own["flags"].annotation
     required = inspect.Parameter.empty
-    return {
-        f.name: (f.type, required if f.default is dataclasses.MISSING else f.default)
-        for f in dataclasses.fields(flags)
-    }
-
-
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _register(
-    name: str,
-    run_body: Callable[..., Any],
-    body: Callable[..., Any],
-    parameters: Sequence[inspect.Parameter],
-) -> None:
-    """Register a function as a command, with the parameters and the help that it is to have."""
-    run_body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_body.__annotations__ = {p.name: p.annotation for p in parameters}
-    run_body.__doc__ = body.__doc__
-    app.command(name)(run_body)
-
-
-def flags_command(
-    name: str, flags: type[Flags]
-) -> Callable[[Callable[[Flags], Any]], Callable[[Flags], Any]]:
-    """Register a command that takes the flags of a dataclass, as one value."""
-
-    def register(body: Callable[[Flags], Any]) -> Callable[[Flags], Any]:
-        def run_body(**flag_values: Any) -> Any:
-            return body(flags(**flag_values))
-
-        parameters = [
-            _parameter(key, *kind_and_default)
-            for key, kind_and_default in declared_flags(flags).items()
-        ]
-        _register(name, run_body, body, parameters)
-        return body
-
-    return register
+    return flags_type, [
+        _parameter(f.name, f.type, required if f.default is dataclasses.MISSING else f.default)
+        for f in dataclasses.fields(flags_type)
+    ]
 
 
 def command(
     name: str,
-    fields: Collection[str],
-    extra: Mapping[str, tuple[Any, Any]],
+    fields: Collection[str] | None = None,
     dataset_help: str = "name of a dataset, or a path to its file (default: digits)",
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a command that takes DATASET, `--config`, the flags of `fields`, and `extra`.
+) -> Callable[[Body], Body]:
+    """Register a function as a command.
 
-    The wrapped function gets `CommandInputs` and the extras.
+    Its parameters are flags, annotated for typer; `flags` is a dataclass of such. With `fields` the
+    command also takes DATASET, `--config`, `--trust` and the flags of these fields, which the
+    function gets as `inputs`.
 
     Args:
         name: of the command.
-        fields: of `RunConfig`.
-        extra: type and typer's declaration (or default) of what is no field, by name.
+        fields: of `RunConfig`; None: the command has no config.
         dataset_help: what DATASET is.
     """
     dataset = typer.Argument(None, help=dataset_help)
     config = typer.Option(None, "--config", help="run file (TOML); flags go over it")
     trust = typer.Option(False, "--trust", help="run code of yours that a run file or folder names")
-    parameters = [
+    of_config = [
         _parameter("dataset", str | None, dataset),
         _parameter("config", Path | None, config),
         _parameter("trust", bool, trust),
-        *(_flag(f) for f in dataclasses.fields(RunConfig) if f.name in fields),
-        *(_parameter(key, *kind_and_default) for key, kind_and_default in extra.items()),
+        *(_flag(f) for f in dataclasses.fields(RunConfig) if f.name in (fields or ())),
     ]
 
-    def register(body: Callable[..., Any]) -> Callable[..., Any]:
-        def run_body(**flag_values: Any) -> Any:
-            extra_values = {key: flag_values.pop(key) for key in extra}
-            return body(_parse_inputs(flag_values, fields), **extra_values)
+    def register(body: Body) -> Body:
+        flags_type, own = _own_parameters(body)
 
-        _register(name, run_body, body, parameters)
+        def run_body(**values: Any) -> Any:
+            arguments = {parameter.name: values.pop(parameter.name) for parameter in own}
+            if flags_type is not None:
+                arguments = {"flags": flags_type(**arguments)}
+            if fields is not None:
+                arguments["inputs"] = _parse_inputs(values, fields)
+            return body(**arguments)
+
+        parameters = own if fields is None else [*of_config, *own]
+        run_body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run_body.__annotations__ = {p.name: p.annotation for p in parameters}
+        run_body.__doc__ = body.__doc__
+        app.command(name)(run_body)
         return body
 
     return register
@@ -264,19 +236,8 @@ SETTINGS = {
 CHOICES = {n: get_args(f.type) for n, f in SETTINGS.items() if get_origin(f.type) is Literal}
 OTHERS = (
     *("listen", "silos", "least", "metrics", "wait", "round_seconds", "rejoin_seconds"),
-    *(
-        "max_update_norm",
-        "log_level",
-        "ca",
-        "certs",
-        "keys",
-        "secret",
-        "server",
-        "seeds",
-        "trials",
-        "max_minutes",
-        "search_seed",
-    ),
+    *("max_update_norm", "log_level", "ca", "certs", "keys", "secret", "server"),
+    *("seeds", "trials", "max_minutes", "search_seed"),
 )
 # A name stands alone: it is no part of a path, of a quotation or of a dotted or longer name.
 BEFORE, AFTER = r"(?<![\w./'\"=-])(?<!--option )", r"(?![\w'\"/=-]|\.\w|\()"
@@ -289,7 +250,7 @@ SETTING = re.compile(
     rf"|(?<=give )(?:{NAMES})(?= itself))){AFTER})"
 )
 # What was quoted, Python that is called, and names to choose from are not the message's own.
-KEPT = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
+QUOTED = re.compile(r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|[\w.]+\([^()]*\)|[Cc]hoices: .*)""")
 # Settings that begin a message without being a run's: those of servers, silos and studies.
 HEAD = re.compile(rf"(?P<name>{'|'.join(OTHERS)})(?=: )|option (?P<option>\w[\w.]*)(?=: )")
 # A message about a part's own option: settings in it belong to other parts.
@@ -315,7 +276,7 @@ def spell_as_flags(text: str) -> str:
     if head := HEAD.match(text):
         flag = f"--option {head['option']}" if head["option"] else _flag_name(head["name"])
         return flag + spell_as_flags(text[head.end() :])
-    pieces = KEPT.split(text)
+    pieces = QUOTED.split(text)
     pieces[::2] = [SETTING.sub(_flag_spelling, piece) for piece in pieces[::2]]
     return "".join(pieces)
 

@@ -6,12 +6,22 @@ import math
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silograph.cli.flags import FIELDS, CommandInputs, app, command, hint_to_continue, resume_hint
+from silograph.cli.flags import (
+    FIELDS,
+    CommandInputs,
+    Quiet,
+    app,
+    command,
+    flag,
+    hint_to_continue,
+    resume_hint,
+)
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option
 from silograph.core.setting_values import Scalar
@@ -24,16 +34,11 @@ if TYPE_CHECKING:
 
 FAILED = 1  # exit code where a cell failed
 APART = ("method", "options", "seed")  # flags that a comparison has of its own
-PROCESSES = (
+Processes = Annotated[
     int | None,
-    typer.Option(
-        None,
-        "--processes",
-        help="runs at the same time (default: cores / threads; 0: in this process)",
-        show_default=False,
-    ),
-)
-QUIET = (bool, typer.Option(False, "--quiet", help="show no progress"))
+    flag("--processes", "runs at the same time (default: cores / threads; 0: in this process)"),
+]
+JsonStudy = Annotated[bool, flag("--json", "print everything as one JSON object")]
 
 
 def split_list(text: str, what: str) -> list[str]:
@@ -119,54 +124,46 @@ def parse_varied_values(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
     return values_by_key
 
 
-def _option(kind: Any, name: str, help: str, default: Any = None) -> tuple[Any, Any]:
-    show_default = default is not None
-    return kind, typer.Option(default, name, help=help, show_default=show_default)
+@dataclass(frozen=True, kw_only=True)
+class ComparisonFlags:
+    """Flags of a comparison besides those of its runs."""
 
-
-@command(
-    "compare",
-    [name for name in FIELDS if name not in APART],
-    {
-        "methods": _option(str, "--methods", "methods, separated by commas", "local,fedavg,fedopt"),
-        "seeds": _option(str, "--seeds", "how many seeds, or which: 0,1,2", "3"),
-        "over": _option(
-            list[str] | None, "--over", "vary a key or an option: clients=10,100 (repeatable)"
+    methods: Annotated[str, flag("--methods", "methods, separated by commas")] = (
+        "local,fedavg,fedopt"
+    )
+    seeds: Annotated[str, flag("--seeds", "how many seeds, or which: 0,1,2")] = "3"
+    over: Annotated[
+        list[str] | None,
+        flag("--over", "vary a key or an option: clients=10,100 (repeatable)"),
+    ] = None
+    method_options: Annotated[
+        list[str] | None,
+        flag("--options", "an option: METHOD.NAME=VALUE, or PART.NAME=VALUE for all (repeatable)"),
+    ] = None
+    baseline: Annotated[str | None, flag("--baseline", "test against it (default: the best)")] = (
+        None
+    )
+    view: Annotated[
+        str,
+        flag(
+            "--view", "of the test: server, uncut, personalized or own (one that all methods have)"
         ),
-        "method_options": _option(
-            list[str] | None,
-            "--options",
-            "an option: METHOD.NAME=VALUE, or PART.NAME=VALUE for all (repeatable)",
-        ),
-        "baseline": _option(str | None, "--baseline", "test against it (default: the best)"),
-        "view": _option(
-            str,
-            "--view",
-            "of the test: server, uncut, personalized or own (one that all methods have)",
-            "own",
-        ),
-        "test": _option(
-            str,
+    ] = "own"
+    test: Annotated[
+        str,
+        flag(
             "--test",
             "paired test: t, resampled (corrected for splits that overlap) or wilcoxon; auto: "
             "resampled where every seed splits the graph anew, else t",
-            "auto",
         ),
-        "processes": PROCESSES,
-        "json": _option(bool, "--json", "print everything as one JSON object", False),
-        "quiet": QUIET,
-    },
-)
-def compare_command(
-    inputs: CommandInputs,
-    methods: str,
-    seeds: str,
-    over: list[str] | None,
-    method_options: list[str] | None,
-    json: bool,
-    quiet: bool,
-    **study_options: Any,
-) -> int:
+    ] = "auto"
+    processes: Processes = None
+    json: JsonStudy = False
+    quiet: Quiet = False
+
+
+@command("compare", [name for name in FIELDS if name not in APART])
+def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
     """Run methods on the same cuts, splits and initial weights, and compare them."""
     from silograph.experiment.resolve.parts import own_code
     from silograph.experiment.resolve.user_code import is_spec
@@ -174,12 +171,9 @@ def compare_command(
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.compare.compare import compare
 
-    method_names = split_list(methods, "--methods")
-    given_seeds, varied, options = (
-        parse_seeds(seeds),
-        parse_varied_values(over),
-        parse_method_options(method_options),
-    )
+    method_names = split_list(flags.methods, "--methods")
+    given_seeds, varied = parse_seeds(flags.seeds), parse_varied_values(flags.over)
+    options = parse_method_options(flags.method_options)
     out = inputs.config.out or default_folder(inputs.config, "compare")
     with resume_hint(out, trust=bool(own_code(inputs.config)) or any(map(is_spec, method_names))):
         comparison = compare(
@@ -188,10 +182,13 @@ def compare_command(
             seeds=given_seeds,
             over=varied,
             options=options,
-            progress="none" if quiet else best_mode(),
-            **{**study_options, **inputs.flags, "out": out},
+            baseline=flags.baseline,
+            view=flags.view,
+            processes=flags.processes,
+            progress="none" if flags.quiet else best_mode(),
+            **{**inputs.flags, "out": out, "test": flags.test},
         )
-    return print_comparison(comparison, json)
+    return print_comparison(comparison, flags.json)
 
 
 def print_comparison(comparison: "Comparison", json: bool) -> int:
@@ -223,44 +220,42 @@ def parse_ranges(texts: Sequence[str] | None) -> dict[str, str]:
     return range_by_key
 
 
-@command(
-    "tune",
-    [name for name in FIELDS if name != "seed"],
-    {
-        "trials": _option(int, "--trials", "settings to try", 30),
-        "max_minutes": _option(float, "--max-minutes", "try no more settings then", math.inf),
-        "seeds": _option(str, "--seeds", "how many seeds a setting runs with, or which", "1"),
-        "keys": _option(str | None, "--keys", "keys to tune: lr,dropout (default: see docs)"),
-        "ranges": _option(
-            list[str] | None, "--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"
-        ),
-        "view": _option(
-            str, "--view", "that is searched by: server, uncut, personalized or own", "own"
-        ),
-        "search_seed": _option(int, "--search-seed", "another one tries other settings", 0),
-        "processes": PROCESSES,
-        "json": _option(bool, "--json", "print everything as one JSON object", False),
-        "quiet": QUIET,
-    },
-)
-def tune_command(
-    inputs: CommandInputs,
-    seeds: str,
-    keys: str | None,
-    ranges: list[str] | None,
-    json: bool,
-    quiet: bool,
-    **study_options: Any,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """Flags of a search besides those of its runs."""
+
+    trials: Annotated[int, flag("--trials", "settings to try")] = 30
+    max_minutes: Annotated[float, flag("--max-minutes", "try no more settings then")] = math.inf
+    seeds: Annotated[str, flag("--seeds", "how many seeds a setting runs with, or which")] = "1"
+    keys: Annotated[str | None, flag("--keys", "keys to tune: lr,dropout (default: see docs)")] = (
+        None
+    )
+    ranges: Annotated[
+        list[str] | None,
+        flag("--range", "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B (repeatable)"),
+    ] = None
+    view: Annotated[
+        str, flag("--view", "that is searched by: server, uncut, personalized or own")
+    ] = "own"
+    search_seed: Annotated[int, flag("--search-seed", "another one tries other settings")] = 0
+    processes: Processes = None
+    json: JsonStudy = False
+    quiet: Quiet = False
+
+
+@command("tune", [name for name in FIELDS if name != "seed"])
+def tune_command(inputs: CommandInputs, flags: SearchFlags) -> int:
     """Search settings of a method by validation scores alone; score the winner on test nodes."""
     from silograph.experiment.resolve.parts import find_method, own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune
 
-    tuned_keys = None if keys is None else [k.replace("-", "_") for k in split_list(keys, "--keys")]
-    given_seeds, given_ranges = parse_seeds(seeds), parse_ranges(ranges)
+    tuned_keys = None
+    if flags.keys is not None:
+        tuned_keys = [key.replace("-", "_") for key in split_list(flags.keys, "--keys")]
     config = inputs.config
+    given_seeds, given_ranges = parse_seeds(flags.seeds), parse_ranges(flags.ranges)
     out = config.out or default_folder(config, f"tune-{find_method(config).name}")
     with resume_hint(out, trust=bool(own_code(config))):
         outcome = tune(
@@ -268,10 +263,15 @@ def tune_command(
             seeds=given_seeds,
             keys=tuned_keys,
             ranges=given_ranges,
-            progress="none" if quiet else best_mode(),
-            **{**study_options, **inputs.flags, "out": out},
+            trials=flags.trials,
+            max_minutes=flags.max_minutes,
+            view=flags.view,
+            search_seed=flags.search_seed,
+            processes=flags.processes,
+            progress="none" if flags.quiet else best_mode(),
+            **{**inputs.flags, "out": out},
         )
-    return print_search(outcome, json)
+    return print_search(outcome, flags.json)
 
 
 def print_search(outcome: "Tuned", json: bool) -> int:
@@ -290,26 +290,15 @@ def print_search(outcome: "Tuned", json: bool) -> int:
 # --- `silograph train-agent`: episodes of an agent, one run after the other ----------------------
 
 
-@command(
-    "train-agent",
-    [name for name in FIELDS if name not in ("checkpoint_every", "tracker")],
-    {
-        "episodes": (
-            int,
-            typer.Option(100, "--episodes", help="runs, those that are over included"),
-        ),
-        "seeds": (
-            int,
-            typer.Option(
-                5,
-                "--seeds",
-                help="partitions, splits and first weights that episodes take turns in",
-            ),
-        ),
-        "quiet": (bool, typer.Option(False, "--quiet", help="show no progress")),
-    },
-)
-def train_agent_command(inputs: CommandInputs, episodes: int, seeds: int, quiet: bool) -> None:
+@command("train-agent", [name for name in FIELDS if name not in ("checkpoint_every", "tracker")])
+def train_agent_command(
+    inputs: CommandInputs,
+    episodes: Annotated[int, flag("--episodes", "runs, those that are over included")] = 100,
+    seeds: Annotated[
+        int, flag("--seeds", "partitions, splits and first weights that episodes take turns in")
+    ] = 5,
+    quiet: Quiet = False,
+) -> None:
     """Train an agent that sets a method's knobs, over runs with seeds of their own."""
     from silograph.control.ddpg import PROFILE
     from silograph.study.train_agent import AgentTraining, missing_rounds, train_agent
@@ -403,28 +392,28 @@ def reproduce_command(
         typer.Argument(help="name of a recipe, or FILE.py:NAME (default: list the recipes)"),
     ] = None,
     datasets: Annotated[
-        str | None, typer.Option("--datasets", help="run only cells of these: cora,pubmed")
+        str | None, flag("--datasets", "run only cells of these: cora,pubmed")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help='run only cells with KEY=VALUE,"A, B" (repeatable)'),
+        flag("--only", 'run only cells with KEY=VALUE,"A, B" (repeatable)'),
     ] = None,
-    recipes: Annotated[Path, typer.Option("--recipes", help="folder of recipes by name")] = RECIPES,
-    out: Annotated[Path, typer.Option("--out", help="folder of pages and lines")] = RECIPES,
+    recipes: Annotated[Path, flag("--recipes", "folder of recipes by name")] = RECIPES,
+    out: Annotated[Path, flag("--out", "folder of pages and lines")] = RECIPES,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", help="folder in which datasets are looked for first")
+        str | None, flag("--data-dir", "folder in which datasets are looked for first")
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", help="runs at the same time (default: cores / threads)"),
+        flag("--processes", "runs at the same time (default: cores / threads)"),
     ] = None,
     max_minutes: Annotated[
         float,
-        typer.Option("--max-minutes", help="start no more cells then; 0 only writes the page"),
+        flag("--max-minutes", "start no more cells then; 0 only writes the page"),
     ] = math.inf,
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+    quiet: Quiet = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="run the code of recipes that are named, not given")
+        bool, flag("--trust", "run the code of recipes that are named, not given")
     ] = False,
 ) -> int:
     """Run what a recipe lacks and write its page, ours beside the paper's."""
@@ -472,8 +461,8 @@ def _resume_command_line(
     arguments = ["reproduce", recipe, "--out", str(out)]
     arguments += ["--recipes", str(recipes)] if recipes != RECIPES else []
     arguments += [f"--only={key}={_format_csv_line(values)}" for key, values in only_values.items()]
-    for flag, value in extra_flags.items():
-        arguments += [] if value is None else [flag, str(value)]
+    for name, value in extra_flags.items():
+        arguments += [] if value is None else [name, str(value)]
     return f"silograph {shlex.join(arguments)}"
 
 

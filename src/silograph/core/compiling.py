@@ -138,4 +138,8 @@ def _locked(path: Path, work: Callable[[], Any]) -> Any:
         return work()
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return work()
+        try:
+            return work()
+        finally:
+            # Closing is not enough: a process forked meanwhile has the file open, and its lock.
+            fcntl.flock(lock, fcntl.LOCK_UN)

@@ -39,17 +39,33 @@ MOST = 2**63  # of what is counted: torch and numpy have no larger numbers
 Count = Annotated[int, Field(ge=1, lt=MOST)]
 LOG = logging.getLogger("silograph")
 SCORED_ON_RECEIPT = "eval_on_receipt"  # an option of earlier versions, which run files may have
-Behind = Annotated[int, Field(ge=1, le=10**6)]  # nodes or silos behind a row
+Contributors = Annotated[int, Field(ge=1, le=10**6)]  # nodes or silos that a row sums over
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
-def option(help: str, group: str, *, off: str = "", tune: Range | None = None) -> dict[str, Any]:
-    """Return the metadata of a field: help, panel, the flag that says no, what tuning tries."""
-    return {"help": help, "group": group, "off": off, "tune": tune}
+def setting(
+    group: str, default: object, help: str, *, off: str = "", tune: Range | None = None
+) -> Any:
+    """Return a field of a config.
+
+    Args:
+        group: panel of the command line's help.
+        default: its value, unless it is given.
+        help: one line for users.
+        off: the flag that says no; by default --no-NAME.
+        tune: what tuning tries.
+    """
+    metadata = {"help": help, "group": group, "off": off, "tune": tune}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def of_part(slot: str, group: str) -> dict[str, Any]:
-    """Return the metadata of a field that is an option of the chosen part, which declares it."""
-    return {"help": "", "group": group, "off": "", "tune": None, "part": slot}
+def part_option(part: str, group: str) -> Any:
+    """Return a field that is an option of the chosen part, which has its text and default."""
+    metadata = {"help": "", "group": group, "off": "", "tune": None, "part": part}
+    return field(default=None, metadata=metadata)
 
 
 def with_plain_types(kind: type[T]) -> type[T]:
@@ -69,416 +85,299 @@ class RunConfig:
     chosen partition, model, neighbor sampler or selector, which has text, default and range.
     """
 
-    dataset: str = field(
-        default="digits", metadata=option("name of a dataset, or a path to its file", "Data")
+    dataset: str = setting("Data", "digits", "name of a dataset, or a path to its file")
+    data_dir: str | None = setting("Data", None, "folder in which datasets are looked for first")
+    columns: str | None = setting(
+        "Data",
+        None,
+        "names of columns in tables, such as id=key,label=kind (of id, label, silo, source, "
+        "target, weight; of ratings user, item, rating, time, split, category, truster, "
+        "trustee); several labels: label=red+blue",
     )
-    data_dir: str | None = field(
-        default=None, metadata=option("folder in which datasets are looked for first", "Data")
+    na_values: Annotated[str | None, BeforeValidator(parse_na_values)] = setting(
+        "Data",
+        None,
+        "words or numbers that count as missing in a graph's tables or .npz file besides the "
+        'usual ones, such as -999,unknown (a word with a comma: ["a, b"])',
     )
-    columns: str | None = field(
-        default=None,
-        metadata=option(
-            "names of columns in tables, such as id=key,label=kind (of id, label, silo, source, "
-            "target, weight; of ratings user, item, rating, time, split, category, truster, "
-            "trustee); several labels: label=red+blue",
-            "Data",
-        ),
+    scale: Positive = setting("Data", 1.0, "factor of nodes and edges, of a generated dataset only")
+    rating_scale: Annotated[str | None, BeforeValidator(parse_rating_scale)] = setting(
+        "Data",
+        None,
+        "least and largest rating of a folder of tables of ratings, such as 0.5,5 (default: 1,5)",
     )
-    na_values: Annotated[str | None, BeforeValidator(parse_na_values)] = field(
-        default=None,
-        metadata=option(
-            "words or numbers that count as missing in a graph's tables or .npz file besides the "
-            'usual ones, such as -999,unknown (a word with a comma: ["a, b"])',
-            "Data",
-        ),
+    largest_component: bool = setting(
+        "Data", False, "keep only the largest connected component", off="--all-components"
     )
-    scale: Annotated[float, Field(gt=0)] = field(
-        default=1.0,
-        metadata=option("factor of nodes and edges, of a generated dataset only", "Data"),
+    features: Literal["given", "degree", "constant", "onehot-degree"] = setting(
+        "Data", "given", "features of nodes: those of the data, or made of what each silo knows"
     )
-    rating_scale: Annotated[str | None, BeforeValidator(parse_rating_scale)] = field(
-        default=None,
-        metadata=option(
-            "least and largest rating of a folder of tables of ratings, such as 0.5,5 (default: "
-            "1,5)",
-            "Data",
-        ),
+    normalize: Literal["none", "row", "standard", "standard_client"] = setting(
+        "Data",
+        "none",
+        "scaling of features (row: divide a node's by their sum; standard: mean 0 and "
+        "deviation 1 over the training nodes of all clients; standard_client: over those of "
+        "each client)",
     )
-    largest_component: bool = field(
-        default=False,
-        metadata=option(
-            "keep only the largest connected component", "Data", off="--all-components"
-        ),
+    edge_weights: Literal["log", "scale", "use", "ignore"] | None = setting(
+        "Data",
+        None,
+        "what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights "
+        "scaled to mean 1 over all clients, weights used as they are, or every edge counts 1 "
+        "(default: log)",
     )
-    features: Literal["given", "degree", "constant", "onehot-degree"] = field(
-        default="given",
-        metadata=option(
-            "features of nodes: those of the data, or made of what each silo knows", "Data"
-        ),
+    split: str = setting(
+        "Data",
+        "0.2/0.4/0.4",
+        "train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: "
+        "each client splits its own copies); fold=I/K of "
+        "cross validation; public; full (public, all others train)",
     )
-    normalize: Literal["none", "row", "standard", "standard_client"] = field(
-        default="none",
-        metadata=option(
-            "scaling of features (row: divide a node's by their sum; standard: mean 0 and "
-            "deviation 1 over the training nodes of all clients; standard_client: over those of "
-            "each client)",
-            "Data",
-        ),
+    partition: str = setting(
+        "Clients",
+        "metis",
+        "how to cut: metis, louvain, random, dirichlet, class_biased, silo, category, with "
+        "overlap metis_overlapping or shares, or FILE.csv with columns node and client",
     )
-    edge_weights: Literal["log", "scale", "use", "ignore"] | None = field(
-        default=None,
-        metadata=option(
-            "what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights "
-            "scaled to mean 1 over all clients, weights used as they are, or every edge counts 1 "
-            "(default: log)",
-            "Data",
-        ),
+    clients: Count | None = setting(
+        "Clients", None, "number of clients (default: 10; silo: as many as silos)"
     )
-    split: str = field(
-        default="0.2/0.4/0.4",
-        metadata=option(
-            "train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: "
-            "each client splits its own copies); fold=I/K of "
-            "cross validation; public; full (public, all others train)",
-            "Data",
-        ),
+    alpha: float | None = part_option("partition", "Clients")
+    favored_classes: int | None = part_option("partition", "Clients")
+    favor: float | None = part_option("partition", "Clients")
+    clients_per_part: int | None = part_option("partition", "Clients")
+    part_share: float | None = part_option("partition", "Clients")
+    share_mean: float | None = part_option("partition", "Clients")
+    share_variance: float | None = part_option("partition", "Clients")
+    share_classes: int | None = part_option("partition", "Clients")
+    drop_edges: Share = setting(
+        "Clients", 0.0, "share of a client's internal edges dropped, in any cut"
     )
-    partition: str = field(
-        default="metis",
-        metadata=option(
-            "how to cut: metis, louvain, random, dirichlet, class_biased, silo, category, with "
-            "overlap metis_overlapping or shares, or FILE.csv with columns node and client",
-            "Clients",
-        ),
+    participation: float | None = part_option("selector", "Clients")
+    selector: str | None = setting(
+        "Clients",
+        None,
+        "which clients train in a round: all, uniform (a share of them, see participation), "
+        "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for "
+        "fedacs, else uniform)",
     )
-    clients: Count | None = field(
-        default=None,
-        metadata=option("number of clients (default: 10; silo: as many as silos)", "Clients"),
+    model: str | None = setting(
+        "Model",
+        None,
+        "layers: gcn, sage, graphconv, gin, gat, appnp or mlp; for ratings rating_profiles, "
+        "rating_gcn, rating_gat, rating_biases, rating_mf, sorec, soreg or consisrec; or a "
+        "torch.nn.Module of your own: FILE.py:NAME or package.module:NAME (default: gcn; for "
+        "ratings rating_profiles, for fedacs rating_gcn)",
     )
-    alpha: float | None = field(default=None, metadata=of_part("partition", "Clients"))
-    favored_classes: int | None = field(default=None, metadata=of_part("partition", "Clients"))
-    favor: float | None = field(default=None, metadata=of_part("partition", "Clients"))
-    clients_per_part: int | None = field(default=None, metadata=of_part("partition", "Clients"))
-    part_share: float | None = field(default=None, metadata=of_part("partition", "Clients"))
-    share_mean: float | None = field(default=None, metadata=of_part("partition", "Clients"))
-    share_variance: float | None = field(default=None, metadata=of_part("partition", "Clients"))
-    share_classes: int | None = field(default=None, metadata=of_part("partition", "Clients"))
-    drop_edges: Annotated[float, Field(ge=0, le=1)] = field(
-        default=0.0,
-        metadata=option("share of a client's internal edges dropped, in any cut", "Clients"),
+    layers: Count | None = setting(
+        "Model", None, "layers with weights (default: 2, or as hidden says)"
     )
-    participation: float | None = field(default=None, metadata=of_part("selector", "Clients"))
-    selector: str | None = field(
-        default=None,
-        metadata=option(
-            "which clients train in a round: all, uniform (a share of them, see participation), "
-            "round_robin, power_of_choice, oort, harmony or ucb; or FILE.py:NAME (default: ucb for "
-            "fedacs, else uniform)",
-            "Clients",
-        ),
+    hidden: Annotated[int | str | None, BeforeValidator(parse_widths)] = setting(
+        "Model",
+        None,
+        "width of the hidden layers, or one for each: 256,128 (default: 128; for fedacs on "
+        "ratings, 32 with 5 layers)",
+        tune=choice(32, 64, 128, 256),
     )
-    model: str | None = field(
-        default=None,
-        metadata=option(
-            "layers: gcn, sage, graphconv, gin, gat, appnp or mlp; for ratings rating_profiles, "
-            "rating_gcn, rating_gat, rating_biases, rating_mf, sorec, soreg or consisrec; or a "
-            "torch.nn.Module of your own: FILE.py:NAME or package.module:NAME (default: gcn; for "
-            "ratings rating_profiles, for fedacs rating_gcn)",
-            "Model",
-        ),
+    head: str | None = part_option("model", "Model")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "Model", 0.5, "share of hidden activations dropped", tune=lin(0.0, 0.8)
     )
-    layers: Count | None = field(
-        default=None,
-        metadata=option("layers with weights (default: 2, or as hidden says)", "Model"),
+    input_dropout: float | None = part_option("model", "Model")
+    attention_dropout: float | None = part_option("model", "Model")
+    residual: bool | None = part_option("model", "Model")
+    heads: int | None = part_option("model", "Model")
+    hops: int | None = part_option("model", "Model")
+    teleport: float | None = part_option("model", "Model")
+    method: str = setting(
+        "Training",
+        "fedopt",
+        "what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl, "
+        "gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, "
+        "fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, "
+        "cagnet, local, centralized or graphsaint",
     )
-    hidden: Annotated[int | str | None, BeforeValidator(parse_widths)] = field(
-        default=None,
-        metadata=option(
-            "width of the hidden layers, or one for each: 256,128 (default: 128; for fedacs on "
-            "ratings, 32 with 5 layers)",
-            "Model",
-            tune=choice(32, 64, 128, 256),
-        ),
+    aggregator: str = setting(
+        "Training",
+        "mean",
+        "what the server makes of the clients' weights: mean, median or trimmed_mean; or "
+        "FILE.py:NAME (methods that average weights)",
     )
-    head: str | None = field(default=None, metadata=of_part("model", "Model"))
-    dropout: Annotated[float, Field(ge=0, lt=1)] = field(
-        default=0.5,
-        metadata=option("share of hidden activations dropped", "Model", tune=lin(0.0, 0.8)),
+    options: Mapping[str, Scalar] = setting(
+        "Training",
+        {},
+        "an option of the method or another chosen part, NAME=VALUE or PART.NAME=VALUE; parts: "
+        "method, partition, model, neighbors, selector, aggregator (repeatable; see silograph "
+        "parts)",
     )
-    input_dropout: float | None = field(default=None, metadata=of_part("model", "Model"))
-    attention_dropout: float | None = field(default=None, metadata=of_part("model", "Model"))
-    residual: bool | None = field(default=None, metadata=of_part("model", "Model"))
-    heads: int | None = field(default=None, metadata=of_part("model", "Model"))
-    hops: int | None = field(default=None, metadata=of_part("model", "Model"))
-    teleport: float | None = field(default=None, metadata=of_part("model", "Model"))
-    method: str = field(
-        default="fedopt",
-        metadata=option(
-            "what trains: fedopt, fedavg, fedacs, fedmf, fedgnn, fesog, fedprox, fedper, gcfl, "
-            "gcflplus, fedpub, fedsageplus, fedsage_local, scaffold, llcg, fedais, fedall, "
-            "fedrandom, fedlocal, fedpns, fedais1, fedais2, stale, fedgraph, label_guided, bns, "
-            "cagnet, local, centralized or graphsaint",
-            "Training",
-        ),
+    rounds: Annotated[int, Field(ge=1, lt=2**31)] = setting("Training", 100, "number of rounds")
+    local_epochs: Count | None = setting(
+        "Training",
+        None,
+        "passes of a client over its nodes in a round (default: by method, 1 for most)",
+        tune=lin(1, 5),
     )
-    aggregator: str = field(
-        default="mean",
-        metadata=option(
-            "what the server makes of the clients' weights: mean, median or trimmed_mean; or "
-            "FILE.py:NAME (methods that average weights)",
-            "Training",
-        ),
+    collect: Share = setting(
+        "Training",
+        0.0,
+        "share of neighbors in other silos whose features each client fetches before training "
+        "(features leave their silo)",
     )
-    options: Mapping[str, Scalar] = field(
-        default_factory=dict,
-        metadata=option(
-            "an option of the method or another chosen part, NAME=VALUE or PART.NAME=VALUE; parts: "
-            "method, partition, model, neighbors, selector, aggregator (repeatable; see silograph "
-            "parts)",
-            "Training",
-        ),
+    min_nodes_per_row: Contributors = setting(
+        "Training",
+        1,
+        "least number of own nodes behind each row that a silo sends; others are left out "
+        "(methods that exchange sums)",
     )
-    rounds: Annotated[int, Field(ge=1, lt=2**31)] = field(
-        default=100, metadata=option("number of rounds", "Training")
+    min_silos_per_row: Contributors = setting(
+        "Training",
+        1,
+        "least number of silos behind each sum that the server hands on; others are left out "
+        "(methods that exchange sums)",
     )
-    local_epochs: Count | None = field(
-        default=None,
-        metadata=option(
-            "passes of a client over its nodes in a round (default: by method, 1 for most)",
-            "Training",
-            tune=lin(1, 5),
-        ),
+    batch_size: Count | None = setting(
+        "Training", None, "training nodes in a local step (default: all of a client)"
     )
-    collect: Annotated[float, Field(ge=0, le=1)] = field(
-        default=0.0,
-        metadata=option(
-            "share of neighbors in other silos whose features each client fetches before training "
-            "(features leave their silo)",
-            "Training",
-        ),
+    fanout: str | None = part_option("neighbors", "Training")
+    neighbors: str | None = setting(
+        "Training",
+        None,
+        "what draws neighbors in local steps: full, fanout, bernoulli, drop_edge, drop_node, "
+        "fastgcn, ladies or fedgrains; or FILE.py:NAME (default: fanout if that is given, else "
+        "full)",
     )
-    min_nodes_per_row: Behind = field(
-        default=1,
-        metadata=option(
-            "least number of own nodes behind each row that a silo sends; others are left out "
-            "(methods that exchange sums)",
-            "Training",
-        ),
+    optimizer: Literal["adam", "sgd"] | None = setting(
+        "Training", None, "the clients' optimizer (default: sgd for fedopt and scaffold, else adam)"
     )
-    min_silos_per_row: Behind = field(
-        default=1,
-        metadata=option(
-            "least number of silos behind each sum that the server hands on; others are left out "
-            "(methods that exchange sums)",
-            "Training",
-        ),
+    lr: Positive | None = setting(
+        "Training",
+        None,
+        "the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)",
+        tune=log(1e-3, 1.0),
     )
-    batch_size: Count | None = field(
-        default=None,
-        metadata=option("training nodes in a local step (default: all of a client)", "Training"),
+    lr_schedule: str = setting(
+        "Training",
+        "constant",
+        "the clients' learning rate over rounds: constant, cosine (to 0 at the end), or "
+        "step:ROUNDS:FACTOR (times FACTOR after every ROUNDS rounds)",
     )
-    fanout: str | None = field(default=None, metadata=of_part("neighbors", "Training"))
-    neighbors: str | None = field(
-        default=None,
-        metadata=option(
-            "what draws neighbors in local steps: full, fanout, bernoulli, drop_edge, drop_node, "
-            "fastgcn, ladies or fedgrains; or FILE.py:NAME (default: fanout if that is given, else "
-            "full)",
-            "Training",
-        ),
+    warmup_rounds: Annotated[int, Field(ge=0, lt=MOST)] = setting(
+        "Training", 0, "first rounds, in which the rate rises in equal steps"
     )
-    optimizer: Literal["adam", "sgd"] | None = field(
-        default=None,
-        metadata=option(
-            "the clients' optimizer (default: sgd for fedopt and scaffold, else adam)", "Training"
-        ),
+    weight_decay: Annotated[float, Field(ge=0)] | None = setting(
+        "Training",
+        None,
+        "L2 penalty added to the gradient (default: by method, else 5e-4)",
+        tune=log(1e-6, 1e-2),
     )
-    lr: Annotated[float, Field(gt=0)] | None = field(
-        default=None,
-        metadata=option(
-            "the clients' learning rate (default: by method, else sgd 0.1 and adam 0.01)",
-            "Training",
-            tune=log(1e-3, 1.0),
-        ),
+    decay_layers: Literal["all", "first"] = setting(
+        "Training", "all", "layers whose weights and biases have the L2 penalty"
     )
-    lr_schedule: str = field(
-        default="constant",
-        metadata=option(
-            "the clients' learning rate over rounds: constant, cosine (to 0 at the end), or "
-            "step:ROUNDS:FACTOR (times FACTOR after every ROUNDS rounds)",
-            "Training",
-        ),
+    momentum: Annotated[float, Field(ge=0, lt=1)] = setting(
+        "Training", 0.0, "momentum of the clients' sgd"
     )
-    warmup_rounds: Annotated[int, Field(ge=0, lt=MOST)] = field(
-        default=0,
-        metadata=option("first rounds, in which the rate rises in equal steps", "Training"),
+    keep_optimizer: bool | None = setting(
+        "Training", None, "keep optimizer state between rounds (default: by method)"
     )
-    weight_decay: Annotated[float, Field(ge=0)] | None = field(
-        default=None,
-        metadata=option(
-            "L2 penalty added to the gradient (default: by method, else 5e-4)",
-            "Training",
-            tune=log(1e-6, 1e-2),
-        ),
+    weights_as: Literal["exact", "float16", "int8", "int4"] = setting(
+        "Training",
+        "exact",
+        "how weights travel: exact, or matrices rounded to float16, to bytes (int8) or to half "
+        "bytes (int4) with a scale for each row; clients send changes, with what was rounded "
+        "off before",
     )
-    decay_layers: Literal["all", "first"] = field(
-        default="all",
-        metadata=option("layers whose weights and biases have the L2 penalty", "Training"),
+    weight_rows: Literal["all", "used"] = setting(
+        "Training",
+        "all",
+        "rows of the first weights that travel: all, or those of features that occur at the "
+        "client, which shows the server which these are",
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = field(
-        default=0.0, metadata=option("momentum of the clients' sgd", "Training")
+    metric: str | None = setting(
+        "Results",
+        None,
+        "the score that picks the best round, stops by patience, is tuned, compared and shown "
+        "first (default: accuracy; f1_micro for label sets, rmse for numbers)",
     )
-    keep_optimizer: bool | None = field(
-        default=None,
-        metadata=option("keep optimizer state between rounds (default: by method)", "Training"),
+    relevant: Annotated[float, Field(allow_inf_nan=False)] | None = setting(
+        "Results",
+        None,
+        "of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 "
+        "how many that a user rates so high or higher come first (default: none are ranked; 4 "
+        "with one of these as metric)",
     )
-    weights_as: Literal["exact", "float16", "int8", "int4"] = field(
-        default="exact",
-        metadata=option(
-            "how weights travel: exact, or matrices rounded to float16, to bytes (int8) or to half "
-            "bytes (int4) with a scale for each row; clients send changes, with what was rounded "
-            "off before",
-            "Training",
-        ),
+    patience: Count | None = setting(
+        "Stopping", None, "stop after this many rounds without better validation"
     )
-    weight_rows: Literal["all", "used"] = field(
-        default="all",
-        metadata=option(
-            "rows of the first weights that travel: all, or those of features that occur at the "
-            "client, which shows the server which these are",
-            "Training",
-        ),
+    target: str | None = setting(
+        "Stopping", None, "stop at a validation score: METRIC=VALUE, or a value of the run's metric"
     )
-    metric: str | None = field(
-        default=None,
-        metadata=option(
-            "the score that picks the best round, stops by patience, is tuned, compared and shown "
-            "first (default: accuracy; f1_micro for label sets, rmse for numbers)",
-            "Results",
-        ),
+    max_bytes: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(parse_bytes)] = (
+        setting("Stopping", None, "stop when this much has been exchanged in all, e.g. 10MB")
     )
-    relevant: Annotated[float, Field(allow_inf_nan=False)] | None = field(
-        default=None,
-        metadata=option(
-            "of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 "
-            "how many that a user rates so high or higher come first (default: none are ranked; 4 "
-            "with one of these as metric)",
-            "Results",
-        ),
+    max_seconds: Positive | None = setting(
+        "Stopping", None, "stop after this many seconds of training"
     )
-    patience: Count | None = field(
-        default=None,
-        metadata=option("stop after this many rounds without better validation", "Stopping"),
+    speeds: str | None = setting(
+        "Virtual time",
+        None,
+        "speeds of clients on a virtual clock: equal, lognormal, or numbers of 10^9 operations "
+        "a second that clients have in turn, such as 1,2,4 (default with links: equal)",
     )
-    target: str | None = field(
-        default=None,
-        metadata=option(
-            "stop at a validation score: METRIC=VALUE, or a value of the run's metric", "Stopping"
-        ),
+    links: str | None = setting(
+        "Virtual time",
+        None,
+        "links of clients on a virtual clock, in turn: MB/s:SECONDS of latency for each call, "
+        "such as 10:0.05,0.5:0.2 (default with speeds: 10:0.05)",
     )
-    max_bytes: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(parse_bytes)] = field(
-        default=None,
-        metadata=option("stop when this much has been exchanged in all, e.g. 10MB", "Stopping"),
+    max_virtual_seconds: Positive | None = setting(
+        "Virtual time", None, "stop after this many seconds of the virtual clock"
     )
-    max_seconds: Annotated[float, Field(gt=0)] | None = field(
-        default=None, metadata=option("stop after this many seconds of training", "Stopping")
+    eval_every: Count = setting("Evaluation", 1, "rounds between evaluations")
+    evaluate_clients: Literal["all", "participants"] | None = setting(
+        "Evaluation",
+        None,
+        "who scores the server's model of a round: all clients, or those that train from it in "
+        "the next round; all score the last and the best one (default: all in a simulation, "
+        "participants with a server of silos if the method can)",
     )
-    speeds: str | None = field(
-        default=None,
-        metadata=option(
-            "speeds of clients on a virtual clock: equal, lognormal, or numbers of 10^9 operations "
-            "a second that clients have in turn, such as 1,2,4 (default with links: equal)",
-            "Virtual time",
-        ),
+    evaluation_min_count: Annotated[int, Field(ge=0, le=10**6)] | None = setting(
+        "Evaluation",
+        None,
+        "least number of nodes behind each count that a client sends when it evaluates; "
+        "smaller ones are merged or left out (default: 0, and 5 for a server of real silos)",
     )
-    links: str | None = field(
-        default=None,
-        metadata=option(
-            "links of clients on a virtual clock, in turn: MB/s:SECONDS of latency for each call, "
-            "such as 10:0.05,0.5:0.2 (default with speeds: 10:0.05)",
-            "Virtual time",
-        ),
+    local_bias: bool = setting(
+        "Results",
+        False,
+        "train a centralized model from the same weights, too, and tell how far logits are "
+        "from its (simulation only)",
     )
-    max_virtual_seconds: Annotated[float, Field(gt=0)] | None = field(
-        default=None,
-        metadata=option("stop after this many seconds of the virtual clock", "Virtual time"),
+    seed: Seed = setting("Seeds", 0, "seed of training and of the others")
+    partition_seed: Seed | None = setting("Seeds", None, "seed of the cut (default: seed)")
+    split_seed: Seed | None = setting("Seeds", None, "seed of train/val/test (default: seed)")
+    init_seed: Seed | None = setting("Seeds", None, "seed of the initial weights (default: seed)")
+    dtype: Literal["float32", "float64"] = setting("Machine", "float32", "precision of training")
+    device: str = setting("Machine", "cpu", "torch device")
+    threads: Count = setting("Machine", 1, "torch threads; part of what makes runs equal")
+    kernels: Literal["auto", "compiled", "torch"] = setting(
+        "Machine", "auto", "compiled needs a CPU and numba; auto takes it if it can"
     )
-    eval_every: Count = field(
-        default=1, metadata=option("rounds between evaluations", "Evaluation")
+    block_size: Count | None = setting(
+        "Machine", None, "most clients in one computation (default: by memory)"
     )
-    evaluate_clients: Literal["all", "participants"] | None = field(
-        default=None,
-        metadata=option(
-            "who scores the server's model of a round: all clients, or those that train from it in "
-            "the next round; all score the last and the best one (default: all in a simulation, "
-            "participants with a server of silos if the method can)",
-            "Evaluation",
-        ),
+    strict: bool = setting("Machine", False, "encode and decode every message, as a network would")
+    checkpoint_every: Annotated[int, Field(ge=0, lt=MOST)] | None = setting(
+        "Results",
+        None,
+        "rounds between checkpoints in the result folder; 0 is never (default: as often as "
+        "takes about a tenth of the run's time)",
     )
-    evaluation_min_count: Annotated[int, Field(ge=0, le=10**6)] | None = field(
-        default=None,
-        metadata=option(
-            "least number of nodes behind each count that a client sends when it evaluates; "
-            "smaller ones are merged or left out (default: 0, and 5 for a server of real silos)",
-            "Evaluation",
-        ),
+    tracker: str | None = setting(
+        "Results",
+        None,
+        "who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI",
     )
-    local_bias: bool = field(
-        default=False,
-        metadata=option(
-            "train a centralized model from the same weights, too, and tell how far logits are "
-            "from its (simulation only)",
-            "Results",
-        ),
-    )
-    seed: Seed = field(default=0, metadata=option("seed of training and of the others", "Seeds"))
-    partition_seed: Seed | None = field(
-        default=None, metadata=option("seed of the cut (default: seed)", "Seeds")
-    )
-    split_seed: Seed | None = field(
-        default=None, metadata=option("seed of train/val/test (default: seed)", "Seeds")
-    )
-    init_seed: Seed | None = field(
-        default=None, metadata=option("seed of the initial weights (default: seed)", "Seeds")
-    )
-    dtype: Literal["float32", "float64"] = field(
-        default="float32", metadata=option("precision of training", "Machine")
-    )
-    device: str = field(default="cpu", metadata=option("torch device", "Machine"))
-    threads: Count = field(
-        default=1, metadata=option("torch threads; part of what makes runs equal", "Machine")
-    )
-    kernels: Literal["auto", "compiled", "torch"] = field(
-        default="auto",
-        metadata=option("compiled needs a CPU and numba; auto takes it if it can", "Machine"),
-    )
-    block_size: Count | None = field(
-        default=None,
-        metadata=option("most clients in one computation (default: by memory)", "Machine"),
-    )
-    strict: bool = field(
-        default=False,
-        metadata=option("encode and decode every message, as a network would", "Machine"),
-    )
-    checkpoint_every: Annotated[int, Field(ge=0, lt=MOST)] | None = field(
-        default=None,
-        metadata=option(
-            "rounds between checkpoints in the result folder; 0 is never (default: as often as "
-            "takes about a tenth of the run's time)",
-            "Results",
-        ),
-    )
-    tracker: str | None = field(
-        default=None,
-        metadata=option(
-            "who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI",
-            "Results",
-        ),
-    )
-    out: str | None = field(
-        default=None,
-        metadata=option("result folder (default: runs/DATASET-METHOD-TIME)", "Results"),
-    )
+    out: str | None = setting("Results", None, "result folder (default: runs/DATASET-METHOD-TIME)")
 
 
 def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunConfig:

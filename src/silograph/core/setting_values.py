@@ -269,7 +269,7 @@ def parse_rate_schedule(text: str, rounds: int, warmup: int) -> RateSchedule:
     if text == "cosine":
         return RateSchedule("cosine", rounds, warmup)
     name, *parts = text.split(":")
-    step_rounds, factor = (_rate_number(part) for part in parts) if len(parts) == 2 else (0.0, 0.0)
+    step_rounds, factor = (_number(part) for part in parts) if len(parts) == 2 else (0.0, 0.0)
     if (
         name != "step"
         or not (step_rounds >= 1 and step_rounds == int(step_rounds))
@@ -280,15 +280,6 @@ def parse_rate_schedule(text: str, rounds: int, warmup: int) -> RateSchedule:
             f"and at most 1 such as step:30:0.1, got {text!r}"
         )
     return RateSchedule("step", rounds, warmup, int(step_rounds), factor)
-
-
-def _rate_number(text: str) -> float:
-    """Return a finite number, 0 where the text is none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return 0.0
-    return number if math.isfinite(number) else 0.0
 
 
 # --- The scale of a table of ratings as one text, as the command line and run files have it ------

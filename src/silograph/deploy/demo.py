@@ -223,14 +223,14 @@ def _last_line(text: str) -> str:
 def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Yield a function that starts commands of silograph; all end with this process."""
     started: list[subprocess.Popen[str]] = []
-    tether, write_end = os.pipe()  # `write_end` closes with this process; then the others end
+    read_end, write_end = os.pipe()  # `write_end` closes with this process; then the others end
 
     def start(errors: int | IO[str], *words: object) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "silograph.cli.tethered", *map(str, words)]
+        command = [sys.executable, "-m", "silograph.cli.child_process", *map(str, words)]
         started.append(
             subprocess.Popen(
                 command,
-                stdin=tether,
+                stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 text=True,
@@ -253,7 +253,7 @@ def _processes() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
                 process.wait()
             if process.stderr is not None:
                 process.stderr.close()
-        os.close(tether)
+        os.close(read_end)
         os.close(write_end)
 
 

@@ -1,16 +1,15 @@
 """Figures of a run with silos, for a monitoring system."""
 
-import math
 import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from silograph.core.errors import ConfigError
@@ -24,87 +23,16 @@ from silograph.federation.ledger import Ledger
 from silograph.federation.session.events import Board, Cause, Event, SiloState, What
 from silograph.federation.session.wire import join_address, split_address
 
-# --- Figures as OpenMetrics text, and a port where a monitoring system reads them ----------------
-#
-# "OpenMetrics, a cloud-native, highly scalable metrics protocol", version 1.0 (Hartmann, Kochie,
-# Brazil and Rabenstein, 2022).
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# --- A port where a monitoring system reads figures as OpenMetrics text --------------------------
 
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PATH = "/metrics"
 HOST = "127.0.0.1"
 SECONDS = 10.0  # for a client to send its request
-FamilyType = Literal["counter", "gauge", "info", "stateset", "summary"]
-ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One line: what stands behind the family's name, labels, value."""
-
-    value: float
-    labels: Mapping[str, str]
-    suffix: str = ""
-
-
-@dataclass(frozen=True)
-class Family:
-    """A metric family: name, type, help text and samples.
-
-    Attributes:
-        name: with the unit at its end, if there is one, and without a sample's suffix.
-        type: of OpenMetrics.
-        help: one line.
-        samples: in their order.
-        unit: seconds, bytes.
-    """
-
-    name: str
-    type: FamilyType
-    help: str
-    samples: tuple[Sample, ...]
-    unit: str = ""
-
-
-def counter(name: str, help: str, values: Mapping[str, float], label: str) -> Family:
-    """Return a counter with one label."""
-    samples = tuple(Sample(v, {label: key}, "_total") for key, v in values.items())
-    return Family(name, "counter", help, samples)
-
-
-def single(name: str, type: FamilyType, help: str, value: float, unit: str = "") -> Family:
-    """Return a family of one value without labels."""
-    suffix = "_total" if type == "counter" else ""
-    return Family(name, type, help, (Sample(value, {}, suffix),), unit)
-
-
-def exposition(families: Iterable[Family]) -> str:
-    """Return families as OpenMetrics text."""
-    return "".join(f"{line}\n" for family in families for line in _lines(family)) + "# EOF\n"
-
-
-def _lines(family: Family) -> Iterator[str]:
-    yield f"# TYPE {family.name} {family.type}"
-    if family.unit:
-        yield f"# UNIT {family.name} {family.unit}"
-    yield f"# HELP {family.name} {family.help.translate(ESCAPES)}"
-    for sample in family.samples:
-        labels = ",".join(f'{k}="{v.translate(ESCAPES)}"' for k, v in sample.labels.items())
-        labels = f"{{{labels}}}" if labels else ""
-        yield f"{family.name}{sample.suffix}{labels} {number(sample.value)}"
-
-
-def number(value: float) -> str:
-    """Return a value as OpenMetrics writes it.
-
-    >>> number(3), number(0.5), number(float("inf")), number(float("nan"))
-    ('3', '0.5', '+Inf', 'NaN')
-    """
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -123,7 +51,7 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def serve_metrics(text: Callable[[], str], address: str) -> Iterator[str]:
+def serve_metrics(text: Callable[[], bytes], address: str) -> Iterator[str]:
     """Answer GET /metrics inside the block; yield where, as HOST:PORT.
 
     Args:
@@ -154,7 +82,7 @@ class _Server(ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
+    def __init__(self, address: tuple[str, int], text: Callable[[], bytes]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.text = text
         super().__init__(address, _Handler)
@@ -175,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if self.raw_requestline and self.parse_request():
             is_metrics_request = self.command == "GET" and urlsplit(self.path).path == PATH
-            body = self.server.text().encode() if is_metrics_request else b""
+            body = self.server.text() if is_metrics_request else b""
             self.send_response(200 if is_metrics_request else 404)
             self.send_header("Content-Type", CONTENT_TYPE if is_metrics_request else "text/plain")
             self.send_header("Content-Length", str(len(body)))
@@ -237,37 +165,70 @@ class Figures:
     def end(self, result: Result) -> None:
         """Do nothing: the port is closed in a moment."""
 
-    def text(self) -> str:
+    def text(self) -> bytes:
         """Return all figures as OpenMetrics text."""
-        with self._lock:
-            return exposition(self._families())
+        from prometheus_client.openmetrics.exposition import generate_latest
 
-    def _families(self) -> Iterator[Family]:
-        build_info = Sample(1, {"version": versions()["silograph"]}, "_info")
-        yield Family("silograph_build", "info", "What runs here.", (build_info,))
-        start_help = "When the server started, in seconds since 1970."
-        yield single("silograph_start_time_seconds", "gauge", start_help, self._began, "seconds")
-        yield single("silograph_rounds", "counter", "Rounds that are over.", self._rounds)
-        planned_help = "Rounds that the run has at most."
-        yield single("silograph_rounds_planned", "gauge", planned_help, self._planned)
-        yield self._bytes_family()
-        yield from self._silo_families()
-        drops = {str(cause): self._drops[cause] for cause in Cause}
-        yield counter(
-            "silograph_drops", "Times that a round went on without a silo.", drops, "cause"
+        with self._lock:
+            text: bytes = generate_latest(self)
+        return text
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield all figures as families of metrics, for `generate_latest`."""
+        from prometheus_client import core
+
+        yield core.InfoMetricFamily(
+            "silograph_build", "What runs here.", {"version": versions()["silograph"]}
         )
+        yield core.GaugeMetricFamily(
+            "silograph_start_time",
+            "When the server started, in seconds since 1970.",
+            self._began,
+            unit="seconds",
+        )
+        yield core.CounterMetricFamily("silograph_rounds", "Rounds that are over.", self._rounds)
+        yield core.GaugeMetricFamily(
+            "silograph_rounds_planned", "Rounds that the run has at most.", self._planned
+        )
+        exchanged = core.CounterMetricFamily(
+            "silograph_exchanged",
+            "Bytes of frames, as in the ledger; down is from the server to silos.",
+            labels=("direction", "kind"),
+            unit="bytes",
+        )
+        self._count_bytes()
+        for direction_and_kind, size in sorted(self._bytes.items()):
+            exchanged.add_metric(direction_and_kind, size)
+        yield exchanged
+        yield from self._collect_silos()
+        drops = core.CounterMetricFamily(
+            "silograph_drops", "Times that a round went on without a silo.", labels=("cause",)
+        )
+        for cause in Cause:
+            drops.add_metric((str(cause),), self._drops[cause])
+        yield drops
         for name, what, help_text in (
             ("returns", What.RETURNED, "Times that a silo took part again."),
             ("refusals", What.REFUSED, "Times that a silo was not let in."),
             ("strangers", What.STRANGER, "Streams that were no silo's."),
             ("discarded_answers", What.DISCARDED, "Answers that came too late."),
         ):
-            yield single(f"silograph_{name}", "counter", help_text, self._seen[what])
-        yield self._scores_family()
+            yield core.CounterMetricFamily(f"silograph_{name}", help_text, self._seen[what])
+        scores = core.GaugeMetricFamily(
+            "silograph_validation_score",
+            "Validation scores of the last round that was judged.",
+            labels=("view", "score"),
+        )
+        for name, value in self._row.items():
+            for view in VIEWS:
+                if name.startswith(f"val_{view}_") and value is not None:
+                    scores.add_metric((view, name.removeprefix(f"val_{view}_")), float(value))
+        yield scores
 
-    def _bytes_family(self) -> Family:
+    def _count_bytes(self) -> None:
+        """Add the bytes of the records that the ledger has got since the last time."""
         ledger = None if self._ledger is None else self._ledger()
-        if ledger is not self._counted_ledger:  # the run goes on from records of before
+        if ledger is not self._counted_ledger:  # the run continues from records of before
             self._counted_ledger, self._records = ledger, 0
             self._bytes.clear()
         if ledger is not None:
@@ -275,43 +236,27 @@ class Figures:
             self._records += len(new)
             for record in new:
                 self._bytes[record.direction, str(record.what)] += int(record.bytes.sum())
-        samples = tuple(
-            Sample(size, {"direction": direction, "kind": kind}, "_total")
-            for (direction, kind), size in sorted(self._bytes.items())
-        )
-        help_text = "Bytes of frames, as in the ledger; down is from the server to silos."
-        return Family("silograph_exchanged_bytes", "counter", help_text, samples, "bytes")
 
-    def _silo_families(self) -> Iterator[Family]:
+    def _collect_silos(self) -> "Iterator[Metric]":
+        """Yield how many silos there are, what each does, and how long each took to answer."""
+        from prometheus_client import core
+
         board = self._board
-        standings = {} if board is None else board.standings()
-        room = 0 if board is None else board.room
-        yield single("silograph_silos_expected", "gauge", "Silos of the run.", room)
-        name = "silograph_silo_state"
-        samples = tuple(
-            Sample(int(s.state is state), {"silo": silo, name: str(state)})
-            for silo, s in standings.items()
-            for state in SiloState
+        yield core.GaugeMetricFamily(
+            "silograph_silos_expected", "Silos of the run.", 0 if board is None else board.room
         )
-        yield Family(name, "stateset", "What each silo does.", samples)
-        calls = tuple(
-            Sample(value, {"silo": silo}, suffix)
-            for silo, values in self._calls.items()
-            for suffix, value in zip(("_count", "_sum"), values, strict=True)
+        states = core.StateSetMetricFamily(
+            "silograph_silo_state", "What each silo does.", labels=("silo",)
         )
-        help_text = "Time from a call to its answer."
-        yield Family("silograph_call_seconds", "summary", help_text, calls, "seconds")
-
-    def _scores_family(self) -> Family:
-        samples = tuple(
-            Sample(float(value), {"view": view, "score": name.removeprefix(start)})
-            for view in VIEWS
-            for start in (f"val_{view}_",)
-            for name, value in self._row.items()
-            if name.startswith(start) and value is not None
+        for silo, standing in ({} if board is None else board.standings()).items():
+            states.add_metric((silo,), {str(state): standing.state is state for state in SiloState})
+        yield states
+        calls = core.SummaryMetricFamily(
+            "silograph_call", "Time from a call to its answer.", labels=("silo",), unit="seconds"
         )
-        help_text = "Validation scores of the last round that was judged."
-        return Family("silograph_validation_score", "gauge", help_text, samples)
+        for silo, (number, seconds) in self._calls.items():
+            calls.add_metric((silo,), int(number), seconds)
+        yield calls
 
 
 # --- monitoring ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ without the file; that only methods named here or by `--allow` send rows of node
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -30,7 +30,7 @@ from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_program import BESIDES, FEATURES, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.program import Program
-from silograph.federation.session.holder import SendingBounds
+from silograph.federation.session.silo_data import SendingBounds
 from silograph.graph.silos.data import Silo
 from silograph.methods import METHODS
 from silograph.nn.shared_items import ITEMS
@@ -133,139 +133,102 @@ class ProposedRun:
 
 def why_refused(policy: SiloPolicy, run: ProposedRun) -> str | None:
     """Return the first rule that a run breaks, as one line; None if it breaks none."""
-    return next(filter(None, (rule(policy, run) for rule in RULES)), None)
+    return next(_broken_rules(policy, run), None)
 
 
-def _check_methods(policy: SiloPolicy, run: ProposedRun) -> str | None:
+def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
+    """Yield the rules that a run breaks, each as one line."""
+    config = run.config
+    yield from _missing_permissions(policy, run)
+    for kind in kinds_sent(run.program) if policy.kinds is not None else ():
+        if kind not in (policy.kinds or ()):
+            kinds = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
+            yield _refusal_text(
+                f"replies of {kinds}", f"a run that sends {kind}", f"add {kind} to kinds there"
+            )
+    if policy.most_rounds is not None and config.rounds > policy.most_rounds:
+        yield _refusal_text(
+            f"at most {policy.most_rounds:,} rounds in a run",
+            f"{config.rounds:,}",
+            "raise most_rounds there",
+        )
+    if policy.least_silos is not None and config.clients < policy.least_silos:
+        yield _refusal_text(
+            f"at least {counted(policy.least_silos, 'silo')}",
+            f"{config.clients}",
+            "lower least_silos there",
+        )
+    for name, minimum, run_minimum in (
+        ("nodes", policy.rows.min_nodes, config.min_nodes_per_row),
+        ("silos", policy.rows.min_silos, config.min_silos_per_row),
+    ):
+        if run.needs and run_minimum < minimum:
+            yield _refusal_text(
+                f"at least {minimum} {name} behind each row",
+                f"a run with {run_minimum}",
+                f"let the server run with --min-{name}-per-row {minimum}, or lower min_{name} "
+                "there",
+            )
+    min_count = policy.evaluation_min_count or 0
+    if config.evaluation_min_count < min_count and policy.evaluation != "none":
+        yield _refusal_text(
+            f"at least {counted(min_count, 'node')} behind each count of an evaluation",
+            f"a run with {config.evaluation_min_count}",
+            f"let the server run with --evaluation-min-count {min_count}, or lower "
+            "evaluation_min_count there",
+        )
+    if policy.evaluate_clients == "participants" and not run.program.scoring.bounded:
+        yield _refusal_text(
+            "only models that the silo trains from to be scored",
+            "a run in which it scores those of rounds without it",
+            "let the server run with --evaluate-clients participants or let all silos train, or "
+            'write evaluate_clients = "all" there',
+        )
+    for what, maximum, runs, prefix, key in (
+        ("runs", policy.most_runs, run.runs, "run number", "most_runs"),
+        (
+            "runs of one server",
+            policy.most_runs_of_server,
+            run.runs_of_server,
+            "its run number",
+            "most_runs_of_server",
+        ),
+    ):
+        if maximum is not None and runs + 1 > maximum:
+            yield _refusal_text(
+                f"at most {maximum:,} {what}", f"{prefix} {runs + 1:,}", f"raise {key} there"
+            )
+    if policy.most_bytes is not None and run.sent + run.least > policy.most_bytes:
+        sent_text = f" after {size_text(run.sent)} that have left" if run.sent else ""
+        yield _refusal_text(
+            f"at most {size_text(policy.most_bytes)} in a run",
+            f"a run whose set-up and first round send {size_text(run.least)}{sent_text}",
+            "raise most_bytes there",
+        )
+
+
+def _missing_permissions(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
+    """Yield what neither the policy nor this start allows, of methods and of rows of nodes."""
     allowed = {*(policy.methods or ()), *run.allow}
+
+    def flag(names: Iterable[str]) -> str:
+        # The server does not learn what else is allowed.
+        return f"--allow {','.join(name for name in names if name not in (policy.methods or ()))}"
+
     parts = (run.config.method, *(name for name in run.needs if name in BESIDES))
     missing = [name for name in parts if name not in allowed]
     if policy.methods is not None and missing:
-        allowed_text = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
+        methods = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
         pronoun = "it" if len(missing) == 1 else "them"
-        remedy = f"add {pronoun} to methods there, start the silo with {_allow_flag(policy, parts)}"
-        return _refusal_text(allowed_text, " and ".join(missing), remedy)
+        remedy = f"add {pronoun} to methods there, start the silo with {flag(parts)}"
+        yield _refusal_text(methods, " and ".join(missing), remedy)
     missing = [name for name in run.needs if name not in allowed]
-    if not missing:
-        return None
-    descriptions = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
-    return (
-        f"this silo has not agreed to {descriptions} (docs/exchange.md): start it with "
-        f"{_allow_flag(policy, run.needs)}, or leave the run"
-    )
-
-
-def _allow_flag(policy: SiloPolicy, required_names: Sequence[str]) -> str:
-    """Return the flag that allows a run; its server does not learn what else is allowed."""
-    return (
-        f"--allow {','.join(name for name in required_names if name not in (policy.methods or ()))}"
-    )
-
-
-def _check_kinds(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    for kind in kinds_sent(run.program) if policy.kinds is not None else ():
-        if kind not in (policy.kinds or ()):
-            allowed_text = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
-            return _refusal_text(
-                f"replies of {allowed_text}",
-                f"a run that sends {kind}",
-                f"add {kind} to kinds there",
-            )
-    return None
-
-
-def _check_bytes(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    if policy.most_bytes is None or run.sent + run.least <= policy.most_bytes:
-        return None
-    sent_text = f" after {size_text(run.sent)} that have left" if run.sent else ""
-    run_text = f"a run whose set-up and first round send {size_text(run.least)}{sent_text}"
-    return _refusal_text(
-        f"at most {size_text(policy.most_bytes)} in a run", run_text, "raise most_bytes there"
-    )
-
-
-def _check_rounds(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    return _limit_violation("rounds in a run", policy.most_rounds, run.config.rounds, "most_rounds")
-
-
-def _check_runs(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    return _limit_violation("runs", policy.most_runs, run.runs + 1, "most_runs", "run number ")
-
-
-def _check_runs_of_server(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    max_runs, run_number = policy.most_runs_of_server, run.runs_of_server + 1
-    return _limit_violation(
-        "runs of one server", max_runs, run_number, "most_runs_of_server", "its run number "
-    )
-
-
-def _check_num_silos(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    if policy.least_silos is None or run.config.clients >= policy.least_silos:
-        return None
-    minimum, num_silos = f"at least {counted(policy.least_silos, 'silo')}", f"{run.config.clients}"
-    return _refusal_text(minimum, num_silos, "lower least_silos there")
-
-
-def _check_min_count(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    min_count, run_min_count = policy.evaluation_min_count, run.config.evaluation_min_count
-    if min_count is None or run_min_count >= min_count or policy.evaluation == "none":
-        return None
-    return _refusal_text(
-        f"at least {counted(min_count, 'node')} behind each count of an evaluation",
-        f"a run with {run_min_count}",
-        f"let the server run with --evaluation-min-count {min_count}, or lower "
-        "evaluation_min_count there",
-    )
-
-
-def _check_rows(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    if not run.needs:
-        return None
-    for name, minimum, run_minimum in (
-        ("nodes", policy.rows.min_nodes, run.config.min_nodes_per_row),
-        ("silos", policy.rows.min_silos, run.config.min_silos_per_row),
-    ):
-        if run_minimum < minimum:
-            flag = f"--min-{name}-per-row {minimum}"
-            return _refusal_text(
-                f"at least {minimum} {name} behind each row",
-                f"a run with {run_minimum}",
-                f"let the server run with {flag}, or lower min_{name} there",
-            )
-    return None
-
-
-def _check_evaluation(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    if policy.evaluate_clients != "participants" or run.program.scoring.bounded:
-        return None
-    return _refusal_text(
-        "only models that the silo trains from to be scored",
-        "a run in which it scores those of rounds without it",
-        "let the server run with --evaluate-clients participants or let all silos train, or write "
-        'evaluate_clients = "all" there',
-    )
-
-
-RULES: tuple[Callable[[SiloPolicy, ProposedRun], str | None], ...] = (
-    _check_methods,
-    _check_kinds,
-    _check_rounds,
-    _check_num_silos,
-    _check_rows,
-    _check_min_count,
-    _check_evaluation,
-    _check_runs,
-    _check_runs_of_server,
-    _check_bytes,
-)
-
-
-def _limit_violation(
-    what: str, maximum: int | None, value: int, key: str, prefix: str = ""
-) -> str | None:
-    if maximum is None or value <= maximum:
-        return None
-    return _refusal_text(f"at most {maximum:,} {what}", f"{prefix}{value:,}", f"raise {key} there")
+    if missing:
+        sends = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
+        yield (
+            f"this silo has not agreed to {sends} (docs/exchange.md): start it with "
+            f"{flag(run.needs)}, or leave the run"
+        )
 
 
 def _refusal_text(expected: str, got: str, remedy: str) -> str:
@@ -282,14 +245,10 @@ def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
     for name, digest in digests.items() if policy.code is not None else ():
         listed_digest = (policy.code or {}).get(name)
         if listed_digest != digest:
+            in_place = "" if listed_digest is None else f" in place of {listed_digest}"
             raise ConfigError(
-                f"expected code that {POLICY} lists under [code], got {name} with "
-                + (
-                    f"digest {digest}"
-                    if listed_digest is None
-                    else f"digest {digest} in place of {listed_digest}"
-                )
-                + f': write "{name}" = "{digest}" there once you have read it'
+                f"expected code that {POLICY} lists under [code], got {name} with digest "
+                f'{digest}{in_place}: write "{name}" = "{digest}" there once you have read it'
             )
 
 
@@ -442,16 +401,8 @@ MOST_OF_PARTS = {
 MOST_WEIGHTS = 2**28
 MOST_IN_TABLES = 2**30  # numbers of embeddings of a silo's own users and items
 MOST_STEPS = 100_000  # of a silo in a round
-PRIVATE = (
-    "out",
-    "tracker",
-    "data_dir",
-    "dataset",
-    "columns",
-    "na_values",
-    "rating_scale",
-)  # of the server's config; silos need none
-
+# Settings of the server's config that silos do not need.
+PRIVATE = ("out", "tracker", "data_dir", "dataset", "columns", "na_values", "rating_scale")
 OWN = (*PRIVATE, "options", "device", "block_size")  # that a silo sets, or reads apart
 
 
@@ -460,39 +411,22 @@ def check_complete_config(server_config: Mapping[str, Any], config: ResolvedConf
 
     Both ends, and whoever reads what a silo agreed to, must mean the same by it.
     """
-    own_values = resolved_values(config)
-    missing = [
-        name
-        for name in _missing_names(server_config, own_values)
-        if name not in (*PRIVATE, "block_size")
-    ]
-    missing += _missing_names(server_config.get("options", {}), own_values["options"])
+    own = resolved_values(config)  # without None
+    options, own_options = server_config.get("options", {}), own["options"]
+    needed = [name for name in own if name not in (*PRIVATE, "block_size")]
+    missing = [name for name in needed if server_config.get(name) is None]
+    missing += [name for name in own_options if options.get(name) is None]
     if missing:
         raise ConfigError(
             f"expected a server's config with every default written out, got none of {missing[0]}"
         )
-    _check_equal_values({k: v for k, v in server_config.items() if k not in OWN}, own_values)
-    _check_equal_values(server_config.get("options", {}), own_values["options"])
-
-
-def _check_equal_values(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a value that the silo reads as another one, as 2.0 for rounds."""
-    for name, value in server_values.items():
-        server_text, own_text = (json.dumps(item) for item in (value, own_values.get(name)))
-        if server_text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
+    own |= own_options
+    for name, value in ({k: v for k, v in server_config.items() if k not in OWN} | options).items():
+        text, own_text = (json.dumps(each) for each in (value, own.get(name)))
+        if text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
             raise ConfigError(
                 f"expected {name} as it is used, {own_text}, got {shown(value)} (server)"
             )
-
-
-def _missing_names(server_values: Mapping[str, Any], own_values: Mapping[str, Any]) -> list[str]:
-    """Return the names that the server omits, or sends as null where the silo has a value."""
-    missing_names = [name for name in own_values if name not in server_values]
-    return missing_names + [
-        n
-        for n, v in own_values.items()
-        if n in server_values and server_values[n] is None and v is not None
-    ]
 
 
 def batches_of(config: RunConfig, options: Mapping[str, Any], silo: Silo) -> int:

@@ -33,7 +33,7 @@ from silograph.deploy.allowed_code import (
 )
 from silograph.deploy.metrics import Figures, RunMonitor, monitor_run
 from silograph.deploy.policy import PRIVATE
-from silograph.deploy.venue import (
+from silograph.deploy.server_settings import (
     ServerSettings,
     check_update_norm,
     credentials,
@@ -82,7 +82,7 @@ from silograph.federation.session.events import (
     both,
     log_event,
 )
-from silograph.federation.session.hub import agree, say_goodbye, say_stopping
+from silograph.federation.session.hub import agree, say_goodbye
 from silograph.federation.session.message import Type, facts_body
 from silograph.federation.session.peer import Limits, LostError, Peer, one_line
 from silograph.federation.session.wire import need_packages
@@ -98,6 +98,7 @@ if TYPE_CHECKING:
 
 
 SESSION = "session.json"
+COUNTS = (TRAIN, VAL, TEST, ROWS, EDGES)  # of each silo
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,10 @@ def read_session(folder: Path) -> SessionState:
             f"expected the silos of the run in {folder / SESSION}, got none: it is no run of silos"
         ) from None
     for name, counts in session.nodes.items():
-        if missing_counts := [
-            count_name for count_name in (TRAIN, VAL, TEST, ROWS, EDGES) if count_name not in counts
-        ]:
+        missing = [each for each in COUNTS if each not in counts]
+        if missing:
             raise CheckpointError(
-                f"expected numbers of {' and '.join(missing_counts)} of {name} in "
+                f"expected numbers of {' and '.join(missing)} of {name} in "
                 f"{folder / SESSION}, got none: another version wrote it; resume with that one, or "
                 "start the run anew"
             )
@@ -294,12 +294,12 @@ def read_nodes(
     """
     try:
         answer = json.loads(bytes(body))["nodes"]
-        counts = {name: answer[name] for name in (TRAIN, VAL, TEST, ROWS, EDGES)}
+        counts = {name: answer[name] for name in COUNTS}
     except (ValueError, KeyError, TypeError, RecursionError):
         counts = {}
-    max_counts = {EDGES: MOST_EDGES}
     are_valid = all(
-        type(n) is int and 0 <= n <= max_counts.get(k, MOST_NODES) for k, n in counts.items()
+        type(n) is int and 0 <= n <= (MOST_EDGES if name == EDGES else MOST_NODES)
+        for name, n in counts.items()
     )
     if not counts or not are_valid:
         raise ConfigError(
@@ -308,16 +308,16 @@ def read_nodes(
         )
     if earlier_counts is not None and counts != earlier_counts:
         raise ConfigError(
-            f"expected {shown_nodes(earlier_counts, what)} as at first, got "
-            f"{shown_nodes(counts, what)}"
+            f"expected {describe_nodes(earlier_counts, what)} as at first, got "
+            f"{describe_nodes(counts, what)}"
         )
     return counts
 
 
-def shown_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
+def describe_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
     """Return numbers of nodes for people, or of what else is judged.
 
-    >>> shown_nodes({"train": 1000, "val": 20, "test": 30, "rows": 1200, "edges": 9})
+    >>> describe_nodes({"train": 1000, "val": 20, "test": 30, "rows": 1200, "edges": 9})
     '1,000 training, 20 validation and 30 test nodes (1,200 rows and 9 edges with its halo)'
     """
     train, val, test = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST))
@@ -377,10 +377,8 @@ def serve(
     figures = Figures()
     tracker_group = make_trackers(config, (figures, *trackers))
     session = SessionState(secrets.token_bytes(16), {})
-    with _open_server(config, server_settings, session, progress, figures, report) as (
-        server_session,
-        monitor,
-    ):
+    opened = _open_server(config, server_settings, session, progress, figures, report)
+    with opened as (server_session, monitor):
         setup = server_session.set_up()
         first = first_snapshot(setup)
         folder = None
@@ -434,16 +432,10 @@ def resume_server(
         figures = Figures()
         tracker_group = make_trackers(config, (figures, *trackers))
         # The silos are known, whatever number the config has.
-        server_settings, config_without_clients = (
-            replace(server_settings, silos=tuple(session.keys)),
-            replace(config, clients=None),
-        )
-        with _open_server(
-            config_without_clients, server_settings, session, progress, figures, report
-        ) as (
-            server_session,
-            monitor,
-        ):
+        server_settings = replace(server_settings, silos=tuple(session.keys))
+        config = replace(config, clients=None)
+        opened = _open_server(config, server_settings, session, progress, figures, report)
+        with opened as (server_session, monitor):
             server_session.folder = folder
             setup = server_session.set_up()
             check_identity(about["same"], identity(setup), config)
@@ -547,9 +539,8 @@ class ServerSession:
         from silograph.federation.session.hub import Hub
         from silograph.federation.session.identity import Register
 
-        num_silos = config.clients
+        num_silos, certificate_and_key = config.clients, credentials(server_settings)
         assert num_silos is not None  # see `expected_silos`
-        certificate_and_key = credentials(server_settings)
         keys = session.keys or known_keys(server_settings, names, num_silos)
         self._config = config
         self._server_settings = server_settings
@@ -561,9 +552,7 @@ class ServerSession:
         self._peers: dict[str, Peer] = {}
         self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
         self._judged = "nodes"  # or ratings, once the schema is known
-        self._start: Mapping[
-            str, object
-        ] = {}  # the facts that silos received with START, once they did
+        self._start: Mapping[str, object] = {}  # that silos received with START, once they did
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, num_silos, keys)
         self._hub: Hub = Hub(
@@ -574,9 +563,8 @@ class ServerSession:
             num_silos,
             self._report,
         )
-        if server_settings.certificate is not None and (
-            line := describe_exposure(server_settings.certificate[1])
-        ):
+        key_file = None if server_settings.certificate is None else server_settings.certificate[1]
+        if key_file is not None and (line := describe_exposure(key_file)):
             self._report(Event(What.EXPOSED, note=line))
         if keys is None and not server_settings.insecure:
             self._report(Event(What.UNKNOWN_KEYS, note=UNKNOWN_KEYS))
@@ -597,16 +585,11 @@ class ServerSession:
         peers = {name: self._peers[name] for name in ids}
         # Match the edges between silos, and agree on features and classes.
         agreed, route = agree(peers, server_settings.seconds)
-        agreed_facts = agreed.facts
-        schema = Schema(
-            agreed_facts.features,
-            agreed_facts.num_classes,
-            agreed_facts.task,
-            agreed_facts.class_names,
-        )
+        facts = agreed.facts
+        schema = Schema(facts.features, facts.num_classes, facts.task, facts.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
         # Resolve the run, and send every silo its config; each checks it against its policy.
-        resolved = resolve(self._config, schema, device="cpu", weighted=agreed_facts.weighted)
+        resolved = resolve(self._config, schema, device="cpu", weighted=facts.weighted)
         config, method_config = replace(resolved.config, block_size=1), resolved.method_config
         method, schema = resolved.parts.method.part, resolved.schema
         program = program_of(
@@ -646,7 +629,7 @@ class ServerSession:
         )
         session = self._session
         self._monitor.follow(lambda: session.ledger)
-        names = agreed_facts.feature_names if config.features == "given" else ()
+        names = facts.feature_names if config.features == "given" else ()
         return Setup(
             config,
             resolved.parts,
@@ -683,22 +666,19 @@ class ServerSession:
         if self.folder is not None and self.folder.is_complete:
             self.close("")
         elif isinstance(error, KeyboardInterrupt) and (self.folder is not None or not self._start):
-            self._stop()
+            peers = self._attached_peers()
+            say_goodbye(peers, None, self._report)
+            self._hub.close()
+            waits = bool(peers) or self.folder is not None  # else none has ever attached
+            self._report(Event(What.STOPPED, silos=None if waits else 0))
         else:
             self.close(reason_of(error))
-
-    def _stop(self) -> None:
-        peers = self._attached_peers()
-        say_stopping(peers, self._report)
-        self._hub.close()
-        waits = bool(peers) or self.folder is not None  # else none has ever attached
-        self._report(Event(What.STOPPED, silos=None if waits else 0))
 
     def _attached_peers(self) -> dict[str, Peer]:
         """Return all silos that are attached, also those that are in no round yet."""
         peers = dict(self._peers if self._session is None else self._session.peers)
         for joined in self._hub.returned():
-            peers[joined.name] = Peer(joined.name, joined.link, self._token)
+            peers[joined.name] = joined.peer
         return peers
 
     def _wait_for_silos(self) -> dict[str, "Joined"]:
@@ -720,21 +700,21 @@ class ServerSession:
                     f"({joined_names}): start them with silograph silo"
                 )
             joined_by_name[joined.name] = joined
-            self._peers[joined.name] = Peer(joined.name, joined.link, self._token)
+            self._peers[joined.name] = joined.peer
 
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
         earlier_counts = self._nodes.get(name)
         self._nodes[name] = read_nodes(body, earlier_counts, self._judged)
         if earlier_counts is None:
-            line = f"{name} has {shown_nodes(self._nodes[name], self._judged)}"
+            line = f"{name} has {describe_nodes(self._nodes[name], self._judged)}"
             self._report(Event(What.NOTE, name, note=line))
 
     def _returned_peers(self) -> dict[str, Peer]:
         """Return the silos that have attached again and are ready for calls."""
         returned_peers = {}
         for joined in self._hub.returned():
-            peer = Peer(joined.name, joined.link, self._token)
+            peer = joined.peer
             try:
                 check_versions(joined)
                 self._record_node_counts(

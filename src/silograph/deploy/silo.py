@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from silograph.core.config import RunConfig, make_config
+from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import counted
 from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import AllowedCode, split_names
@@ -30,8 +29,8 @@ from silograph.deploy.policy import (
     why_refused,
 )
 from silograph.deploy.server import check_deployable, check_device_name, check_start
+from silograph.deploy.server_settings import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
-from silograph.deploy.venue import read_roots, read_secrets
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.cutting import client_block, scale_line
 from silograph.experiment.resolve.fitting import (
@@ -57,16 +56,15 @@ from silograph.federation.joining.matching import Disagreement, Hello, explain, 
 from silograph.federation.program import Course, Program, calls_of
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import Outcome, Prepared, run_name
 from silograph.federation.session.responder import Responder
-from silograph.federation.session.state_store import StateStore, held, runs_left
+from silograph.federation.session.silo_data import Outcome, Prepared, run_name
+from silograph.federation.session.state_store import StateStore, lock_state_folder, runs_left
 from silograph.federation.session.wire import need_packages
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
-from silograph.methods.base import Method
 from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:
@@ -77,7 +75,6 @@ if TYPE_CHECKING:
 
 
 MOST_CALLS = 10_000  # that are added up; a server's config must not hold a silo up
-RECEIVED = "received"
 
 
 @dataclass(frozen=True)
@@ -105,25 +102,20 @@ class RunPlan:
 
     Attributes:
         sent: by kind.
-        received: all kinds together.
+        incoming: what it is sent, all kinds together.
         first: what set-up and the first round send.
         rounds: that were added up; the run may have more.
     """
 
     sent: Sequence[PlanRow]
-    received: PlanRow
+    incoming: PlanRow
     first: SizeBound
     rounds: int
 
     @property
     def whole(self) -> SizeBound:
         """What leaves in the rounds that were added up."""
-        return total(row.whole for row in self.sent)
-
-
-def total(bounds: Iterator[SizeBound]) -> SizeBound:
-    """Return the bound of all together."""
-    return sum(bounds, ZERO)
+        return sum((row.whole for row in self.sent), ZERO)
 
 
 def plan_of(program: Program, extent: Extent) -> RunPlan:
@@ -142,15 +134,15 @@ def plan_of(program: Program, extent: Extent) -> RunPlan:
     down = [received_sizes(step, extent, program.state) for step in steps]
     kinds = sorted({kind for sizes in up for kind in sizes})
     rows = [_row(str(kind), [sizes.get(kind, ZERO) for sizes in up]) for kind in kinds]
-    received = _row(RECEIVED, [total(iter(sizes.values())) for sizes in down])
-    first = total(size for sizes in up[:2] for size in sizes.values())
-    return RunPlan(rows, received, first, len(steps) - 1)
+    incoming = _row("received", [sum(sizes.values(), ZERO) for sizes in down])
+    first = sum((size for sizes in up[:2] for size in sizes.values()), ZERO)
+    return RunPlan(rows, incoming, first, len(steps) - 1)
 
 
 def _row(name: str, sizes: Sequence[SizeBound]) -> PlanRow:
     at = [number for number, size in enumerate(sizes) if size != ZERO]
     largest = max(sizes, key=lambda size: float("inf") if size.most is None else size.most)
-    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, largest, total(iter(sizes)))
+    return PlanRow(name, at[0] if at else 0, at[-1] if at else 0, largest, sum(sizes, ZERO))
 
 
 def lines_of(
@@ -177,8 +169,8 @@ def lines_of(
         yield _cells(row.name, _rounds(row), _size(row.each), _size(row.whole))
     yield _cells("all of it", "", "", _size(plan.whole + hello_size))
     yield "(without its name, key and versions, and figures of work)"
-    received = plan.received
-    yield _cells(RECEIVED, _rounds(received), _size(received.each), _size(received.whole))
+    incoming = plan.incoming
+    yield _cells(incoming.name, _rounds(incoming), _size(incoming.each), _size(incoming.whole))
     if plan.rounds < rounds:
         yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
 
@@ -199,46 +191,76 @@ def _size(size: SizeBound) -> str:
     return size_text(size.most) if size.least == size.most else f"up to {size_text(size.most)}"
 
 
-def facts_of(plan: RunPlan) -> Mapping[str, int | None]:
-    """Return the plan's figures for the audit file: most bytes by kind; None is not known."""
-    return {row.name: row.whole.most for row in plan.sent}
-
-
-@dataclass(frozen=True, eq=False)
-class OwnData:
-    """The data of a silo, and what it does with them when the server calls.
+@dataclass(frozen=True)
+class Attendance:
+    """How a silo connects to its server; no setting here changes a number.
 
     Attributes:
-        silo: its data.
-        secrets: shared with each silo that its edges lead to.
+        server: HOST:PORT.
+        key: file of the silo's own key; it is made if there is none.
+        secret: what it shares with other silos: a file for all, or a folder with a file NAME for
+            each that its edges lead to; None where no edge leads anywhere.
+        ca: file of certificates that the server's must come from; None with `insecure`.
+        insecure: without TLS, to this machine only.
+        state: folder for the silo's state of the last two rounds; None keeps it in memory.
         device: where it computes; None is what the server's config says.
-        report: called with events for the silo's own people only.
+        patience: seconds for which it tries to reach the server, also one that was stopped.
+        waits: whether it waits for a server that was stopped; else the run fails then.
         allow: what the silo agrees to besides weights and counts: methods by name, `collect`, and
             `items`, shared rows of items.
         code: code of users that the silo allowed.
         out: folder for the result of a run.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.
-        policy: what the silo agrees to.
+        policy: what the silo agrees to; None: there is no file of it.
+        audit: file in which all that leaves is written down; None: there is none.
+    """
+
+    server: str
+    key: Path
+    secret: Path | None = None
+    ca: Path | None = None
+    insecure: bool = False
+    state: Path | None = None
+    device: str | None = None
+    patience: float = 600.0
+    waits: bool = True
+    allow: tuple[str, ...] = ()
+    code: AllowedCode = field(default_factory=AllowedCode)
+    out: Path | None = None
+    results: Path | None = None
+    policy: SiloPolicy | None = None
+    audit: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData:
+    """The data of a silo, and what it does with them when the server calls; see `SiloData`.
+
+    Attributes:
+        silo: its data.
+        secrets: shared with each silo that its edges lead to.
+        attendance: what the silo's people allow, and where results go.
+        report: called with events for the silo's own people only.
         server: what its own people call the server.
     """
 
     silo: Silo
     secrets: Mapping[str, bytes]
-    device: str | None
+    attendance: Attendance
     report: EventCallback
-    allow: tuple[str, ...] = ()
-    code: AllowedCode = field(default_factory=AllowedCode)
-    out: Path | None = None
-    results: Path | None = None
-    policy: SiloPolicy = NO_POLICY
     server: str = "the server"
 
+    @property
+    def policy(self) -> SiloPolicy:
+        """What the silo agrees to."""
+        return self.attendance.policy or NO_POLICY
+
     def hello(self, run: bytes) -> Hello:
-        """Return what the silo shows of itself; see `Holder`."""
+        """Return what the silo shows of itself; see `SiloData`."""
         return hello(self.silo, self.secrets, run)
 
     def explain(self, run: bytes, disagreement: Disagreement) -> None:
-        """Tell which edge the other silo does not list; see `Holder`."""
+        """Tell which edge the other silo does not list; see `SiloData`."""
         line = explain(self.silo, self.secrets, run, disagreement)
         cross, other = self.silo.cross, disagreement.other
         between = sum(cross.silo[slot] == other for slot in cross.slot.tolist())
@@ -250,7 +272,7 @@ class OwnData:
         self.report(Event(What.DISAGREED, self.silo.name, note=line))
 
     def prepare(self, facts: Mapping[str, Any], audit: RunAudit) -> Prepared:
-        """Check the server's config and prepare the silo's block and program; see `Holder`.
+        """Check the server's config and prepare the silo's block and program; see `SiloData`.
 
         Raises:
             SilographError: the config is missing, or cannot be used here or with these data.
@@ -262,17 +284,21 @@ class OwnData:
         config = make_config(
             {k: v for k, v in server_config.items() if k not in PRIVATE}, source="server"
         )
-        self.code.check(facts.get("code"))
-        method = self.code.method(config.method, facts.get("code"))
+        code, digests = self.attendance.code, facts.get("code")
+        code.check(digests)
+        method = code.method(config.method, digests)
         ratings = self.silo.graph.task == "rating"
         # `check_complete_config` refuses a server's config that has no model.
         config = with_default_model(config, ratings=ratings, method=method)
-        make = self.code.model(config.model or "", facts.get("code"))
+        make = code.model(config.model or "", digests)
         # Refuse what silos cannot run, or what is too large, before any work.
         check_deployable(config, method)
         silo = featured(self.silo, config.features)
         check_size(config, choose_parts(config, method), silo)
-        config = self.on_device(config)
+        if self.attendance.device is None:
+            check_device_name(config.device)
+        else:  # by this silo's people
+            config = dataclasses.replace(config, device=self.attendance.device)
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
         # Whether other silos have weights is in the config: the server has resolved the rule.
         resolved = resolve(config, schema, choose(config, method), make, weighted=True)
@@ -292,31 +318,34 @@ class OwnData:
         program = program_of(
             resolved_config, schema, method, method_config, hand_over=hands_over_model
         )
-        self.code.check_ops(program)
+        code.check_ops(program)
         block = client_block(silo, resolved_config, dtype)
         plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
-        self.check_policy(ProposedRun(resolved_config, program, needs, self.allow), plan, audit)
+        self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         # From here on the run is agreed to: prepare the data, and describe the run to people.
-        note = agreed_note(method, program, hands_over_model=hands_over_model)
+        note = (
+            f"agreed to {method.name}, {counted(program.rounds, 'round')}: answers have "
+            f"{', '.join(kinds_sent(program))}"
+        )
+        note += "" if hands_over_model else "; the server keeps its model"
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block)
         specs = sum_specs(resolved_config, schema.num_features, method)
         receiver, silos = self.server, resolved_config.clients
         lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
-        remarks = _data_warnings(silo, block, resolved_config, summed=FEATURES in specs)
-        all_lines = tuple(
-            line for line in (*lines, edge_weights_line, *remarks) if line is not None
+        remarks = (
+            edge_weights_line,
+            describe_weight_scale(resolved_config.edge_weights, silo.edge_weight),
+            scale_line(resolved_config, silo.graph),
+            # Sums of all silos, by which features may be standardized, are not known yet.
+            None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
-        agreed = {
-            "method": method.name,
-            "rounds": resolved_config.rounds,
-            "silos": resolved_config.clients,
-        }
-        agreed |= {"most_bytes": facts_of(plan)}
         course, nodes = Course(program), nodes_of(block)
+        agreed = {"method": method.name, "rounds": resolved_config.rounds, "silos": silos}
+        most_bytes = {row.name: row.whole.most for row in plan.sent}  # None: not known
         return Prepared(
             method_config,
             block,
@@ -324,53 +353,37 @@ class OwnData:
             course,
             nodes,
             note,
-            partial(self.keep, run),
-            all_lines,
-            {**agreed, "nodes": nodes},
+            partial(self.store_result, run),
+            (*lines, *(line for line in remarks if line is not None)),
+            {**agreed, "most_bytes": most_bytes, "nodes": nodes},
             resolved_config.method in needs,
             method.own_weights is not None,
-            BlockInState(block, silo, self.note) if specs else None,
+            BlockInState(block, silo, self.report_line) if specs else None,
         )
-
-    def note(self, line: str) -> None:
-        """Report a line to the silo's own people."""
-        self.report(Event(What.NOTE, self.silo.name, note=line))
-
-    def on_device(self, config: RunConfig) -> RunConfig:
-        """Return a server's config with this silo's device, if its people have named one.
-
-        Raises:
-            ConfigError: they have not, and the server names none that silos know.
-        """
-        if self.device is not None:
-            return dataclasses.replace(config, device=self.device)
-        check_device_name(config.device)
-        return config
 
     def check_policy(self, run: ProposedRun, plan: RunPlan, audit: RunAudit) -> None:
         """Raise `ConfigError` for a run that the silo's policy does not allow.
 
         Args:
-            run: the run.
+            run: the run, apart from what the silo has done before and allows at this start.
             plan: what it would send.
             audit: what has been sent, and how many runs there were.
         """
+        allow, sent, least = self.attendance.allow, audit.sent, plan.first.least
         runs, of_server = audit.others
-        run = dataclasses.replace(
-            run,
-            sent=audit.sent,
-            least=plan.first.least,
-            runs=runs,
-            runs_of_server=of_server,
-        )
+        run = ProposedRun(run.config, run.program, run.needs, allow, sent, least, runs, of_server)
         if (line := why_refused(self.policy, run)) is not None:
             raise ConfigError(line)
 
-    def keep(self, run: SiloRun, outcome: Outcome) -> None:
+    def report_line(self, line: str) -> None:
+        """Report a line to the silo's own people."""
+        self.report(Event(What.NOTE, self.silo.name, note=line))
+
+    def store_result(self, run: SiloRun, outcome: Outcome) -> None:
         """Write the result of a run; see `Prepared`."""
-        folder = self.out
-        if folder is None and self.results is not None:
-            folder = folder_of(self.results, run, outcome)
+        folder, results = self.attendance.out, self.attendance.results
+        if folder is None and results is not None:
+            folder = folder_of(results, run, outcome)
         if folder is None:
             return
         try:
@@ -380,38 +393,7 @@ class OwnData:
                 f"expected to write {folder}, got: {error.strerror}; the silo's states of the run "
                 "stay where they are"
             ) from None
-        self.report(Event(What.KEPT, self.silo.name, note=str(folder)))
-
-
-def _data_warnings(
-    silo: Silo, block: ClientBlock, config: ResolvedConfig, *, summed: bool
-) -> Iterator[str | None]:
-    """Yield warnings about a silo's data in this run.
-
-    Args:
-        silo: its data as the run uses them.
-        block: what is computed on.
-        config: of the run.
-        summed: whether features are standardized by sums of all silos, which are not known yet.
-    """
-    yield describe_weight_scale(config.edge_weights, silo.edge_weight)
-    yield scale_line(config, silo.graph)
-    yield None if summed else narrowing_line(silo, block, config.normalize)
-
-
-def agreed_note(method: Method, program: Program, *, hands_over_model: bool) -> str:
-    """Return the note for a silo's people on a run that it has agreed to.
-
-    Args:
-        method: of the run.
-        program: what the run calls.
-        hands_over_model: whether silos get the server's model.
-    """
-    return (
-        f"agreed to {method.name}, {counted(program.rounds, 'round')}: answers have "
-        f"{', '.join(kinds_sent(program))}"
-        + ("" if hands_over_model else "; the server keeps its model")
-    )
+        self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:
@@ -448,46 +430,6 @@ def parse_allowed_methods(text: str | None, code: AllowedCode | None = None) -> 
     return names
 
 
-@dataclass(frozen=True)
-class Attendance:
-    """How a silo connects to its server; no setting here changes a number.
-
-    Attributes:
-        server: HOST:PORT.
-        key: file of the silo's own key; it is made if there is none.
-        secret: what it shares with other silos: a file for all, or a folder with a file NAME for
-            each that its edges lead to; None where no edge leads anywhere.
-        ca: file of certificates that the server's must come from; None with `insecure`.
-        insecure: without TLS, to this machine only.
-        state: folder for the silo's state of the last two rounds; None keeps it in memory.
-        device: where it computes; None is what the server's config says.
-        patience: seconds for which it tries to reach the server, also one that was stopped.
-        waits: whether it waits for a server that was stopped; else the run fails then.
-        allow: see `OwnData`.
-        code: see `OwnData`.
-        out: see `OwnData`.
-        results: see `OwnData`.
-        policy: see `OwnData`; None: there is no file of it.
-        audit: file in which all that leaves is written down; None: there is none.
-    """
-
-    server: str
-    key: Path
-    secret: Path | None = None
-    ca: Path | None = None
-    insecure: bool = False
-    state: Path | None = None
-    device: str | None = None
-    patience: float = 600.0
-    waits: bool = True
-    allow: tuple[str, ...] = ()
-    code: AllowedCode = field(default_factory=AllowedCode)
-    out: Path | None = None
-    results: Path | None = None
-    policy: SiloPolicy | None = None
-    audit: Path | None = None
-
-
 @standard_numerics()
 def take_part_in_run(
     data: Silo, attendance: Attendance, report: EventCallback = log_event
@@ -510,27 +452,17 @@ def take_part_in_run(
     if attendance.out is not None:
         unfinished_runs = () if attendance.state is None else runs_left(attendance.state)
         check_result_folder(attendance.out, [run_name(token) for token in unfinished_runs])
-    policy = NO_POLICY if attendance.policy is None else attendance.policy
+    policy = attendance.policy or NO_POLICY
     check_code(policy, {source.name: source.digest for source in attendance.code.sources.values()})
     roots = read_roots(attendance.ca, insecure=attendance.insecure)
     authority = "none: without TLS" if roots is None else digest_of(roots)
     server = f"{attendance.server} (authority {authority if roots is None else authority[:16]})"
-    own_data = OwnData(
-        data,
-        secrets,
-        attendance.device,
-        report,
-        attendance.allow,
-        attendance.code,
-        attendance.out,
-        attendance.results,
-    )
-    own_data = dataclasses.replace(own_data, policy=policy, server=server)
+    own_data = OwnData(data, secrets, attendance, report, server)
     session_facts = {"server": attendance.server, "authority": authority, "policy": policy.digest}
     session_facts["silograph"] = versions()["silograph"]
     try:
         with (
-            nullcontext() if attendance.state is None else held(attendance.state),
+            nullcontext() if attendance.state is None else lock_state_folder(attendance.state),
             open_audit(attendance.audit, session_facts) as (audit, audit_note),
         ):
             for line in (*_policy_lines(data, attendance), *([audit_note] if audit_note else [])):
@@ -540,9 +472,8 @@ def take_part_in_run(
                 report(Event(What.EXPOSED, data.name, note=line))
             reason = audit.to_end(lambda: take_part(silo) or None)
             if attendance.audit is not None:
-                report(
-                    Event(What.NOTE, data.name, note=f"{attendance.audit} ends with {audit.head}")
-                )
+                line = f"{attendance.audit} ends with {audit.head}"
+                report(Event(What.NOTE, data.name, note=line))
     except SilographError as error:
         report(Event(What.ENDED, data.name, reason=str(error)))
         raise
@@ -566,11 +497,8 @@ def _exposure_lines(attendance: Attendance) -> Iterator[str]:
     if attendance.secret is not None and attendance.secret.is_dir():
         # Whether others can list the names does not matter, only what the files hold.
         secrets = sorted(path for path in attendance.secret.iterdir() if path.is_file())
-    for path in (
-        attendance.key,
-        *secrets,
-        *([] if attendance.state is None else [attendance.state]),
-    ):
+    folders = [] if attendance.state is None else [attendance.state]
+    for path in (attendance.key, *secrets, *folders):
         if (warning := describe_exposure(path)) is not None:
             yield warning
 

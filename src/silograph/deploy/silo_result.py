@@ -40,7 +40,7 @@ from silograph.experiment.result_files import (
 from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.recommender import make_recommender
 from silograph.experiment.run.trained_model import TrainedModel
-from silograph.federation.session.holder import Outcome
+from silograph.federation.session.silo_data import Outcome
 from silograph.federation.session.state_store import make_private
 from silograph.graph.block.block import ClientBlock, kinds
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES

@@ -21,7 +21,7 @@ from silograph.federation.in_process import InProcess
 from silograph.federation.joining.matching import (
     Disagreement,
     Hello,
-    _edge_hash,
+    _hash,
     _named,
     agree,
     as_tags,
@@ -56,7 +56,7 @@ def silos_of(path: Path, **changes: dict[str, str]) -> Silos:
 def edge_tag(key: bytes, silo: str, node: str, other: str, remote: str) -> bytes:
     """As the protocol says it: a keyed hash of both ends, in the order of their names."""
     named = b"".join(_named(*end) for end in sorted(((silo, node), (other, remote))))
-    return _edge_hash(key, named).digest()
+    return _hash(key, b"silograph edge", named).digest()
 
 
 def test_the_tags_of_a_list_are_those_of_its_edges(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import time
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -167,28 +166,6 @@ def test_a_file_that_was_changed_is_not_continued(tmp_path: Path) -> None:
     ):
         pass
     assert path.read_bytes() == before.replace(b"there", b"their")
-
-
-def test_a_file_of_an_earlier_version_is_no_changed_one(tmp_path: Path) -> None:
-    """Its lines are whole, by SHA-256: the error says which version wrote it."""
-    path, former = tmp_path / "audit.jsonl", NO_LINE
-    for event in ("hello", "ended"):
-        body = f'{{"former": "{former}", "event": "{event}"'.encode()
-        former = sha256(body).hexdigest()
-        with path.open("ab") as file:
-            file.write(body + f', "hash": "{former}"}}\n'.encode())
-    before = path.read_bytes()
-    with (
-        pytest.raises(
-            ConfigError, match=r"as this version writes it, got line 1: .* silograph 0\.1"
-        ),
-        open_audit(path, ABOUT),
-    ):
-        pass
-    assert path.read_bytes() == before
-    path.write_bytes(before.replace(b"hello", b"hallo"))  # changed, whoever wrote it
-    with pytest.raises(ConfigError, match="got other contents in line 1"), open_audit(path, ABOUT):
-        pass
 
 
 def test_one_process_writes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What hostile ends may cost: messages are bounded before they are read, and greetings give way."""
+"""What hostile ends may cost: messages are bounded before they are read, silent streams end."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ from silograph.federation.session.hub import (  # noqa: E402
     FROM_ONE,
     PROTOCOL,
     WAITING,
-    Greetings,
+    Handshakes,
     say_goodbye,
 )
 from silograph.federation.session.identity import Register, SiloKey  # noqa: E402
@@ -229,21 +229,21 @@ def test_half_greetings_keep_nobody_out(
     hub = hubs(Register(("north", "south"), 2))
     known = SiloKey.new()
     assert raws(hub).greet("south", known).type is Type.WELCOME
-    greetings: Greetings = hub._greetings
-    arrived, place = list[str](), greetings.place
+    handshakes: Handshakes = hub._handshakes
+    arrived, place = list[str](), handshakes.place
 
     def noted(peer: str, end: Callable[[], object]) -> Any:
         arrived.append(peer)
         return place(peer, end)
 
-    monkeypatch.setattr(greetings, "place", noted)
+    monkeypatch.setattr(handshakes, "place", noted)
     silent = [raws(hub) for _ in range(60)]
     for stream in silent[::2]:
         stream.say(Type.HELLO, name="north", key=known.public.hex(), protocol=PROTOCOL)
     # Those that come later than who is greeted next would rightly end that greeting.
     # The server says who has come: a stream that it ends may not hear of it on a busy machine.
     most = FROM_ONE + 1  # one has the place in reserve for the key that it claims
-    until(lambda: len(arrived) == len(silent) and len(greetings._places) <= most)
+    until(lambda: len(arrived) == len(silent) and len(handshakes._places) <= most)
     for _ in range(3):
         assert raws(hub).greet("north", SiloKey.new()).type in (Type.WELCOME, Type.REFUSED)
     assert raws(hub).greet("south", known).type is Type.WELCOME
@@ -253,18 +253,18 @@ def test_half_greetings_keep_nobody_out(
 def test_who_has_waited_longest_gives_way_where_most_wait() -> None:
     ended: list[str] = []
     keys = {"south": b"s" * 32}
-    greetings = Greetings(lambda: keys)
+    handshakes = Handshakes(lambda: keys)
     with_places = []
 
     def wait(peer: str) -> Any:
-        entered = greetings.place(peer, lambda: ended.append(peer))
+        entered = handshakes.place(peer, lambda: ended.append(peer))
         with_places.append(entered)
         return entered.__enter__()
 
     first = wait("ipv4:9.9.9.9:1")
-    greetings.claim(first, keys["south"].hex())
+    handshakes.claim(first, keys["south"].hex())
     second = wait("ipv4:9.9.9.9:2")
-    greetings.claim(second, keys["south"].hex())  # the reserve is for one
+    handshakes.claim(second, keys["south"].hex())  # the reserve is for one
     assert (first.key, second.key) == (keys["south"], None)
     for port in range(FROM_ONE + 3):
         wait(f"ipv4:1.1.1.1:{port}")
@@ -275,7 +275,7 @@ def test_who_has_waited_longest_gives_way_where_most_wait() -> None:
     assert len(ended) == 1 + FROM_ONE + 3 + WAITING - WAITING
     for place in with_places:
         place.__exit__(None, None, None)
-    assert greetings._places == []
+    assert handshakes._places == []
 
 
 def test_a_second_process_with_one_key_is_told_so(

@@ -20,7 +20,7 @@ from silograph.federation.frame import decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.session.engine import TRIES, Session
 from silograph.federation.session.events import Cause
-from silograph.federation.session.hub import say_goodbye, say_stopping
+from silograph.federation.session.hub import say_goodbye
 from silograph.federation.session.message import Type, pack, read_call, read_reply, unpack
 from silograph.federation.session.peer import Arrived, LostError, Peer
 from silograph.federation.session.responder import Responder
@@ -187,7 +187,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "cut short": (lambda data: data[:-3], "bytes of values by the header"),
     "empty": (lambda data: b"", "expected a message of"),
     "other run": (lambda data: pack(replace(unpack(data), token=bytes(16))), "of this run, got"),
-    "repeated": (lambda data: pack(replace(unpack(data), sequence=1)), "got one to 1"),
+    "repeated": (lambda data: pack(replace(unpack(data), sequence=1)), "got 1: repeated or lost"),
     "no reply": (lambda data: pack(replace(unpack(data), type=Type.DONE)), "expected REPLY"),
     "of another call": (other_call, "expected a reply of work"),
     "NaN": (with_field("sum", torch.tensor([[NAN, 1.0]], dtype=torch.float64)), "NaN or infinity"),
@@ -614,6 +614,6 @@ def test_the_end_is_told(built: Built, caplog: pytest.LogCaptureFixture) -> None
 def test_a_stop_is_told_and_ends_no_run(built: Built) -> None:
     block, route = built
     fed, links = session(block, route, None, OPS)
-    say_stopping(fed.peers)
+    say_goodbye(fed.peers, None)
     assert all(link.worker.stopped and link.closed for link in links.values())
     assert [link.worker.ended for link in links.values()] == [None] * 4

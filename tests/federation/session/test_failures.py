@@ -417,7 +417,7 @@ def test_a_state_that_is_not_finite_is_not_saved(built: Built) -> None:
     peer = Peer("client_00", link, TOKEN)
     peer.ask(Type.START, {}, None)
     fed, _ = session(*built, None, OPS, program=program)
-    fed._peers = {"client_00": peer}
+    fed.peers = {"client_00": peer}
     fed._limits = Limits(least=1)
     big = {"weights/w": Shared(torch.full((3,), 3e38))}  # finite, but not their sum
     fed.start_round(1)

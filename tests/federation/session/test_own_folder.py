@@ -10,13 +10,13 @@ import torch
 
 from silograph.core.errors import ConfigError
 from silograph.core.payload import Stacked
-from silograph.federation.session.state_store import StateStore, held, make_private
+from silograph.federation.session.state_store import StateStore, lock_state_folder, make_private
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from silograph.federation.session.state_store import held
-with held(Path(sys.argv[1])):
+from silograph.federation.session.state_store import lock_state_folder
+with lock_state_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -34,19 +34,22 @@ def test_one_process_holds_a_folder_until_it_dies(tmp_path: Path) -> None:
         assert other.stdout.readline() == b"held\n"
         with (
             pytest.raises(ConfigError, match=f"one process for the state in {folder}, got another"),
-            held(folder),
+            lock_state_folder(folder),
         ):
             pass
         other.send_signal(signal.SIGKILL)
     for _ in range(2):  # and whoever is done lets go
-        with held(folder):
+        with lock_state_folder(folder):
             pass
 
 
 def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, says in ((tmp_path / "file", "File exists"), (tmp_path / "file/x", "Not a dir")):
-        with pytest.raises(ConfigError, match=f"expected to write .*, got: {says}"), held(folder):
+        with (
+            pytest.raises(ConfigError, match=f"expected to write .*, got: {says}"),
+            lock_state_folder(folder),
+        ):
             pass
 
 

@@ -30,7 +30,7 @@ from silograph.federation.session.events import (
     What,
 )
 from silograph.federation.session.hub import (
-    LONGEST_GREETING,
+    LONGEST_HANDSHAKE,
     PROTOCOL,
     UNREAD,
     Hub,
@@ -67,9 +67,12 @@ def test_a_greeting_that_is_too_long_is_not_read(
     hubs: Any, raws: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     silo = raws(hubs(Register(None, 2)))
-    silo.out.put(bytes(LONGEST_GREETING + 1))
+    silo.out.put(bytes(LONGEST_HANDSHAKE + 1))
     assert list(silo.call) == []
-    assert f"expected a greeting of at most {LONGEST_GREETING} bytes, got" in caplog.text
+    assert (
+        f"expected a message of the handshake of at most {LONGEST_HANDSHAKE} bytes, got"
+        in caplog.text
+    )
 
 
 class Context:
@@ -103,7 +106,7 @@ def test_a_greeting_is_over_in_time(
     hubs: Any, monkeypatch: pytest.MonkeyPatch, name: str | None, last: Type
 ) -> None:
     """Its stream is cancelled where it hangs, in any of the server's messages."""
-    monkeypatch.setattr("silograph.federation.session.hub.GREETING_SECONDS", 0.05)
+    monkeypatch.setattr("silograph.federation.session.hub.HANDSHAKE_SECONDS", 0.05)
     hub, context, answers = hubs(Register(("north",), 2)), Context(), SimpleQueue[bytes]()
     stream = hub._attach(requests_of(answers, name or "north", SiloKey.new()), context)
     answers.put(next(stream))

@@ -138,8 +138,14 @@ def test_who_is_not_expected(hubs: Any, raws: Any) -> None:
     [
         (b"garbage", "expected a message of"),
         (pack(Message(Type.PROOF, NO_TOKEN, 0, b"{}")), "expected HELLO, got PROOF"),
-        (pack(Message(Type.HELLO, TOKEN, 0, b"{}")), "the token of this run, got another token"),
-        (pack(Message(Type.HELLO, NO_TOKEN, 5, b"{}")), "expected HELLO with number 0, got 5"),
+        (
+            pack(Message(Type.HELLO, TOKEN, 0, b"{}")),
+            "expected a message of this run, got one of another",
+        ),
+        (
+            pack(Message(Type.HELLO, NO_TOKEN, 5, b"{}")),
+            "expected message 0, got 5: repeated or lost",
+        ),
         (pack(Message(Type.HELLO, NO_TOKEN, 0, b"[]")), "expected a JSON object in a HELLO"),
     ],
 )
@@ -381,7 +387,7 @@ def test_runs_that_come_to_nothing_do_not_fill_the_log(monkeypatch: pytest.Monke
         def __init__(self, channel: Any) -> None:
             pass
 
-        def greet(self, silo: Attaching) -> bytes:
+        def do_handshake(self, silo: Attaching) -> bytes:
             return os.urandom(16)
 
         def answer(self, worker: Responder, silo: Attaching) -> None:
@@ -425,7 +431,7 @@ def test_a_silo_takes_part_in_the_run_that_it_has_agreed_to(
         def __init__(self, channel: Any) -> None:
             pass
 
-        def greet(self, silo: Attaching) -> bytes:
+        def do_handshake(self, silo: Attaching) -> bytes:
             if not tokens:
                 raise ConfigError("the server refused: it is over")
             return tokens.pop(0)

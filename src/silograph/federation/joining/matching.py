@@ -108,7 +108,7 @@ def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     """
     cross, tags = silo.cross, []
     # Hashing starts once a pair, and names are written once a node: twice as fast as edge by edge.
-    start = {other: _edge_hash(key) for other, key in keys.items()}
+    start = {other: _hash(key, b"silograph edge", b"") for other, key in keys.items()}
     own = [_named(silo.name, key) for key in silo.keys]
     remote = [_named(*end) for end in zip(cross.silo, cross.keys, strict=True)]
     weights = np.ones(len(cross.row)) if cross.weight is None else cross.weight.numpy()
@@ -153,10 +153,6 @@ def as_tags(words: np.ndarray) -> list[bytes]:
 
 def _named(silo: str, node: str) -> bytes:
     return _joined(silo.encode(), node.encode())
-
-
-def _edge_hash(key: bytes, data: bytes = b"") -> "hashlib.blake2b":
-    return _hash(key, b"silograph edge", data)
 
 
 def _hash(key: bytes, person: bytes, data: bytes) -> "hashlib.blake2b":
@@ -408,21 +404,14 @@ def _common(hellos: Sequence[Hello]) -> SiloFacts:
 def _difference(name: str, one: str, value: Any, other: str, other_value: Any) -> str:
     what, remedy = name.replace("_", " "), "describe and order the tables alike"
     if name == "scale":
-        value, other_value, remedy = (
-            list(value or ()),
-            list(other_value or ()),
-            "correct it in a silo.toml",
-        )
-    if (
-        isinstance(value, tuple)
-        and isinstance(other_value, tuple)
-        and len(value) == len(other_value)
-    ):
-        place = next(
-            i for i, pair in enumerate(zip(value, other_value, strict=True)) if len(set(pair)) > 1
-        )
-        what = f"{what} (number {place + 1} of {len(value)})"
-        value, other_value = value[place], other_value[place]
+        value, other_value = list(value or ()), list(other_value or ())
+        remedy = "correct it in a silo.toml"
+    if isinstance(value, tuple) and isinstance(other_value, tuple):
+        pairs = list(zip(value, other_value, strict=False))
+        if len(value) == len(other_value):
+            place = next(i for i, (own, others) in enumerate(pairs) if own != others)
+            what = f"{what} (number {place + 1} of {len(value)})"
+            value, other_value = pairs[place]
     return (
         f"expected the same {what} at every silo, got {value!r} at {one} and {other_value!r} at "
         f"{other}: {remedy}"
@@ -469,14 +458,11 @@ def _route(hellos: Sequence[Hello]) -> Route:
 
 def to_payload(hello_message: Hello) -> Payload:
     """Return a hello as fields of one client, ready for a frame."""
-    about = {
-        "name": hello_message.name,
-        "others": hello_message.others,
-        **asdict(hello_message.facts),
-    }
-    if hello_message.facts.scale is None:  # a silo without ratings sends no byte for it
+    facts = hello_message.facts
+    about = {"name": hello_message.name, "others": hello_message.others, **asdict(facts)}
+    if facts.scale is None:  # a silo without ratings sends no byte for it
         del about["scale"]
-    if not hello_message.facts.weighted:  # nor does one without weights of edges
+    if not facts.weighted:  # nor does one without weights of edges
         del about["weighted"]
     fields = {
         "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
@@ -519,57 +505,44 @@ def _array(field: Field) -> np.ndarray:
 
 def _check_hello(hello_message: Hello) -> None:
     """Raise `ValueError` where arrays of a hello cannot belong together."""
-    words = (
-        hello_message.name,
-        *hello_message.others,
-        *hello_message.facts.feature_names,
-        *hello_message.facts.class_names,
-    )
-    if (
-        not all(isinstance(word, str) for word in words)
-        or hello_message.name in hello_message.others
-    ):
+    name, others, facts = hello_message.name, hello_message.others, hello_message.facts
+    words = (name, *others, *facts.feature_names, *facts.class_names)
+    if not all(isinstance(word, str) for word in words) or name in others:
         raise ValueError("names")
-    if (
-        hello_message.facts.task not in get_args(LabelForm)
-        or type(hello_message.facts.sparse) is not bool
-    ):
+    if facts.task not in get_args(LabelForm) or type(facts.sparse) is not bool:
         raise ValueError("task and sparse")
-    if type(hello_message.facts.weighted) is not bool:
+    if type(facts.weighted) is not bool:
         raise ValueError("whether edges have weights")
-    numbers = (hello_message.facts.features, hello_message.facts.num_classes)
-    if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[1]:
+    numbers = (facts.features, facts.num_classes)
+    if not all(type(number) is int and number >= 0 for number in numbers) or not facts.num_classes:
         raise ValueError("sizes")
-    if len(hello_message.facts.feature_names) not in (0, hello_message.facts.features):
+    if len(facts.feature_names) not in (0, facts.features):
         raise ValueError("a name for each feature")
-    _check_scale(hello_message.facts)
+    _check_scale(facts)
     for other, tag in (
         (hello_message.slot_other, hello_message.slot_tag),
         (hello_message.row_other, hello_message.row_tag),
         (hello_message.edge_other, hello_message.edge_tag),
     ):
-        right = other.dtype == np.int64 and tag.dtype == np.uint8
-        if not right or tag.shape != (len(other), TAG_BYTES) or other.ndim != 1:
+        is_of_tags = other.dtype == np.int64 and tag.dtype == np.uint8 and other.ndim == 1
+        if not is_of_tags or tag.shape != (len(other), TAG_BYTES):
             raise ValueError("tags of 16 bytes")
-        if len(other) and (other.min() < 0 or other.max() >= len(hello_message.others)):
+        if len(other) and (other.min() < 0 or other.max() >= len(others)):
             raise ValueError("silos that edges lead to")
     # Boundary rows are numbered without gaps; a row may have edges to several silos.
-    step = np.diff(hello_message.row, prepend=-1)
-    if (
-        hello_message.row.dtype != np.int64
-        or hello_message.row.shape != hello_message.row_other.shape
-        or (len(step) and (step.min() < 0 or step.max() > 1))
-    ):
+    row = hello_message.row
+    if row.dtype != np.int64 or row.shape != hello_message.row_other.shape:
+        raise ValueError("boundary rows")
+    step = np.diff(row, prepend=-1)
+    if len(step) and (step.min() < 0 or step.max() > 1):
         raise ValueError("boundary rows")
 
 
 def _check_scale(facts: SiloFacts) -> None:
     """Raise `ValueError` unless a scale, which only silos with ratings have, can be one."""
     low, high = facts.scale or (0, 1)
-    numbers = all(type(end) in (int, float) for end in (low, high))
-    if (
-        (facts.scale and facts.task != "rating")
-        or not numbers
-        or not -math.inf < low < high < math.inf
-    ):
+    is_range = all(type(end) in (int, float) for end in (low, high)) and (
+        -math.inf < low < high < math.inf
+    )
+    if (facts.scale and facts.task != "rating") or not is_range:
         raise ValueError("a least and a largest rating")

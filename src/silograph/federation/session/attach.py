@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +18,15 @@ from silograph.core.errors import ConfigError, FrameError, ProtocolError
 from silograph.federation.session.events import Event, EventCallback, What
 from silograph.federation.session.hub import PROTOCOL
 from silograph.federation.session.identity import SiloKey, signed_text
-from silograph.federation.session.message import NO_TOKEN, Message, Type, facts_body, pack, unpack
+from silograph.federation.session.message import (
+    NO_TOKEN,
+    Message,
+    Type,
+    facts_body,
+    pack,
+    read_message,
+    unpack,
+)
 from silograph.federation.session.peer import one_line
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.wire import (
@@ -100,7 +108,10 @@ def take_part(silo: Attaching) -> str:
                 f"expected a server at {silo.server} within {silo.patience:g} s, got: {last.reason}"
             )
         if pause == SHORTEST_PAUSE:
-            silo.report(_disconnect_event(silo, None if stopped else last.reason))
+            what, reason = (What.STOPPED, None) if stopped else (What.LOST, last.reason)
+            about = Event(what, silo.name, address=silo.server, reason=reason)
+            moment = format_deadline(time.time(), silo.patience)
+            silo.report(replace(about, seconds=silo.patience, note=moment))
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -128,7 +139,7 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
     with _channel(silo) as channel:
         stream = _Stream(channel)
         try:
-            server_token = stream.greet(silo)
+            server_token = stream.do_handshake(silo)
             if worker is None or server_token != token:
                 if worker is not None and worker.has_agreed:
                     raise ConfigError(
@@ -157,13 +168,6 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
     return _Attempt(worker, token, is_attached, reason)
 
 
-def _disconnect_event(silo: Attaching, reason: str | None) -> Event:
-    """Return the event of a stream that ended; without a reason where the server was stopped."""
-    what = What.STOPPED if reason is None else What.LOST
-    seconds, moment = silo.patience, format_deadline(time.time(), silo.patience)
-    return Event(what, silo.name, address=silo.server, reason=reason, seconds=seconds, note=moment)
-
-
 def format_deadline(now: float, seconds: float) -> str | None:
     """Return the local time at the end of a wait, None if it is very far away."""
     if not math.isfinite(seconds) or seconds > LONGEST_WAIT:
@@ -180,12 +184,12 @@ class _Stream:
         self._most: Callable[[int], int] = lambda _: SHORT
         self._messages = whole(self._call, lambda size: self._most(size))
 
-    def greet(self, silo: Attaching) -> bytes:
+    def do_handshake(self, silo: Attaching) -> bytes:
         """Do the handshake: identify the silo, prove it, and return the token of the run."""
-        greeting = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
-        greeting["process"] = silo.process
-        self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **greeting})
-        challenge = self._take(Type.CHALLENGE)
+        facts = {"protocol": PROTOCOL, "name": silo.name, "key": silo.key.public.hex()}
+        facts["process"] = silo.process
+        self._send(Type.HELLO, NO_TOKEN, {**silo.facts, **facts})
+        challenge = self._take(Type.CHALLENGE, None)
         try:
             nonce = bytes.fromhex(str(challenge.facts()["nonce"]))
         except (KeyError, ValueError):
@@ -194,7 +198,7 @@ class _Stream:
         text = signed_text(challenge.token, nonce, silo.name, host)
         proof = {"signature": silo.key.sign(text).hex(), "host": host}
         self._send(Type.PROOF, challenge.token, proof)
-        self._take(Type.WELCOME)
+        self._take(Type.WELCOME, challenge.token)
         return challenge.token
 
     def answer(self, worker: Responder, silo: Attaching) -> None:
@@ -204,16 +208,13 @@ class _Stream:
             answer = worker.answer(data)
             self._outgoing.put(answer)
             if worker.ended is not None:
-                self._close_sending()
+                # Close this half of the stream, and wait for the server's half, but not long.
+                self._outgoing.put(None)
+                timer = threading.Timer(LAST_SECONDS, self._call.cancel)
+                timer.daemon = True
+                timer.start()
             if not self._call.is_active() and worker.ended is None:
                 silo.report(Event(What.DISCARDED, silo.name, bytes=len(answer)))
-
-    def _close_sending(self) -> None:
-        """Close the sending half of the stream, without waiting long for the server's half."""
-        self._outgoing.put(None)
-        timer = threading.Timer(LAST_SECONDS, self._call.cancel)
-        timer.daemon = True
-        timer.start()
 
     def close(self) -> None:
         """End the stream."""
@@ -223,15 +224,15 @@ class _Stream:
     def _send(self, kind: Type, token: bytes, facts: Mapping[str, Any]) -> None:
         self._outgoing.put(pack(Message(kind, token, 0, facts_body(facts))))
 
-    def _take(self, kind: Type) -> Message:
-        try:
-            message = unpack(next(self._messages))
-        except StopIteration:
-            raise FrameError(f"expected {kind.name}, got the end of the stream") from None
+    def _take(self, kind: Type, token: bytes | None) -> Message:
+        """Return the next message of the handshake; `token`: of the run, once it is known."""
+        data = next(self._messages, None)
+        if data is None:
+            raise FrameError(f"expected {kind.name}, got the end of the stream")
+        message = unpack(data) if token is None else read_message(data, token, 0)
         if message.type is Type.REFUSED:
             raise ConfigError(f"the server refused: {one_line(message.facts().get('reason'))}")
-        if message.type is not kind:
-            raise ProtocolError(f"expected {kind.name}, got {message.type.name}")
+        message.check_type(kind)
         return message
 
 

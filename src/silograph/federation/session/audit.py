@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b, sha256
@@ -59,17 +59,13 @@ class BrokenChainError(SilographError, ValueError):
     Attributes:
         line: its number, from 1.
         is_torn: whether it is the last one and its end is missing, as after a crash.
-        is_older: whether it is the first one, and as an earlier version wrote it.
         whole: bytes of the lines before it.
     """
 
-    def __init__(
-        self, line: int, reason: str, whole: int, *, is_torn: bool = False, is_older: bool = False
-    ) -> None:
+    def __init__(self, line: int, reason: str, whole: int, *, is_torn: bool = False) -> None:
         super().__init__(f"line {line}: {reason}")
         self.line = line
         self.is_torn = is_torn
-        self.is_older = is_older
         self.whole = whole
 
 
@@ -89,25 +85,16 @@ class AuditEntry:
 
 
 def line_of(facts: Mapping[str, Any], former: str) -> tuple[bytes, str]:
-    """Return the bytes of the next line and its hash.
-
-    Args:
-        facts: its content.
-        former: hash of the line before.
-    """
-    return chained(json.dumps(facts, allow_nan=False)[1:-1], former)
-
-
-def chained(members: str, former: str) -> tuple[bytes, str]:
-    """Return the bytes of the next line and its hash.
+    """Return the bytes of the next line, and its hash.
 
     That is BLAKE2b of 256 bits (RFC 7693), in hexadecimal: `b2sum -l 256`. SHA-256 is faster over
     long data, but OpenSSL looks it up and sets it up for each line.
 
     Args:
-        members: its content, as the inside of a JSON object.
+        facts: its content.
         former: hash of the line before.
     """
+    members = json.dumps(facts, allow_nan=False)[1:-1]
     line, own = with_hash(f'{{"former": "{former}", {members}'.encode())
     return line, own.decode()
 
@@ -141,12 +128,6 @@ def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, An
     if end is None:
         raise BrokenChainError(line, "expected a line that ends with its hash, got another", whole)
     body, own = data[: end.start()], end[1].decode()
-    if former == NO_LINE and sha256(body).hexdigest() == own:
-        reason = (
-            "expected a line whose hash is BLAKE2b, got a whole one with SHA-256: silograph "
-            "0.1.0.dev0 wrote it, before lines named the version"
-        )
-        raise BrokenChainError(line, reason, whole, is_older=True)
     if blake2b(body, digest_size=32).hexdigest() != own:
         reason = "expected the bytes that its hash was made of, got others"
         raise BrokenChainError(line, reason, whole)
@@ -162,7 +143,7 @@ def _read(data: bytes, former: str, line: int, whole: int) -> tuple[dict[str, An
     return facts, own
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class AuditedRun:
     """The entries of one run in an audit file, summed up.
 
@@ -181,46 +162,23 @@ class AuditedRun:
     """
 
     run: str
-    agreed: AuditEntry | None
-    agreements: int
-    calls: Mapping[str, int]
-    bytes: Mapping[str, int]
-    rounds: tuple[int, int] | None
-    repeats: int
-    refusals: Sequence[AuditEntry]
-    refused: int
-    ended: AuditEntry | None
+    agreed: AuditEntry | None = None
+    agreements: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    rounds: tuple[int, int] | None = None
+    repeats: int = 0
+    refusals: list[AuditEntry] = field(default_factory=list)
+    refused: int = 0
+    ended: AuditEntry | None = None
 
     @property
     def sent(self) -> int:
         """Bytes of all frames that left."""
-        return sum(self.bytes.values())
-
-
-def _count(value: object) -> int:
-    """Return a number of bytes, rounds or entries; raise `ValueError` for anything else."""
-    if not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(value)
-    return value
-
-
-class RunCounts:
-    """Adds up the entries of one run."""
-
-    def __init__(self, run: str) -> None:
-        self.run = run
-        self.agreed: AuditEntry | None = None
-        self.ended: AuditEntry | None = None
-        self.agreements = 0
-        self.calls: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self.rounds: tuple[int, int] | None = None
-        self.repeats = 0
-        self.refusals: list[AuditEntry] = []
-        self.refused = 0
+        return self.bytes.total()
 
     def add(self, entry: AuditEntry) -> None:
-        """Add an entry."""
+        """Add an entry; raise `KeyError`, `TypeError` or `ValueError` if it has other fields."""
         facts = entry.facts
         match facts.get("event"):
             case "hello":
@@ -246,20 +204,12 @@ class RunCounts:
                 is_over = self.ended is not None and self.ended.facts.get("reason") is None
                 self.ended = self.ended if is_over else entry  # whoever shows itself after that
 
-    def summary(self) -> AuditedRun:
-        """Return the sums."""
-        return AuditedRun(
-            self.run,
-            self.agreed,
-            self.agreements,
-            dict(sorted(self.calls.items())),
-            dict(sorted(self.bytes.items())),
-            self.rounds,
-            self.repeats,
-            tuple(self.refusals),
-            self.refused,
-            self.ended,
-        )
+
+def _count(value: object) -> int:
+    """Return a number of bytes, rounds or entries; raise `ValueError` for anything else."""
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,32 +238,22 @@ def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
         file: to read from.
         noted_hash: hash of a line that a user has noted.
     """
-    counts_by_run: dict[str, RunCounts] = {}
+    runs: dict[str, AuditedRun] = {}
     lines, head, noted_line, damage = 0, NO_LINE, None, None
     try:
         for entry in entries_of(file):
-            _add(counts_by_run, entry)
+            run = entry.facts.get("run")
+            if run is not None:
+                try:
+                    runs.setdefault(run, AuditedRun(run)).add(entry)
+                except (KeyError, TypeError, ValueError):
+                    reason = "expected what silograph writes in an audit file, got other fields"
+                    raise BrokenChainError(entry.line, reason, 0) from None
             lines, head = entry.line, entry.hash
             noted_line = entry.line if entry.hash == noted_hash else noted_line
     except BrokenChainError as error:
         damage = error
-    return AuditReading(
-        lines, head, [c.summary() for c in counts_by_run.values()], damage, noted_line
-    )
-
-
-def _add(counts_by_run: dict[str, RunCounts], entry: AuditEntry) -> None:
-    """Add an entry to the counts of its run."""
-    run = entry.facts.get("run")
-    if run is None:
-        return
-    try:
-        if run not in counts_by_run:
-            counts_by_run[run] = RunCounts(run)
-        counts_by_run[run].add(entry)
-    except (KeyError, TypeError, ValueError):
-        reason = "expected what silograph writes in an audit file, got other fields"
-        raise BrokenChainError(entry.line, reason, 0) from None
+    return AuditReading(lines, head, list(runs.values()), damage, noted_line)
 
 
 AUDIT = "audit.jsonl"
@@ -346,36 +286,20 @@ class Audit:
         self._file = file
         self._is_torn = False
         self.about = dict(about or {})
-        self._runs = dict(runs or {})
+        self.runs = dict(runs or {})
         self._head = head.encode()
         self._size = size
         self._second, self._date = -1, b""  # of the last line
         self._num_seen: Counter[str] = Counter()  # by event, of what is folded
         self._num_listed: Counter[str] = Counter()
-        self._agreed: RunAudit | None = None
-        self._shown: RunAudit | None = None  # to which a hello went last
+        self.agreed_run: RunAudit | None = None  # a process takes part in one run
+        self.hello_run: RunAudit | None = None  # to which a hello went last
         self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
         self._bytes: Counter[str] = Counter()  # by event, not yet in a line
 
     def of_run(self, run: str) -> "RunAudit":
         """Return the record of one run."""
-        return RunAudit(self, run, self._runs.get(run))
-
-    def agreed_before(self, run: str) -> tuple[int, int]:
-        """Return the number of agreements to other runs: of all servers, and of this one."""
-        others = [r for name, r in self._runs.items() if name != run and r.agreed is not None]
-        same_server = [
-            r for r in others if r.agreed is not None and self._is_same_server(r.agreed.facts)
-        ]
-        return len(others), len(same_server)
-
-    def _is_same_server(self, facts: Mapping[str, Any]) -> bool:
-        """Whether an agreement was with the host and authority of this start; ports may differ."""
-        one, other = (
-            (str(each.get("server")).rpartition(":")[0], each.get("authority"))
-            for each in (facts, self.about)
-        )
-        return one == other
+        return RunAudit(self, run, self.runs.get(run))
 
     def to_end(self, take_part: Callable[[], str | None]) -> str | None:
         """Take part in a run, record how that ended, and return why it failed, if it did."""
@@ -389,19 +313,9 @@ class Audit:
         return reason
 
     def _end(self, reason: str | None) -> None:
-        run = self._agreed or self._shown
+        run = self.agreed_run or self.hello_run
         if run is not None:
             run.record_end(reason)
-
-    def take_hello(self, run: "RunAudit", frame: bytes) -> None:
-        """Add the line of a hello that is about to leave."""
-        self.fold("hello", {"run": run.name, "digest": digest_of(frame)}, len(frame))
-        self._shown = run
-
-    def take_agreement(self, run: "RunAudit", facts: Mapping[str, Any]) -> None:
-        """Add the line of an agreement; a process takes part in one run."""
-        self.add("agreed", {**facts, **self.about}, force=True)
-        self._agreed = run
 
     def add(self, event: str, facts: Mapping[str, Any], *, force: bool = False) -> None:
         """Add a line; with `force` it is on the disk when this returns.
@@ -412,8 +326,7 @@ class Audit:
         moment = time.time_ns() // 10**6
         self._begin_second(moment // 1000)
         when = f"{self._date.decode()}.{moment % 1000:03}Z"
-        members = json.dumps(facts, allow_nan=False)[1:-1]
-        line, own = chained(f'"time": "{when}", "event": "{event}", {members}', self.head)
+        line, own = line_of({"time": when, "event": event, **facts}, self.head)
         self._write(event, line, own.encode())
         if force:
             self.force()
@@ -435,24 +348,22 @@ class Audit:
     def _write(self, event: str, line: bytes, own: bytes) -> None:
         """Append a line whose hash is `own`."""
         size = self._size + len(line)
-        if self._is_torn or size > MOST_FILE:
-            self._check_room(event, size)
+        if self._is_torn:
+            raise _unwritable("its last line could not be written")
         if self._file is not None:
+            if size > MOST_FILE + MARGIN * (event in ("refused", "ended")):
+                raise PolicyError(full_file(AUDIT))
             try:
                 wrote = os.write(self._file, line)
             except OSError as error:
                 raise _unwritable(error.strerror) from None
-            if wrote < len(line):
-                self._take_back()
+            if wrote < len(line):  # cut the part off
+                try:
+                    os.ftruncate(self._file, self._size)
+                except OSError:  # the next start says that the end is torn: nothing may follow it
+                    self._file, self._is_torn = None, True
+                raise _unwritable("No space left on device")
         self._head, self._size = own, size
-
-    def _check_room(self, event: str, size: int) -> None:
-        """Raise `PolicyError` unless a line may follow, which makes the file so long."""
-        if self._is_torn:
-            raise _unwritable("its last line could not be written")
-        most = MOST_FILE + MARGIN * (event in ("refused", "ended"))
-        if self._file is not None and size > most:
-            raise PolicyError(full_file(AUDIT))
 
     @property
     def head(self) -> str:
@@ -463,15 +374,6 @@ class Audit:
         """Format the time of day without thousandths, once a second."""
         self._second = second
         self._date = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
-
-    def _take_back(self) -> None:
-        """Cut off a partly written line, and raise `PolicyError`."""
-        assert self._file is not None
-        try:
-            os.ftruncate(self._file, self._size)
-        except OSError:  # its end is torn, which the next start says: nothing may follow it
-            self._file, self._is_torn = None, True
-        raise _unwritable("No space left on device")
 
     def force(self) -> None:
         """Wait until all lines are on the disk."""
@@ -520,14 +422,18 @@ class RunAudit:
         self.hello = 0  # bytes of hellos of this process
 
     @property
-    def name(self) -> str:
-        """What names the run."""
-        return self._run
-
-    @property
     def others(self) -> tuple[int, int]:
-        """How many other runs the silo has agreed to: of anybody, and of this server."""
-        return self._audit.agreed_before(self._run)
+        """How many other runs the silo has agreed to: of anybody, and of this server.
+
+        Host and authority name a server; its port may differ.
+        """
+        audit = self._audit
+        agreements = [
+            each.agreed.facts
+            for name, each in audit.runs.items()
+            if name != self._run and each.agreed is not None
+        ]
+        return len(agreements), [_server(each) for each in agreements].count(_server(audit.about))
 
     @property
     def sent(self) -> int:
@@ -566,7 +472,9 @@ class RunAudit:
 
     def record_hello(self, frame: bytes) -> None:
         """Record a hello that is about to leave."""
-        self._audit.take_hello(self, frame)
+        facts = {"run": self._run, "digest": digest_of(frame)}
+        self._audit.fold("hello", facts, len(frame))
+        self._audit.hello_run = self
         self._audit.strays[self._run] += len(frame)
         self.hello += len(frame)
         self._sent += len(frame)
@@ -574,7 +482,8 @@ class RunAudit:
 
     def record_agreement(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
-        self._audit.take_agreement(self, {"run": self._run, **facts})
+        self._audit.add("agreed", {"run": self._run, **facts, **self._audit.about}, force=True)
+        self._audit.agreed_run = self
         self._audit.strays.pop(self._run, None)
         self._open = None
 
@@ -620,6 +529,10 @@ class RunAudit:
         if num_unlisted := self._audit.count_unlisted("refused"):
             counts["refusals_without_a_line"] = num_unlisted
         self._audit.add("ended", {"run": self._run, "reason": reason, **counts}, force=True)
+
+
+def _server(facts: Mapping[str, Any]) -> tuple[str, object]:
+    return str(facts.get("server")).rpartition(":")[0], facts.get("authority")
 
 
 def digest_of(data: bytes) -> str:
@@ -703,11 +616,6 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
         reader.seek(0)
         reading = read_audit(reader)
     damage, size = reading.broken, os.fstat(file).st_size
-    if damage is not None and damage.is_older:
-        raise ConfigError(
-            f"expected {path} as this version writes it, got {damage}: keep it, that version can "
-            "check it, and move it away; the next start begins a new one"
-        )
     if damage is not None and not damage.is_torn:
         raise ConfigError(
             f"expected {path} as this silo wrote it, got other contents in {damage}: keep it and "

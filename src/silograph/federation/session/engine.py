@@ -114,11 +114,6 @@ class Failures:
             reasons = "; ".join(f"{n}: {self._reasons[n]}" for n in names if n in self._reasons)
             raise ProtocolError(f"expected silos to come back with their states, got {reasons}")
 
-    def incomplete_call_error(self, op: str, names: Sequence[str], clients: int) -> ProtocolError:
-        """Return the error of a call that needs all silos and lacks some."""
-        line = f"expected all silos to answer {op}, whose replies are no sums, got none from "
-        return self.missing_silos_error(line, names, len(names), clients, summable=False)
-
     def missing_silos_error(
         self, line: str, names: Sequence[str], min_back: int, clients: int, *, summable: bool = True
     ) -> ProtocolError:
@@ -368,12 +363,6 @@ def update_norm(
     return math.hypot(*norms) if norms else None
 
 
-def check_update(norm: float | None, most: float | None) -> None:
-    """Raise `ProtocolError` for an update of a larger norm than `most`; None is any."""
-    if norm is not None and most is not None and not norm <= most:
-        raise ProtocolError(f"expected an update of norm {most:g} at most, got {norm:.6g}")
-
-
 def find_unusable(
     answers: Sequence[Answer], reduce: Reduce | None, usual: UsualUpdate = NONE_USUAL
 ) -> dict[int, Cause]:
@@ -406,8 +395,8 @@ def find_unusable(
     # would refuse them and be named for it, even if all who were asked have agreed to send such;
     # and rows of one silo alone are its own.
     rows = any(isinstance(f, Ragged) for a in answers for f in a.reply.values())
-    go_on = rows and (reduce is None or len(answers) == 1)
-    if len(wild) == len(answers) and not go_on:
+    is_dropped = rows and (reduce is None or len(answers) == 1)
+    if len(wild) == len(answers) and not is_dropped:
         wild = []
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(different_form, Cause.UNLIKE)
 
@@ -457,11 +446,6 @@ def join_replies(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
     return join([replies.get(place, zeros) for place in range(clients)])
 
 
-def cause_of(error: ProtocolError) -> Cause:
-    """Return why an answer cannot be used."""
-    return error.cause if isinstance(error, LostError) else Cause.GARBAGE
-
-
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
@@ -498,44 +482,33 @@ class Session:
         report: EventCallback = log_event,
         nodes: Mapping[str, Mapping[str, int]] = NO_NODES,
     ) -> None:
-        self._ids = tuple(peers)
-        self._peers = dict(peers)
-        self._route = route
+        self.ids = tuple(peers)
+        self.peers = dict(peers)  # those that are attached
+        self.route = route
+        self.executed = None  # silos report their work themselves
         self._ops = ops
         self._course = course
-        known_nodes = enumerate(nodes.get(name, {}) for name in self._ids)
+        known_nodes = enumerate(nodes.get(name, {}) for name in self.ids)
         self._extents = [extent_at_server(route, c, dtype, of_it) for c, of_it in known_nodes]
-        self._most_work = [limits.most_work(nodes.get(name, {})) for name in self._ids]
+        self._most_work = [limits.most_work(nodes.get(name, {})) for name in self.ids]
         self._failures = Failures(limits.failures)
         self._limits = limits
         self._compiled = compiled
         self._returned = returned
         self._report = report
         self._usual = UsualUpdates()
-        self._account = Account(len(self._ids))
+        self._account = Account(len(self.ids))
         self._round = 0
         self._first_record = 0  # of this round, in the ledger
         self._tries = 0  # of this round, besides the first
-        self._last_called = dict.fromkeys(self._ids, BLANK)  # the last round with a call to a silo
-        self._last_whole = dict.fromkeys(self._ids, BLANK)  # the same, of those that it saw whole
-        self._seconds_spent = dict.fromkeys(
-            self._ids, 0.0
-        )  # seconds that each has taken in this round
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Names of the clients."""
-        return self._ids
-
-    @property
-    def route(self) -> Route:
-        """Who answers for each halo slot."""
-        return self._route
+        self._last_called = dict.fromkeys(self.ids, BLANK)  # the last round with a call to a silo
+        self._last_whole = dict.fromkeys(self.ids, BLANK)  # the same, of those that it saw whole
+        self._seconds_spent = dict.fromkeys(self.ids, 0.0)  # by each in this round
 
     @property
     def away(self) -> tuple[str, ...]:
         """Silos that calls go on without."""
-        return tuple(name for name in self._ids if name not in self._peers)
+        return tuple(name for name in self.ids if name not in self.peers)
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -547,13 +520,9 @@ class Session:
         """What every call cost."""
         return self._account.ledger
 
-    @property
-    def executed(self) -> None:
-        """None: silos report their work themselves."""
-
     def start_round(self, number: int) -> None:
         """Assign the calls from here on to this round; silos that are back take part."""
-        for name in self._peers:
+        for name in self.peers:
             self._last_whole[name] = max(self._last_whole[name], self._last_called[name])
         if number != self._round:
             self._tries = 0
@@ -561,10 +530,9 @@ class Session:
         self._round = number
         self._first_record = len(self.ledger)
         self._usual.begin_round()
-        self._seconds_spent = dict.fromkeys(self._ids, 0.0)
+        self._seconds_spent = dict.fromkeys(self.ids, 0.0)
         self._account.start_round(number)
-        for name, peer in self._returned().items():
-            self._attach(name, peer)
+        self._attach_returned()
 
     def states(self) -> Sequence[State]:
         """Return nothing: silos keep their states."""
@@ -577,31 +545,30 @@ class Session:
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Have the silos write down their state of a round; see `Federation.keep`."""
-        numbers = dict.fromkeys(self._peers, number)
-        self._drop_all(Type.KEEP, self._request_from_all(Type.KEEP, numbers, committed=committed))
-        if len(self._peers) < self._limits.least:
-            num_attached, least = len(self._peers), self._limits.least
+        numbers = dict.fromkeys(self.peers, number)
+        self._request_or_drop(Type.KEEP, numbers, committed=committed)
+        if len(self.peers) < self._limits.least:
+            num_attached, least = len(self.peers), self._limits.least
             requirement = f"at least {counted(least, 'silo')} to write round {number} down"
             line = f"expected {requirement}, got {num_attached}; "
             raise self._failures.missing_silos_error(
-                line, self.away, least - num_attached, len(self._ids)
+                line, self.away, least - num_attached, len(self.ids)
             )
-        self._last_whole |= dict.fromkeys(self._peers, number)
+        self._last_whole |= dict.fromkeys(self.peers, number)
 
     def hand_over(self, number: int, weights: Payload) -> int:
         """Send all silos the best round, and what they get of its weights; see `Engine`."""
-        for name, peer in self._returned().items():
-            self._attach(name, peer)
+        self._attach_returned()
         fields = self._course.result_of(weights)
         frame = encode(Envelope(RESULT, Kind.WEIGHTS, number, 0), fields, 0)
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             peer.send(Type.RESULT, frame)
-        for peer in self._peers.values():
+        for peer in self.peers.values():
             try:
                 peer.answer(Type.DONE, self._limits.seconds)
             except LostError as error:
                 self._report(Event(What.WITHOUT, peer.name, reason=str(error)))
-        return len(frame) * len(self._peers)
+        return len(frame) * len(self.peers)
 
     def restore(
         self,
@@ -612,10 +579,10 @@ class Session:
     ) -> None:
         """Have the silos load their state of a round, and restore the ledger from its records."""
         del states  # silos have them
-        self._account = Account(len(self._ids), records)
+        self._account = Account(len(self.ids), records)
         self._usual = UsualUpdates(remembered)
         self._course.jump_to(number)
-        self._last_whole = dict.fromkeys(self._ids, number)
+        self._last_whole = dict.fromkeys(self.ids, number)
         self._last_called = dict(self._last_whole)
         for name, error in self._request_from_all(Type.LOAD, self._last_whole).items():
             kind = StateError if error.cause is Cause.REFUSED else ProtocolError
@@ -637,25 +604,19 @@ class Session:
             if time.monotonic() > deadline:
                 raise ProtocolError(f"{away}; not back within {self._limits.patience:g} s")
             time.sleep(PAUSE)
-        self._account = Account(len(self._ids), self.ledger.records[: self._first_record])
+        self._account = Account(len(self.ids), self.ledger.records[: self._first_record])
         self._usual.begin_again()
         self._course.jump_to(self._round - 1)
         self._last_called = dict(self._last_whole)
-        self._seconds_spent = dict.fromkeys(self._ids, 0.0)
-        self._drop_all(Type.LOAD, self._request_from_all(Type.LOAD, self._last_whole))
+        self._seconds_spent = dict.fromkeys(self.ids, 0.0)
+        self._request_or_drop(Type.LOAD, self._last_whole)
 
     def _are_back(self, away: AwayError) -> bool:
         """Whether enough silos are back; raise `ProtocolError` if that is no longer possible."""
-        for name, peer in self._returned().items():
-            self._attach(name, peer)
-        num_back = sum(name in self._peers for name in away.names)
+        self._attach_returned()
+        num_back = sum(name in self.peers for name in away.names)
         self._failures.check_back(away.names, away.needed - num_back)
         return num_back >= away.needed
-
-    @property
-    def peers(self) -> Mapping[str, Peer]:
-        """The silos that are attached."""
-        return self._peers
 
     def call(
         self,
@@ -673,7 +634,7 @@ class Session:
         rows = rows or bool(decoder_of(reduce).known)
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
-        positions = positions_of(self._ids, to)
+        positions = positions_of(self.ids, to)
         agreed_call, after = self._course.find(self._round, op, what, key)
         self._course.advance(self._round, after)
         where = f"inbox of {op.__name__}"
@@ -696,7 +657,11 @@ class Session:
             bound = self._most_work[position]
             check_work(answer.meter, peer.took, None if bound is None else bound.of(request))
             norm = update_norm(answer.reply, request, reduce, position)
-            check_update(norm, self._limits.update_norm)
+            max_norm = self._limits.update_norm
+            if norm is not None and max_norm is not None and not norm <= max_norm:
+                raise ProtocolError(
+                    f"expected an update of norm {max_norm:g} at most, got {norm:.6g}"
+                )
             return replace(answer, update=norm)
 
         answers = self._collect_answers(envelope, called_peers, reduce, read)
@@ -714,7 +679,7 @@ class Session:
         self._account.up(envelope, positions[places], up, scores, meters)
         if reduce is None:
             return join_replies(answers, len(positions))
-        reduction = Reduction(reduce, len(self._ids), compiled=self._compiled)
+        reduction = Reduction(reduce, len(self.ids), compiled=self._compiled)
         for answer in answers:
             reduction.add(answer.reply, positions[answer.place : answer.place + 1])
         return reduction.result()
@@ -737,9 +702,10 @@ class Session:
         called_peers: list[tuple[int, Peer]] = []
         sizes = []
         for place, frame in enumerate(frames(envelope, inbox, len(positions))):
-            peer = self._peers.get(self._ids[int(positions[place])])
+            peer = self.peers.get(self.ids[int(positions[place])])
             if peer is not None:
-                self._report_request(peer, envelope.op, len(frame))
+                about = Event(What.ASKED, peer.name, self._round, op=envelope.op, bytes=len(frame))
+                self._report(about)
                 body = call_body(CallBody(name, key, rows, frame))
                 peer.send(Type.CALL, body, most(place))
                 self._last_called[peer.name] = self._round
@@ -763,7 +729,8 @@ class Session:
             try:
                 answers.append(read(place, peer))
             except ProtocolError as error:  # lost, or no reply
-                self._drop(peer, envelope.op, str(error), cause_of(error))
+                cause = error.cause if isinstance(error, LostError) else Cause.GARBAGE
+                self._drop(peer, envelope.op, str(error), cause)
         bad = find_unusable(answers, reduce, self._usual.of(envelope.op))
         for place, cause in bad.items():
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"
@@ -791,24 +758,26 @@ class Session:
     ) -> None:
         """Raise `ProtocolError` where a call cannot go on without the silos that are missing."""
         answered = set(places)
-        names = [self._ids[p] for i, p in enumerate(positions.tolist()) if i not in answered]
+        names = [self.ids[p] for i, p in enumerate(positions.tolist()) if i not in answered]
         if not summable:
-            raise self._failures.incomplete_call_error(op.__name__, names, len(self._ids))
+            line = (
+                f"expected all silos to answer {op.__name__}, whose replies are no sums, got none "
+            )
+            raise self._failures.missing_silos_error(
+                f"{line}from ", names, len(names), len(self.ids), summable=False
+            )
         least = min(self._limits.least, len(positions))
         if len(places) < least:
             requirement = f"at least {counted(least, 'silo')} to answer {op.__name__}"
             line = f"expected {requirement}, got {len(places)}; "
             raise self._failures.missing_silos_error(
-                line, names, least - len(places), len(self._ids)
+                line, names, least - len(places), len(self.ids)
             )
-
-    def _report_request(self, peer: Peer, op: str, size: int | None = None) -> None:
-        self._report(Event(What.ASKED, peer.name, self._round, op=op, bytes=size))
 
     def _drop(self, peer: Peer, op: str, reason: str, cause: Cause) -> None:
         event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)
         self._report(event)
-        del self._peers[peer.name]
+        del self.peers[peer.name]
         last = self._failures.add(peer.name, reason, cause)
         if last is not None:
             self._report(Event(What.LEFT_OUT, peer.name, self._round, reason=last))
@@ -817,39 +786,44 @@ class Session:
         else:
             peer.dismiss(reason)
 
-    def _attach(self, name: str, peer: Peer) -> None:
-        """Admit a silo again, with its state of the last round that it saw whole."""
-        if name in self.left_out:
-            peer.dismiss(self.left_out[name])
-            return
-        number = self._last_whole[name]
-        try:
-            peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
-        except LostError as error:
-            self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
-            self._failures.mark_unfit(name, str(error), error.cause)
-            peer.dismiss(str(error))
-            return
-        self._report(Event(What.RETURNED, name, number))
-        self._peers[name] = peer
-        self._last_called[name] = number
-        self._failures.mark_back(name)
+    def _attach_returned(self) -> None:
+        """Admit silos that are back, each with its state of the last round that it saw whole."""
+        for name, peer in self._returned().items():
+            if name in self.left_out:
+                peer.dismiss(self.left_out[name])
+                continue
+            number = self._last_whole[name]
+            try:
+                peer.ask(Type.LOAD, {"round": number}, self._limits.seconds)
+            except LostError as error:
+                self._report(Event(What.UNFIT, name, self._round, reason=str(error)))
+                self._failures.mark_unfit(name, str(error), error.cause)
+                peer.dismiss(str(error))
+                continue
+            self._report(Event(What.RETURNED, name, number))
+            self.peers[name] = peer
+            self._last_called[name] = number
+            self._failures.mark_back(name)
 
     def _request_from_all(
         self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]
     ) -> dict[str, LostError]:
         """Send all silos a request about a round at the same time; return the failures by silo."""
         failed = {}
-        for name, peer in self._peers.items():
-            self._report_request(peer, kind.name.lower())
+        for name, peer in self.peers.items():
+            self._report(Event(What.ASKED, name, self._round, op=kind.name.lower()))
             peer.send(kind, facts_body({"round": numbers[name], **facts}))
-        for name, peer in self._peers.items():
+        for name, peer in self.peers.items():
             try:
                 self._answer(peer, Type.DONE)
             except LostError as error:
                 failed[name] = error
         return failed
 
-    def _drop_all(self, kind: Type, failed: Mapping[str, LostError]) -> None:
+    def _request_or_drop(
+        self, kind: Type, numbers: Mapping[str, int], **facts: Sequence[int]
+    ) -> None:
+        """Send all silos a request about a round; drop those that do not do it."""
+        failed = self._request_from_all(kind, numbers, **facts)
         for name, error in failed.items():
-            self._drop(self._peers[name], kind.name.lower(), str(error), error.cause)
+            self._drop(self.peers[name], kind.name.lower(), str(error), error.cause)

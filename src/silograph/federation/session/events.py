@@ -46,7 +46,7 @@ class What(StrEnum):
     DECLINED = "declined"  # a silo does not do what the server asks
     FAILED = "failed"  # an op failed at a silo
     DISAGREED = "disagreed"  # an edge of a silo that the other one does not list
-    KEPT = "kept"  # a silo has written down what the run has come to
+    RESULT_STORED = "kept"  # a silo has written down what the run has come to
     EXPOSED = "exposed"  # a secret file that other users can read
     UNKNOWN_KEYS = "unknown_keys"  # a server accepts silos whose keys it does not know
     UNLISTED = "unlisted"  # streams of strangers without an event each in the log
@@ -107,44 +107,31 @@ class Event:
         """How urgent it is: a level of `logging`."""
         if self.what is What.FAILED or (self.what is What.ENDED and self.reason):
             return logging.ERROR
-        return LEVELS.get(self.what, logging.INFO)
+        if self.what in (What.ASKED, What.ANSWERED):
+            return logging.DEBUG
+        return logging.WARNING if self.what in WARNINGS else logging.INFO
+
+    @property
+    def fields(self) -> dict[str, str | int | float]:
+        """The fields that it has, in their order."""
+        return {name: v for name in FIELDS if (v := getattr(self, name)) is not None}
 
 
 EventCallback = Callable[[Event], None]
 # Lines of the log that strangers can cause in a window of time, in all and from one address.
 MOST_STRANGERS, MOST_OF_ADDRESS = 20, 5
 FIELDS = tuple(f.name for f in fields(Event) if f.name != "what")
-LEVELS = {
-    **dict.fromkeys((What.ASKED, What.ANSWERED), logging.DEBUG),
-    **dict.fromkeys(
-        (
-            What.REFUSED,
-            What.STRANGER,
-            What.DROPPED,
-            What.LEFT_OUT,
-            What.DISMISSED,
-            What.DISCARDED,
-            What.WAITING,
-            What.RETURNED,
-            What.UNFIT,
-            What.WITHOUT,
-            What.UNHEARD,
-            What.LOST,
-            What.DECLINED,
-            What.DISAGREED,
-            What.EXPOSED,
-            What.UNKNOWN_KEYS,
-            What.UNLISTED,
-        ),
-        logging.WARNING,
-    ),
-}
+WARNINGS = frozenset(
+    {What.REFUSED, What.STRANGER, What.DROPPED, What.LEFT_OUT, What.DISMISSED, What.DISCARDED}
+    | {What.WAITING, What.RETURNED, What.UNFIT, What.WITHOUT, What.UNHEARD, What.LOST}
+    | {What.DECLINED, What.DISAGREED, What.EXPOSED, What.UNKNOWN_KEYS, What.UNLISTED}
+)
 
 
 def log_event(event: Event) -> None:
     """Log an event under `silograph`: its line, and its fields as the record's own."""
     if LOG.isEnabledFor(event.level):
-        fields = {"event": str(event.what), **told_of(event)}
+        fields = {"event": str(event.what), **event.fields}
         LOG.log(event.level, "%s", event, extra=fields, exc_info=event.what is What.FAILED)
 
 
@@ -210,92 +197,63 @@ class StrangerLimit:
             self._report(Event(What.UNLISTED, note=f"{note}: not listed one by one"))
 
 
-def told_of(event: Event) -> dict[str, str | int | float]:
-    """Return the fields that an event has, in their order."""
-    return {name: v for name in FIELDS if (v := getattr(event, name)) is not None}
+# Lines of events, whatever their other fields; those that depend on them are in `_line`.
+LINES = {
+    What.LISTENING: "listening on {e.address}",
+    What.METRICS: "metrics at http://{e.address}/metrics",
+    What.REFUSED: "refused {e.silo} from {e.address}: {e.reason}",
+    What.STRANGER: "a stream from {e.address} was no silo: {e.reason}",
+    What.ASKED: "{e.silo} is asked for {e.op} of round {e.round}",
+    What.DROPPED: "round {e.round} has lost {e.silo}: {e.reason}",
+    What.LEFT_OUT: "{e.silo} is {e.reason}",
+    What.DISCARDED: "an answer of {e.silo} came too late and is discarded",
+    What.WAITING: "round {e.round} waits up to {e.seconds:g} s for {e.silo}, and is done again",
+    What.UNFIT: "{e.silo} is back, but cannot take part: {e.reason}",
+    What.WITHOUT: "{e.silo} has not taken the result of the run: {e.reason}",
+    What.UNHEARD: "{e.silo} did not hear the last message: {e.reason}",
+    What.DECLINED: "refused: {e.reason}",
+    What.RESULT_STORED: "model, scores and report of the run are in {e.note}",
+    What.RESUMED: "the run goes on after round {e.round}",
+}
 
 
 def _line(e: Event) -> str:
+    if e.what in LINES:
+        return LINES[e.what].format(e=e)
+    # For how long a silo waits, with the moment when it gives up.
+    wait = "" if e.seconds is None else f" for up to {e.seconds:g} s"
+    wait += f" ({e.note})" if e.note else ""
     match e.what:
-        case What.LISTENING:
-            return f"listening on {e.address}"
-        case What.METRICS:
-            return f"metrics at http://{e.address}/metrics"
         case What.ATTACHED if e.room is not None:
             return f"{e.silo} is attached ({e.silos} of {e.room})"
         case What.ATTACHED:
             return f"{e.silo} is attached" + (f" to {e.address}" if e.address else "")
-        case What.REFUSED:
-            return f"refused {e.silo} from {e.address}: {e.reason}"
-        case What.STRANGER:
-            return f"a stream from {e.address} was no silo: {e.reason}"
-        case What.ASKED:
-            return f"{e.silo} is asked for {e.op} of round {e.round}"
         case What.ANSWERED:
-            return _answered(e)
-        case What.DROPPED:
-            return f"round {e.round} has lost {e.silo}: {e.reason}"
-        case What.LEFT_OUT:
-            return f"{e.silo} is {e.reason}"
+            what = "" if e.op is None else f" {e.op} of round {e.round}"
+            took = "" if e.seconds is None else f" in {e.seconds:.3f} s"
+            return f"{e.silo} has answered{what}{took}"
         case What.DISMISSED:
             return f"the server goes on without {e.silo or 'this silo'}: {e.reason}"
-        case What.DISCARDED:
-            return f"an answer of {e.silo} came too late and is discarded"
-        case What.WAITING:
-            return f"round {e.round} waits up to {e.seconds:g} s for {e.silo}, and is done again"
         case What.RETURNED if e.round is not None and e.round < 0:
             return f"{e.silo} is back, before it had any state"
         case What.RETURNED:
             return f"{e.silo} is back, with its state of round {e.round}"
-        case What.UNFIT:
-            return f"{e.silo} is back, but cannot take part: {e.reason}"
-        case What.WITHOUT:
-            return f"{e.silo} has not taken the result of the run: {e.reason}"
-        case What.UNHEARD:
-            return f"{e.silo} did not hear the last message: {e.reason}"
         case What.LOST:
-            return f"{e.silo} has no stream to {e.address}, tries again{_wait(e)}: {e.reason}"
+            return f"{e.silo} has no stream to {e.address}, tries again{wait}: {e.reason}"
         case What.STOPPED if e.silo is not None:
-            return f"the server at {e.address} was stopped: {e.silo} waits for it{_wait(e)}"
-        case What.STOPPED if e.silos == 0:
-            return "the server was stopped"
+            return f"the server at {e.address} was stopped: {e.silo} waits for it{wait}"
         case What.STOPPED:
-            return "the server was stopped: its silos wait until the run is continued"
-        case What.DECLINED:
-            return f"refused: {e.reason}"
+            silos = "" if e.silos == 0 else ": its silos wait until the run is continued"
+            return f"the server was stopped{silos}"
         case What.FAILED:
             return f"{e.op or 'an op'} failed" + (f": {e.reason}" if e.reason else "")
-        case _:
-            return _of_run(e)
-
-
-def _of_run(e: Event) -> str:
-    match e.what:
-        case What.KEPT:
-            return f"model, scores and report of the run are in {e.note}"
-        case What.RESUMED:
-            return f"the run goes on after round {e.round}"
         case What.ROUND:
             took = "" if e.seconds is None else f" after {e.seconds:.2f} s"
             return f"round {e.round} of {e.rounds} is over{took}: {e.note or 'not judged'}"
-        case What.ENDED if e.reason:
-            return f"the run failed: {e.reason}"
         case What.ENDED:
-            return "the run is over"
+            return f"the run failed: {e.reason}" if e.reason else "the run is over"
         case _:
             return e.note or ""
-
-
-def _wait(e: Event) -> str:
-    """Return for how long a silo waits, with the moment when it gives up."""
-    seconds = "" if e.seconds is None else f" for up to {e.seconds:g} s"
-    return seconds + (f" ({e.note})" if e.note else "")
-
-
-def _answered(e: Event) -> str:
-    what = "" if e.op is None else f" {e.op} of round {e.round}"
-    took = "" if e.seconds is None else f" in {e.seconds:.3f} s"
-    return f"{e.silo} has answered{what}{took}"
 
 
 # --- Where each silo of a run stands, worked out from events alone -------------------------------

@@ -46,7 +46,7 @@ from silograph.federation.session.message import (
     explain_body,
     facts_body,
     pack,
-    unpack,
+    read_message,
 )
 from silograph.federation.session.peer import MOST_HELLO, Arrived, LostError, Peer, one_line
 from silograph.federation.session.responder import HELLO
@@ -90,7 +90,7 @@ class Place:
     key: bytes | None = None
 
 
-class Greetings:
+class Handshakes:
     """The streams in their handshakes; used by one thread for each stream.
 
     Args:
@@ -145,11 +145,11 @@ class Greetings:
         return next(place for place in waiting if place.address == address)
 
 
-GREETING_SECONDS = 10.0  # a stream that has not said who it is by then is ended
+HANDSHAKE_SECONDS = 10.0  # a stream that has not said who it is by then is ended
 SPARE = 8  # streams that are just being ended
 QUEUE = 1000  # streams that wait for a thread, which is for milliseconds
 UNREAD = 2  # messages of a silo that may wait: it is asked one thing at a time
-LONGEST_GREETING = SHORT  # bytes
+LONGEST_HANDSHAKE = SHORT  # bytes
 PROTOCOL = 3
 Stream = Iterator[bytes]
 MOST_PROCESSES = 100  # of a silo that are remembered: one for each time it was started
@@ -165,7 +165,7 @@ class StreamLink:
     def __init__(self, on_arrival: Callable[[int, bool], None]) -> None:
         self._on_arrival = on_arrival
         self._to_send: SimpleQueue[bytes | None] = SimpleQueue()
-        self._received: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
+        self._arrived: SimpleQueue[Arrived | LostError | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._owed_sizes: deque[int] = deque(maxlen=2 * UNREAD)  # longest answers to what was asked
         self._closed = False
@@ -187,7 +187,7 @@ class StreamLink:
     def receive(self, seconds: float | None) -> Arrived:
         """Return the next message; see `Link`."""
         try:
-            answer = None if self._closed else self._received.get(timeout=seconds)
+            answer = None if self._closed else self._arrived.get(timeout=seconds)
         except Empty:
             line = f"expected an answer within {seconds:g} s, got none"
             raise LostError(line, Cause.LATE) from None
@@ -217,18 +217,18 @@ class StreamLink:
                 self._on_arrival(len(data), self._is_ended)
                 if self._is_ended:
                     continue
-                if self._received.qsize() == UNREAD:  # else it could fill the server's memory
+                if self._arrived.qsize() == UNREAD:  # else it could fill the server's memory
                     break
                 with self._lock:
                     if self._owed_sizes:
                         self._owed_sizes.popleft()
-                self._received.put(Arrived(data, time.monotonic()))
+                self._arrived.put(Arrived(data, time.monotonic()))
         except FrameError as error:
             loss = LostError(str(error))
         except Exception:  # gRPC's own classes, and whatever a broken stream raises
             loss = None
         self.alive = False
-        self._received.put(loss)
+        self._arrived.put(loss)
         self._to_send.put(None)
 
 
@@ -240,11 +240,13 @@ class Joined:
         name: of the silo.
         facts: its versions and data.
         link: its stream.
+        peer: the same for the engine.
     """
 
     name: str
     facts: Mapping[str, Any]
     link: StreamLink
+    peer: Peer
 
 
 class Hub:
@@ -281,7 +283,7 @@ class Hub:
         self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
         self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
         self._duplicate_processes: set[str] = set()
-        self._greetings = Greetings(lambda: dict(register.keys))
+        self._handshakes = Handshakes(lambda: dict(register.keys))
         streams = 3 * room + WAITING + FROM_ONE + SPARE  # attached, and one in reserve for a key
         self._server = grpc.server(
             ThreadPoolExecutor(streams, "silo"),
@@ -339,18 +341,18 @@ class Hub:
 
     def _attach(self, requests: Stream, context: Any) -> Iterator[bytes]:
         """Serve one stream: greet the silo, then carry messages."""
-        timer = Timer(GREETING_SECONDS, context.cancel)
+        timer = Timer(HANDSHAKE_SECONDS, context.cancel)
         timer.daemon = True
         timer.start()
         try:
-            with self._greetings.place(context.peer(), context.cancel) as place:
-                greeting = yield from self._do_handshake(requests, context, place)
-                if greeting is None:
+            with self._handshakes.place(context.peer(), context.cancel) as place:
+                outcome = yield from self._do_handshake(requests, context, place)
+                if outcome is None:
                     return
-                if isinstance(greeting, str):
-                    yield self._message(Type.REFUSED, {"reason": greeting})
+                if isinstance(outcome, str):
+                    yield self._message(Type.REFUSED, {"reason": outcome})
                     return
-                link = self._accept_stream(greeting, requests, context)
+                link = self._accept_stream(outcome, requests, context)
                 yield self._message(Type.WELCOME, {})
         finally:  # not before the last word is out: who reads nothing must not keep a thread
             timer.cancel()
@@ -366,7 +368,7 @@ class Hub:
         try:
             nonce = secrets.token_bytes(32)
             hello = _next(requests, Type.HELLO, NO_TOKEN).facts()
-            self._greetings.claim(place, hello.get("key"))
+            self._handshakes.claim(place, hello.get("key"))
             yield self._message(Type.CHALLENGE, {"nonce": nonce.hex(), "protocol": PROTOCOL})
             proof = _next(requests, Type.PROOF, self._token).facts()
         except (ProtocolError, StopIteration, grpc.RpcError) as error:
@@ -416,7 +418,9 @@ class Hub:
         with self._lock:  # streams of one silo are told of in their order
             before = self._streams.get(name)
             self._streams[name] = link, context
-            self._joined.put(Joined(name, hello, link))  # whoever is welcome is known to be there
+            self._joined.put(
+                Joined(name, hello, link, Peer(name, link, self._token))
+            )  # whoever is welcome is known to be there
         if before is not None:
             before[0].close()
             before[1].cancel()  # it may be stuck in a message that nobody reads
@@ -460,17 +464,13 @@ class Hub:
 
 def _next(requests: Stream, kind: Type, token: bytes) -> Message:
     data = next(requests)
-    if len(data) > LONGEST_GREETING:
+    if len(data) > LONGEST_HANDSHAKE:
         raise FrameError(
-            f"expected a greeting of at most {LONGEST_GREETING} bytes, got {len(data)}"
+            f"expected a message of the handshake of at most {LONGEST_HANDSHAKE} bytes, got "
+            f"{len(data)}"
         )
-    message = unpack(data)
-    if message.type is not kind:
-        raise ProtocolError(f"expected {kind.name}, got {message.type.name}")
-    if message.token != token:
-        raise ProtocolError(f"expected {kind.name} with the token of this run, got another token")
-    if message.sequence:
-        raise ProtocolError(f"expected {kind.name} with number 0, got {message.sequence}")
+    message = read_message(data, token, 0)
+    message.check_type(kind)
     return message
 
 
@@ -528,19 +528,18 @@ def _explain(peer: Peer, nonce: bytes, about: Disagreement, seconds: float | Non
 GOODBYE_SECONDS = 10.0
 
 
-def say_goodbye(peers: Mapping[str, Peer], reason: str, report: EventCallback = log_event) -> None:
-    """Tell silos that the run is over and why it failed, if it did; end their streams."""
-    _say_last(peers, Type.END, {"reason": reason}, report)
-
-
-def say_stopping(peers: Mapping[str, Peer], report: EventCallback = log_event) -> None:
-    """Tell silos that the server stops and the run may be continued; end their streams."""
-    _say_last(peers, Type.STOPPING, {}, report)
-
-
-def _say_last(
-    peers: Mapping[str, Peer], kind: Type, facts: Mapping[str, str], report: EventCallback
+def say_goodbye(
+    peers: Mapping[str, Peer], reason: str | None, report: EventCallback = log_event
 ) -> None:
+    """Tell silos how the run ended, and end their streams.
+
+    Args:
+        peers: the silos.
+        reason: why the run failed, empty where it did not; None: the server stops, and the run may
+            be continued.
+        report: gets the events.
+    """
+    kind, facts = (Type.STOPPING, {}) if reason is None else (Type.END, {"reason": reason})
     for peer in peers.values():
         peer.send(kind, facts_body(facts))
     for peer in peers.values():

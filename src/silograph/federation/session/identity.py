@@ -84,7 +84,11 @@ class SiloKey:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return SiloKey._create_at(path)
+            made = SiloKey.new()
+            pem = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            write_secret(path, pem)
+            path.with_suffix(".pub").write_bytes(made.public_pem)
+            return made
         except OSError as error:
             raise ConfigError(f"expected a silo's key at {path}, got: {error.strerror}") from None
         try:
@@ -94,14 +98,6 @@ class SiloKey:
         if not isinstance(key, Ed25519PrivateKey):
             raise ConfigError(f"expected an Ed25519 key (PEM) in {path}, got something else")
         return SiloKey(key)
-
-    @staticmethod
-    def _create_at(path: Path) -> "SiloKey":
-        key = SiloKey.new()
-        text = key._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        write_secret(path, text)
-        path.with_suffix(".pub").write_bytes(key.public_pem)
-        return key
 
     @property
     def public(self) -> bytes:
@@ -220,7 +216,7 @@ class Register:
         self._room = room
         self._closed = known_keys is not None
         self.keys: dict[str, bytes] = dict(known_keys or {})
-        self._taken: set[str] = set()
+        self._registered: set[str] = set()
         self._left_out: dict[str, str] = {}
 
     def take(self, event: Event) -> None:
@@ -241,10 +237,10 @@ class Register:
             )
         if name in self._left_out:
             return self._left_out[name]
-        if name not in self._taken and len(self._taken) >= self._room:
+        if name not in self._registered and len(self._registered) >= self._room:
             return f"expected {counted(self._room, 'silo')}, got {name} besides: raise --clients"
         self.keys[name] = public
-        self._taken.add(name)
+        self._registered.add(name)
         return None
 
 
@@ -273,10 +269,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         if (folder / name).exists():
             raise ConfigError(f"expected no {name} in {folder} yet, got one: use another folder")
     names = [_host(host) for host in hosts]
-    authority, key = (
-        ec.generate_private_key(ec.SECP256R1()),
-        ec.generate_private_key(ec.SECP256R1()),
-    )
+    authority = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(ec.SECP256R1())
     issuer = _name(f"silograph trial authority {secrets.token_hex(4)}")  # no two of one name
     subject = _name("silograph server")
     root = (

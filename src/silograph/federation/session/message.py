@@ -86,6 +86,11 @@ class Message:
         """
         return _object(self.body, self.type)
 
+    def check_type(self, kind: Type) -> None:
+        """Raise `FrameError` for a message of another type."""
+        if self.type is not kind:
+            raise FrameError(f"expected {kind.name}, got {self.type.name}")
+
 
 def _object(data: bytes | memoryview, kind: Type) -> dict[str, Any]:
     if len(data) > MAX_FACTS:
@@ -132,6 +137,20 @@ def unpack(data: bytes | bytearray) -> Message:
     if kind not in Type.__members__.values():
         raise FrameError(f"expected a known type of message, got {kind}")
     return Message(Type(kind), token, sequence, memoryview(data)[HEADER.size :])
+
+
+def read_message(data: bytes | bytearray, token: bytes, sequence: int) -> Message:
+    """Return the message of some bytes, which must be of this run and have this number.
+
+    Raises:
+        FrameError: they are no message, or another one.
+    """
+    message = unpack(data)
+    if message.token != token:
+        raise FrameError("expected a message of this run, got one of another")
+    if message.sequence != sequence:
+        raise FrameError(f"expected message {sequence}, got {message.sequence}: repeated or lost")
+    return message
 
 
 def facts_body(facts: Mapping[str, Any]) -> bytes:

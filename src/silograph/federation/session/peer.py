@@ -20,7 +20,7 @@ from silograph.federation.session.message import (
     Type,
     facts_body,
     pack,
-    unpack,
+    read_message,
 )
 from silograph.federation.session.wire import SHORT
 
@@ -96,21 +96,13 @@ class Peer:
             LostError: there is none, it is none, or the silo refused.
         """
         remaining = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
-        received = self._link.receive(remaining)
-        self.took = received.at - self._sent
+        arrived = self._link.receive(remaining)
+        self.took = arrived.at - self._sent
         try:
-            message = unpack(received.data)
-            if message.token != self._token:
-                raise FrameError("expected an answer of this run, got one of another")
-            if message.sequence != self._sequence:
-                raise FrameError(
-                    f"expected the answer to message {self._sequence}, got one to "
-                    f"{message.sequence}"
-                )
+            message = read_message(arrived.data, self._token, self._sequence)
             if message.type is Type.REFUSED:
                 raise LostError(one_line(message.facts().get("reason")), Cause.REFUSED)
-            if message.type is not kind:
-                raise FrameError(f"expected {kind.name}, got {message.type.name}")
+            message.check_type(kind)
         except FrameError as error:
             raise LostError(str(error)) from None
         return message.body
@@ -150,15 +142,15 @@ class WorkBound:
 
     Attributes:
         fixed: of any call.
-        received: besides, for each number that the call brings.
+        per_number: besides, for each number that the call brings.
     """
 
     fixed: float
-    received: float = 0.0
+    per_number: float = 0.0
 
     def of(self, inbox: Payload) -> float:
         """Return the bound of a call with an inbox."""
-        return self.fixed + self.received * sum(field.t.numel() for field in inbox.values())
+        return self.fixed + self.per_number * sum(field.t.numel() for field in inbox.values())
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,9 @@ from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
-from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules, Steps
+from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
-from silograph.federation.session.holder import (
-    NO_BOUNDS,
-    Holder,
-    Outcome,
-    Prepared,
-    SendingBounds,
-    run_name,
-)
 from silograph.federation.session.message import (
     MAX_FACTS,
     CallBody,
@@ -48,10 +40,18 @@ from silograph.federation.session.message import (
     pack,
     read_call,
     read_explain,
+    read_message,
     reply_body,
-    unpack,
 )
 from silograph.federation.session.peer import LongestCall, one_line
+from silograph.federation.session.silo_data import (
+    NO_BOUNDS,
+    Outcome,
+    Prepared,
+    SendingBounds,
+    SiloData,
+    run_name,
+)
 from silograph.federation.session.state_store import StateStore
 
 # --- What a server's messages of facts say, read and checked -------------------------------------
@@ -107,7 +107,7 @@ class Responder:
     Args:
         token: of the run; other messages are refused.
         ops: by qualified name.
-        holder: the silo's data.
+        data: the silo's data.
         store: where states are kept.
         report: gets the events; the server gets fewer details.
         name: of the silo, for what is reported.
@@ -119,7 +119,7 @@ class Responder:
         self,
         token: bytes,
         ops: Mapping[str, Op],
-        holder: Holder,
+        data: SiloData,
         store: StateStore,
         report: EventCallback = log_event,
         name: str | None = None,
@@ -130,7 +130,7 @@ class Responder:
         self.audit = (audit or Audit()).of_run(run_name(token))
         self._bounds = bounds
         self._ops = ops
-        self._holder = holder
+        self._data = data
         self._store = store
         self._report = report
         self._name = name
@@ -150,7 +150,7 @@ class Responder:
         self.ended: str | None = None  # why the run is over, once it is
         self.stopped = False  # the server was stopped, in this stream
         self._is_over = False  # the result has come, in this stream
-        self._is_kept = False  # all of it is written down, in any stream: states may go
+        self._is_stored = False  # all of it is written down, in any stream: states may go
 
     @property
     def has_agreed(self) -> bool:
@@ -175,13 +175,7 @@ class Responder:
         Raises:
             FrameError: it is no message of this run, or not the next one: the stream is unusable.
         """
-        message = unpack(data)
-        if message.token != self._token:
-            raise FrameError("expected a message of this run, got one of another")
-        if message.sequence != self._sequence + 1:
-            raise FrameError(
-                f"expected message {self._sequence + 1}, got {message.sequence}: repeated or lost"
-            )
+        message = read_message(data, self._token, self._sequence + 1)
         if self.ended is not None:
             raise FrameError("expected nothing after the end of the run, got another message")
         if self.stopped:
@@ -189,34 +183,40 @@ class Responder:
         self._sequence += 1
         self._current_op = message.type.name.lower()
         try:
-            kind, body = self._answer_message(message)
-        except PolicyError as error:
-            kind, body = self._stop(one_line(error))
+            try:
+                kind, body = self._do(message)
+            except PolicyError:
+                raise
+            except Exception as error:
+                kind, body = Type.REFUSED, facts_body({"reason": self._refuse(error)})
+        except PolicyError as error:  # the silo's part in the run is over; states stay
+            self.ended = one_line(error)
+            with suppress(PolicyError):  # where the file cannot be written, the log has it
+                self.audit.record_refusal(self.ended)
+            self._report(Event(What.DECLINED, self._name, self._round, reason=self.ended))
+            kind, body = Type.REFUSED, facts_body({"reason": self.ended})
         return pack(Message(kind, self._token, message.sequence, body))
 
-    def _answer_message(self, message: Message) -> tuple[Type, bytes]:
-        """Return the answer to a message.
+    def _refuse(self, error: Exception) -> str:
+        """Record and report why a request is not done; return the reason for the server.
+
+        Of code that failed the server learns the type of the exception only.
 
         Raises:
-            PolicyError: the silo's part in the run is over.
+            PolicyError: the refusal cannot be written down, or there were too many.
         """
-        try:
-            return self._do(message)
-        except PolicyError:
-            raise
-        except OpError as error:
-            return self._report_failure(type(error.__cause__).__name__)
-        except SilographError as error:
+        if isinstance(error, SilographError) and not isinstance(error, OpError):
             reason = one_line(error)  # it may quote what the server has sent
-            self._record_refusal(reason)
-            return self._refuse(reason)
-        except Exception as error:
-            return self._report_failure(type(error).__name__)
-
-    def _record_refusal(self, reason: str) -> None:
-        """Record a refusal."""
-        self.audit.record_refusal(reason)
+            self.audit.record_refusal(reason)
+            self._count_line()
+            self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
+            return reason
+        what = type(error.__cause__ if isinstance(error, OpError) else error).__name__
+        op = self._current_op
+        self._report(Event(What.FAILED, self._name, self._round, op=op, reason=what))
+        self.audit.record_refusal(f"{op} failed: {what}")
         self._count_line()
+        return f"{what} at the silo: its log says more"
 
     def _count_line(self) -> None:
         """Count lines in the log that a server can cause at will."""
@@ -226,25 +226,6 @@ class Responder:
                 f"expected what was agreed, got {MOST_REFUSALS:,} requests that were refused, "
                 "failed or told of a dismissal: the silo leaves the run"
             )
-
-    def _refuse(self, reason: str) -> tuple[Type, bytes]:
-        self._report(Event(What.DECLINED, self._name, self._round, reason=reason))
-        return Type.REFUSED, facts_body({"reason": reason})
-
-    def _stop(self, reason: str) -> tuple[Type, bytes]:
-        """End the silo's part in the run; states stay where they are."""
-        self.ended = reason
-        with suppress(PolicyError):  # where the file cannot be written, the log has it
-            self.audit.record_refusal(reason)
-        return self._refuse(reason)
-
-    def _report_failure(self, what: str) -> tuple[Type, bytes]:
-        """Log the exception at hand, and return the answer, which has its type only."""
-        about = Event(What.FAILED, self._name, self._round, op=self._current_op, reason=what)
-        self._report(about)
-        self._record_refusal(f"{self._current_op} failed: {what}")
-        reason = f"{what} at the silo: its log says more"
-        return Type.REFUSED, facts_body({"reason": reason})
 
     def _do(self, message: Message) -> tuple[Type, bytes]:
         if self._is_over and message.type not in (Type.END, Type.STOPPING):
@@ -257,8 +238,8 @@ class Responder:
             case Type.EXPLAIN:
                 self._explain(message)
             case Type.START:
-                self._start(message.facts())
-                return Type.DONE, facts_body(self._node_counts())
+                nodes = dict(self._start(message.facts()).nodes)
+                return Type.DONE, facts_body({"nodes": nodes} if nodes else {})
             case Type.KEEP:
                 self._keep(number_of(message), read_committed_rounds(message))
             case Type.LOAD:
@@ -272,7 +253,12 @@ class Responder:
             case Type.STOPPING:  # states and what was agreed stay, as after a crash
                 self.stopped = True
             case Type.END:
-                self._end(one_line(message.facts().get("reason", "")))
+                self.ended = one_line(message.facts().get("reason", ""))
+                # States are deleted unless they may hold the only model.
+                if not self.ended and self._is_stored:
+                    self._store.drop()
+                elif not self.ended and self.has_agreed:
+                    self.audit.states_stay()
             case _:
                 raise ProtocolError(f"expected a request, got {message.type.name}")
         return Type.DONE, facts_body({})
@@ -282,7 +268,7 @@ class Responder:
         if self._joined is not None or self._started:
             raise ProtocolError("expected JOIN once, before START, got it again")
         self._joined = nonce
-        frame = encode(HELLO, to_payload(self._holder.hello(nonce)), 0)
+        frame = encode(HELLO, to_payload(self._data.hello(nonce)), 0)
         self._bounds.check_size(self.audit.sent, len(frame))
         self.audit.record_hello(frame)
         self._hello_size = len(frame)
@@ -298,9 +284,10 @@ class Responder:
         if nonce_of(facts) != self._joined or self._started or self._explained == MOST_EXPLAINED:
             raise ProtocolError("expected EXPLAIN between JOIN and START, with the nonce of JOIN")
         self._explained += 1
-        self._holder.explain(self._joined, about)
+        self._data.explain(self._joined, about)
 
-    def _start(self, facts: Mapping[str, Any]) -> None:
+    def _start(self, facts: Mapping[str, Any]) -> Prepared:
+        """Agree to the run, once: prepare it, and write the agreement down before anything else."""
         if self._started:
             raise ProtocolError("expected START once, got it again")
         known_facts = self._facts if self._prepared is not None else self._store.agreed()
@@ -309,10 +296,11 @@ class Responder:
                 "expected the run that this silo has agreed to, got one of another "
                 f"{difference(known_facts, facts)}: start the silo anew for another run"
             )
-        if self._prepared is None:
+        prepared = self._prepared
+        if prepared is None:
             digest = digest_of(facts_body(facts))
             self.audit.check_again(digest)
-            prepared = self._holder.prepare(facts, self.audit)
+            prepared = self._data.prepare(facts, self.audit)
             self._store.agree(facts)  # before anything here knows of the agreement
             self.audit.record_agreement({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
@@ -322,11 +310,7 @@ class Responder:
             for line in prepared.plan:
                 self._report(Event(What.NOTE, self._name, note=line))
         self._started = True
-
-    def _node_counts(self) -> Mapping[str, Any]:
-        """Return the numbers of the silo's nodes for the server."""
-        nodes = {} if self._prepared is None else self._prepared.nodes
-        return {"nodes": dict(nodes)} if nodes else {}
+        return prepared
 
     def _require_start(self, what: str) -> Prepared:
         if self._prepared is None or not self._started:
@@ -359,22 +343,14 @@ class Responder:
             raise FrameError(f"expected a frame of {RESULT}, got one of {envelope.op}")
         number = envelope.round
         prepared.course.check_result(number, weights, prepared.extent)
-        self._is_kept = False  # states stay where this fails
+        self._is_stored = False  # states stay where this fails
         try:
             state = self._state_of(prepared, number)
         except AbsentError:  # it did not take part in that round
             state = None
-        prepared.keep(Outcome(run_name(self._token), number, weights, state, self._state))
+        prepared.store_result(Outcome(run_name(self._token), number, weights, state, self._state))
         self._is_over = True
-        self._is_kept = state is not None or not prepared.own_model
-
-    def _end(self, reason: str) -> None:
-        """End the run; states are deleted unless they may hold the only model."""
-        self.ended = reason
-        if not reason and self._is_kept:
-            self._store.drop()
-        elif not reason and self.has_agreed:
-            self.audit.states_stay()
+        self._is_stored = state is not None or not prepared.own_model
 
     def _load(self, number: int) -> None:
         """Restore the state after a round."""
@@ -400,38 +376,20 @@ class Responder:
         return state_of({name: moved(f, prepared.device) for name, f in state.items()})
 
     def _call(self, call: CallBody) -> bytes:
-        prepared = self._require_start("the first call")
-        agreed_call, after, op, envelope, inbox = self._check_call(prepared, call)
-        closes = prepared.course.closes(envelope.round, after)
-        self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
-        begins = prepared.course.advance(envelope.round, after)
-        try:
-            if begins:
-                self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
-            body = self._run(prepared, call, agreed_call, op, envelope, inbox, begins=begins)
-        except Exception:
-            prepared.course.mark_failed()  # the server may not pass over what has failed
-            raise
-        self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
-        return body
-
-    def _check_call(
-        self, prepared: Prepared, call: CallBody
-    ) -> tuple[Call, Steps, Op, Envelope, dict[str, Field]]:
-        """Check a message against the program.
-
-        Returns:
-            The call, the steps after it, its op, and the envelope and inbox of its frame.
+        """Run the next call of the program, and return the body of the answer.
 
         Raises:
             ProtocolError: it is not the next one, or not as agreed.
         """
+        prepared = self._require_start("the first call")
+        course, extent = prepared.course, prepared.extent
+        # 1. Check the message against the agreed program.
         op = op_of(self._ops, call.op)
         self._current_op = op.__name__
         envelope, inbox = decode(call.frame)
         if envelope.op != op.__name__:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
-        agreed_call, after = prepared.course.find(envelope.round, op, envelope.kind, call.key)
+        agreed_call, after = course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed_call.rows:
             raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
         if agreed_call.rows and envelope.round > 0 and not prepared.sends_rows:
@@ -439,54 +397,59 @@ class Responder:
                 f"expected no rows of single nodes in a run that this silo agreed to without them, "
                 f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
             )
-        agreed_call.check_inbox(inbox, prepared.extent, self._state)
-        return agreed_call, after, op, envelope, inbox
+        agreed_call.check_inbox(inbox, extent, self._state)
+        closes = course.closes(envelope.round, after)
+        self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
+        # 2. Do it; the server may not pass over what has failed.
+        begins = course.advance(envelope.round, after)
+        try:
+            if begins:
+                self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
+            body = self._run(prepared, call, agreed_call, envelope, inbox, begins=begins)
+        except Exception:
+            course.mark_failed()
+            raise
+        self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
+        return body
 
     def _run(
         self,
         prepared: Prepared,
         call: CallBody,
         agreed_call: Call,
-        op: Op,
         envelope: Envelope,
-        received_inbox: dict[str, Field],
+        inbox: Mapping[str, Field],
         *,
         begins: bool,
     ) -> bytes:
-        """Run an op, store its new state and return the body of the answer."""
+        """Run an op, check its reply, write it down, and return the body of the answer."""
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)
             self._round = envelope.round
-        began = time.monotonic()
-        self._report(
-            Event(What.ASKED, self._name, self._round, op=op.__name__, bytes=len(call.frame))
-        )
-        inbox: dict[str, Field] = {
-            name: moved(f, prepared.device) for name, f in received_inbox.items()
-        }
+        began, name = time.monotonic(), envelope.op
+        about = Event(What.ASKED, self._name, self._round, op=name, bytes=len(call.frame))
+        self._report(about)
         with metered(1) as meter:
             new, reply = run_op(
-                op,
+                agreed_call.op,
                 prepared.cfg,
                 prepared.block if prepared.block_in is None else prepared.block_in(self._state),
                 self._state,
-                inbox,
+                {field_name: moved(f, prepared.device) for field_name, f in inbox.items()},
                 call.key,
                 rows=call.rows,
                 number=self._round,
                 private=True,
             )
-        agreed_call.check_reply(received_inbox, reply, prepared.extent, own=True)
-        answer = Envelope(envelope.op, envelope.kind, envelope.round, envelope.step)
+        agreed_call.check_reply(inbox, reply, prepared.extent, own=True)
+        answer = Envelope(name, envelope.kind, envelope.round, envelope.step)
         frame = encode(answer, reply, 0)
         body = reply_body(envelope.kind, meter, frame)
         check_size(body)
         self._bounds.check(envelope.kind, self.audit.sent, len(frame))
         self.audit.record_reply(answer, reply, frame, begins=begins)
         self._state = new
-        self._report_answer(op.__name__, frame, time.monotonic() - began)
+        seconds = round(time.monotonic() - began, 6)
+        about = replace(about, what=What.ANSWERED, bytes=len(frame), seconds=seconds)
+        self._report(about)
         return body
-
-    def _report_answer(self, op: str, frame: bytes, seconds: float) -> None:
-        about = Event(What.ANSWERED, self._name, self._round, op=op, bytes=len(frame))
-        self._report(replace(about, seconds=round(seconds, 6)))

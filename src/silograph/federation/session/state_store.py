@@ -35,8 +35,8 @@ def make_private(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, creating it if needed; the system releases it when this process dies.
+def lock_state_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder, creating it if needed; the system releases it when this process dies.
 
     Raises:
         ConfigError: another process holds it, or it cannot be made.
@@ -57,7 +57,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-KEPT = 2
+MOST_RECENT = 2  # rounds whose states stay
 AGREED = "agreed.json"
 
 
@@ -182,5 +182,5 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _drop_old_states(states: dict[int, State], needed_rounds: Collection[int] = ()) -> None:
-    for old in set(sorted(states)[:-KEPT]) - set(needed_rounds):
+    for old in set(sorted(states)[:-MOST_RECENT]) - set(needed_rounds):
         del states[old]

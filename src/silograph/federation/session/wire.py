@@ -88,7 +88,7 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),  # two servers on one port would share its silos
     ("grpc.enable_http_proxy", 0),
 ]
-PACKAGES = ("grpc", "cryptography")
+PACKAGES = ("grpc", "cryptography", "prometheus_client")
 
 
 def need_packages() -> None:

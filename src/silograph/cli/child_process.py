@@ -1,4 +1,4 @@
-"""`python -m silograph.cli.tethered`: the command line, in a process that ends with its parent.
+"""`python -m silograph.cli.child_process`: the command line, in a process that its parent ends.
 
 Standard input is a pipe that the parent holds open. When it closes, however the parent ended, so
 does the process; a parent that is killed can tell its children nothing.

@@ -42,11 +42,6 @@ def run_name(token: bytes) -> str:
     return blake2b(token, digest_size=16).hexdigest()
 
 
-def discard_result(outcome: Outcome) -> None:
-    """Discard the result of a run."""
-    del outcome
-
-
 @dataclass(frozen=True)
 class SendingBounds:
     """Bounds of the data that leave a silo in a run, besides the agreed program.
@@ -108,7 +103,7 @@ class Prepared:
         course: what the run does, call by call.
         nodes: how many it has, by TRAIN, VAL, TEST, ROWS and EDGES; sent to the server once.
         note: what the silo agrees to, in one line for its people.
-        keep: writes down what the run has come to.
+        store_result: writes the result of the run to a folder.
         plan: what the run sends, in lines for its people.
         agreed: the same in facts for the audit file.
         sends_rows: whether rounds may have replies with rows of single nodes. (Those of set-up are
@@ -124,7 +119,7 @@ class Prepared:
     course: Course
     nodes: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
-    keep: Callable[[Outcome], None] = discard_result
+    store_result: Callable[[Outcome], None] = lambda _: None
     plan: tuple[str, ...] = ()
     agreed: Mapping[str, Any] = field(default_factory=dict)
     sends_rows: bool = False
@@ -137,7 +132,7 @@ class Prepared:
         return extent_of(self.block)
 
 
-class Holder(Protocol):
+class SiloData(Protocol):
     """A silo's own data: its hello, explanations and preparation of a run."""
 
     def hello(self, run: bytes) -> Hello:
