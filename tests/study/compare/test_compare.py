@@ -546,8 +546,8 @@ def test_the_best_is_marked_alike_in_every_form(metric: str, tmp_path: Path) -> 
     table = sg.compare(planted_graph(30), methods=methods, seeds=2, out=tmp_path / "c", **small)
     page = write_comparison(
         comparison_runs(tmp_path / "c"), tmp_path / "p.html", comparison=tmp_path / "c"
-    )
-    html, text, markdown = page.path.read_text(encoding="utf-8"), table.summary(200), table.to_markdown()
+    ).path
+    html, text, markdown = page.read_text(encoding="utf-8"), table.summary(200), table.to_markdown()
     marked = 0
     for row in json.loads(table.to_json())["rows"]:
         for view in ("server", "uncut", "personalized"):
