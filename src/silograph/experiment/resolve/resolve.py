@@ -276,23 +276,19 @@ def facts_of(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Data
     if isinstance(data, Schema):
         clients = DEFAULT_CLIENTS if config.clients is None else config.clients
         return DataFacts(with_width(data, config.features, "the federation"), clients)
-    weighted = has_weights(data)
-    if isinstance(data, CutGraph):
-        graph, clients = data.graph, len(data.partition.ids)
-        schema = with_width(schema_of(graph), config.features, graph.name)
-        return DataFacts(
-            schema, clients, overlapping=data.overlapping, weighted=weighted, scale=graph.scale
-        )
-    if isinstance(data, Graph):
-        schema = with_width(schema_of(data), config.features, data.name)
-        return DataFacts(
-            schema, clients_of_graph(config, data), weighted=weighted, scale=data.scale
-        )
-    graph = data.members[0].graph
-    scales = [silo.scale for silo in data.members if silo.scale is not None]
-    scale = max(scales, key=lambda scale: scale[1], default=None)
+    graph: Graph
+    if isinstance(data, Silos):
+        graph, clients, overlapping = data.members[0].graph, len(data.ids), False
+        scales = [silo.scale for silo in data.members if silo.scale is not None]
+        scale = max(scales, key=lambda scale: scale[1], default=None)
+    elif isinstance(data, CutGraph):
+        graph, clients, overlapping = data.graph, len(data.partition.ids), data.overlapping
+        scale = graph.scale
+    else:
+        graph, clients, overlapping = data, clients_of_graph(config, data), False
+        scale = graph.scale
     schema = with_width(schema_of(graph), config.features, graph.name)
-    return DataFacts(schema, len(data.ids), weighted=weighted, scale=scale)
+    return DataFacts(schema, clients, overlapping, has_weights(data), scale)
 
 
 def resolve(

@@ -128,9 +128,9 @@ class Comparison:
             for point, rows, last in rows_by_point(self)
             for title, columns in tables_of(self, math.inf)
         ]
-        return "".join(parts) + html_lines(self._lines())
+        return "".join(parts) + html_lines(self._text_lines())
 
-    def _lines(self) -> list[str]:
+    def _text_lines(self) -> list[str]:
         """Return what stands below the tables: notes, and what failed."""
         return [*self.notes, *(f"failed: {line}" for line in self.failed_alike)]
 
@@ -144,15 +144,29 @@ class Comparison:
         `p_holm` compare with the `reference` of the same values, in the `view` of the tests: one
         for all methods, None for a method that has no scores in it and is not tested.
         """
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        return [row for point in points for row in self._rows_at(point)]
+        return [row for point in self._points for row in self._rows_at(point)]
 
     def _point(self, cell: Cell) -> Point:
         return tuple(cell.labels[key] for key in self.request.over)
 
-    def _lines_at(self, point: Point) -> list[Line | None]:
-        pairs = zip(self.cells, self.lines, strict=True)
-        return [line for cell, line in pairs if self._point(cell) == point]
+    @cached_property
+    def _points(self) -> list[Point]:
+        """The values of what is varied, in the order of the tables."""
+        return list(dict.fromkeys(self._point(cell) for cell in self.cells))
+
+    def _select(
+        self, point: Point | None = None, method: str | None = None
+    ) -> list[tuple[Cell, Line | None]]:
+        """Return cells with their lines: all, or those of a point, of a method, or of both."""
+        return [
+            (cell, line)
+            for cell, line in zip(self.cells, self.lines, strict=True)
+            if point in (None, self._point(cell)) and method in (None, cell.labels["method"])
+        ]
+
+    def _lines_of(self, point: Point | None = None, method: str | None = None) -> list[Line]:
+        """Return the lines of cells that have run, also of failed ones; see `_select`."""
+        return [line for _, line in self._select(point, method) if line is not None]
 
     def _metric(self, lines: Sequence[Line | None]) -> Metric:
         """Return the metric that lines are compared by."""
@@ -162,12 +176,11 @@ class Comparison:
     @property
     def metrics(self) -> list[Metric]:
         """The metrics of the comparison: one, unless what is varied makes tasks differ."""
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        return list(dict.fromkeys(self._metric(self._lines_at(point)) for point in points))
+        return list(dict.fromkeys(self._metric(self._lines_of(p)) for p in self._points))
 
     def _rows_at(self, point: Point) -> list[ComparisonRow]:
-        request, metric = self.request, self._metric(self._lines_at(point))
-        lines_by_method = {m: self._lines_of_method(point, m) for m in request.methods}
+        request, metric = self.request, self._metric(self._lines_of(point))
+        lines_by_method = {m: self._lines_of(point, m) for m in request.methods}
         rows = [self._means(point, m, lines_by_method[m], metric) for m in request.methods]
         for view_name in VIEWS:
             means = [row[f"{view_name}_mean"] for row in rows]
@@ -218,13 +231,13 @@ class Comparison:
         request = self.request
         if request.view != "own":
             return request.view
-        metric = self._metric(self._lines_at(point))
+        metric = self._metric(self._lines_of(point))
         own_views = [self._judging_view(point, method) for method in request.methods]
         methods_by_view = {
             view: [
                 method
                 for method in request.methods
-                if self._scores(without_errors(self._lines_of_method(point, method)), view, metric)
+                if self._scores(without_errors(self._lines_of(point, method)), view, metric)
             ]
             for view in VIEWS
         }
@@ -237,7 +250,7 @@ class Comparison:
 
     def _test(self, point: Point) -> tuple[Test, float]:
         """Return the test at values of what is varied, and how far its seeds' splits overlap."""
-        config = next(cell.config for cell in self.cells if self._point(cell) == point)
+        config = self._select(point)[0][0].config
         overlap = overlap_of(config.split, config.split_seed)
         if self.request.test == "auto":
             return ("t", 0.0) if overlap is None else ("resampled", overlap)
@@ -248,10 +261,9 @@ class Comparison:
         request = self.request
         if not request.tests:
             return []
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        views = dict.fromkeys(self._test_view(point) for point in points)
+        views = dict.fromkeys(self._test_view(point) for point in self._points)
         view = f"the {' or '.join(view or 'missing' for view in views)} view"
-        tests = dict.fromkeys(self._test(point) for point in points)
+        tests = dict.fromkeys(self._test(point) for point in self._points)
         if len(request.seeds) == 1:
             powers = dict.fromkeys(power_of(1, *test) for test in tests)
             return [f"difference: in {view}", *self._view_notes(), *powers]
@@ -270,10 +282,9 @@ class Comparison:
 
     def _view_notes(self) -> list[str]:
         """Return in which view each method is judged, and which methods are not tested."""
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
         pairs = [
             (self._judging_view(p, m), self.names[m])
-            for p, m in product(points, self.request.methods)
+            for p, m in product(self._points, self.request.methods)
         ]
         names_by_view: dict[str, dict[str, None]] = {}
         for view, name in pairs:
@@ -296,15 +307,6 @@ class Comparison:
         methods = {str(c.labels["method"]): find_method(c.config, c.method) for c in self.cells}
         names = [method.name for method in methods.values()]
         return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}
-
-    def _lines_of_method(self, point: Point, method: str) -> list[Line]:
-        """Return the lines of a method, also of failed cells."""
-        return [
-            line
-            for cell, line in zip(self.cells, self.lines, strict=True)
-            if self._point(cell) == point and cell.labels["method"] == method
-            if line is not None
-        ]
 
     def _means(
         self, point: Point, method: str, method_lines: Sequence[Line], metric: Metric
@@ -334,8 +336,7 @@ class Comparison:
 
     def _judging_view(self, point: Point, method: str) -> str:
         """Return the view that picks the rounds of a method."""
-        cells = (c for c in self.cells if self._point(c) == point)
-        cell = next(cell for cell in cells if cell.labels["method"] == method)
+        cell = self._select(point, method)[0][0]
         return find_method(cell.config, cell.method).evaluate.view
 
     def _methods_by_server_view(self) -> dict[str, list[str]]:
@@ -359,16 +360,16 @@ class Comparison:
         `mean` and `std` over seeds of the metric on test nodes, and its `name`, such as
         `largest class`; both None where no line says it.
         """
-        return [self._constant_at(p) for p in dict.fromkeys(map(self._point, self.cells))]
+        return [self._constant_at(point) for point in self._points]
 
     def _constant_at(self, point: Point) -> ComparisonRow:
-        lines = self._lines_at(point)
+        lines = self._lines_of(point)
         metric = self._metric(lines)
         # All methods of a seed have one partition, so any of their lines says it.
         constant_by_seed = {
             line["config"]["seed"]: line["constant"]
             for line in lines
-            if line is not None and line.get("constant") is not None
+            if line.get("constant") is not None
         }
         constants = constant_by_seed.values()
         mean, deviation = mean_and_deviation(c["scores"].get(metric.name) for c in constants)
@@ -379,10 +380,7 @@ class Comparison:
         """Return which methods had their best round last, in one line or none."""
         texts = []
         for method in self.request.methods:
-            pairs = zip(self.cells, self.lines, strict=True)
-            finished_lines = without_errors(
-                [ln for c, ln in pairs if ln and c.labels["method"] == method]
-            )
+            finished_lines = without_errors(self._lines_of(method=method))
             # Runs of more than one evaluation that were best in the last planned round.
             num_improving = sum(
                 len(line["curve"]["round"]) > 1
@@ -401,8 +399,7 @@ class Comparison:
         """Return the groups of methods whose runs coincide in all scores and losses."""
         groups: dict[str, list[str]] = {}
         for method in self.request.methods:
-            pairs = zip(self.cells, self.lines, strict=True)
-            method_lines = [line for cell, line in pairs if cell.labels["method"] == method]
+            method_lines = [line for _, line in self._select(method=method)]
             if all(line is not None and "error" not in line for line in method_lines):
                 outcomes = []  # scores and curves, without costs
                 for line in filter(None, method_lines):
@@ -413,9 +410,9 @@ class Comparison:
 
     def _untrained(self) -> list[str]:
         """Return what predicts ratings without training, for each point."""
-        notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
-        for point in points:
-            lines = without_errors([line for line in self._lines_at(point) if line is not None])
+        notes = []
+        for point in self._points:
+            lines = without_errors(self._lines_of(point))
             scores_by_line = [line["untrained"] for line in lines if "untrained" in line]
             metric = self._metric(lines)
             texts = []
@@ -424,7 +421,7 @@ class Comparison:
                 if None not in values:
                     texts.append(f"{name} {metric.text(sum(values) / len(values))}")
             if texts:
-                point_text = f" ({', '.join(map(str, point))})" if len(points) > 1 else ""
+                point_text = f" ({', '.join(map(str, point))})" if len(self._points) > 1 else ""
                 notes.append(
                     f"without training, test {metric.title}{point_text}: {', '.join(texts)}"
                 )
@@ -448,14 +445,14 @@ class Comparison:
     @property
     def failed(self) -> list[str]:
         """One line of text for each cell that failed."""
-        pairs = zip(self.cells, self.lines, strict=True)
+        pairs = self._select()
         return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
 
     @property
     def failed_alike(self) -> list[str]:
         """The same, with one line for seeds that failed with the same error."""
         seeds: dict[tuple[str, str], list[str]] = {}
-        for cell, line in zip(self.cells, self.lines, strict=True):
+        for cell, line in self._select():
             if line is not None and "error" in line:
                 labels = {name: value for name, value in cell.labels.items() if name != "seed"}
                 seeds.setdefault((words_of(labels), line["error"]), []).append(
@@ -550,7 +547,7 @@ class Comparison:
                         console, names, _texts(columns, rows, last), ": ".join(words)
                     )
                     console.print()
-            for line in self._lines():
+            for line in self._text_lines():
                 console.print(line)
 
         return printed_text(print_to, width)
