@@ -8,12 +8,12 @@ import torch
 from runs import FAST
 from sessions import DirectLink, session, table
 from silograph.core.config import make_config
-from silograph.experiment.resolve.cutting import clients_of
+from silograph.experiment.resolve.data import clients_of
 from silograph.experiment.resolve.resolve import DTYPES, choose
 from silograph.experiment.resolve.run_program import program_of
-from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.result import Result
+from silograph.experiment.run.run import first_snapshot, train
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import Op
 from silograph.federation.ledger import Record

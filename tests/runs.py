@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
 from silograph.federation.checkpoint import read_checkpoint

@@ -15,7 +15,7 @@ from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import serve
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
-from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.data import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.run.result import Result
 from silograph.federation.session.events import Event, What, log_event

@@ -10,7 +10,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, beside, cell, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, beside, cell, spread
 
 DATASETS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 SEEDS = range(10)
@@ -84,7 +84,7 @@ def cell_of(dataset: str, model: str, seed: int, without: str = "as above") -> C
     return cell(labels, **PROTOCOL | own, dataset=dataset, model=model, seed=seed)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, the smaller graphs first."""
     del found
     small = [
@@ -103,14 +103,16 @@ def cells(found: Found) -> list[Cell]:
     return [*small, *varied, *large]
 
 
-def _values(found: Found, dataset: str, model: str, without: str = "as above") -> list[list[float]]:
+def _values(
+    found: StudyLines, dataset: str, model: str, without: str = "as above"
+) -> list[list[float]]:
     """Return test accuracies at the best round by validation, and in the last round."""
     lines = found.scored([cell_of(dataset, model, seed, without) for seed in SEEDS])
     best = [line["test"]["server"]["accuracy"] for line in lines]
     return [best, [line["last"]["test_server_accuracy"] for line in lines]]
 
 
-def _rows(found: Found) -> list[list[str]]:
+def _rows(found: StudyLines) -> list[list[str]]:
     rows = []
     for number, (dataset, title) in enumerate(DATASETS.items()):
         for model in SETTINGS:
@@ -125,7 +127,7 @@ def _rows(found: Found) -> list[list[str]]:
     return rows
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     varied = []
     for model, settings in VARIED.items():

@@ -8,7 +8,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
 
 NAMES = {
     "cora": "Cora",
@@ -131,7 +131,7 @@ def cell_of(dataset: str, clients: int, method: str) -> Cell:
     return cell(labels, **PROTOCOL | own, dataset=dataset, clients=clients)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, what takes longest last."""
     del found
     fast = [name for name in METHODS if name not in SLOW]
@@ -160,7 +160,7 @@ def text_of(line: Line | None, alone: Line | None) -> str:
     return f"{score(line, 'test'):.1f} ({val:.1f}){short}"
 
 
-def table(found: Found) -> str:
+def table(found: StudyLines) -> str:
     """Return a row for each method, a column for each dataset and number of clients."""
     columns = list(product(NAMES, CLIENTS))
     rows = []
@@ -172,7 +172,7 @@ def table(found: Found) -> str:
     return markdown_table(heads, rows)
 
 
-def steps_table(found: Found) -> str:
+def steps_table(found: StudyLines) -> str:
     """Return accuracy of FedSage+ by the steps of its generators."""
     names = {"20": "fedsageplus, 20 steps", "100": "fedsageplus", "300": "fedsageplus, 300 steps"}
     rows = []
@@ -182,7 +182,7 @@ def steps_table(found: Found) -> str:
     return markdown_table(["steps", *(f"{NAMES[d]}, {k}" for d, k in STEPS_AT)], rows)
 
 
-def last_table(found: Found) -> str:
+def last_table(found: StudyLines) -> str:
     """Return test accuracy of the last round, in the same places."""
     columns = list(product(NAMES, CLIENTS))
     rows = [
@@ -192,7 +192,7 @@ def last_table(found: Found) -> str:
     return markdown_table(["method", *(f"{NAMES[d]}, {k}" for d, k in columns)], rows)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     tables = {"table": table(found), "last": last_table(found), "steps": steps_table(found)}
     return Page(tables)

@@ -7,7 +7,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
 
 SEEDS = range(10)
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
@@ -46,7 +46,7 @@ def cell_of(row: str, seed: int) -> Cell:
     return cell(labels, **PROTOCOL | ROWS[row], seed=seed)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, one row after the other."""
     del found
     return [cell_of(row, seed) for row in ROWS for seed in SEEDS]
@@ -59,7 +59,7 @@ def ends(values: list[float]) -> str:
     return f"{spread(values, 1)} ({100 * min(values):.1f} to {100 * max(values):.1f})"
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     rows = []
     for row in ROWS:

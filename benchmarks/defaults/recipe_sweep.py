@@ -8,7 +8,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, spread
+from silograph.study.reproduce.reproduce import Curves, Page, Recipe, StudyLines, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -94,7 +94,7 @@ def label(name: str) -> str:
     return f"**{name}**" if BY_NAME[name] in (NAIVE, DEFAULT) else name
 
 
-def dataset_table(found: Found, dataset: str) -> str:
+def dataset_table(found: StudyLines, dataset: str) -> str:
     """Return the table of a dataset: settings by number of clients, in the order of SERVERS."""
     rows, order = [], list(SERVERS)
     for name in sorted(BY_NAME, key=lambda n: (order.index(BY_NAME[n].server), n)):
@@ -105,7 +105,7 @@ def dataset_table(found: Found, dataset: str) -> str:
 
 
 def mean_over(
-    found: Found, name: str, seeds: Sequence[int], score: Callable[[Line], float | None]
+    found: StudyLines, name: str, seeds: Sequence[int], score: Callable[[Line], float | None]
 ) -> str:
     """Return the mean over all nine pairs and these seeds in percent, - if a score is missing."""
     lines = [line for pair in PAIRS for line in lines_of(found, pair, BY_NAME[name], seeds)]
@@ -115,7 +115,7 @@ def mean_over(
     return f"{100 * statistics.mean(values):.2f}"
 
 
-def means_table(found: Found) -> str:
+def means_table(found: StudyLines) -> str:
     """Return means over the cells, and how far a setting stays behind the best, at the worst."""
     best = {pair: best_value(found, pair) for pair in PAIRS}
     rows = []
@@ -134,7 +134,7 @@ def means_table(found: Found) -> str:
     return markdown_table(head, rows)
 
 
-def pair_table(found: Found) -> str:
+def pair_table(found: StudyLines) -> str:
     """Return the default beside the naive setting, in all cells."""
     rows = []
     for pair, setting in product(product(DATASETS, CLIENTS), (DEFAULT, NAIVE)):
@@ -150,7 +150,7 @@ def pair_table(found: Found) -> str:
     return markdown_table([*head, "personalized", "rounds to 95 %"], rows)
 
 
-def variant_table(found: Found) -> str:
+def variant_table(found: StudyLines) -> str:
     """Return default and naive setting under changes of the protocol, first pair, seed 0."""
     rows = [
         [
@@ -176,7 +176,7 @@ def range_of(lines: Sequence[Line | None]) -> str:
     return f"{statistics.mean(tests):.1f} ({min(tests):.1f} to {max(tests):.1f})"
 
 
-def robust_table(found: Found) -> str:
+def robust_table(found: StudyLines) -> str:
     """Return test accuracies on other graphs."""
     columns = list(product(GRAPHS, MODELS))
     rows = [
@@ -192,7 +192,7 @@ def robust_table(found: Found) -> str:
     return markdown_table(["local / server", *(f"{g}, {m}" for g, m in columns)], rows)
 
 
-def curves(found: Found) -> Curves:
+def curves(found: StudyLines) -> Curves:
     """Return validation accuracy by round of the settings that tell the story."""
     first = {s.name: lines_of(found, FULL[0], s, SEEDS[:1]) for s in DRAWN}
     drawn = {
@@ -204,7 +204,7 @@ def curves(found: Found) -> Curves:
     return Curves(title, "round", "%", drawn)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     sections = {dataset: dataset_table(found, dataset) for dataset in DATASETS}
     sections |= {"means": means_table(found), "default and naive": pair_table(found)}

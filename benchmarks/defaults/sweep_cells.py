@@ -13,7 +13,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, cell
+from silograph.study.reproduce.reproduce import StudyLines, cell
 
 Pair = tuple[str, int]  # dataset and number of clients
 
@@ -175,26 +175,26 @@ def value_of(line: Line) -> float:
 
 
 def lines_of(
-    found: Found, pair: Pair, setting: Setting, seeds: Sequence[int] = SEEDS, variant: str = ""
+    found: StudyLines, pair: Pair, setting: Setting, seeds: Sequence[int] = SEEDS, variant: str = ""
 ) -> list[Line]:
     """Return the lines of a setting, by seed, those that have run."""
     lines = (found.any(cell_of(pair, setting, seed, variant)) for seed in seeds)
     return [line for line in lines if line is not None]
 
 
-def first_value(found: Found, pair: Pair, setting: Setting) -> float | None:
+def first_value(found: StudyLines, pair: Pair, setting: Setting) -> float | None:
     """Return the validation accuracy of seed 0, None if it has not run."""
     lines = lines_of(found, pair, setting, SEEDS[:1])
     return value_of(lines[0]) if lines else None
 
 
-def best_value(found: Found, pair: Pair) -> float:
+def best_value(found: StudyLines, pair: Pair) -> float:
     """Return the best validation accuracy of seed 0 of any setting."""
     values = (first_value(found, pair, setting) for setting in BY_NAME.values())
     return max((value for value in values if value is not None), default=0.0)
 
 
-def ranked(found: Found, pairs: Sequence[Pair]) -> list[str]:
+def ranked(found: StudyLines, pairs: Sequence[Pair]) -> list[str]:
     """Return the settings that ran in all pairs, best mean validation accuracy of seed 0 first."""
     means = {}
     for name, setting in BY_NAME.items():
@@ -205,7 +205,7 @@ def ranked(found: Found, pairs: Sequence[Pair]) -> list[str]:
     return sorted(means, key=lambda name: -means[name])
 
 
-def kept_of(found: Found) -> list[Setting]:
+def kept_of(found: StudyLines) -> list[Setting]:
     """Return what runs everywhere: naive, the best of three pairs, the best with each server."""
     best = [BY_NAME[name] for name in ranked(found, FULL + THIRD) if name != NAIVE.name]
     by_server = (next((s for s in best if s.server == server), None) for server in STEPS)
@@ -213,7 +213,7 @@ def kept_of(found: Found) -> list[Setting]:
     return list(dict.fromkeys([NAIVE, DEFAULT, *best[:KEEP], *plain]))
 
 
-def going_of(found: Found) -> list[Setting]:
+def going_of(found: StudyLines) -> list[Setting]:
     """Return what comes within MARGIN of the best in both of the first pairs, and the naive two."""
     best = {pair: best_value(found, pair) for pair in FULL}
     close = [
@@ -224,12 +224,12 @@ def going_of(found: Found) -> list[Setting]:
     return [s for s in BY_NAME.values() if s in (NAIVE, NO_DECAY) or s in close]
 
 
-def all_ran(found: Found, cells: Sequence[Cell]) -> bool:
+def all_ran(found: StudyLines, cells: Sequence[Cell]) -> bool:
     """Whether every cell has a line."""
     return all(found.any(c) is not None for c in cells)
 
 
-def stages(found: Found) -> Iterator[list[Cell]]:
+def stages(found: StudyLines) -> Iterator[list[Cell]]:
     """Yield groups of cells; each depends on the lines of those before it."""
     yield [cell_of(pair, s, 0) for pair in FULL for s in BY_NAME.values()]
     going = going_of(found)
@@ -244,7 +244,7 @@ def stages(found: Found) -> Iterator[list[Cell]]:
     ]
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return the cells that can be named so far, each once."""
     named: list[Cell] = []
     for stage in stages(found):

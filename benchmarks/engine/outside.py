@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 
 from silograph.core.config import make_config
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.experiment.run.snapshot import Snapshot

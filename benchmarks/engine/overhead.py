@@ -22,7 +22,7 @@ import torch
 
 from silograph.core.config import make_config
 from silograph.core.work import Meter
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup, prepare

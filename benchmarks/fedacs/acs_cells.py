@@ -12,7 +12,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, cell
+from silograph.study.reproduce.reproduce import StudyLines, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -91,7 +91,7 @@ def cell_of(dataset: str, cut: str, row: str, seed: int, share: float | None = N
     return cell(labels, **fields, dataset=dataset, seed=seed, options=options)
 
 
-def cell_in(found: Found, dataset: str, cut: str, row: str, seed: int) -> Cell | None:
+def cell_in(found: StudyLines, dataset: str, cut: str, row: str, seed: int) -> Cell | None:
     """Return a cell; None of a control whose bandit has not run."""
     if row == ALONE:
         return alone(dataset, cut)
@@ -104,21 +104,21 @@ def cell_in(found: Found, dataset: str, cut: str, row: str, seed: int) -> Cell |
     return cell_of(dataset, cut, row, seed, round(sizes[0] / sizes[1], 2))
 
 
-def line_of(found: Found, dataset: str, cut: str, row: str, seed: int) -> Line | None:
+def line_of(found: StudyLines, dataset: str, cut: str, row: str, seed: int) -> Line | None:
     """Return the line of a cell with scores."""
     place = cell_in(found, dataset, cut, row, seed)
     lines = [] if place is None else found.scored([place])
     return lines[0] if lines else None
 
 
-def lines_of(found: Found, dataset: str, cut: str, row: str) -> dict[int, Line]:
+def lines_of(found: StudyLines, dataset: str, cut: str, row: str) -> dict[int, Line]:
     """Return the lines of a row by seed, of the seeds whose full participation has run."""
     seeds = [s for s in SEEDS if line_of(found, dataset, cut, EVERYBODY, s) is not None]
     lines = {seed: line_of(found, dataset, cut, row, seed) for seed in seeds}
     return {seed: line for seed, line in lines.items() if line is not None}
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells: Ciao's seed 0 first, then Ciao's other seeds, then Epinions."""
     wanted: list[Cell | None] = [alone(dataset, cut) for dataset in DATASETS for cut in CUTS]
     for dataset in DATASETS:

@@ -14,7 +14,7 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -84,7 +84,7 @@ def cell_of(
     return cell(labels, **PROTOCOL | own, dataset=dataset, seed=seed, options=CUT | options)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, those first that the paired test needs."""
     del found
     main = [cell_of(d, row, s) for d in DATASETS for s in SEEDS for row in ROWS]
@@ -119,7 +119,7 @@ def told(lines: Sequence[Line], view: str) -> list[str]:
     return [rmse, last_scores(lines, view, "rmse"), *rest]
 
 
-def table(found: Found, dataset: str) -> str:
+def table(found: StudyLines, dataset: str) -> str:
     """Return the scores of a data set."""
     head = [
         f"{dataset}",
@@ -138,7 +138,7 @@ def table(found: Found, dataset: str) -> str:
     return markdown_table(head, rows)
 
 
-def values_of(found: Found, dataset: str, row: str) -> list[float | None]:
+def values_of(found: StudyLines, dataset: str, row: str) -> list[float | None]:
     """Return the test RMSE of each seed; None of a cell without scores."""
     values: list[float | None] = []
     for seed in SEEDS:
@@ -182,7 +182,7 @@ def compared(ours: Sequence[float | None], theirs: Sequence[float | None]) -> st
     return f"{says} ({statistics.mean(pairs):+.4f}, {ends[0]:+.4f} to {ends[1]:+.4f})"
 
 
-def verdict(found: Found, dataset: str) -> str:
+def verdict(found: StudyLines, dataset: str) -> str:
     """Return what the paired tests say of a data set."""
     first, alone, together = (values_of(found, dataset, row) for row in ROWS)
     return (
@@ -193,7 +193,7 @@ def verdict(found: Found, dataset: str) -> str:
     )
 
 
-def tests(found: Found) -> str:
+def tests(found: StudyLines) -> str:
     """Return the paired differences."""
     head = ["difference of test RMSE", "data", "mean", "95 % interval", "seeds"]
     pairs = ((ALONE, FIRST), (TOGETHER, FIRST), (TOGETHER, ALONE))
@@ -205,7 +205,7 @@ def tests(found: Found) -> str:
     return markdown_table(head, rows)
 
 
-def dampings(found: Found) -> str:
+def dampings(found: StudyLines) -> str:
     """Return what the penalty of the biases does, seed 0."""
     head = ["damping", *(f"{d} {part}" for d in DATASETS for part in ("validation", "test"))]
     rows = []
@@ -219,7 +219,7 @@ def dampings(found: Found) -> str:
     return markdown_table(head, rows)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     sections = {d: table(found, d) for d in DATASETS}
     said = "\n\n".join(verdict(found, d) for d in DATASETS)

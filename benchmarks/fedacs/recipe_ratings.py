@@ -13,7 +13,7 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell
 
 DATASETS = {"ciao": (0, 1, 2), "epinions": (0, 1, 2)}  # seeds of the rows without training
 TRAINED = ("ciao",)
@@ -68,7 +68,7 @@ def cell_of(dataset: str, name: str, seed: int) -> Cell:
     return cell(labels, **PROTOCOL | own, dataset=dataset, seed=seed, options=CUT | options)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells."""
     del found
     trained = [cell_of(d, row, s) for d in TRAINED for row in TRAINING for s in SEEDS]
@@ -100,7 +100,7 @@ def last_rmse(lines: Sequence[Line], view: str) -> str:
     return shown([line["last"][f"test_{view}_rmse"] for line in lines])
 
 
-def without_training(found: Found) -> str:
+def without_training(found: StudyLines) -> str:
     """Return the table of what needs no training."""
     head = ["RMSE", *(f"{d} {part}" for d in DATASETS for part in ("all", "seen", "unseen"))]
     rows = []
@@ -114,7 +114,7 @@ def without_training(found: Found) -> str:
     return markdown_table(head, [*rows, ["FedACS, in the paper", *paper]])
 
 
-def training(found: Found) -> str:
+def training(found: StudyLines) -> str:
     """Return the table of what trains."""
     head = ["Ciao", "RMSE", "RMSE, last round", "seen", "unseen", "MAE", "bytes of weights"]
     rows = []
@@ -127,7 +127,7 @@ def training(found: Found) -> str:
     return markdown_table(head, rows)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     return Page({"without": without_training(found), "training": training(found)})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe
+from silograph.study.reproduce.reproduce import Curves, Page, Recipe, StudyLines
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -89,14 +89,14 @@ def mean(values: Sequence[float | None]) -> float | None:
     return statistics.mean(known) if known and len(known) == len(values) else None
 
 
-def whole_of(found: Found, dataset: str, cut: str, seed: int) -> Line:
+def whole_of(found: StudyLines, dataset: str, cut: str, seed: int) -> Line:
     """Return full participation's line, which `lines_of` has seen."""
     line = line_of(found, dataset, cut, EVERYBODY, seed)
     assert line is not None
     return line
 
 
-def score_table(found: Found, dataset: str, cut: str) -> str:
+def score_table(found: StudyLines, dataset: str, cut: str) -> str:
     """Return mean participation, scores at the best round, and RMSE at equal budgets."""
     heads = ["", "seeds", "mean clients", *TOLD]
     heads += [f"RMSE, {share:.0%} of the bytes" for share in BUDGETS]
@@ -115,7 +115,7 @@ def score_table(found: Found, dataset: str, cut: str) -> str:
     return markdown_table(heads, rows)
 
 
-def cost_table(found: Found, dataset: str, cut: str, unit: str) -> str:
+def cost_table(found: StudyLines, dataset: str, cut: str, unit: str) -> str:
     """Return what each row takes to the levels, and in all."""
     cost, text = COSTS[unit]
     rows = []
@@ -133,13 +133,13 @@ def cost_table(found: Found, dataset: str, cut: str, unit: str) -> str:
     return markdown_table([unit, *(f"{share:.0%} of the way" for share in SHARES), "all"], rows)
 
 
-def untrained(found: Found, dataset: str, cut: str) -> tuple[float, float] | None:
+def untrained(found: StudyLines, dataset: str, cut: str) -> tuple[float, float] | None:
     """Return the test RMSE of the mean and of biases in each silo, seed 0; None: not run."""
     lines = found.scored([alone(dataset, cut)])
     return (mean_of(lines[0]), lines[0]["test"]["server"]["rmse"]) if lines else None
 
 
-def part_of(found: Found, dataset: str, cut: str) -> str:
+def part_of(found: StudyLines, dataset: str, cut: str) -> str:
     """Return the tables of a cut."""
     text = f"**{dataset}, {cut}**"
     known = untrained(found, dataset, cut)
@@ -158,7 +158,7 @@ def ratio(value: float | None, whole: float | None) -> str:
     return "-" if value is None or not whole else f"{value / whole:.2f}"
 
 
-def beside_paper(found: Found) -> str:
+def beside_paper(found: StudyLines) -> str:
     """Return RMSE and shares of full participation's bytes and time, beside tables III and V."""
     heads = ["", "data", "RMSE, paper", "RMSE", "bytes, paper", "bytes", "time, paper", "time"]
     rows = []
@@ -179,7 +179,7 @@ def beside_paper(found: Found) -> str:
     return markdown_table(heads, rows)
 
 
-def paper_targets(found: Found) -> str:
+def paper_targets(found: StudyLines) -> str:
     """Return what the paper's targets of RMSE ask for, seed 0."""
     heads = ["figure", "data", "cut", "target", "RMSE of the mean"]
     heads += ["RMSE of silo biases", EVERYBODY, BANDIT]
@@ -203,7 +203,7 @@ def to_target(line: Line | None, target: float) -> str:
     return "never" if spent is None else size_text(round(spent))
 
 
-def verdict(found: Found, dataset: str) -> str:
+def verdict(found: StudyLines, dataset: str) -> str:
     """Return the bandit beside uniform selection at its own mean participation."""
     ends: list[tuple[float, float]] = []
     ratios: list[float] = []
@@ -235,7 +235,7 @@ def verdict(found: Found, dataset: str) -> str:
     )
 
 
-def of_everybody(found: Found, dataset: str) -> str:
+def of_everybody(found: StudyLines, dataset: str) -> str:
     """Return what the bandit takes of full participation's bytes to 90 % of the way."""
     ratios: list[float | None] = []
     for cut, seed in product(CUTS, SEEDS):
@@ -257,7 +257,7 @@ def of_everybody(found: Found, dataset: str) -> str:
     )
 
 
-def on_average(found: Found, dataset: str) -> str:
+def on_average(found: StudyLines, dataset: str) -> str:
     """Return how the bandit compares on the first cut, by the paired test over seeds."""
     values: list[list[float | None]] = [[], []]
     for place, row in enumerate((BANDIT, SAME)):
@@ -266,7 +266,7 @@ def on_average(found: Found, dataset: str) -> str:
     return compared(values[0], values[1])
 
 
-def courses(found: Found, rows: Sequence[str], title: str) -> Curves:
+def courses(found: StudyLines, rows: Sequence[str], title: str) -> Curves:
     """Return test RMSE by bytes on Ciao's first cut, seed 0."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for row in rows:
@@ -277,7 +277,7 @@ def courses(found: Found, rows: Sequence[str], title: str) -> Curves:
     return Curves(title, "MB without evaluation", "test RMSE", lines)
 
 
-def choices(found: Found) -> Curves:
+def choices(found: StudyLines) -> Curves:
     """Return the share of clients that train by round, of the bandit with seed 0."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for dataset, cut in product(DATASETS, CUTS):
@@ -289,7 +289,7 @@ def choices(found: Found) -> Curves:
     return Curves(title, "round", y, lines, markers=True, bottom=0)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     sections = {"verdict": "\n\n".join(verdict(found, d) for d in DATASETS)}
     sections |= {

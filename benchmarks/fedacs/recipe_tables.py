@@ -14,7 +14,7 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -173,7 +173,7 @@ def cell_of(name: str, seed: int, dataset: str = "ciao") -> Cell:
     return cell(labels, **fields, dataset=dataset, seed=seed, options=CUT | options)
 
 
-def matched(found: Found, seed: int, dataset: str = "ciao") -> Cell | None:
+def matched(found: StudyLines, seed: int, dataset: str = "ciao") -> Cell | None:
     """Return the cell of uniform selection at the bandit's mean participation.
 
     That is the share of the bytes of all clients, as near as whole clients allow; None before both
@@ -189,7 +189,7 @@ def matched(found: Found, seed: int, dataset: str = "ciao") -> Cell | None:
     return cell(labels, **fields, dataset=dataset, seed=seed, options=CUT | own)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, one seed after the other; those of the first sentence come first."""
     places = list(product(DATASETS, SEEDS))
     first = [cell_of(name, seed, d) for d, seed in places for name in (EVERYBODY, BANDIT)]
@@ -199,7 +199,7 @@ def cells(found: Found) -> list[Cell]:
     return [*{c.digest: c for c in (*first, *controls, *rest, *ours)}.values()]
 
 
-def table(found: Found, rows: dict[str, Row], dataset: str) -> str:
+def table(found: StudyLines, rows: dict[str, Row], dataset: str) -> str:
     """Return the scores of some rows, and what they took."""
     head = [dataset, "paper", *TOLD, "recall@10", "NDCG@10"]
     texts = []
@@ -222,7 +222,7 @@ def training_bytes(line: Line) -> int:
     return int(sum(kinds.values()) - kinds.get("evaluation", 0))
 
 
-def table_three(found: Found) -> str:
+def table_three(found: StudyLines) -> str:
     """Return bytes as shares of full participation's, beside the paper's KB and seconds."""
     head = ["Ciao", "KB, paper", "of all clients'", "ours, of all clients'", "seconds, paper"]
     whole = found.scored([cell_of(EVERYBODY, seed) for seed in SEEDS])
@@ -236,13 +236,13 @@ def table_three(found: Found) -> str:
     return markdown_table(head, rows)
 
 
-def values_of(found: Found, name: str, dataset: str) -> list[float | None]:
+def values_of(found: StudyLines, name: str, dataset: str) -> list[float | None]:
     """Return the test RMSE of each seed; None of a cell without scores."""
     lines = [found.scored([cell_of(name, seed, dataset)]) for seed in SEEDS]
     return [line[0]["test"][ALL[name][2]]["rmse"] if line else None for line in lines]
 
 
-def of_bandit(found: Found, dataset: str) -> str:
+def of_bandit(found: StudyLines, dataset: str) -> str:
     """Return the bandit beside uniform selection at its own mean participation."""
     controls = [matched(found, seed, dataset) for seed in SEEDS]
     lines = [found.scored([each]) if each else [] for each in controls]
@@ -254,7 +254,7 @@ def of_bandit(found: Found, dataset: str) -> str:
     )
 
 
-def of_biases(found: Found, dataset: str) -> str:
+def of_biases(found: StudyLines, dataset: str) -> str:
     """Return paired differences to the biases in each silo."""
     rest = [n for n in ALL if n not in WITHOUT and "split" not in ALL[n][0]]
     first = values_of(found, FIRST, dataset)
@@ -262,7 +262,7 @@ def of_biases(found: Found, dataset: str) -> str:
     return markdown_table(["RMSE less that of biases in each silo", "mean", "95 %", "seeds"], rows)
 
 
-def of_consisrec(found: Found) -> str:
+def of_consisrec(found: StudyLines) -> str:
     """Return whether ConsisRec is within 2 % of its published RMSE, by row and data set."""
     parts = []
     for dataset, name in product(DATASETS, ALL):
@@ -277,7 +277,7 @@ def of_consisrec(found: Found) -> str:
     return "\n".join(parts) or "No cell has run."
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     tables = {part: table(found, rows, "ciao") for part, rows in PARTS.items()}
     tables |= {f"{part} epinions": table(found, rows, "epinions") for part, rows in PARTS.items()}

@@ -25,7 +25,7 @@ import torch
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.core.key import Key
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 
 ROUNDS, TURNS = 3, 1

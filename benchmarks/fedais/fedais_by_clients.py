@@ -6,7 +6,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, scores_of, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -18,7 +18,7 @@ OPTIMIZERS = (REBUILT, KEPT)
 FOLDS = (1, 2, 3)
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells."""
     del found
     return [
@@ -30,7 +30,7 @@ def cells(found: Found) -> Sequence[Cell]:
     ]
 
 
-def table_of(found: Found, how: str) -> str:
+def table_of(found: StudyLines, how: str) -> str:
     """Return accuracy, bytes and work by number of clients."""
     texts = []
     for clients in CLIENTS:
@@ -50,7 +50,7 @@ def table_of(found: Found, how: str) -> str:
     return markdown_table([*heads, "GFLOP"], texts) if texts else "No cell has run."
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     return Page({how: table_of(found, how) for how in OPTIMIZERS})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from silograph.core.config import RunConfig, Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, cell
+from silograph.study.reproduce.reproduce import StudyLines, cell
 
 CUTS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "random"},
@@ -156,7 +156,9 @@ def cell_again(labels: Mapping[str, Any]) -> Cell:
 # What lines say.
 
 
-def line_of(found: Found, place: Place, method: str, fold: int, changes: str = "") -> Line | None:
+def line_of(
+    found: StudyLines, place: Place, method: str, fold: int, changes: str = ""
+) -> Line | None:
     """Return the line of a cell with scores, or None."""
     line = found.any(cell_of(place, method, fold, changes))
     return None if line is None or "error" in line else line
@@ -181,12 +183,12 @@ def total_bytes(line: Line) -> list[float]:
     return [a - b for a, b in zip(curve["bytes"], curve["bytes_evaluation"], strict=True)]
 
 
-def spent(found: Found, line: Line, cost: str) -> list[float] | None:
+def spent(found: StudyLines, line: Line, cost: str) -> list[float] | None:
     """Return what a run has cost so far at each scored round; None: not known."""
     return training_work(found, line) if cost == WORK else SIZES[cost](line)
 
 
-def training_work(found: Found, line: Line) -> list[float] | None:
+def training_work(found: StudyLines, line: Line) -> list[float] | None:
     """Return operations of training at all clients so far, at each scored round.
 
     A line has those of all work. Steps of the optimizer and evaluation are as many in each round
@@ -234,7 +236,7 @@ SIZES = {"rows' bytes": rows_bytes, "all bytes": total_bytes}
 COSTS = (*SIZES, WORK)
 
 
-def goal_of(found: Found, place: Place, fold: int) -> float | None:
+def goal_of(found: StudyLines, place: Place, fold: int) -> float | None:
     """Return FedAll's test accuracy in the end less half a point."""
     line = line_of(found, place, "fedall", fold)
     return None if line is None else line["curve"]["test"][-1] - 0.005
@@ -245,7 +247,9 @@ def first_at(line: Line, goal: float) -> int | None:
     return next((n for n, value in enumerate(line["curve"]["test"]) if value >= goal), None)
 
 
-def savings(found: Found, place: Place, method: str, changes: str = "") -> dict[str, list[float]]:
+def savings(
+    found: StudyLines, place: Place, method: str, changes: str = ""
+) -> dict[str, list[float]]:
     """Return what is saved beside FedAll to `goal_of`, in percent, one for each fold that has both.
 
     A fold in which the goal is not met counts as what the whole run has cost, which is too little.
@@ -265,14 +269,14 @@ def savings(found: Found, place: Place, method: str, changes: str = "") -> dict[
     return found_by
 
 
-def bounds(found: Found, place: Place) -> list[float]:
+def bounds(found: StudyLines, place: Place) -> list[float]:
     """Return what sending no row at all would save of FedAll's bytes, in percent, for each fold."""
     lines = [line_of(found, place, "fedall", fold) for fold in range(1, FOLDS + 1)]
     pairs = [(rows_bytes(line)[-1], total_bytes(line)[-1]) for line in lines if line]
     return [100 * rows / total for rows, total in pairs]
 
 
-def met(found: Found, place: Place, method: str, changes: str = "") -> list[bool]:
+def met(found: StudyLines, place: Place, method: str, changes: str = "") -> list[bool]:
     """Return for each fold that has both whether a method gets to `goal_of`."""
     pairs = (
         (line_of(found, place, method, fold, changes), goal_of(found, place, fold))

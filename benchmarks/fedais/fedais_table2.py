@@ -8,7 +8,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, beside, scores_of, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, beside, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -105,7 +105,7 @@ def rows() -> list[Row]:
     return list(dict.fromkeys(found))
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells."""
     del found
     wanted = ((place, METHODS[name], fold) for place, name, fold in rows())
@@ -118,7 +118,7 @@ def places() -> list[Place]:
     return list(dict.fromkeys(place for place, _, _ in rows()))
 
 
-def table_of(found: Found, place: Place) -> str:
+def table_of(found: StudyLines, place: Place) -> str:
     """Return scores of all methods, and their costs up to FedAll's accuracy."""
     printed = PRINTED.get((place.dataset, place.cut), {})
     texts = []
@@ -147,7 +147,7 @@ def table_of(found: Found, place: Place) -> str:
     return markdown_table(heads, texts) if texts else "No cell has run."
 
 
-def differences(found: Found, adam: str, method: str) -> list[float]:
+def differences(found: StudyLines, adam: str, method: str) -> list[float]:
     """Return points of accuracy over FedAll in every pair of cells that has run."""
     found_all = []
     for dataset, cut, fold in product(DATASETS, CUTS, range(1, FOLDS + 1)):
@@ -174,7 +174,7 @@ def told(saved: Sequence[float]) -> str:
     return f"{abs(mean):.1f} % {'less' if mean >= 0 else 'more'}"
 
 
-def verdict(found: Found) -> str:
+def verdict(found: StudyLines) -> str:
     """Return the first sentences: which of the paper's claims hold."""
     parts = []
     for adam in ADAMS:
@@ -215,7 +215,7 @@ def name_of(place: Place) -> str:
     return f"{place.dataset}, {place.cut}, {place.optimizer}"
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     tables = {name_of(place): table_of(found, place) for place in places()}
     return Page({"verdict": verdict(found), **tables})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, scores_of, spread
+from silograph.study.reproduce.reproduce import Curves, Page, Recipe, StudyLines, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -60,7 +60,7 @@ PLOTTED = {"fedall", "fedais", "fedlocal", "stale"}
 PLOTTED_CHANGES = {"", "sent=int8", "weights_as=int8", SMALL, SMALLEST, "sent=int8 weights_as=int8"}
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells."""
     del found
     return with_short(
@@ -73,7 +73,7 @@ def cells(found: Found) -> Sequence[Cell]:
     )
 
 
-def table_of(found: Found, place: Place) -> str:
+def table_of(found: StudyLines, place: Place) -> str:
     """Return accuracy, bytes by kind, and savings up to FedAll's accuracy."""
     texts = []
     for name, method, changes in ROWS:
@@ -95,7 +95,7 @@ def table_of(found: Found, place: Place) -> str:
     return markdown_table(heads, texts) if texts else "No cell has run."
 
 
-def verdict(found: Found) -> str:
+def verdict(found: StudyLines) -> str:
     """Return the bound that weights set on what can be saved in all, exact ones and as bytes."""
     base = line_of(found, PLACES[0], "fedall", 1)
     if base is None:
@@ -119,7 +119,7 @@ def verdict(found: Found) -> str:
     return text + "."
 
 
-def curves(found: Found, place: Place) -> Curves:
+def curves(found: StudyLines, place: Place) -> Curves:
     """Return accuracy against bytes of training."""
     lines = {}
     for name, method, changes in ROWS:
@@ -132,7 +132,7 @@ def curves(found: Found, place: Place) -> Curves:
     )
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     tables = {place.optimizer: table_of(found, place) for place in PLACES}
     plots = {f"bytes_{n}.svg": curves(found, place) for n, place in enumerate(PLACES)}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, scores_of, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -40,7 +40,7 @@ def place_of(alpha: float) -> Place:
     return Place("pubmed", "Dirichlet .5", KEPT, alpha=alpha)
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells."""
     del found
     wanted = []
@@ -54,7 +54,9 @@ def cells(found: Found) -> Sequence[Cell]:
     return list({cell.digest: cell for cell in wanted}.values())
 
 
-def accuracy(found: Found, place: Place, method: str, changes: str = "") -> tuple[str, str, str]:
+def accuracy(
+    found: StudyLines, place: Place, method: str, changes: str = ""
+) -> tuple[str, str, str]:
     """Return accuracy over folds at the best and in the last round, and GB of rows in the first."""
     lines = [line_of(found, place, method, fold, changes) for fold in FOLDS]
     have = [line for line in lines if line]
@@ -62,7 +64,7 @@ def accuracy(found: Found, place: Place, method: str, changes: str = "") -> tupl
     return spread(scores_of(have)), last, f"{rows_bytes(have[0])[-1] / 1e9:.2f}" if have else "-"
 
 
-def ahead_of_fedavg(found: Found, column: str) -> str:
+def ahead_of_fedavg(found: StudyLines, column: str) -> str:
     """Return how far a column is ahead of FedAvg, by alpha, in points of mean accuracy."""
     gaps = []
     for alpha in ALPHAS:
@@ -76,7 +78,7 @@ def ahead_of_fedavg(found: Found, column: str) -> str:
     return ", ".join(gaps) or "no cell has run"
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     said = "; ".join(
         f"`{name}` {ahead_of_fedavg(found, name)}" for name in COLUMNS if name != "fedavg"

@@ -19,7 +19,7 @@ from personal_cells import (
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import Found
+from silograph.study.reproduce.reproduce import StudyLines
 
 POINT = 1.0  # how far a base may be below the paper's cell
 CONTROLS = {
@@ -40,7 +40,7 @@ to the same batches with all neighbors (means over methods, least and most)."""
 
 
 def ahead(
-    found: Found, place: Place, printed: Printed, sampler: str, read: Reading = accuracy
+    found: StudyLines, place: Place, printed: Printed, sampler: str, read: Reading = accuracy
 ) -> dict[str, float]:
     """Return our mean less the paper's, in points, of the methods that have run."""
     gaps = {}
@@ -71,7 +71,7 @@ def ranged(values: Sequence[float]) -> str:
     return f"{mean:+.2f} ({min(values):+.2f} to {max(values):+.2f})"
 
 
-def seeds_of(found: Found, place: Place) -> str:
+def seeds_of(found: StudyLines, place: Place) -> str:
     """Return how many seeds the methods alone have, fewest to most."""
     counts = [len(by_seed(found, place, method, "")) for method in METHODS]
     low, high = min(counts), max(counts)
@@ -85,7 +85,7 @@ def counts_in(gaps: dict[str, float], least: float) -> str:
     return text + (f" ({', '.join(below)})" if below else "") if gaps else "-"
 
 
-def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
+def verdict(found: StudyLines, places: Sequence[Place], printed: Printed) -> str:
     """Return a line for each place that has cells, and one for all of them."""
     rows, every = [], {control: list[float]() for control in CONTROLS}
     totals: list[list[bool]] = [[], [], []]  # of the three columns of counts
@@ -119,7 +119,7 @@ def verdict(found: Found, places: Sequence[Place], printed: Printed) -> str:
     return markdown_table([*HEAD, *CONTROLS.values()], rows)
 
 
-def by_place(found: Found, places: Sequence[Place], printed: Printed) -> str:
+def by_place(found: StudyLines, places: Sequence[Place], printed: Printed) -> str:
     """Return a headline and a table for each place that has cells."""
     return "\n\n".join(
         f"## {NAMES[place.dataset]}, {place.clients} clients\n\n{scores(found, place, printed)}"

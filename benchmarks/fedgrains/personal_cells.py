@@ -15,7 +15,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, beside, cell, spread
+from silograph.study.reproduce.reproduce import StudyLines, beside, cell, spread
 
 SEEDS = (0, 1, 2)
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
@@ -231,13 +231,13 @@ READINGS: dict[str, Callable[[Line], float | None]] = {
 }
 
 
-def lines_of(found: Found, place: Place, method: str, sampler: str) -> dict[int, Line]:
+def lines_of(found: StudyLines, place: Place, method: str, sampler: str) -> dict[int, Line]:
     """Return the lines of the seeds that have run."""
     lines = {s: found.scored([cell_of(place, method, sampler, s)]) for s in SEEDS}
     return {seed: line[0] for seed, line in lines.items() if line}
 
 
-def by_seed(found: Found, place: Place, method: str, sampler: str) -> dict[int, float]:
+def by_seed(found: StudyLines, place: Place, method: str, sampler: str) -> dict[int, float]:
     """Return the accuracies of the seeds that have run."""
     return {s: accuracy(line) for s, line in lines_of(found, place, method, sampler).items()}
 
@@ -260,7 +260,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
     return f"{mean} ± {statistics.stdev(each) / len(each) ** 0.5:.2f}"
 
 
-def scores(found: Found, place: Place, printed: Printed) -> str:
+def scores(found: StudyLines, place: Place, printed: Printed) -> str:
     """Return the table of one place: accuracies, and what FedGrAINS adds to each control."""
     rows = []
     for method, sampler in (*product(METHODS, SAMPLERS | DROPS), *((name, "") for name in ALONE)):

@@ -13,7 +13,15 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, beside, cell, spread
+from silograph.study.reproduce.reproduce import (
+    Curves,
+    Page,
+    Recipe,
+    StudyLines,
+    beside,
+    cell,
+    spread,
+)
 
 CLIENTS, SEEDS = (5, 10, 20), (0, 1, 2)
 PAPER = {  # table 1, rows Local and FedAvg
@@ -79,7 +87,7 @@ def cell_of(variant: str, clients: int, seed: int) -> Cell:
     return cell(labels, **PROTOCOL | VARIANTS[variant], clients=clients, seed=seed)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, one seed of every variant after the other."""
     del found
     return [cell_of(variant, k, seed) for seed, k, variant in product(SEEDS, CLIENTS, VARIANTS)]
@@ -94,14 +102,14 @@ def value(line: Line, when: str, view: str) -> float | None:
     return None if scores is None else scores["accuracy_client_mean"]
 
 
-def values(found: Found, variant: str, clients: int, when: str, view: str) -> list[float]:
+def values(found: StudyLines, variant: str, clients: int, when: str, view: str) -> list[float]:
     """Return the accuracies of all seeds that have run and have the view."""
     lines = found.scored([cell_of(variant, clients, seed) for seed in SEEDS])
     accuracies = (value(line, when, view) for line in lines)
     return [a for a in accuracies if a is not None]
 
 
-def text(found: Found, variant: str, clients: int, when: str, view: str) -> str:
+def text(found: StudyLines, variant: str, clients: int, when: str, view: str) -> str:
     """Return a table's entry; beside the paper's where that judges the same."""
     here = values(found, variant, clients, when, view)
     if variant in PAPER and view == VIEWS[variant]:
@@ -109,7 +117,7 @@ def text(found: Found, variant: str, clients: int, when: str, view: str) -> str:
     return spread(here)
 
 
-def table(found: Found) -> str:
+def table(found: StudyLines) -> str:
     """Return the table."""
     rows: list[list[str]] = []
     for variant in VARIANTS:
@@ -125,7 +133,7 @@ def table(found: Found) -> str:
     return markdown_table(["run", "view", *(f"{k} clients" for k in CLIENTS)], rows)
 
 
-def curves(found: Found) -> Curves:
+def curves(found: StudyLines) -> Curves:
     """Return accuracy by the number of clients, ours and the paper's."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     errors: dict[str, Sequence[float]] = {}
@@ -142,7 +150,7 @@ def curves(found: Found) -> Curves:
     return Curves(title, "clients", "%", lines, errors, markers=True)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     return Page({"table": table(found)}, {"local_and_fedavg.svg": curves(found)})
 

@@ -14,7 +14,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,7 +54,7 @@ def cell_of(dataset: str, base: str, sampler: str, seed: int) -> Cell:
     return cell(labels, **run, dataset=dataset, seed=seed)
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells: one graph after the other, of each one seed of all methods first."""
     del found
     alone = product(SCORES, SEEDS, (*NO_SAMPLER, *WAYS), ("",))
@@ -62,19 +62,19 @@ def cells(found: Found) -> Sequence[Cell]:
     return [cell_of(dataset, base, sampler, seed) for dataset, seed, base, sampler in order]
 
 
-def lines_of(found: Found, dataset: str, base: str, sampler: str) -> dict[int, Line]:
+def lines_of(found: StudyLines, dataset: str, base: str, sampler: str) -> dict[int, Line]:
     """Return the lines of the seeds that have run."""
     lines = {seed: found.scored([cell_of(dataset, base, sampler, seed)]) for seed in SEEDS}
     return {seed: line[0] for seed, line in lines.items() if line}
 
 
-def by_seed(found: Found, dataset: str, base: str, sampler: str) -> dict[int, float]:
+def by_seed(found: StudyLines, dataset: str, base: str, sampler: str) -> dict[int, float]:
     """Return the scores of each silo's own model, pooled over silos, of the seeds that have run."""
     lines, name = lines_of(found, dataset, base, sampler), SCORES[dataset]
     return {seed: line["test"]["personalized"][name] for seed, line in lines.items()}
 
 
-def chosen(found: Found, dataset: str, method: str) -> str:
+def chosen(found: StudyLines, dataset: str, method: str) -> str:
     """Return the way to train that validation picks on a graph."""
 
     def validated(way: str) -> dict[int, float]:
@@ -83,12 +83,12 @@ def chosen(found: Found, dataset: str, method: str) -> str:
     return pick(ways_of(method, WAYS), validated)
 
 
-def picked(found: Found, dataset: str, method: str) -> dict[int, float]:
+def picked(found: StudyLines, dataset: str, method: str) -> dict[int, float]:
     """Return the scores of a method alone, trained as validation picks."""
     return by_seed(found, dataset, chosen(found, dataset, method), "")
 
 
-def ways(found: Found) -> str:
+def ways(found: StudyLines) -> str:
     """Return which methods train by SGD, as validation picks."""
     rows = []
     for dataset in SCORES:
@@ -99,14 +99,14 @@ def ways(found: Found) -> str:
     return markdown_table(["where", "trained by SGD .1, ten passes"], rows)
 
 
-def at_last(found: Found, dataset: str, base: str, sampler: str) -> str:
+def at_last(found: StudyLines, dataset: str, base: str, sampler: str) -> str:
     """Return the same after the last round, mean and standard deviation over seeds."""
     name = f"test_personalized_{SCORES[dataset]}"
     lines = lines_of(found, dataset, base, sampler).values()
     return spread([line["last"][name] for line in lines if name in line["last"]])
 
 
-def table(found: Found, dataset: str) -> str:
+def table(found: StudyLines, dataset: str) -> str:
     """Return the table of one graph."""
     rows = []
     alone = by_seed(found, dataset, "local", "")
@@ -131,7 +131,7 @@ def table(found: Found, dataset: str) -> str:
     return markdown_table(head, rows) if rows else "No cell has run."
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     places = {
         f"{TITLES[dataset]} ({score})": partial(by_seed, found, dataset)

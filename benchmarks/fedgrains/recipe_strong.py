@@ -16,7 +16,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -96,7 +96,7 @@ def cell_of(dataset: str, clients: int, base: str, sampler: str, seed: int) -> C
     return cell(labels, **run, dataset=dataset, clients=clients, seed=seed)
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells: of each place what a claim needs first, one seed of it before the next.
 
     Ways to train beside a base's own come after them, without a sampler; then those of them that
@@ -139,33 +139,33 @@ def validation(lines: Mapping[int, Line], score: str) -> dict[int, float]:
     return {seed: view[score] for seed, view in views.items() if view[score] is not None}
 
 
-def validated(found: Found, dataset: str, clients: int, way: str) -> dict[int, float]:
+def validated(found: StudyLines, dataset: str, clients: int, way: str) -> dict[int, float]:
     """Return the validation accuracies of a way to train, without a sampler."""
     return validation(lines_of(found, dataset, clients, way, ""), "accuracy_client_mean")
 
 
-def chosen(found: Found, dataset: str, clients: int, method: str) -> str:
+def chosen(found: StudyLines, dataset: str, clients: int, method: str) -> str:
     """Return the way to train that validation picks in a place."""
     return pick(ways_of(method, OTHER_WAYS), partial(validated, found, dataset, clients))
 
 
-def picked(found: Found, dataset: str, clients: int, method: str) -> dict[int, float]:
+def picked(found: StudyLines, dataset: str, clients: int, method: str) -> dict[int, float]:
     """Return the accuracies of a method alone, trained as validation picks."""
     return by_seed(found, dataset, clients, chosen(found, dataset, clients, method), "")
 
 
-def lines_of(found: Found, *place: Any) -> dict[int, Line]:
+def lines_of(found: StudyLines, *place: Any) -> dict[int, Line]:
     """Return the lines of the seeds that have run."""
     lines = {seed: found.scored([cell_of(*place, seed)]) for seed in SEEDS}
     return {seed: line[0] for seed, line in lines.items() if line}
 
 
-def by_seed(found: Found, *place: Any) -> dict[int, float]:
+def by_seed(found: StudyLines, *place: Any) -> dict[int, float]:
     """Return the accuracies of the seeds that have run."""
     return {seed: accuracy(line) for seed, line in lines_of(found, *place).items()}
 
 
-def table(found: Found, dataset: str, clients: int) -> str:
+def table(found: StudyLines, dataset: str, clients: int) -> str:
     """Return the table of one place."""
     rows = []
     for base, sampler in product(ALL, SAMPLERS):
@@ -181,7 +181,7 @@ def table(found: Found, dataset: str, clients: int) -> str:
     return markdown_table(heads, rows) if rows else "No cell has run."
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     tables = {f"{dataset} {clients}": table(found, dataset, clients) for dataset, clients in PLACES}
     names = [f"{NAMES[dataset]}, {clients} clients" for dataset, clients in PLACES]
@@ -191,7 +191,7 @@ def page(found: Found) -> Page:
     return Page({**tops, "picked": ways(found), **tables})
 
 
-def ways(found: Found) -> str:
+def ways(found: StudyLines) -> str:
     """Return how each method trains in each place, as validation picks; - where it has not yet."""
     rows = []
     for dataset, clients in PLACES:

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -48,13 +48,13 @@ PRINTED: Printed = {
 }
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells."""
     del found
     return all_cells(PLACES)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     tables = by_place(found, PLACES, PRINTED)
     return Page({"verdict": verdict(found, PLACES, PRINTED), "places": tables})

@@ -14,7 +14,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, beside, cell, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, beside, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -56,20 +56,20 @@ def cell_of(scenario: str, name: str, seed: int) -> Cell:
     return cell(labels, **changed, **where, seed=seed)
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return all cells."""
     del found
     return [cell_of(*place) for place in product(PARTITION, GRID, SEEDS)]
 
 
-def text(found: Found, scenario: str, name: str, paper: float | None) -> str:
+def text(found: StudyLines, scenario: str, name: str, paper: float | None) -> str:
     """Return the validation accuracy of a setting."""
     lines = found.scored([cell_of(scenario, name, seed) for seed in SEEDS])
     values = [line["val"]["personalized"]["accuracy_client_mean"] for line in lines]
     return spread(values) if paper is None else beside(values, paper)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     papers = [*PAPER.values(), *[None] * (len(GRID) - len(PAPER))]
     rows = [

@@ -20,7 +20,7 @@ from silograph.core.key import Key
 from silograph.core.setting_values import Range, choice, lin, log
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -104,17 +104,17 @@ def validation(line: Line) -> float:
     return value
 
 
-def best_of(found: Found, run: Run) -> Line | None:
+def best_of(found: StudyLines, run: Run) -> Line | None:
     """Return the trial with the best validation score, the first of equal ones; None for none."""
     return max(found.scored(trials_of(run)), key=validation, default=None)
 
 
-def ended(found: Found, run: Run) -> bool:
+def ended(found: StudyLines, run: Run) -> bool:
     """Return whether all trials of a run have ended, with scores or without."""
     return all(found.any(each) is not None for each in trials_of(run))
 
 
-def further(found: Found, run: Run) -> list[Cell]:
+def further(found: StudyLines, run: Run) -> list[Cell]:
     """Return the cells of the protocol and of the best trial with seeds that chose nothing."""
     best = best_of(found, run)
     if best is None or not ended(found, run):
@@ -123,7 +123,7 @@ def further(found: Found, run: Run) -> list[Cell]:
     return [cell_of(*run, trial, seed) for seed in FRESH for trial in trials]
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return the trials, one of each run after the other, and then what `further` adds."""
     first = [trial for run in RUNS[: 2 * len(METHODS)] for trial in trials_of(run)]
     first.sort(key=lambda each: int(each.labels["trial"]))
@@ -132,7 +132,7 @@ def cells(found: Found) -> Sequence[Cell]:
     return [*first, *(each for run in RUNS for each in further(found, run)), *last]
 
 
-def fresh(found: Found, run: Run, trial: int) -> dict[int, float]:
+def fresh(found: StudyLines, run: Run, trial: int) -> dict[int, float]:
     """Return test accuracies with seeds that chose nothing, of those that have run."""
     lines = {seed: found.scored([cell_of(*run, trial, seed)]) for seed in FRESH}
     return {seed: accuracy(line[0]) for seed, line in lines.items() if line}
@@ -143,7 +143,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def row_of(found: Found, run: Run) -> list[str]:
+def row_of(found: StudyLines, run: Run) -> list[str]:
     """Return a run's row of the table of scores."""
     trials = trials_of(run)
     protocol, best = next(iter(found.scored(trials[:1])), None), best_of(found, run)
@@ -161,7 +161,7 @@ def row_of(found: Found, run: Run) -> list[str]:
     return [f"{run[0]}{SHOWN[run[1]]}", str(ran), *scored, *anew]
 
 
-def chosen(found: Found) -> list[list[str]]:
+def chosen(found: StudyLines) -> list[list[str]]:
     """Return the rows of the table of settings."""
     rows = []
     for run in RUNS:
@@ -178,7 +178,7 @@ def _numbers(values: Mapping[str, Scalar]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items()}
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     heads = ["run", "trials", "validation, protocol", "validation, best", "test, protocol"]
     heads += ["test, best", "fresh seeds, protocol", "fresh seeds, best", "best less protocol"]

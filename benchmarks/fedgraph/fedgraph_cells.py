@@ -8,7 +8,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, cell
+from silograph.study.reproduce.reproduce import StudyLines, cell
 
 SEEDS = (0, 1, 2)
 DATASETS = ("cora", "citeseer", "pubmed")
@@ -103,7 +103,7 @@ def cell_of(dataset: str, method: str, clock: str, seed: int, shape: str = PLAIN
     return cell(labels, **PROTOCOL | METHODS[method] | SHAPES[shape] | own)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells: the first seed of Cora first, in every shape."""
     del found
     return [
@@ -115,13 +115,13 @@ def cells(found: Found) -> list[Cell]:
 
 
 def lines_of(
-    found: Found, dataset: str, method: str, clock: str = "equal", shape: str = PLAIN
+    found: StudyLines, dataset: str, method: str, clock: str = "equal", shape: str = PLAIN
 ) -> list[Line]:
     """Return the lines of all seeds that have run."""
     return found.scored([cell_of(dataset, method, clock, seed, shape) for seed in SEEDS])
 
 
-def by_shape(found: Found, method: str, shapes: Iterable[str]) -> dict[str, list[Line]]:
+def by_shape(found: StudyLines, method: str, shapes: Iterable[str]) -> dict[str, list[Line]]:
     """Return the lines on Cora of those seeds that ran in every one of these shapes that ran."""
     every = {shape: lines_of(found, "cora", method, "equal", shape) for shape in shapes}
     known = {shape: lines for shape, lines in every.items() if lines}
@@ -144,7 +144,7 @@ def time_to(line: Line, goal: float) -> float | None:
 
 
 def best_baseline(
-    found: Found, dataset: str, clock: str = "equal", shape: str = PLAIN
+    found: StudyLines, dataset: str, clock: str = "equal", shape: str = PLAIN
 ) -> list[Line]:
     """Return the lines of the baseline with the best validation score, a mean over its seeds.
 
@@ -167,7 +167,7 @@ def reached(line: Line) -> float:
 
 
 def goals_of(
-    found: Found, dataset: str, clock: str = "equal", shape: str = PLAIN
+    found: StudyLines, dataset: str, clock: str = "equal", shape: str = PLAIN
 ) -> dict[int, float]:
     """Return the best baseline's validation score minus a point, by seed: splits differ by seed."""
     lines = best_baseline(found, dataset, clock, shape)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Found, Page, Recipe
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -58,7 +58,7 @@ class Compared(NamedTuple):
         return sum(t or 0.0 for t in mine) / sum(t or 0.0 for t in other)
 
 
-def cells(found: Found) -> Sequence[Cell]:
+def cells(found: StudyLines) -> Sequence[Cell]:
     """Return the cells of the plain shape, the equal clock first."""
     del found
     return [
@@ -68,7 +68,7 @@ def cells(found: Found) -> Sequence[Cell]:
     ]
 
 
-def compared(found: Found) -> Iterator[Compared]:
+def compared(found: StudyLines) -> Iterator[Compared]:
     """Yield every graph and clock where FedGraph and a baseline have run with a seed."""
     for dataset, clock in product(DATASETS, CLOCKS):
         ours, best = lines_of(found, dataset, OURS, clock), best_baseline(found, dataset, clock)
@@ -79,7 +79,7 @@ def compared(found: Found) -> Iterator[Compared]:
             yield Compared(dataset, clock, mine, other, goals)
 
 
-def row_of(found: Found, pair: Compared) -> list[str]:
+def row_of(found: StudyLines, pair: Compared) -> list[str]:
     """Return a line of the table."""
     ratio, goals = pair.ratio(), pair.goals
     sage = lines_of(found, pair.dataset, SAGE, pair.clock)
@@ -113,7 +113,7 @@ def said_of_time(pairs: Sequence[Compared]) -> str:
     return f"{text} in {len(pairs) - len(ratios)} of them a seed never gets there."
 
 
-def said_of_accuracy(found: Found) -> str:
+def said_of_accuracy(found: StudyLines) -> str:
     """Return where the accuracy ends too far below a baseline."""
     low = [
         f"{dataset} {gap[0]:+.1f} beside {method}"
@@ -126,7 +126,7 @@ def said_of_accuracy(found: Found) -> str:
     )
 
 
-def last_gap(found: Found, dataset: str, clock: str, method: str) -> tuple[float, int] | None:
+def last_gap(found: StudyLines, dataset: str, clock: str, method: str) -> tuple[float, int] | None:
     """Return FedGraph's last accuracy less a method's in points, on the seeds that both ran."""
     ours, other = (
         {seed_of(e): 100 * scores(e)[1] for e in lines_of(found, dataset, m, clock)}
@@ -136,7 +136,7 @@ def last_gap(found: Found, dataset: str, clock: str, method: str) -> tuple[float
     return (statistics.mean(gaps), len(gaps)) if gaps else None
 
 
-def gaps(found: Found) -> str:
+def gaps(found: StudyLines) -> str:
     """Return where accuracy ends, beside every baseline and without sharing."""
     rows = []
     for dataset in DATASETS:
@@ -147,7 +147,7 @@ def gaps(found: Found) -> str:
     return markdown_table(["graph", *BASELINES, NOWHERE], rows) if rows else "No cell has run."
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     pairs = list(compared(found))
     rows = [row_of(found, pair) for pair in pairs]

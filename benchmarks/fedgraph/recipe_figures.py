@@ -11,7 +11,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Points, Recipe, spread
+from silograph.study.reproduce.reproduce import Curves, Page, Points, Recipe, StudyLines, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -85,7 +85,7 @@ def early_of(lines: Sequence[Line], dataset: str) -> str:
     return mean_time(lines, {seed_of(line): EARLY[dataset] for line in lines})
 
 
-def row_of(found: Found, place: Place, method: str) -> list[str] | None:
+def row_of(found: StudyLines, place: Place, method: str) -> list[str] | None:
     """Return scores and costs of a method; None if it has not run."""
     dataset, clock, shape = place
     lines = lines_of(found, dataset, method, clock, shape)
@@ -102,7 +102,7 @@ def row_of(found: Found, place: Place, method: str) -> list[str] | None:
     return [dataset, *named, method, *seeds, early, goal, mean_time(lines, goals), *costs]
 
 
-def table(found: Found, places: Iterable[Place], what: str) -> str:
+def table(found: StudyLines, places: Iterable[Place], what: str) -> str:
     """Return scores and costs by graph, clock or shape, and method."""
     rows = [
         row
@@ -116,7 +116,7 @@ def table(found: Found, places: Iterable[Place], what: str) -> str:
 
 
 def curves(
-    found: Found,
+    found: StudyLines,
     cost: str,
     methods: Sequence[str],
     clock: str = "equal",
@@ -139,7 +139,7 @@ def curves(
 
 
 def seconds_by(
-    found: Found, methods: Sequence[str], shapes: dict[str, float], goal: float, what: str
+    found: StudyLines, methods: Sequence[str], shapes: dict[str, float], goal: float, what: str
 ) -> Curves:
     """Return the virtual seconds to a validation score, by shape; left out where a seed missed."""
     drawn: dict[str, Points] = {}
@@ -155,7 +155,7 @@ def seconds_by(
     return Curves(title, what, "virtual seconds", drawn, markers=True, bottom=0)
 
 
-def depth(found: Found) -> Curves:
+def depth(found: StudyLines) -> Curves:
     """Return test accuracy by layers."""
     drawn: dict[str, Points] = {}
     for method in (OURS, FULL):
@@ -168,7 +168,7 @@ def depth(found: Found) -> Curves:
     return Curves("Cora, 20 clients", "layers", "test accuracy, %", drawn, markers=True)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the tables and plots."""
     plain = [(d, c, PLAIN) for d in DATASETS for c in CLOCKS]
     shapes = {

@@ -16,7 +16,15 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import (
+    Curves,
+    Page,
+    Recipe,
+    StudyLines,
+    cell,
+    scores_of,
+    spread,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -62,7 +70,7 @@ def sample_of(sample: int, seed: int) -> Cell:
     return cell(labels, **SHARED | {"clients": 8} | ALL | {"options": options}, seed=seed)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells, one seed after the other."""
     del found
     every = []
@@ -97,12 +105,12 @@ def plain(values: list[float]) -> str:
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.3f}"
 
 
-def lines_of(found: Found, setting: str, method: str) -> list[Line]:
+def lines_of(found: StudyLines, setting: str, method: str) -> list[Line]:
     """Return the lines of all seeds that have run."""
     return found.scored([cell_of(setting, method, seed) for seed in SEEDS])
 
 
-def table(found: Found, score: Score, text: Callable[[list[float]], str]) -> str:
+def table(found: StudyLines, score: Score, text: Callable[[list[float]], str]) -> str:
     """Return a score by setting and method."""
     rows = [
         [setting, *(text([score(x) for x in lines_of(found, setting, m)]) for m in METHODS)]
@@ -111,7 +119,7 @@ def table(found: Found, score: Score, text: Callable[[list[float]], str]) -> str
     return markdown_table(["cut", *METHODS], rows)
 
 
-def samples(found: Found) -> str:
+def samples(found: StudyLines) -> str:
     """Return F1, bytes and work by sample size, all with conditional normalization."""
     rows = []
     for sample in (*SAMPLES, None):
@@ -136,7 +144,7 @@ def _training(line: Line) -> int:
     return sum(size for kind, size in kinds.items() if kind != "evaluation")
 
 
-def by_clients(found: Found, score: Score, title: str, axis: str, factor: float) -> Curves:
+def by_clients(found: StudyLines, score: Score, title: str, axis: str, factor: float) -> Curves:
     """Return a score against the number of silos."""
     lines, errors = {}, {}
     for method in METHODS:
@@ -155,7 +163,7 @@ def _deviation(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def convergence(found: Found, setting: str) -> Curves:
+def convergence(found: StudyLines, setting: str) -> Curves:
     """Return validation accuracy against rounds at seed 0."""
     lines = {}
     for method in METHODS:
@@ -165,7 +173,7 @@ def convergence(found: Found, setting: str) -> Curves:
     return Curves(f"{setting}: validation accuracy, seed 0", "rounds", "%", lines)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     sections = {
         "f1": table(found, f1, spread),

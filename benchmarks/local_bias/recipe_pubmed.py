@@ -13,8 +13,16 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.tables import paired_test
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, beside, cell, spread
+from silograph.study.compare.paired_tests import paired_test
+from silograph.study.reproduce.reproduce import (
+    Curves,
+    Page,
+    Recipe,
+    StudyLines,
+    beside,
+    cell,
+    spread,
+)
 
 SEEDS, RATES = (0, 1, 2, 3, 4), (0.01, 0.1, 0.001)
 PROTOCOL: dict[str, Any] = {
@@ -142,7 +150,7 @@ def cell_of(variant: str, rate: float, seed: int) -> Cell:
     return cell(labels, **PROTOCOL | {"model": "gcn"} | own, lr=rate, seed=seed)
 
 
-def rate_of(found: Found, variant: str) -> float | None:
+def rate_of(found: StudyLines, variant: str) -> float | None:
     """Return the rate with the best validation accuracy at seed 0; None until all have run."""
     lines = {rate: found.any(cell_of(variant, rate, SEEDS[0])) for rate in RATES}
     if any(line is None for line in lines.values()):
@@ -158,7 +166,7 @@ def _validation(line: Line) -> float:
     return accuracy
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return every rate at seed 0, then the other seeds at the rate that validation picks."""
     first = [cell_of(v, rate, SEEDS[0]) for rate, v in product(RATES, VARIANTS)]
     rates = {variant: rate_of(found, variant) for variant in VARIANTS}
@@ -170,7 +178,7 @@ def cells(found: Found) -> list[Cell]:
     return first + rest
 
 
-def values(found: Found, variant: str) -> tuple[list[float], list[Line]]:
+def values(found: StudyLines, variant: str) -> tuple[list[float], list[Line]]:
     """Return test micro F1 at the best round of all seeds that have run, and their lines."""
     rate = rate_of(found, variant)
     if rate is None:
@@ -184,7 +192,7 @@ def last_of(lines: list[Line]) -> list[float]:
     return [line["curve"]["test"][-1] for line in lines]
 
 
-def beyond(found: Found) -> str:
+def beyond(found: StudyLines) -> str:
     """Return how far each variant is above centralized GCN of its dropout, paired over seeds."""
     rows = []
     for variant, (own, _) in VARIANTS.items():
@@ -208,7 +216,7 @@ def _paired(ours: list[float], theirs: list[float]) -> str:
     return "-" if result.mean is None else f"{100 * result.mean:+.2f}{p}"
 
 
-def table(found: Found) -> str:
+def table(found: StudyLines) -> str:
     """Return micro F1 beside the paper's, that of the uncut graph, and what a round costs."""
     rows = []
     for variant, (_, paper) in VARIANTS.items():
@@ -236,7 +244,7 @@ def _training(line: Line) -> dict[str, int]:
     return {kind: size for kind, size in kinds.items() if kind != "evaluation"}
 
 
-def curves(found: Found) -> Curves:
+def curves(found: StudyLines) -> Curves:
     """Return validation accuracy against rounds at seed 0; all variants would hide each other."""
     lines = {}
     for variant in SHOWN:
@@ -248,7 +256,7 @@ def curves(found: Found) -> Curves:
     return Curves(title, "rounds", "%", lines, bottom=80)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     return Page({"table": table(found), "beyond": beyond(found)}, {"pubmed.svg": curves(found)})
 

@@ -11,7 +11,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
 
 DATASETS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 ROUNDS = {"best validation": False, "last round": True}
@@ -72,7 +72,7 @@ def cell_of(dataset: str, model: str, setting: str = "", seed: int = 0) -> Cell:
     return cell(labels, **PROTOCOL | own | {"seed": seed}, dataset=dataset, model=model)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells."""
     del found
     plain = [cell_of(dataset, model) for dataset in DATASETS for model in LAYERS]
@@ -81,13 +81,13 @@ def cells(found: Found) -> list[Cell]:
     return [*plain, cell_of("amazon_photo", "gcn", "defaults"), *sums, *seeds]
 
 
-def accuracies(found: Found, *place: str) -> list[str]:
+def accuracies(found: StudyLines, *place: str) -> list[str]:
     """Return the test accuracy in percent, at the best validation round and in the last."""
     lines = found.scored([cell_of(*place)])
     return [spread(scores_of(lines, last=last), 1) for last in ROUNDS.values()]
 
 
-def seeds_table(found: Found) -> str:
+def seeds_table(found: StudyLines) -> str:
     """Return the present default on Amazon Photo over ten seeds."""
     rows = []
     for model in (*SUMS, "gcn"):
@@ -109,7 +109,7 @@ def table(name: str, columns: Sequence[str], rows: Sequence[tuple[str, list[list
     return markdown_table([name, *heads], texts)
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     plain = [(m, [accuracies(found, d, m) for d in DATASETS]) for m in LAYERS]
     sums = [(m, [accuracies(found, "amazon_photo", m, s) for s in ONE_SEED]) for m in SUMS]

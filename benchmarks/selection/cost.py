@@ -23,7 +23,8 @@ import torch
 
 import silograph as sg
 from silograph.core.config import make_config
-from silograph.experiment.run import loop, selecting
+from silograph.experiment.run import run as loop
+from silograph.experiment.run import selecting
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.selecting import Selection
 from silograph.experiment.run.setup import prepare

@@ -14,8 +14,8 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.tables import overlap_of, paired_test
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell
+from silograph.study.compare.paired_tests import overlap_of, paired_test
+from silograph.study.reproduce.reproduce import Curves, Page, Recipe, StudyLines, cell
 
 COAUTHOR: dict[str, Any] = {"dataset": "coauthor_cs"}
 # Names of PubMed's are older than those of the other graph; they are parts of cells.
@@ -118,14 +118,14 @@ def start_of(cut: str, seed: int) -> Cell:
     return cell(labels, **rest, selector="all", options=own, seed=seed)
 
 
-def mean_share(found: Found, cut: str, seed: int) -> float | None:
+def mean_share(found: StudyLines, cut: str, seed: int) -> float | None:
     """Return the mean share of clients that the bandit has selected, None before it has run."""
     lines = [found.any(run_of(cut, name, seed)) for name in (UCB, ALL)]
     sizes = [line["bytes"]["by_kind"]["weights"] for line in lines if line and "error" not in line]
     return round(sizes[0] / sizes[1], 2) if len(sizes) == 2 else None
 
 
-def control_of(found: Found, cut: str, name: str, seed: int) -> Cell | None:
+def control_of(found: StudyLines, cut: str, name: str, seed: int) -> Cell | None:
     """Return the cell of a control at the bandit's mean participation; None: not known yet."""
     share = mean_share(found, cut, seed)
     if share is None:
@@ -136,14 +136,14 @@ def control_of(found: Found, cut: str, name: str, seed: int) -> Cell | None:
     return cell_of(cut, name, "round_robin", (("selector.clients", clients),), seed, FIRST)
 
 
-def any_run(found: Found, cut: str, name: str, seed: int) -> Cell | None:
+def any_run(found: StudyLines, cut: str, name: str, seed: int) -> Cell | None:
     """Return the cell of a row of the tables."""
     if name in (SAME, TURN):
         return control_of(found, cut, name, seed)
     return run_of(cut, name, seed)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells; what decides the first sentence comes first."""
     wanted: list[Cell | None] = []
     for cuts, seed in product(GRAPHS.values(), SEEDS):
@@ -197,7 +197,7 @@ def within(line: Line, limit: float) -> float:
     return max(kept)[1] if kept else float("nan")
 
 
-def levels(found: Found, cut: str, seed: int) -> list[float]:
+def levels(found: StudyLines, cut: str, seed: int) -> list[float]:
     """Return the test accuracies that stand for `SHARES`; none before they are known."""
     start, whole = found.any(start_of(cut, seed)), found.any(run_of(cut, ALL, seed))
     if not start or not whole or "error" in start or "error" in whole:
@@ -206,7 +206,7 @@ def levels(found: Found, cut: str, seed: int) -> list[float]:
     return [low + share * (high - low) for share in SHARES]
 
 
-def rows_of(found: Found, cut: str, value: Callable[[Line, int], list[float | None]]) -> Any:
+def rows_of(found: StudyLines, cut: str, value: Callable[[Line, int], list[float | None]]) -> Any:
     """Yield each selector with the mean of a run's values over the seeds that have all."""
     for name in (*SELECTORS, SAME, TURN):
         seeds = []
@@ -223,7 +223,7 @@ def rows_of(found: Found, cut: str, value: Callable[[Line, int], list[float | No
             yield name, len(seeds), means
 
 
-def cost_table(found: Found, cut: str, unit: str) -> str:
+def cost_table(found: StudyLines, cut: str, unit: str) -> str:
     """Return what each selector takes to the levels."""
     cost, text = COSTS[unit]
 
@@ -238,7 +238,7 @@ def cost_table(found: Found, cut: str, unit: str) -> str:
     return markdown_table(heads, rows)
 
 
-def score_table(found: Found, cut: str) -> str:
+def score_table(found: StudyLines, cut: str) -> str:
     """Return mean participation, and test accuracy at equal budgets and in the end."""
 
     def value(line: Line, seed: int) -> list[float | None]:
@@ -264,7 +264,7 @@ def score_table(found: Found, cut: str) -> str:
     return markdown_table(heads, rows)
 
 
-def pairs(found: Found, graph: str) -> list[tuple[float, float, float | None]]:
+def pairs(found: StudyLines, graph: str) -> list[tuple[float, float, float | None]]:
     """Return the bandit and uniform at equal mean participation, for every cut and seed.
 
     That is the test accuracy of both in percent, and the ratio of bytes to 90 % of the way.
@@ -281,7 +281,7 @@ def pairs(found: Found, graph: str) -> list[tuple[float, float, float | None]]:
     return result
 
 
-def verdict(found: Found, graph: str) -> str:
+def verdict(found: StudyLines, graph: str) -> str:
     """Return what one graph says of the bandit and uniform selection at equal participation."""
     seen = pairs(found, graph)
     if not seen:
@@ -311,7 +311,7 @@ def verdict(found: Found, graph: str) -> str:
     )
 
 
-def clock_table(found: Found) -> str:
+def clock_table(found: StudyLines) -> str:
     """Return virtual seconds to 90 % of the way by clock, seed 0."""
     rows = []
     for cut, name in product(CUTS, TIMED):
@@ -326,7 +326,7 @@ def clock_table(found: Found) -> str:
     return markdown_table(["cut", "selector", *CLOCKS], rows)
 
 
-def choices(found: Found) -> Curves:
+def choices(found: StudyLines) -> Curves:
     """Return the number of clients by round, of the bandit with seed 0."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for cut in CUTS:
@@ -336,7 +336,7 @@ def choices(found: Found) -> Curves:
     return Curves("FedACS' bandit, seed 0", "round", "clients that train", lines)
 
 
-def courses(found: Found, cut: str) -> Curves:
+def courses(found: StudyLines, cut: str) -> Curves:
     """Return test accuracy by bytes, seed 0."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
     for name in (ALL, UCB, SAME, "power_of_choice 25", "oort 25", "harmony 25", "uniform 25"):
@@ -354,7 +354,7 @@ def title_of(cut: str) -> str:
     return cut if cut in GRAPHS["Coauthor-CS"] else f"PubMed, {cut}"
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     verdicts = "\n\n".join(verdict(found, graph) for graph in GRAPHS)
     sections = {"verdict": verdicts, "clocks": clock_table(found)}

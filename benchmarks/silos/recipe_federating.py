@@ -12,7 +12,15 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Curves, Found, Page, Recipe, cell, scores_of, spread
+from silograph.study.reproduce.reproduce import (
+    Curves,
+    Page,
+    Recipe,
+    StudyLines,
+    cell,
+    scores_of,
+    spread,
+)
 
 SEEDS = (0, 1, 2)
 # Small silos: a standard deviation above 2 points asks for more seeds.
@@ -65,7 +73,7 @@ def cell_of(dataset: str, model: str, share: float, method: str, seed: int) -> C
     return cell(labels, **PROTOCOL | METHODS[method] | own)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Return all cells: one model after the other, of each one seed after the other."""
     del found
     most = sorted({seed for dataset in DATASETS for seed in seeds_of(dataset)})
@@ -83,7 +91,7 @@ def seeds_of(dataset: str) -> tuple[int, ...]:
 
 
 def values(
-    found: Found, dataset: str, model: str, share: float, method: str, *, last: bool = False
+    found: StudyLines, dataset: str, model: str, share: float, method: str, *, last: bool = False
 ) -> list[float]:
     """Return the scores of all seeds that have run."""
     lines = found.scored(
@@ -92,7 +100,7 @@ def values(
     return scores_of(lines, DATASETS[dataset], last=last)
 
 
-def table(found: Found) -> str:
+def table(found: StudyLines) -> str:
     """Return scores by graph, model and share of training nodes."""
     rows = []
     for dataset, model, share, which in product(DATASETS, MODELS, SHARES, ROUNDS):
@@ -102,7 +110,7 @@ def table(found: Found) -> str:
     return markdown_table(["graph", "score", "model", "train", "round", *METHODS], rows)
 
 
-def gains(found: Found) -> str:
+def gains(found: StudyLines) -> str:
     """Return what federating adds to training alone, seed by seed, and what could be added."""
     rows = []
     for dataset, model, share, which in product(DATASETS, MODELS, SHARES, ROUNDS):
@@ -124,7 +132,7 @@ def _points(differences: Sequence[float]) -> str:
     return f"{mean:+.1f} ({min(differences):+.1f} to {max(differences):+.1f})"
 
 
-def curves(found: Found) -> dict[str, Curves]:
+def curves(found: StudyLines) -> dict[str, Curves]:
     """Return validation accuracy against rounds, one plot for each graph (GCN, seed 0)."""
     plots = {}
     for dataset in DATASETS:
@@ -139,7 +147,7 @@ def curves(found: Found) -> dict[str, Curves]:
     return plots
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     """Return the page."""
     return Page({"table": table(found), "gains": gains(found)}, curves(found))
 

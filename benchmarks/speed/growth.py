@@ -19,7 +19,7 @@ import torch
 
 import silograph as sg
 from silograph.core.config import make_config
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import prepare
 

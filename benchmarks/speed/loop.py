@@ -24,7 +24,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.resolve.data import Cut
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.graph.block.block import SparseRows, make_block
 from silograph.nn.conv import Params

@@ -12,7 +12,7 @@ from typing import Any
 
 from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import training_key
-from silograph.experiment.run import loop as rounds
+from silograph.experiment.run import run as rounds
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import Setup, versions
 from silograph.nn.conv import Params

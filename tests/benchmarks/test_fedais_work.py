@@ -10,12 +10,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fedais"))
 
 import fedais_cells as fedais
 
-from silograph.study.reproduce.reproduce import Found
+from silograph.study.reproduce.reproduce import StudyLines
 
 TRAINING, STEPS, SCORES, FIRST, SETUP = 100.0, 7.0, 11.0, 5.0, 3.0
 
 
-class Lines(Found):
+class Lines(StudyLines):
     """Lines by the digest of their cell."""
 
     def __init__(self, lines: dict[str, dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from personal_cells import METHODS, SAGE, SAMPLERS, SEEDS, Place, by_seed, cell_
 
 from silograph.experiment.resolve.resolve import choose
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Found
+from silograph.study.reproduce.reproduce import StudyLines
 
 PLACE = Place("disjoint", "cora", 10)
 
@@ -31,7 +31,7 @@ def config_of(cell: Cell) -> dict[str, Any]:
 
 def test_every_cell_is_its_own_and_its_parts_go_together() -> None:
     for recipe in (table1, table2, table3, strong, silos, tuned):
-        cells = recipe.cells(Found([]))
+        cells = recipe.cells(StudyLines([]))
         assert len({cell.digest for cell in cells}) == len(cells)
     for method, sampler in product(METHODS, SAMPLERS):
         choose(cell_of(PLACE, method, sampler, 0).config)
@@ -56,7 +56,7 @@ def line_of(cell: Cell, accuracy: float) -> dict[str, Any]:
     return {"labels": cell.labels, "config": config_of(cell), "test": scored}
 
 
-class Lines(Found):
+class Lines(StudyLines):
     """Lines by the digest of their cell."""
 
     def __init__(self, values: dict[Cell, float]) -> None:
@@ -104,7 +104,7 @@ def test_a_best_trial_is_chosen_by_validation_alone() -> None:
     trials = tuned.trials_of(run)
     assert len(trials) == tuned.TRIALS + 1 <= 30
 
-    def lines(scores: list[float]) -> Found:
+    def lines(scores: list[float]) -> StudyLines:
         found = Lines({each: 1 - score for each, score in zip(trials, scores, strict=False)})
         for line, score in zip(found.lines.values(), scores, strict=True):
             line["val"] = {"personalized": {"accuracy_client_mean": score}}

@@ -17,7 +17,7 @@ from page import tables
 
 from conftest import MakeGraph
 from silograph.core.config import RunConfig, make_config
-from silograph.experiment.resolve.cutting import Cut
+from silograph.experiment.resolve.data import Cut
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import Graph, Split
 

@@ -475,7 +475,7 @@ def test_a_run_goes_on_that_could_not_begin_today(
     """Selectors were once allowed where clients train alone."""
     flags = [*QUICK[2:], "--method", "local", "--selector", "ucb", "--quiet", "--out", "x"]
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.resolve.asked_run.check_selected", lambda parts: None)
+        patch.setattr("silograph.experiment.resolve.resolve.check_selected", lambda parts: None)
         first = printed(capsys, "run", "g.npz", *flags)
     assert printed(capsys, "resume", "x", "--quiet") == first
     assert run_app(["run", "g.npz", *flags[:-1], "y"]) == 2

@@ -12,7 +12,7 @@ from silo_folders import same
 from silograph.cli import run_app
 from silograph.core.config import RunConfig
 from silograph.core.key import Key
-from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.data import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.federation.joining.matching import agree
 from silograph.graph.block.block import make_block

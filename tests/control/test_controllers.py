@@ -32,7 +32,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Payload, Shared, Stacked, State, under
 from silograph.core.setting_values import choice, lin, log
 from silograph.experiment.resolve.run_program import program_of
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.run import first_snapshot
 from silograph.federation.base import Federation
 from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec

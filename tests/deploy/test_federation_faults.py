@@ -18,9 +18,9 @@ from silograph.core.errors import CheckpointError, ConfigError, ProtocolError
 from silograph.deploy.server import resume_server, serve
 from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.result_files import Row
-from silograph.experiment.run.loop import checked_facts
 from silograph.experiment.run.progress import RunFacts
 from silograph.experiment.run.result import Result
+from silograph.experiment.run.run import checked_facts
 from silograph.experiment.run.snapshot import to_checkpoint
 from silograph.federation.checkpoint import Checkpoint
 from silograph.graph.graph import Graph
@@ -246,7 +246,7 @@ def test_a_run_goes_on_after_its_server_died(
 
     def die(*given: Any, **named: Any) -> Result:
         with monkeypatch.context() as patch:
-            patch.setattr("silograph.experiment.run.loop.checked_facts", dying)
+            patch.setattr("silograph.experiment.run.run.checked_facts", dying)
             if alive:  # nobody says goodbye
                 patch.setattr("silograph.deploy.server.say_goodbye", lambda *_: None)
             with pytest.raises(DiedError):
@@ -289,12 +289,12 @@ def test_a_server_that_resumes_knows_the_usual_updates(
             raise DiedError
         return checked_facts(report, clients, t)
 
-    monkeypatch.setattr("silograph.experiment.run.loop.to_checkpoint", noting)
+    monkeypatch.setattr("silograph.experiment.run.run.to_checkpoint", noting)
     federate(silos, replace(config, out=str(tmp_path / "whole")), PLAIN)
     whole, told = told, []
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.experiment.run.loop.checked_facts", dying)
+        patch.setattr("silograph.experiment.run.run.checked_facts", dying)
         with pytest.raises(DiedError):
             federate(silos, replace(config, out=str(out)), PLAIN)
     federate(silos, config, PLAIN, run=lambda *_, **named: resume_server(out, PLAIN, **named))

@@ -80,7 +80,7 @@ class Stopped:
         return stop
 
 
-IN_A_ROUND = "silograph.experiment.run.loop.checked_facts"
+IN_A_ROUND = "silograph.experiment.run.run.checked_facts"
 BEFORE_SILOS_ARE_THERE = "silograph.deploy.server.check_versions"
 BEFORE_THERE_IS_A_FOLDER = "silograph.deploy.server.first_snapshot"
 
@@ -173,7 +173,7 @@ def test_a_stop_after_the_end_is_an_end(
     config = config_of(2, **BASE, out=str(tmp_path / "out"))
     silos = folders(make_graph(60), config, tmp_path / "silos")
     said: list[str] = []
-    place = "silograph.experiment.run.loop.add_report"
+    place = "silograph.experiment.run.run.add_report"
     federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
     assert said.count("the run is over") == 2
     with pytest.raises(ConfigError, match="got a complete one"):

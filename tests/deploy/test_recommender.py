@@ -19,7 +19,7 @@ from rating_graphs import rating_graph
 from silograph.cli import run_app
 from silograph.core.errors import DataError
 from silograph.deploy.server_settings import ServerSettings
-from silograph.experiment.resolve.cutting import client_block
+from silograph.experiment.resolve.data import client_block
 from silograph.experiment.run.recommender import FORMAT, Recommender, load_recommender
 from silograph.graph.block.block import pairs_of
 from silograph.graph.silos.read import read_silo

@@ -23,9 +23,8 @@ from silograph.deploy import silo_result
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.deploy.silo_result import check_result_folder
-from silograph.experiment.report.page import FIELDS
-from silograph.experiment.report.silo_page import UNUSED
-from silograph.experiment.resolve.cutting import client_block
+from silograph.experiment.report.page import FIELDS, UNUSED
+from silograph.experiment.resolve.data import client_block
 from silograph.experiment.run.predictions import predict_to
 from silograph.experiment.run.result import Result
 from silograph.federation.session.silo_data import run_name

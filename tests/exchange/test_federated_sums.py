@@ -20,7 +20,7 @@ from silograph.exchange.collect import (
     statistics_state,
     statistics_steps,
 )
-from silograph.experiment.resolve.fitting import BlockInState
+from silograph.experiment.resolve.data import BlockInState
 from silograph.federation.checkpoint import CheckpointFolder, read_checkpoint
 from silograph.federation.field_specs import EDGES, TRAIN, Extent, check_against
 from silograph.federation.in_process import InProcess

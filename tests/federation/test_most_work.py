@@ -16,10 +16,10 @@ from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared
 from silograph.core.work import Meter
-from silograph.experiment.resolve.cutting import clients_of
+from silograph.experiment.resolve.data import clients_of
 from silograph.experiment.resolve.run_program import most_work, program_of
-from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent, TrackerGroup
+from silograph.experiment.run.run import first_snapshot, train
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.frame import decode
 from silograph.federation.session.engine import Session, check_work

@@ -18,10 +18,10 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked
 from silograph.experiment.resolve import run_program
-from silograph.experiment.resolve.cutting import clients_of
+from silograph.experiment.resolve.data import clients_of
 from silograph.experiment.resolve.run_program import beyond_weights, most_work, program_of
-from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent, TrackerGroup
+from silograph.experiment.run.run import first_snapshot, train
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.field_specs import (

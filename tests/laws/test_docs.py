@@ -11,8 +11,8 @@ import pytest
 
 from silograph.cli import run_app
 from silograph.core.config import RunConfig, make_config
-from silograph.experiment.resolve.asked_run import Own, merge_config
 from silograph.experiment.resolve.resolve import choose
+from silograph.experiment.resolve.run_request import Own, merge_config
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS

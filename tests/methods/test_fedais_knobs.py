@@ -20,7 +20,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.core.payload import Shared, Stacked
 from silograph.experiment.resolve.run_program import program_of
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.run import first_snapshot
 from silograph.federation.checkpoint import read_checkpoint, to_bytes
 from silograph.federation.frame import FIELD, decode, encode
 from silograph.federation.session.message import (

@@ -18,7 +18,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, Shared, Stacked, offsets
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from runs import FAST
 from silograph.core.config import make_config
 from silograph.core.key import Key, mix_words, signed
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route

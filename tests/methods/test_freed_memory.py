@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 import silograph as sg
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 from silograph.graph.block.block import ClientBlock
 
 CASES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def test_a_round_leaves_no_block_in_a_cycle(
     participation: float,
 ) -> None:
     """With 1,000 clients of a few nodes such blocks held 60 MB a round until it came."""
-    round_of, found = loop._run_round_with_retries, []
+    round_of, found = loop._run_round, []
     gc.collect()
     gc.freeze()  # what was there before need not be walked through in every round, nor later
 
@@ -50,7 +50,7 @@ def test_a_round_leaves_no_block_in_a_cycle(
             gc.garbage.clear()
             gc.enable()
 
-    monkeypatch.setattr(loop, "_run_round_with_retries", watched)
+    monkeypatch.setattr(loop, "_run_round", watched)
     given: dict[str, Any] = {"clients": 30, "partition": "random", "hidden": 4, "rounds": 3}
     sg.run(make_graph(120), **given, **CASES[case], participation=participation)
     assert found == [[]] * 3

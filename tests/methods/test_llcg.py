@@ -14,8 +14,8 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.resolved_config import training_key
-from silograph.experiment.resolve.cutting import make_server_block
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.resolve.data import make_server_block
+from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock

@@ -16,9 +16,9 @@ from remote_runs import setup_of
 from runs import MakeGraph
 from silograph.experiment.run import compile_kernels
 from silograph.experiment.run.clock import TrainingClock
-from silograph.experiment.run.loop import first_snapshot, train
 from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.result import Result
+from silograph.experiment.run.run import first_snapshot, train
 from silograph.methods import METHODS
 from silograph.nn.kernels.arrays import LINE, PLAIN_NAMES, told_of_compiling
 
@@ -98,7 +98,7 @@ class FakeTime:
 @pytest.fixture
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
-    for module in ("nn.kernels.arrays", "experiment.run.clock", "experiment.run.loop"):
+    for module in ("nn.kernels.arrays", "experiment.run.clock", "experiment.run.run"):
         monkeypatch.setattr(f"silograph.{module}.time", fake)
     return fake
 
@@ -124,7 +124,7 @@ def test_seconds_of_training_have_no_first_use_of_kernels(fake_time: FakeTime) -
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_run_that_comes_first_takes_no_longer(
-    make_graph: MakeGraph, fake_time: FakeTime, is_first: bool
+    make_graph: MakeGraph, fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     """Each round takes a second of training; the first one of a process compiles besides."""
     fedavg = METHODS["fedavg"]
@@ -137,9 +137,11 @@ def test_the_run_that_comes_first_takes_no_longer(
 
     method = replace(fedavg, name="a_second", round=train_a_second)
     setup = setup_of(make_graph(40), method, rounds=3, kernels="torch")
-    with told_of_compiling(lambda _: None) as watch:
-        start = first_snapshot(setup)
-        result = train(setup, None, Silent(), start, [], TrackerGroup(()), watch)
+    monkeypatch.setattr(
+        "silograph.experiment.run.run.watch_first_use",
+        lambda *_: told_of_compiling(lambda _: None),
+    )
+    result = train(setup, None, Silent(), first_snapshot(setup), [], TrackerGroup(()))
     assert [row["seconds"] for row in result.rounds] == [1, 2, 3]
     assert result.seconds == 3
     assert result.compile_seconds == (80 if is_first else 0)

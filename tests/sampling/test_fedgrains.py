@@ -19,8 +19,8 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import State, under
-from silograph.experiment.resolve.asked_run import Own
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.resolve.run_request import Own
+from silograph.experiment.run.run import first_snapshot
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
 from silograph.federation.session.message import own_ops

@@ -24,8 +24,8 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, State, take
 from silograph.core.setting_values import lin
 from silograph.core.work import metered
-from silograph.experiment.resolve.asked_run import Own
-from silograph.experiment.resolve.resolve import choose, neighbors_of
+from silograph.experiment.resolve.resolve import choose, make_neighbors
+from silograph.experiment.resolve.run_request import Own
 from silograph.experiment.run.run import resume
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, Route, make_block, whole
@@ -526,5 +526,5 @@ def test_options_make_samplers() -> None:
     ]
     for given, expected in cases:
         config = make_config(given)
-        assert neighbors_of(config, choose(config)) == expected
+        assert make_neighbors(config, choose(config)) == expected
     assert NEIGHBORS["bernoulli"].make(NEIGHBORS["bernoulli"].options(), Depth(2, "layer"))

@@ -17,9 +17,9 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.resolved_config import training_key
-from silograph.experiment.resolve.cutting import clients_of
+from silograph.experiment.resolve.data import clients_of
 from silograph.experiment.run.clock import TrainingClock
-from silograph.experiment.run.loop import _make_selection, _run_round, first_snapshot
+from silograph.experiment.run.run import _make_selection, _run_round, first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.base import positions_of

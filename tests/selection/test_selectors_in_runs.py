@@ -15,7 +15,7 @@ from runs import go, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.clock import TrainingClock
-from silograph.experiment.run.loop import _make_selection, _run_round, first_snapshot
+from silograph.experiment.run.run import _make_selection, _run_round, first_snapshot
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.checkpoint import from_bytes, to_bytes
 from silograph.graph.graph import Graph

@@ -47,7 +47,7 @@ DAMAGED = 1  # exit code of a report on files that were altered or are missing
 @command("run", FIELDS)
 def run_command(inputs: CommandInputs, json: Json = False, quiet: Quiet = False) -> None:
     """Train a federation and write a result folder."""
-    from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.resolve.user_code import own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.experiment.run.run import run
@@ -123,20 +123,18 @@ def report_command(
     ] = None,
 ) -> int:
     """Write a page about a run, about several side by side, or about the runs of a comparison."""
-    from silograph.experiment.report import comparison_runs, make_comparison_report, make_report
+    from silograph.experiment.report import comparison_runs, write_comparison, write_report
 
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise ConfigError(f"expected result folders that differ, got {folders[number]} twice")
     if len(folders) == 1 and (runs := comparison_runs(folders[0])):
-        page = make_comparison_report(
-            runs, out or folders[0] / "report.html", comparison=folders[0]
-        )
+        page = write_comparison(runs, out or folders[0] / "report.html", comparison=folders[0])
     elif len(folders) == 1:
-        page = make_report(folders[0], out)
+        page = write_report(folders[0], out)
     else:
-        page = make_comparison_report(folders, out or Path("comparison.html"))
+        page = write_comparison(folders, out or Path("comparison.html"))
     typer.echo(f"written to {page.path}")
     return DAMAGED if page.is_of_damaged else 0
 

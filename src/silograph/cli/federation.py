@@ -179,7 +179,7 @@ def server_command(inputs: CommandInputs, flags: ServerFlags) -> None:
     from silograph.cli.printing import print_result
     from silograph.deploy.display import logging_to
     from silograph.deploy.server import resume_server, serve
-    from silograph.experiment.resolve.parts import own_code
+    from silograph.experiment.resolve.user_code import own_code
     from silograph.experiment.run.progress import best_mode
 
     words = _typed_words()

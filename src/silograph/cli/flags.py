@@ -217,8 +217,7 @@ def _parse_inputs(values: Mapping[str, Any], fields: Collection[str]) -> Command
 
 def _check_file(file: Path, config: RunConfig, flags: Mapping[str, Any]) -> None:
     """Raise `ConfigError` where a run file names code that no flag replaces."""
-    from silograph.experiment.resolve.parts import own_code
-    from silograph.experiment.resolve.trusted_code import check_trusted
+    from silograph.experiment.resolve.user_code import check_trusted, own_code
 
     named_code = {kind: spec for kind, spec in own_code(config).items() if kind not in flags}
     check_trusted(named_code, trust=False, origin=file)

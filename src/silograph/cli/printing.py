@@ -12,7 +12,7 @@ from rich.console import Console
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.text import counted, printable
-from silograph.experiment.resolve.cutting import load_and_cut
+from silograph.experiment.resolve.data import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.recommender import Recommender

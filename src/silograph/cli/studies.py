@@ -165,8 +165,7 @@ class ComparisonFlags:
 @command("compare", [name for name in FIELDS if name not in APART])
 def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
     """Run methods on the same cuts, splits and initial weights, and compare them."""
-    from silograph.experiment.resolve.parts import own_code
-    from silograph.experiment.resolve.user_code import is_spec
+    from silograph.experiment.resolve.user_code import is_spec, own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.compare.compare import compare
@@ -246,7 +245,8 @@ class SearchFlags:
 @command("tune", [name for name in FIELDS if name != "seed"])
 def tune_command(inputs: CommandInputs, flags: SearchFlags) -> int:
     """Search settings of a method by validation scores alone; score the winner on test nodes."""
-    from silograph.experiment.resolve.parts import find_method, own_code
+    from silograph.experiment.resolve.parts import find_method
+    from silograph.experiment.resolve.user_code import own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.tune.tune import tune

@@ -25,14 +25,14 @@ from silograph.core.text import counted
 from silograph.deploy.allowed_code import portable_name
 from silograph.deploy.server import check_run, natural_sort_key, with_absolute_code, with_min_count
 from silograph.deploy.silo_result import RESULTS
-from silograph.experiment.resolve.cutting import load_and_cut
-from silograph.experiment.resolve.own_partition import names_clients
+from silograph.experiment.resolve.data import load_and_cut
 from silograph.experiment.resolve.run_program import BESIDES
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
 from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
+from silograph.graph.partition.own import names_clients
 from silograph.graph.silos.export import check_target, write_silos
 from silograph.task.metric_table import METRICS
 

@@ -40,10 +40,9 @@ from silograph.deploy.server_settings import (
     expected_silos,
     known_keys,
 )
-from silograph.experiment.resolve.cutting import CUT
+from silograph.experiment.resolve.data import sum_specs
 from silograph.experiment.resolve.exclusions import check_selected
-from silograph.experiment.resolve.fitting import sum_specs
-from silograph.experiment.resolve.parts import own_code
+from silograph.experiment.resolve.parts import without_part
 from silograph.experiment.resolve.resolve import (
     DTYPES,
     can_score_participants,
@@ -52,14 +51,25 @@ from silograph.experiment.resolve.resolve import (
     resolve_without_data,
 )
 from silograph.experiment.resolve.run_program import most_work, program_of
-from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
-from silograph.experiment.resolve.user_code import absolute, is_spec
-from silograph.experiment.resolve.varied_parts import without_part
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.resolve.run_request import CUT
+from silograph.experiment.resolve.user_code import (
+    Trust,
+    absolute,
+    check_code,
+    check_trusted,
+    is_spec,
+    own_code,
+)
 from silograph.experiment.run.progress import Progress, Tracker
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
-from silograph.experiment.run.run import check_mode, continue_training, make_trackers, restore_run
+from silograph.experiment.run.run import (
+    check_mode,
+    first_snapshot,
+    make_trackers,
+    restore_run,
+    train,
+)
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import NUMERIC, check_identity, identity
 from silograph.federation.field_specs import (
@@ -388,7 +398,7 @@ def serve(
             server_session.folder = folder
         with closing(folder) if folder is not None else nullcontext():
             monitor.start(first.round)
-            return continue_training(setup, folder, monitor, first, [], tracker_group, monitor.say)
+            return train(setup, folder, monitor, first, [], tracker_group, monitor.say)
 
 
 @standard_numerics()
@@ -441,9 +451,7 @@ def resume_server(
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restore_run(setup, folder, about["same"])
             monitor.start(snapshot.round)
-            return continue_training(
-                setup, folder, monitor, snapshot, rows, tracker_group, monitor.say
-            )
+            return train(setup, folder, monitor, snapshot, rows, tracker_group, monitor.say)
 
 
 @contextmanager

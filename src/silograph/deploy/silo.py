@@ -32,12 +32,13 @@ from silograph.deploy.server import check_deployable, check_device_name, check_s
 from silograph.deploy.server_settings import read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
 from silograph.experiment.report.reading import size_text
-from silograph.experiment.resolve.cutting import client_block, scale_line
-from silograph.experiment.resolve.fitting import (
+from silograph.experiment.resolve.data import (
     BlockInState,
     check_edge_weights,
+    client_block,
     describe_weight_scale,
     narrowing_line,
+    scale_line,
     silo_with_edges,
     sum_specs,
 )

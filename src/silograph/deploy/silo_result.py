@@ -27,7 +27,7 @@ from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.collect import statistics_in
-from silograph.experiment.report.silo_page import write_silo_report
+from silograph.experiment.report.page import write_silo_report
 from silograph.experiment.result_files import (
     MODEL,
     RECOMMENDER,
@@ -37,9 +37,8 @@ from silograph.experiment.result_files import (
     digest_of_bytes,
     write_sums,
 )
-from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.recommender import make_recommender
-from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
 from silograph.federation.session.silo_data import Outcome
 from silograph.federation.session.state_store import make_private
 from silograph.graph.block.block import ClientBlock, kinds

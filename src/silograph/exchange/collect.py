@@ -218,7 +218,7 @@ def _with_fetched(block: ClientBlock, state: State) -> ClientBlock:
 #
 # 1. put `ClientSums` under a new name into `ClientBlock.sums` where blocks are made (`silo_block`
 #    for a silo, `clients_of` for a graph that is cut), from `sum_by_client`;
-# 2. add its `SumSpec` to `sum_specs` in `silograph.experiment.resolve.fitting`;
+# 2. add its `SumSpec` to `sum_specs` in `silograph.experiment.resolve.data`;
 # 3. use the result where blocks are completed: `complete_block` there;
 # 4. write what was fitted into `Preprocessing`, so that predictions use it.
 #

@@ -1,6 +1,8 @@
 """Tables for the terminal."""
 
-from collections.abc import Iterator, Sequence
+import io
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import IO
 
@@ -22,6 +24,26 @@ def console_to(file: IO[str], width: int | None = None) -> Console:
         width: in columns; None: that of the terminal, 80 where there is none.
     """
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def printed_text(print_to: Callable[[Console], None], width: int | None) -> str:
+    """Return what a function prints to a console of a width, without spaces at ends of lines."""
+    file = io.StringIO()
+    print_to(console_to(file, width))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def mean_and_deviation(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Return mean and sample standard deviation of the values that there are.
+
+    >>> mean_and_deviation([1.0, None, 3.0]), mean_and_deviation([1.0]), mean_and_deviation([])
+    ((2.0, 1.4142135623730951), (1.0, None), (None, None))
+    """
+    numbers = [value for value in values if value is not None]
+    return (
+        statistics.mean(numbers) if numbers else None,
+        statistics.stdev(numbers) if len(numbers) > 1 else None,
+    )
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Table:
@@ -54,10 +76,8 @@ def print_number_table(
     ):
         if number or title:
             console.print("" if number else title, style="table.title")
-        names, cells = (
-            [columns[n] for n in column_ids],
-            [[row[n] for n in column_ids] for row in texts],
-        )
+        names = [columns[n] for n in column_ids]
+        cells = [[row[n] for n in column_ids] for row in texts]
         table = table_of(names, cells)
         for column, width in zip(table.columns, widths, strict=True):
             column.width = width

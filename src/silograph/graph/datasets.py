@@ -408,7 +408,7 @@ class Source:
             return silos_have_ratings(path)
         return "ratings" in tables_of(path) or archive_has_ratings(path)
 
-    def told(self) -> dict[str, str | None] | None:
+    def to_dict(self) -> dict[str, str | None] | None:
         """Return the fields as plain values, paths absolute; None for data in memory."""
         if self.kind == "memory":
             return None

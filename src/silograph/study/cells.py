@@ -7,7 +7,7 @@ line: plain values, as they stand in the study's file.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +18,6 @@ from silograph.core.errors import DataError, SilographError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import Scalar
 from silograph.core.work import hand_back_freed_memory
-from silograph.experiment.resolve.asked_run import source_hash, with_absolute_paths
 from silograph.experiment.resolve.parts import (
     FLAT,
     TABLES,
@@ -26,11 +25,11 @@ from silograph.experiment.resolve.parts import (
     find_method,
     named_parts,
     options_of,
-    own_code,
 )
 from silograph.experiment.resolve.resolve import choose, fill_defaults
+from silograph.experiment.resolve.run_request import source_hash, with_absolute_paths
 from silograph.experiment.resolve.user_code import digest as source_digest
-from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.resolve.user_code import is_spec, own_code
 from silograph.experiment.result_files import VIRTUAL, Row
 from silograph.experiment.run.progress import Progress
 from silograph.experiment.run.result import VIEWS, Result, untrained_entry
@@ -297,29 +296,28 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, SilographError) else f"{type(error).__name__}: {text}"[:500]
 
 
-def _untrained_line(result: Result) -> Line:
-    """Return test scores of what predicts ratings without training, the global mean first."""
-    baseline = {} if result.baseline is None else {result.constant: result.baseline}
-    scores_by_name = {**baseline, **result.untrained} if result.untrained else {}
-    return untrained_entry(
-        {name: result.reported_scores(scores) for name, scores in scores_by_name.items()}
-    )
-
-
 def _result_line(cell: Cell, result: Result, *, test: bool) -> Line:
+    """Return the line of a cell's result: plain values, without test scores unless `test`."""
     config, last_row = result.config, result.rounds[-1]
     judging_view = find_method(cell.config, cell.method).evaluate.view
     parts = ("val", "test") if test else ("val",)
-    curves = {part: f"{part}_{judging_view}_{result.metric.name}" for part in parts}
-    data_entry = {}
-    if result.cut is not None:
-        hashes = {"graph": result.cut.fingerprint, "file": named_file_hash(config)}
-        data_entry = {"data": hashes}
-    return {
-        **{part: _scores_by_view(getattr(result, part)) for part in parts},
-        **({"constant": _constant(result)} if test else {}),
-        **(_untrained_line(result) if test else {}),
-        **_each_best_line(result, parts),
+    line: Line = {
+        part: {
+            view: scores and dict(scores)
+            for view in VIEWS
+            for scores in [getattr(getattr(result, part), view)]
+        }
+        for part in parts
+    }
+    baseline = result.baseline
+    if test:
+        line["constant"] = baseline and {"name": result.constant, "scores": dict(baseline)}
+        constant = {} if baseline is None else {result.constant: baseline}
+        scores_by_name = {**constant, **result.untrained} if result.untrained else {}
+        line |= untrained_entry({n: result.reported_scores(s) for n, s in scores_by_name.items()})
+    if (each_best := result.each_best) is not None:
+        line["each_best"] = {part: s and dict(s) for part in parts for s in [each_best[part]]}
+    line |= {
         "judge": judging_view,
         "metric": result.metric.name,
         "local_bias": result.local_bias,
@@ -337,33 +335,11 @@ def _result_line(cell: Cell, result: Result, *, test: bool) -> Line:
         "kernels": config.kernels,
         "block_size": config.block_size,
         "partition": result.partition_hash,
-        **data_entry,
-        "versions": versions(),
-        "curve": _curve(result.rounds, curves),
     }
-
-
-def _each_best_line(result: Result, parts: Sequence[str]) -> Line:
-    """Return scores of each client's own best round; the test scores only if `parts` has them."""
-    scores_by_part = result.each_best
-    if scores_by_part is None:
-        return {}
-    scores = {part: scores_by_part[part] for part in parts}
-    return {"each_best": {part: s and dict(s) for part, s in scores.items()}}
-
-
-def _constant(result: Result) -> Line | None:
-    """Return the test scores of the best constant prediction, and what that is called."""
-    if result.baseline is None:
-        return None
-    return {"name": result.constant, "scores": dict(result.baseline)}
-
-
-def _scores_by_view(views: Any) -> dict[str, dict[str, float | None] | None]:
-    scores_by_view = {view: getattr(views, view) for view in VIEWS}
-    return {
-        view: None if scores is None else dict(scores) for view, scores in scores_by_view.items()
-    }
+    if result.cut is not None:
+        line["data"] = {"graph": result.cut.fingerprint, "file": named_file_hash(config)}
+    curves = {part: f"{part}_{judging_view}_{result.metric.name}" for part in parts}
+    return line | {"versions": versions(), "curve": _curve(result.rounds, curves)}
 
 
 def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -371,11 +347,10 @@ def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[A
     columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
     if VIRTUAL in rows[0]:  # then costs other than bytes are what a run is about
         columns |= {n: n for n in (VIRTUAL, "bytes_evaluation", "flops", "participants")}
-    return {name: [_rounded(row[key]) for row in rows] for name, key in columns.items()}
-
-
-def _rounded(value: float | None) -> float | None:
-    return round(value, 5) if isinstance(value, float) else value
+    return {
+        name: [round(v, 5) if isinstance(v := row[key], float) else v for row in rows]
+        for name, key in columns.items()
+    }
 
 
 def _reset_peak_memory() -> bool:

@@ -11,16 +11,15 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, hold_folder
-from silograph.experiment.resolve.cutting import prepare_graph
-from silograph.experiment.resolve.fitting import with_edges
+from silograph.experiment.resolve.data import prepare_graph, with_edges
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.graph.datasets import is_path, source_of
 from silograph.graph.graph import Graph, fingerprint
@@ -30,7 +29,7 @@ from silograph.study.workers import Job, run_here, run_in_processes, show_study
 LOG = logging.getLogger("silograph")
 
 
-class StudyFile:
+class StudyFile(AbstractContextManager["StudyFile"]):
     """The lines of a study, in a file or only in memory; one process at a time holds its folder."""
 
     def __init__(self, path: Path | None, *, is_locked: bool = False) -> None:
@@ -59,16 +58,7 @@ class StudyFile:
                 self.close()
                 raise
 
-    def __enter__(self) -> "StudyFile":
-        """Return the file itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file."""
         self.close()
 
@@ -211,12 +201,6 @@ class CellCounts:
     failed: int
 
 
-def default_processes(threads: int) -> int:
-    """Return the cores that this process may use, by the threads of a run."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // threads)
-
-
 def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()) -> int:
     """Return the number of processes, the default for None.
 
@@ -234,21 +218,15 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
             "out, or name a part other than a metric as FILE.py:NAME"
         )
     if processes is None:
-        return 0 if own else default_processes(threads)
+        # The cores that this process may use, by the threads of a run.
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+        return 0 if own else max(1, (cores or 1) // threads)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
         raise ConfigError(
             f"expected a number of processes from 0 (one after the other, here), got {processes!r}"
         )
     return processes
-
-
-def job_of(cell: Cell, execution: ExecutionOptions) -> Job:
-    """Return the job of a cell: its result folder and what is returned."""
-    folder = None
-    if execution.runs is not None:
-        words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(v)) for v in cell.labels.values())
-        folder = str(execution.runs / f"{words[:60]}-{cell.digest[:8]}")
-    return Job(cell, folder, execution.test)
 
 
 def run_missing_cells(
@@ -282,7 +260,12 @@ def run_missing_cells(
                 display.count_skipped()
                 report_cell(cell, line)
             elif execution.deadline is None or time.monotonic() < execution.deadline:
-                yield job_of(cell, execution)
+                folder = None
+                if execution.runs is not None:
+                    labels = (str(value) for value in cell.labels.values())
+                    words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", label) for label in labels)
+                    folder = str(execution.runs / f"{words[:60]}-{cell.digest[:8]}")
+                yield Job(cell, folder, execution.test)
 
     runner = run_here if execution.processes == 0 else run_in_processes
     with show_study(execution.progress, total) as display:
@@ -333,16 +316,13 @@ def load_study_data(cells: Iterable[Cell], lines: Iterable[Line], path: Path | N
         finished = [
             (c.config, line_by_digest[c.digest]) for c in group if c.digest in line_by_digest
         ]
-        if len(finished) < len(group) or _is_file_changed(finished):
+        # The file of a dataset may be there and not be the one that a line names.
+        hashes = {line["data"]["file"] for _, line in finished if "data" in line}
+        is_changed = bool(hashes) and named_file_hash(finished[0][0]) not in {*hashes, None}
+        if len(finished) < len(group) or is_changed:
             graph = source_of(group[0].config).read(scale)
             if isinstance(graph, Graph) and not is_path(dataset):
                 _check_fingerprints(graph, finished, path)
-
-
-def _is_file_changed(finished: FinishedCells) -> bool:
-    """Whether the file of a dataset is there, and is not the one that a line names."""
-    hashes = {line["data"]["file"] for _, line in finished if "data" in line}
-    return bool(hashes) and bool({named_file_hash(finished[0][0])} - hashes - {None})
 
 
 def _check_fingerprints(graph: Graph, finished: FinishedCells, path: Path | None) -> None:

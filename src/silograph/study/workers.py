@@ -77,10 +77,19 @@ def read_graph(path: str | Path) -> Graph:
         parts = {name: archive[name] for name in archive.files}
     arrays = {n: torch.from_numpy(a) for n, a in parts.items() if a.ndim and a.dtype.kind in "bif"}
     num_nodes = len(arrays["indptr"]) - 1
-    x = arrays.get("x")
+    x: Tensor | CSR
+    if "x" in arrays:
+        x = arrays["x"]
+    else:
+        num_cols = int(parts["x_cols"])
+        x = CSR(arrays["x_indptr"], arrays["x_indices"], arrays["x_values"], num_cols)
+    scale = None
+    if "scale" in arrays:
+        low, high = arrays["scale"].tolist()
+        scale = (low, high)
     return Graph(
         adj=CSR(arrays["indptr"], arrays["indices"], None, num_nodes),
-        x=_sparse(arrays, int(parts["x_cols"])) if x is None else x,
+        x=x,
         y=arrays["y"],
         num_classes=int(parts["num_classes"]),
         node_id=parts["node_id"],
@@ -92,17 +101,8 @@ def read_graph(path: str | Path) -> Graph:
         feature_names=tuple(parts["feature_names"].tolist()),
         edge_weight=arrays.get("edge_weight"),
         columns={n.removeprefix(COLUMN): t for n, t in arrays.items() if n.startswith(COLUMN)},
-        scale=_pair(arrays["scale"].tolist()) if "scale" in arrays else None,
+        scale=scale,
     )
-
-
-def _pair(values: list[float]) -> tuple[float, float]:
-    low, high = values
-    return low, high
-
-
-def _sparse(arrays: dict[str, Tensor], num_cols: int) -> CSR:
-    return CSR(arrays["x_indptr"], arrays["x_indices"], arrays["x_values"], num_cols)
 
 
 # --- Progress of a study: cells done, running and waiting; a live view or plain lines ------------
@@ -374,14 +374,22 @@ def run_in_processes(jobs: Iterator[Job], processes: int, display: StudyProgress
     free: list[Worker] = []
     busy: set[Worker] = set()
     with tempfile.TemporaryDirectory(prefix="silograph-") as folder:
-        graphs = _Graphs(Path(folder))
+        path_by_graph: dict[int, str] = {}  # files of graphs in memory, each written once
+
+        def path_of(graph: Graph | None) -> str | None:
+            if graph is not None and id(graph) not in path_by_graph:
+                path = Path(folder, f"{len(path_by_graph)}.npz")
+                write_graph(path, graph)
+                path_by_graph[id(graph)] = str(path)
+            return None if graph is None else path_by_graph[id(graph)]
+
         try:
             while True:
                 while len(busy) < processes and (job := next(jobs, None)) is not None:
                     worker = free.pop() if free else Worker(events)
                     busy.add(worker)
                     display.start_cell(job.cell)
-                    worker.give(job, graphs.path(job.cell.graph))
+                    worker.give(job, path_of(job.cell.graph))
                 if not busy:
                     return
                 worker, message = events.get()
@@ -391,7 +399,9 @@ def run_in_processes(jobs: Iterator[Job], processes: int, display: StudyProgress
                     display.round(job.cell, message["round"], message["metric"])
                     continue
                 if message is None:
-                    outcome = _process_died(worker)
+                    error = worker.why_dead()
+                    outcome = {"error": error, "kind": "ProcessDied", "versions": versions()}
+                    worker.stop()
                 else:
                     outcome = message["line"]
                     free.append(worker)
@@ -404,27 +414,3 @@ def run_in_processes(jobs: Iterator[Job], processes: int, display: StudyProgress
         finally:
             for worker in (*free, *busy):
                 worker.stop()
-
-
-def _process_died(worker: Worker) -> Line:
-    outcome = {"error": worker.why_dead(), "kind": "ProcessDied", "versions": versions()}
-    worker.stop()
-    return outcome
-
-
-class _Graphs:
-    """Graphs in memory as files, each written once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path_by_graph: dict[int, str] = {}
-
-    def path(self, graph: Graph | None) -> str | None:
-        """Return the file of a graph; None for None."""
-        if graph is None:
-            return None
-        if id(graph) not in self._path_by_graph:
-            path = self._folder / f"{len(self._path_by_graph)}.npz"
-            write_graph(path, graph)
-            self._path_by_graph[id(graph)] = str(path)
-        return self._path_by_graph[id(graph)]

@@ -113,7 +113,7 @@ def test_a_page_says_which_neighbors_are_heard(make_graph: MakeGraph, tmp_path: 
     assert (heard in plain.text, own in plain.text) == (False, True)
     assert "has fetched" not in plain.text
     folders = [tmp_path / "label_guided", tmp_path / "fedavg"]
-    both = read_page(write_comparison(folders, tmp_path / "both.html"))
+    both = read_page(write_comparison(folders, tmp_path / "both.html").path)
     assert heard in both.text
     assert own in both.text
 
@@ -268,7 +268,7 @@ def test_where_the_clients_models_are(make_graph: MakeGraph, out: Path, method: 
     assert (said in result.summary()) == (said in read_page(out / "report.html").text)
     assert (said in result.summary()) == (method != "fedavg") == (out / "models").exists()
     (out / "result.json").unlink()
-    assert "models of" not in read_page(write_report(out)).text
+    assert "models of" not in read_page(write_report(out).path).text
 
 
 # --- every kind of run ----------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_names_are_escaped(make_graph: MakeGraph, tmp_path: Path) -> None:
     run(folder / "<i>g.npz", partition="silo", rounds=2, out=str(folder / "<u>"))
     page = read_page(folder / "<u>" / "report.html")
     shutil.copytree(folder / "<u>", folder / "two")
-    other = read_page(write_comparison([folder / "<u>", folder / "two"], folder / "c.html"))
+    other = read_page(write_comparison([folder / "<u>", folder / "two"], folder / "c.html").path)
     for written in (page, other):
         assert not {"u", "img"} & {tag for tag, _ in written.tags}
         assert written.source.count("<script") == 2
@@ -400,10 +400,10 @@ def test_a_run_without_a_round_has_a_page(
     make_graph: MakeGraph, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_until(monkeypatch, make_graph(), 1, out, **FAST)
-    page = read_page(write_report(out))
+    page = read_page(write_report(out).path)
     assert "No round has been judged yet." in page.text
     assert "The ledger has no bytes yet" in page.text
-    other = read_page(write_comparison([out, out], out / "c.html"))
+    other = read_page(write_comparison([out, out], out / "c.html").path)
     assert "No round has been judged yet." in other.text
     assert "not finished" in other.text
 
@@ -459,7 +459,7 @@ def three(make_graph: MakeGraph, tmp_path: Path) -> list[Path]:
 
 
 def test_runs_side_by_side(three: list[Path], tmp_path: Path) -> None:
-    path = write_comparison(three, tmp_path / "c.html")
+    path = write_comparison(three, tmp_path / "c.html").path
     assert path == tmp_path / "c.html"
     page = read_page(path)
     assert page.titles[:7] == [
@@ -495,17 +495,17 @@ def test_runs_side_by_side(three: list[Path], tmp_path: Path) -> None:
 def test_runs_of_one_config_are_called_by_their_folders(three: list[Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(three[0], copy)
-    page = read_page(write_comparison([three[0], copy], tmp_path / "c.html"))
+    page = read_page(write_comparison([three[0], copy], tmp_path / "c.html").path)
     assert [row["run"] for row in page.table("run", "best round")] == ["r0", "copy"]
     assert "They do not." in page.text
-    page = read_page(write_comparison([three[0], three[0]], tmp_path / "c.html"))
+    page = read_page(write_comparison([three[0], three[0]], tmp_path / "c.html").path)
     assert [row["run"] for row in page.table("run", "best round")] == [str(three[0])] * 2
 
 
 def test_runs_of_the_same_seeds_are_no_sample(three: list[Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(three[0], copy)
-    page = read_page(write_comparison([three[0], copy, three[1]], tmp_path / "c.html"))
+    page = read_page(write_comparison([three[0], copy, three[1]], tmp_path / "c.html").path)
     (row,) = next(t for t in page.tables if t[0][0] == "runs")[1:]
     assert row[-1] == "2 of 3; 1 of the same seeds"
     scores = [result_of(folder)["test"]["server"]["accuracy"] for folder in (three[0], three[1])]
@@ -864,7 +864,7 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")
-    page = read_page(write_comparison(comparison_runs(folder), folder / "report.html"))
+    page = read_page(write_comparison(comparison_runs(folder), folder / "report.html").path)
     means = next(t for t in page.tables if t[0][0] == "runs")
     assert means[1][5] == "2 of 3; 1 diverged"
 

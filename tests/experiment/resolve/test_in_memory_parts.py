@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import silograph as sg
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
-from silograph.experiment.resolve.asked_run import source_hash
+from silograph.experiment.resolve.run_request import source_hash
 from silograph.experiment.resolve.user_code import import_spec
 from silograph.methods import FEDAVG, FEDPROX, Method, Needs
 from silograph.nn.own_module import Make

@@ -14,7 +14,7 @@ from runs import FAST, MakeGraph, files_of, go, of, run_until
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import to_run_config
-from silograph.experiment.resolve.resolve import choose, neighbors_of, resolve
+from silograph.experiment.resolve.resolve import choose, make_neighbors, resolve
 from silograph.graph.graph import largest_component, schema_of
 from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import MODELS, Model
@@ -156,7 +156,7 @@ def test_one_layer_of_heads_has_no_hidden_width() -> None:
 
 def test_drawn_neighbors_are_counted_by_hops_of_appnp(make_graph: MakeGraph) -> None:
     config = make_config({"model": "appnp", "hops": 3, "fanout": "4"})
-    assert neighbors_of(config, choose(config)) == Fanout((4, 4, 4))
+    assert make_neighbors(config, choose(config)) == Fanout((4, 4, 4))
     with pytest.raises(ConfigError) as caught:
         go(make_graph(), model="appnp", hops=3, fanout="4,4")
     assert str(caught.value) == ("fanout: expected one number or 3 (one for each hop), got '4,4'")

@@ -23,7 +23,7 @@ from silograph.experiment.resolve.resolve import (
     choose_block_size,
     client_bytes,
     explain_torch_kernels,
-    neighbors_of,
+    make_neighbors,
     resolve,
     with_block_size,
 )
@@ -279,7 +279,7 @@ def test_fanout_is_one_number_for_each_hop(
     fanout: str | None, layers: int, expected: tuple[int, ...] | None
 ) -> None:
     given = config(fanout=fanout, layers=layers)
-    made = neighbors_of(given, choose(given))
+    made = make_neighbors(given, choose(given))
     assert made == (FULL if expected is None else Fanout(expected))
 
 

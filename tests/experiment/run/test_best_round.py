@@ -9,9 +9,9 @@ import torch
 from runs import FAST, MakeGraph, blind, go, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.evaluation.evaluate import sum_histograms
-from silograph.experiment.run.loop import first_snapshot
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.round_scores import is_better, judged_from_counts, task_in
+from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.methods import METHODS

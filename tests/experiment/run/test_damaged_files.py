@@ -41,7 +41,7 @@ def original(make_graph: MakeGraph, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def stopped(original: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stopped:
-    monkeypatch.setattr("silograph.experiment.run.loop.add_report", lambda _: None)  # takes long
+    monkeypatch.setattr("silograph.experiment.run.run.add_report", lambda _: None)  # takes long
     folder, graph, expected = original
     shutil.copytree(folder, tmp_path / "cut")
     return tmp_path / "cut", graph, expected

@@ -30,7 +30,7 @@ def test_the_page_of_a_diverged_run_says_so(make_graph: MakeGraph, tmp_path: Pat
     text = read_page(out / "report.html").text
     assert f"training diverged after round {last_round(out)}: lower" in text
     go(make_graph(), out=str(steady), rounds=2)
-    both = read_page(write_comparison([out, steady], tmp_path / "both.html"))
+    both = read_page(write_comparison([out, steady], tmp_path / "both.html").path)
     assert "diverged" in both.text
     # Resumed, it diverges in the same round.
     with pytest.raises(TrainingError) as again:

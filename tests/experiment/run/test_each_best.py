@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runs import MakeGraph, go
-from silograph.experiment.run.round_scores import scores_of, with_round
+from silograph.experiment.run.round_scores import scores_of_best_by_client, update_best_by_client
 from silograph.experiment.run.setup import Setup
 
 NODES = (5, 4, 0)  # validation nodes of three clients
@@ -37,7 +37,7 @@ def best_of(rounds: list[dict[str, Tensor]], metric: str = "accuracy") -> list[i
     """Return the test hits of each client's best round."""
     known: Any = {}
     for own in rounds:
-        known = with_round(setup_of(metric), known, own)
+        known = update_best_by_client(setup_of(metric), known, own)
     return cast(list[int], known["test.tp"][:, 0].tolist())
 
 
@@ -63,8 +63,8 @@ def test_a_metric_of_all_clients_gives_way_to_one_of_each() -> None:
 
 def test_what_is_unknown_stays_unknown() -> None:
     """A run that was begun before there was such a choice does not know its first rounds."""
-    assert with_round(setup_of(), None, counts([1, 1, 0], [1.0] * 3, [1, 1, 1])) is None
-    assert scores_of(setup_of(), None) is None
+    assert update_best_by_client(setup_of(), None, counts([1, 1, 0], [1.0] * 3, [1, 1, 1])) is None
+    assert scores_of_best_by_client(setup_of(), None) is None
 
 
 def test_test_counts_choose_nothing() -> None:

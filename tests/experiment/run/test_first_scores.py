@@ -9,7 +9,7 @@ import torch
 
 import silograph as sg
 from runs import FAST, MakeGraph, files_of, go, of, outcome, rows_of, run_until, same_bits
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 from silograph.experiment.run.round_scores import JudgedRound
 from silograph.methods import FEDAVG, LABEL_GUIDED, LOCAL, Method, RoundReport
 

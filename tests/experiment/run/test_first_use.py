@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import sys
 import silograph as sg
-from silograph.experiment.run import loop
+from silograph.experiment.run import run as loop
 
 run_round, new = loop._run_round, set()
 

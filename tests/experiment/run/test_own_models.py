@@ -14,7 +14,7 @@ from runs import files_of, go, same_bits
 from silograph.core.config import make_config
 from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.resolved_config import to_run_config
-from silograph.experiment.resolve.cutting import Cut, cut_graph
+from silograph.experiment.resolve.data import Cut, cut_graph
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.result_files import read_sums, write_sums
 from silograph.experiment.run.predictions import predict_to, table

@@ -18,8 +18,7 @@ from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.experiment.run.predictions import predict_to
-from silograph.experiment.run.preprocessing import Preprocessing
-from silograph.experiment.run.trained_model import FORMAT, TrainedModel
+from silograph.experiment.run.trained_model import FORMAT, Preprocessing, TrainedModel
 from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, subgraph

@@ -19,10 +19,10 @@ from remote_runs import setup_of
 from runs import dying, files_of, run_until, some_of
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.evaluation.scoring import personal
-from silograph.experiment.run import loop
-from silograph.experiment.run.loop import first_snapshot
+from silograph.experiment.run import run as loop
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
+from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import identity
 from silograph.graph.graph import Graph, Split, fingerprint

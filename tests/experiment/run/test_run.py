@@ -204,7 +204,7 @@ def test_torch_threads_are_those_of_the_run_and_then_as_before(
         threads.append(torch.get_num_threads())
         return set_up(run)
 
-    monkeypatch.setattr("silograph.experiment.resolve.asked_run.resolve_simulation", cut)
+    monkeypatch.setattr("silograph.experiment.resolve.resolve.resolve_simulation", cut)
     monkeypatch.setattr("silograph.experiment.run.run.set_up", build)
     torch.set_num_threads(3)
     go(make_graph(), threads=2)

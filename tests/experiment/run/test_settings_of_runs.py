@@ -72,7 +72,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
 ) -> None:
     graph = make_graph(40, sparse=True)
     whole = go(graph, kernels=kernels, **SETTINGS)
-    from silograph.experiment.run import loop
+    from silograph.experiment.run import run as loop
 
     real, rounds = loop._run_round, iter(range(10))
 

@@ -16,10 +16,9 @@ from silo_folders import NORTH, folder
 from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.resolved_config import to_run_config
-from silograph.experiment.resolve.cutting import cut_graph
+from silograph.experiment.resolve.data import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
-from silograph.experiment.run.preprocessing import Preprocessing, check_names
-from silograph.experiment.run.trained_model import TrainedModel
+from silograph.experiment.run.trained_model import Preprocessing, TrainedModel, check_names
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split

@@ -17,7 +17,7 @@ from bank_graphs import bank_graph
 from runs import FAST, go, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
-from silograph.experiment.resolve.fitting import with_edges
+from silograph.experiment.resolve.data import with_edges
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph
 from silograph.graph.silos.data import silo_fingerprint
 from silograph.methods import METHODS

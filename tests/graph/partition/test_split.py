@@ -13,7 +13,7 @@ import silograph as sg
 from conftest import planted_graph
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
-from silograph.experiment.resolve.cutting import Cut, clients_block
+from silograph.experiment.resolve.data import Cut, clients_block
 from silograph.graph.block.block import whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split, subgraph

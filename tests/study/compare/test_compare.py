@@ -27,8 +27,7 @@ from silograph.experiment.result_files import DIGEST
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.methods.base import Caution
 from silograph.study.compare.compare import resume_comparison
-from silograph.study.compare.comparison import Comparison
-from silograph.study.compare.tables import COSTS
+from silograph.study.compare.comparison import COST_COLUMNS, Comparison
 
 SHORT = {k: v for k, v in FAST.items() if k != "method"} | {"rounds": 3}
 METHODS = ["local", "fedavg", "fedopt"]
@@ -327,7 +326,7 @@ def test_ratings_have_no_caution_on_labels_and_small_costs_have_digits() -> None
     )
     assert not any("labels of nodes" in note for note in table.notes)
     assert any(note.startswith("fedacs: for ratings, its paper's") for note in table.notes)
-    small, shown = {**table.rows[0], "bytes": 4321, "flops": 8.71e6}, dict(COSTS)
+    small, shown = {**table.rows[0], "bytes": 4321, "flops": 8.71e6}, dict(COST_COLUMNS)
     assert (shown["MB"](small), shown["GFLOP"](small)) == ("0.0043", "0.0087")
 
 
@@ -547,7 +546,7 @@ def test_the_best_is_marked_alike_in_every_form(metric: str, tmp_path: Path) -> 
     table = sg.compare(planted_graph(30), methods=methods, seeds=2, out=tmp_path / "c", **small)
     page = write_comparison(
         comparison_runs(tmp_path / "c"), tmp_path / "p.html", comparison=tmp_path / "c"
-    )
+    ).path
     html, text, markdown = page.read_text(encoding="utf-8"), table.summary(200), table.to_markdown()
     marked = 0
     for row in json.loads(table.to_json())["rows"]:

@@ -56,10 +56,10 @@ from silograph.study.cells import Cell, Line, digest_of
 from silograph.study.reproduce.reproduce import (
     COLORS,
     Curves,
-    Found,
     Page,
     Points,
     Recipe,
+    StudyLines,
     beside,
     cell,
     find_recipe,
@@ -91,7 +91,7 @@ def one(method: str, seed: int, **options: Any) -> Cell:
     return cell(labels, **SHORT | {"method": method, "seed": seed} | options)
 
 
-def cells(found: Found) -> list[Cell]:
+def cells(found: StudyLines) -> list[Cell]:
     """Seed 1 of the better method by validation, once both have run with seed 0."""
     first = [one(method, 0) for method in PAPER]
     lines = found.scored(first)
@@ -101,7 +101,7 @@ def cells(found: Found) -> list[Cell]:
     return [*first, one(best["labels"]["method"], 1)]
 
 
-def page(found: Found) -> Page:
+def page(found: StudyLines) -> Page:
     rows = {}
     for method, paper in PAPER.items():
         lines = found.scored([one(method, seed) for seed in (0, 1)])
@@ -171,7 +171,7 @@ def test_many_missing_cells_are_counted() -> None:
 
 def test_labels_cost_no_run_and_settings_do() -> None:
     reproduce(RECIPE, out="out", processes=0)
-    relabelled = [replace(c, labels={"row": c.name}) for c in RECIPE.cells(Found([]))]
+    relabelled = [replace(c, labels={"row": c.name}) for c in RECIPE.cells(StudyLines([]))]
     assert reproduce(replace(RECIPE, cells=lambda _: relabelled), out="out", processes=0).ran == 0
     other = [one("local", 0, rounds=1)]
     assert reproduce(replace(RECIPE, cells=lambda _: other), out="out", processes=0).ran == 1
@@ -275,7 +275,7 @@ def test_a_recipe_finds_its_lines_and_writes_its_page(name: str) -> None:
     lines, path = paths_of(recipe, PAGES)
     if not lines.exists():
         pytest.skip("not in the repository")
-    found = Found(read_lines(lines))
+    found = StudyLines(read_lines(lines))
     text = path.read_text(encoding="utf-8")
     for section, body in recipe.page(found).sections.items():
         assert text.split(f"<!-- {section} -->")[1].strip() == body
@@ -288,7 +288,7 @@ def selection_of(cut: str, name: str, seed: int, clock: str) -> Cell:
         return selectors.start_of(cut, seed)
     if name not in (selectors.SAME, selectors.TURN):
         return selectors.run_of(cut, name, seed, clock)
-    found = Found(read_lines(PAGES / "selection" / "selectors.jsonl"))
+    found = StudyLines(read_lines(PAGES / "selection" / "selectors.jsonl"))
     control = selectors.control_of(found, cut, name, seed)
     assert control is not None
     return control
@@ -325,12 +325,12 @@ def again_of(line: Line) -> Cell:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
     if "cut" in labels:
-        found = Found(read_lines(PAGES / "fedacs" / "selection.jsonl"))
+        found = StudyLines(read_lines(PAGES / "fedacs" / "selection.jsonl"))
         again = acs.cell_in(found, *(labels[p] for p in ("dataset", "cut", "row", "seed")))
         assert again is not None
         return again
     if labels.get("row") == of_tables.MATCHED:
-        found = Found(read_lines(PAGES / "fedacs" / "tables.jsonl"))
+        found = StudyLines(read_lines(PAGES / "fedacs" / "tables.jsonl"))
         control = of_tables.matched(found, labels["seed"], labels["dataset"])
         assert control is not None
         return control
@@ -379,7 +379,7 @@ def test_a_recipe_without_lines_has_a_page(name: str) -> None:
     recipe = replace(find_recipe(name, PAGES, trust=False), name="mine/empty")
     made = reproduce(recipe, out="out", max_minutes=0)
     assert (made.ran, made.failed) == (0, 0)
-    assert made.missing == len(recipe.cells(Found([])))
+    assert made.missing == len(recipe.cells(StudyLines([])))
     assert "0 of " in text_of("mine/empty")
     for image in re.findall(r"\]\((.*\.svg)\)", text_of("mine/empty")):
         assert Path("out/mine", image).exists()
@@ -387,7 +387,7 @@ def test_a_recipe_without_lines_has_a_page(name: str) -> None:
 
 def test_lines_of_every_recipe_would_be_known() -> None:
     for name in RECIPES:
-        for each in find_recipe(name, PAGES, trust=False).cells(Found([])):
+        for each in find_recipe(name, PAGES, trust=False).cells(StudyLines([])):
             assert again_of(each.start).digest == each.digest, each.name
 
 
@@ -396,7 +396,7 @@ def test_a_diverged_cell_has_no_test_score() -> None:
     lines = [c.start | {"error": "diverged"} for s in sweep.SEEDS for c in everywhere(s)]
     for score in (sweep.value_of, tables_of_the_sweep.tested):
         name = sweep.DEFAULT.name
-        mean = tables_of_the_sweep.mean_over(Found(lines), name, sweep.SEEDS, score)
+        mean = tables_of_the_sweep.mean_over(StudyLines(lines), name, sweep.SEEDS, score)
         assert mean == "0.00"
 
 
@@ -411,14 +411,14 @@ def numbers_of(cells: Sequence[Cell]) -> int:
 
 
 def test_the_cells_of_recipes() -> None:
-    assert numbers_of(fedgrains.cells(Found([]))) == 3 * 3 * 13
-    assert numbers_of(sweep.cells(Found([]))) == 2 * len(sweep.BY_NAME)
+    assert numbers_of(fedgrains.cells(StudyLines([]))) == 3 * 3 * 13
+    assert numbers_of(sweep.cells(StudyLines([]))) == 2 * len(sweep.BY_NAME)
     places = len(methods.NAMES) * 2 * len(methods.METHODS)
-    assert numbers_of(methods.cells(Found([]))) == places + 2 * len(methods.STEPS_AT)
-    assert numbers_of(pubmed.cells(Found([]))) == len(pubmed.RATES) * len(pubmed.VARIANTS)
+    assert numbers_of(methods.cells(StudyLines([]))) == places + 2 * len(methods.STEPS_AT)
+    assert numbers_of(pubmed.cells(StudyLines([]))) == len(pubmed.RATES) * len(pubmed.VARIANTS)
     settings = len(bias_by_clients.SETTINGS) * len(bias_by_clients.METHODS)
     samples = len(bias_by_clients.SAMPLES) - 1  # one of them stands in the tables, too
-    assert numbers_of(bias_by_clients.cells(Found([]))) == 3 * (settings + samples)
+    assert numbers_of(bias_by_clients.cells(StudyLines([]))) == 3 * (settings + samples)
     for name, figures in fedgrains.PAPER.items():
         assert figures.keys() == set(fedgrains.CLIENTS), name
 

@@ -45,12 +45,7 @@ class WrittenPage:
     is_of_damaged: bool
 
 
-def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of one run and return its path; arguments and errors of `make_report`."""
-    return make_report(folder, out).path
-
-
-def make_report(
+def write_report(
     folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
 ) -> WrittenPage:
     """Write the page of one run.
@@ -79,16 +74,6 @@ def write_comparison(
     out: str | os.PathLike[str],
     *,
     comparison: str | os.PathLike[str] | None = None,
-) -> Path:
-    """Write one page about several runs and return its path; see `make_comparison_report`."""
-    return make_comparison_report(folders, out, comparison=comparison).path
-
-
-def make_comparison_report(
-    folders: Sequence[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
-    *,
-    comparison: str | os.PathLike[str] | None = None,
 ) -> WrittenPage:
     """Write one page about several runs.
 
@@ -109,7 +94,13 @@ def make_comparison_report(
     check_out(Path(out))
     with _as_runs_write_them(folders):
         runs = [read_run(folder) for folder in folders]
-        check_metrics(runs)
+        for run in runs:  # scores of several metrics cannot stand in one column
+            if run.metric != runs[0].metric:
+                raise ConfigError(
+                    f"expected runs of one metric, got {runs[0].metric.name} in {runs[0].path} and "
+                    f"{run.metric.name} in {run.path}: report runs of one task and one --metric "
+                    "together"
+                )
         paired, lines, damaged = None, list[str](), list[str]()
         if comparison is not None:
             (plan, of_plan), (paired, of_tables) = (
@@ -236,18 +227,6 @@ def _altered(what: str, digest: str) -> str:
     )
 
 
-def check_metrics(runs: Sequence[RunRecord]) -> None:
-    """Raise `ConfigError` for runs whose scores cannot stand in one column."""
-    first = runs[0]
-    for run in runs:
-        if run.metric != first.metric:
-            raise ConfigError(
-                f"expected runs of one metric, got {first.metric.name} in {first.path} and "
-                f"{run.metric.name} in {run.path}: report runs of one task and one --metric "
-                "together"
-            )
-
-
 def _write_page(path: Path, page: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page)
@@ -271,17 +250,17 @@ def check_out(path: Path) -> None:
         )
 
 
-def _is_older(first: Path, second: Path) -> bool:
-    return first.stat().st_mtime_ns < second.stat().st_mtime_ns
-
-
 def add_report(folder: Path) -> None:
     """Write the page of a run that has ended, unless it is there; a full disk is but a warning."""
     report, result = folder / REPORT, folder / RESULT
     try:
         # A page from before the end is older than the result.
         is_over = result.exists()
-        if not is_over or not report.exists() or _is_older(report, result):
+        if (
+            not is_over
+            or not report.exists()
+            or report.stat().st_mtime_ns < result.stat().st_mtime_ns
+        ):
             write_report(folder)
     except OSError as error:
         LOG.warning("no report.html: %s; later: silograph report %s", error.strerror, folder)

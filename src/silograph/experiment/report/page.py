@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from silograph.core.config import RunConfig
+from silograph.core.files import write_atomic
 from silograph.evaluation.views import means_of
 from silograph.experiment.report.reading import (
     AXES,
@@ -30,8 +31,8 @@ from silograph.experiment.report.reading import (
     thin_indices,
     units_of,
 )
-from silograph.experiment.result_files import CONFIG, FACT, VIRTUAL, Row
-from silograph.task.metric_table import LOSS, Metric, title_of
+from silograph.experiment.result_files import CONFIG, FACT, REPORT, VIRTUAL, Row
+from silograph.task.metric_table import LOSS, Metric, metric_of, reported, title_of
 
 # --- config table --------------------------------------------------------------------------------
 # What a page says of configs: a table, what differs from the defaults, and how to run it again.
@@ -338,10 +339,10 @@ def client_figure(run: RunRecord) -> dict[str, Any] | None:
     if not values:
         return None
     view = run.judge if run.judge in values else next(iter(values))
-    known_values = [v for v in values[view] if v is not None]
+    judged_scores = [v for v in values[view] if v is not None]
     order = sorted(range(len(run.clients)), key=lambda c: metric.goodness(values[view][c]))
     scale = Scale(*spread([v for figure in values.values() for v in figure if v is not None], 0.05))
-    low = known_values.index(min(known_values, key=metric.goodness))
+    low = judged_scores.index(min(judged_scores, key=metric.goodness))
     names = [
         row["client"] for row, v in zip(run.clients, values[view], strict=True) if v is not None
     ]
@@ -349,14 +350,14 @@ def client_figure(run: RunRecord) -> dict[str, Any] | None:
         "view": view,
         "views": list(values),
         "metric": metric,
-        "median": quantile(known_values, 0.5),
+        "median": quantile(judged_scores, 0.5),
         # A tenth of fewer clients is one of them, or less.
-        "low": quantile(known_values, 0.1 if metric.higher else 0.9)
-        if len(known_values) >= TENTH
+        "low": quantile(judged_scores, 0.1 if metric.higher else 0.9)
+        if len(judged_scores) >= TENTH
         else None,
-        "least": known_values[low],
+        "least": judged_scores[low],
         "least_name": names[low],
-        "judged": len(known_values),
+        "judged": len(judged_scores),
         "ticks": scale.marks(max_ticks=4),
     }
     if len(run.clients) > MOST_SHOWN:
@@ -540,9 +541,17 @@ def learning_curves(run: RunRecord) -> list[dict[str, Any]]:
     loss = curves("loss", [line("train_loss", "training", "train"), *lines("loss")], axes, at)
     figures = []
     if scores is not None:
+        counts_bits = metric.name == "accuracy" and run.about["model"]["task"] == "multilabel"
+        says = metric.says
+        says = says.replace("right labels", "right label bits") if counts_bits else says
         label = "bottom" if metric.higher else "top"
         figures.append(
-            scores | {"title": capitalize_title(metric.title), "label": label, "says": says_of(run)}
+            scores
+            | {
+                "title": metric.title[:1].upper() + metric.title[1:],
+                "label": label,
+                "says": says,
+            }
         )
     if loss is not None:
         item = "rating" if run.about["model"]["task"] == "rating" else "node"
@@ -594,12 +603,6 @@ def capitalize_title(title: str) -> str:
     return title[0].upper() + title[1:]
 
 
-def says_of(run: RunRecord) -> str:
-    """Return what the run's metric is, as a sentence."""
-    bits = run.metric.name == "accuracy" and run.about["model"]["task"] == "multilabel"
-    return run.metric.says.replace("right labels", "right label bits") if bits else run.metric.says
-
-
 def traffic(run: RunRecord) -> dict[str, Any] | None:
     """Return bytes by kind, down and up, most first; None where nothing was sent."""
     down, up = (
@@ -618,3 +621,57 @@ def traffic(run: RunRecord) -> dict[str, Any] | None:
         {"kind": k, "down": down.get(k, 0), "up": up.get(k, 0), "total": total[k]} for k in kinds
     ]
     return {"rows": rows, "most": total[kinds[0]], "total": sum(total.values())}
+
+
+# --- The page of a silo about a run that it took part in: its own scores and nothing of others ---
+
+
+SILO_VIEWS = ("server", "personalized")
+# Of a simulation: which graph it loads, how it cuts it, and what needs it uncut. Silos have theirs.
+LOADING = (
+    "dataset",
+    "data_dir",
+    "columns",
+    "na_values",
+    "scale",
+    "rating_scale",
+    "largest_component",
+    "drop_edges",
+)
+CUTTING = ("partition", "alpha", "favored_classes", "favor", "clients_per_part", "part_share")
+DRAWING = ("share_mean", "share_variance", "share_classes", "partition_seed")
+COMPUTING = ("local_bias", "strict", "block_size")
+UNUSED = (*LOADING, *CUTTING, *DRAWING, *COMPUTING)
+
+
+def write_silo_report(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write the page into a silo's folder of a run; `about` is what result.json says."""
+    write_atomic(folder / REPORT, silo_page(about), private=True)
+
+
+def silo_page(about: Mapping[str, Any]) -> str:
+    """Return the HTML page."""
+    names = next((list(scores) for part in ("test", "val") for scores in about[part].values()), [])
+    metric_names = sorted(
+        reported(names, about["metric"]), key=lambda name: name != about["metric"]
+    )
+    config = about["config"]
+    return (
+        environment()
+        .get_template("silo.html")
+        .render(
+            about=about,
+            config=config,
+            metric=metric_of(about["metric"]),
+            names={name: title_of(name) for name in metric_names},
+            views=SILO_VIEWS,
+            means=means_of([about["seen"]]),
+            settings={
+                n: (text_of(config[n]), FIELDS[n].metadata["help"])
+                for n in FIELDS
+                if n in config and n not in UNUSED
+            },
+            axes=[],
+            figure_data={},
+        )
+    )

@@ -1,6 +1,5 @@
 """The page of several runs: curves over each other, final scores, and where the configs differ."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -10,7 +9,6 @@ from silograph.evaluation.views import means_of
 from silograph.experiment.report.page import (
     SEEDS,
     axis_of,
-    capitalize_title,
     differences,
     environment,
     given_of,
@@ -27,6 +25,7 @@ from silograph.experiment.report.reading import (
     curves,
     thin_indices,
 )
+from silograph.experiment.terminal_table import mean_and_deviation
 from silograph.task.metric_table import Metric
 
 COLORS = 8  # of the style sheet
@@ -69,7 +68,10 @@ def comparison_page(
             best_runs=[] if scored or means else best_cells(runs),
             scores=scored,
             different=different,
-            help={name: help_in(runs, name) for name in different},
+            help={
+                name: next(filter(None, (help_of(run, name) for run in runs)), "")
+                for name in different
+            },
             same={
                 name: runs[0].method if name == "method" else text_of(value)
                 for name in ("dataset", "method", "partition", "clients", "model", "rounds")
@@ -106,7 +108,10 @@ def in_order_of(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[RunR
 
     def place(run: RunRecord) -> list[int]:
         values = used_values(run)
-        pairs = [(values.get(key, _option_value(values, key)), varied[key]) for key in varied]
+        # Options may be varied by their names without their parts.
+        options = {k.rpartition(".")[2]: v for k, v in reversed(values.items()) if "." in k}
+        values = options | values
+        pairs = [(values.get(key), varied[key]) for key in varied]
         pairs += [(values.get(key), plan.get(f"{key}s", ())) for key in ("method", "seed")]
         return [
             list(key_values).index(v) if v in key_values else len(key_values)
@@ -114,11 +119,6 @@ def in_order_of(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[RunR
         ]
 
     return sorted(runs, key=place)
-
-
-def _option_value(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value of an option by its name without its part, None if there is none."""
-    return next((value for key, value in values.items() if key.endswith(f".{name}")), None)
 
 
 def cuts_follow_seeds(runs: Sequence[RunRecord]) -> bool:
@@ -144,7 +144,7 @@ def group_rows(runs: Sequence[RunRecord], kinds: Sequence[str]) -> list[dict[str
             view: [r.scores("test").get(view, {}).get(r.metric.name) for r in counted_runs]
             for view in VIEWS
         }
-        values.append({view: _mean_of(of_view) for view, of_view in scores.items()})
+        values.append({view: mean_and_deviation(of_view)[0] for view, of_view in scores.items()})
         graphs.append(tuple(sorted({run.about["same"]["graph"] for run in group})))
         table.append(
             {
@@ -201,19 +201,11 @@ def constant_of(run: RunRecord) -> float | None:
     return score
 
 
-def _mean_of(scores: Iterable[float | None]) -> float | None:
-    """Return the mean of the scores that there are, None without any."""
-    values = [value for value in scores if value is not None]
-    return statistics.mean(values) if values else None
-
-
 def _spread(scores: Iterable[float | None]) -> str:
     """Return mean ± sample standard deviation of scores, a dash without any."""
-    values = [value for value in scores if value is not None]
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.4f}{spread}"
+    mean, deviation = mean_and_deviation(scores)
+    spread = "" if deviation is None else f" ± {deviation:.4f}"
+    return "-" if mean is None else f"{mean:.4f}{spread}"
 
 
 def label_of(run: RunRecord, names: Sequence[str]) -> str:
@@ -221,11 +213,6 @@ def label_of(run: RunRecord, names: Sequence[str]) -> str:
     values = used_values(run) | {"method": run.method}
     texts = {name: text_of(values.get(name)) for name in names}
     return ", ".join(v if name in SPEAKING else f"{name} {v}" for name, v in texts.items())
-
-
-def help_in(runs: Sequence[RunRecord], name: str) -> str:
-    """Return what a key of some of the runs means."""
-    return next((text for run in runs if (text := help_of(run, name))), "")
 
 
 def unique(labels: list[str], runs: Sequence[RunRecord]) -> list[str]:
@@ -272,7 +259,7 @@ def learning_curves(
             "val",
             [f"val_{run.judge}_{run.metric.name}" for run in runs],
             f"Validation {title}",
-            f"{capitalize_title(title)} on validation nodes, {view}.",
+            f"{title[:1].upper()}{title[1:]} on validation nodes, {view}.",
         ),
         figure(
             "train",
@@ -284,7 +271,7 @@ def learning_curves(
             "test",
             [f"test_{run.judge}_{run.metric.name}" for run in runs],
             f"Test {title}",
-            f"{capitalize_title(title)} on test nodes, {view}; nothing is chosen by it.",
+            f"{title[:1].upper()}{title[1:]} on test nodes, {view}; nothing is chosen by it.",
         ),
     ]
     return [drawn_figure for drawn_figure in figures if drawn_figure is not None]

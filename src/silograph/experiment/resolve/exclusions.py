@@ -1,7 +1,7 @@
 """What does not go together in a run: parts and options that exclude each other."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any, TypeVar, cast
@@ -23,9 +23,7 @@ from silograph.core.setting_values import (
     parse_speeds,
     shortest,
 )
-from silograph.experiment.resolve.cutting import (
-    check_features,
-)
+from silograph.experiment.resolve.data import STANDARD
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.graph import LabelForm, Schema
@@ -65,77 +63,6 @@ from silograph.task.registry import task_of
 
 M = TypeVar("M", Model, RatingModel, ConsisRec)
 MOST_WEIGHTS = 2**58  # whose bytes torch can still count
-# Keys that a module cannot have; its default and its value in a resolved config are allowed.
-OF_LAYERS = {
-    "layers": LAYERS,
-    "hidden": HIDDEN,
-    "dropout": None,
-    "fanout": None,
-    "neighbors": "full",
-}
-
-
-def check_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
-    """Raise `ConfigError` for options that do not go with the model, or with each other."""
-    if kind is MODULE:
-        refuse_options(config)
-        return
-    if kind.name in RATING_MODELS:
-        _check_rating_model(config, kind, options)
-        return
-    if isinstance(options, MLPOptions) and config.neighbors not in (None, "full", "fanout"):
-        raise ConfigError(
-            f"expected no neighbors={config.neighbors} with model {kind.name}, which ignores the "
-            "graph: leave it out, or take a model that sums over neighbors, such as gcn"
-        )
-    layers, hidden = num_layers(config.hidden, config.layers), shortest(config.hidden)
-    if options.residual and layers < 3:
-        raise ConfigError(
-            f"expected 3 layers or more with residual, got {layers}: there is no hidden "
-            "layer whose input and output are equally wide"
-        )
-    if options.residual and isinstance(hidden, str):
-        raise ConfigError(
-            f"expected hidden layers of one width with residual, got hidden={hidden}: what "
-            "enters a layer is added to what leaves it"
-        )
-    if has_linear_head(options) and layers < 2:
-        raise ConfigError(
-            f"expected 2 layers or more with head=linear, got {layers}: there is no convolution "
-            "below it"
-        )
-    if isinstance(options, GATOptions) and layers > 1:
-        check_heads(hidden_widths(hidden, layers), options.heads)
-
-
-def _check_rating_model(config: RunConfig, kind: ModelKind, options: Any) -> None:
-    """Raise `ConfigError` for options that do not go with a model of ratings."""
-    hidden = shortest(config.hidden)
-    if not isinstance(hidden, int):
-        raise ConfigError(
-            f"expected one width for all layers of {kind.name}, got hidden={hidden}: the last "
-            "layer is as wide as the others"
-        )
-    if isinstance(options, RatingGATOptions):
-        check_heads([hidden], options.heads)
-    required_values = {"fanout": None, "neighbors": "full", "collect": 0, "local_bias": False}
-    for name, value in {**required_values, "features": "given"}.items():
-        got = getattr(config, name)
-        if got not in (None, value):
-            raise ConfigError(
-                f"expected no {name} with {kind.name}, whose clients know all edges of their "
-                f"ratings and nothing of others, got {name}={got}: leave it out"
-            )
-
-
-def check_heads(hidden: Sequence[int], heads: int) -> None:
-    """Raise `ConfigError` for hidden widths that attention heads cannot share."""
-    indivisible_widths = [width for width in hidden if width % heads]
-    if indivisible_widths:
-        raise ConfigError(
-            f"expected a hidden width that is a multiple of {heads} heads, got "
-            f"{indivisible_widths[0]}: they stand side by side in it"
-        )
 
 
 def has_linear_head(options: object) -> bool:
@@ -149,17 +76,6 @@ def depth_of(config: RunConfig, options: object) -> Depth:
         return Depth(options.hops, "hop")
     layers = num_layers(config.hidden, config.layers)
     return Depth(layers - has_linear_head(options), "layer")
-
-
-def refuse_options(config: RunConfig) -> None:
-    """Raise `ConfigError` for an option of silograph's models where the model is a module."""
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if f.name in OF_LAYERS and value not in (f.default, OF_LAYERS[f.name]):
-            raise ConfigError(
-                f"expected {f.name} with silograph's own models only, got {f.name}={value} with "
-                f"model {config.model}, which decides by itself: leave it out"
-            )
 
 
 def own_module(config: RunConfig) -> Make | None:
@@ -186,7 +102,7 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
     if config.model == "consisrec":
         return _countable(ConsisRec(**asdict(options)))
     hidden = shortest(config.hidden)
-    assert isinstance(hidden, int)  # see `check_model`
+    assert isinstance(hidden, int)  # see `exclusions_of_parts`
     layers = num_layers(config.hidden, config.layers)
     if config.model == "rating_profiles":
         return RatingProfiles(hidden, layers, config.dropout, **asdict(options))
@@ -323,13 +239,6 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def check_metric(config: RunConfig) -> None:
-    """Raise `ConfigError` where metric or target cannot be those of any task."""
-    if config.metric is not None:
-        metric_of(config.metric)
-    parse_target(config.target, config.metric)
-
-
 def check_metric_of(config: RunConfig, task: LabelForm) -> None:
     """Raise `ConfigError` for a metric that does not exist; its choices are those of a task."""
     metric_names = task_of(task).metrics
@@ -371,15 +280,6 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
     return min_rating
 
 
-def check_relevant(min_rating: float | None, scale: tuple[float, float] | None) -> None:
-    """Raise `ConfigError` where no rating of a scale is as high as what is relevant."""
-    if min_rating is not None and scale is not None and min_rating > scale[1]:
-        raise ConfigError(
-            f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
-            f"{min_rating:g}: no item would be relevant; lower it"
-        )
-
-
 def metric_of_run(config: RunConfig, schema: Schema) -> str:
     """Return the metric of a run.
 
@@ -393,73 +293,313 @@ def metric_of_run(config: RunConfig, schema: Schema) -> str:
     return name
 
 
-def check_clock(config: RunConfig) -> None:
-    """Raise `ConfigError` for invalid speeds or links of clients."""
-    if config.speeds is not None:
-        parse_speeds(config.speeds)
-    if config.links is not None:
-        parse_links(config.links)
+# --- What excludes each other: pairs of whether a run has both, and the reason with a remedy -----
+#
+# Each table is read from top to bottom; the first pair that applies is the error of the run. Which
+# table is asked depends on what is known: the parts, then the kind of labels, then the model.
 
 
-def check_together(config: RunConfig, parts: Parts, *, overlapping: bool) -> None:
-    """Raise `ConfigError` for parts and options that exclude each other.
+Exclusion = tuple[object, str]
+# Keys that a module cannot have; its default and its value in a resolved config are allowed.
+OF_LAYERS = {
+    "layers": LAYERS,
+    "hidden": HIDDEN,
+    "dropout": None,
+    "fanout": None,
+    "neighbors": "full",
+}
+# Keys of models of ratings, with the value that such a model takes.
+OF_RATING_MODELS = {
+    "fanout": None,
+    "neighbors": "full",
+    "collect": 0,
+    "local_bias": False,
+    "features": "given",
+}
+WITHOUT_SUMS = {
+    "none": "which exchanges no rows",
+    "single": "which exchanges more than sums",
+}
+
+
+def check_exclusions(exclusions: Iterable[Exclusion]) -> None:
+    """Raise `ConfigError` with the reason of the first exclusion that applies."""
+    for applies, reason in exclusions:
+        if applies:
+            raise ConfigError(reason)
+
+
+def has_selection_limits(options: Any) -> bool:
+    """Whether options of a selector limit the clients of rounds; a user's may not have them."""
+    values = {f.name: getattr(options, f.name) for f in fields(options)}
+    return any(values.get(name) is not None for name in LIMITS)
+
+
+def methods_that(has_ability: Callable[[Method], object]) -> str:
+    """Return the names of the library's methods that have an ability, as a text."""
+    return ", ".join(name for name, method in METHODS.items() if has_ability(method))
+
+
+def exclusions_of_model_kind(
+    config: RunConfig, kind: ModelKind, options: Any
+) -> Iterator[Exclusion]:
+    """Yield what the kind of model excludes.
+
+    Args:
+        config: of the run.
+        kind: of the model.
+        options: of the model, checked.
+    """
+    if kind is MODULE:
+        for f in fields(config):
+            value = getattr(config, f.name)
+            yield (
+                f.name in OF_LAYERS and value not in (f.default, OF_LAYERS[f.name]),
+                f"expected {f.name} with silograph's own models only, got {f.name}={value} with "
+                f"model {config.model}, which decides by itself: leave it out",
+            )
+        return
+    hidden = shortest(config.hidden)
+    if kind.name in RATING_MODELS:
+        yield (
+            not isinstance(hidden, int),
+            f"expected one width for all layers of {kind.name}, got hidden={hidden}: the last "
+            "layer is as wide as the others",
+        )
+        if isinstance(options, RatingGATOptions) and isinstance(hidden, int):
+            yield from _exclusions_of_heads([hidden], options.heads)
+        for name, allowed_value in OF_RATING_MODELS.items():
+            value = getattr(config, name)
+            yield (
+                value not in (None, allowed_value),
+                f"expected no {name} with {kind.name}, whose clients know all edges of their "
+                f"ratings and nothing of others, got {name}={value}: leave it out",
+            )
+        return
+    yield (
+        isinstance(options, MLPOptions) and config.neighbors not in (None, "full", "fanout"),
+        f"expected no neighbors={config.neighbors} with model {kind.name}, which ignores the "
+        "graph: leave it out, or take a model that sums over neighbors, such as gcn",
+    )
+    layers = num_layers(config.hidden, config.layers)
+    yield (
+        options.residual and layers < 3,
+        f"expected 3 layers or more with residual, got {layers}: there is no hidden "
+        "layer whose input and output are equally wide",
+    )
+    yield (
+        options.residual and isinstance(hidden, str),
+        f"expected hidden layers of one width with residual, got hidden={hidden}: what "
+        "enters a layer is added to what leaves it",
+    )
+    yield (
+        has_linear_head(options) and layers < 2,
+        f"expected 2 layers or more with head=linear, got {layers}: there is no convolution "
+        "below it",
+    )
+    if isinstance(options, GATOptions) and layers > 1:
+        yield from _exclusions_of_heads(hidden_widths(hidden, layers), options.heads)
+
+
+def _exclusions_of_heads(widths: Sequence[int], heads: int) -> Iterator[Exclusion]:
+    """Yield hidden widths that attention heads cannot share."""
+    for width in widths:
+        yield (
+            width % heads,
+            f"expected a hidden width that is a multiple of {heads} heads, got {width}: they "
+            "stand side by side in it",
+        )
+
+
+def exclusions_of_optimizer(config: RunConfig, method: Method) -> Iterator[Exclusion]:
+    """Yield what the optimizer of the clients excludes."""
+    optimizer = config.optimizer or method.needs.optimizer
+    yield (
+        method.needs.plain_sgd and (optimizer != "sgd" or config.momentum != 0),
+        f"expected optimizer=sgd without momentum for method {method.name}, got "
+        f"optimizer={optimizer} with momentum={config.momentum}: other steps do not tell the "
+        "clients' gradients",
+    )
+    yield (
+        optimizer != "sgd" and config.momentum != 0,
+        f"expected no momentum with optimizer=adam, got momentum={config.momentum}: use "
+        "optimizer=sgd",
+    )
+
+
+def exclusions_of_parts(
+    config: RunConfig, parts: Parts, *, overlapping: bool
+) -> Iterator[Exclusion]:
+    """Yield what parts and settings exclude, whatever the data.
 
     Args:
         config: of the run.
         parts: of the config.
         overlapping: whether several clients may hold a node.
     """
-    method, selector = parts.method.part, parts.selector.part
-    setting = method.setting
-    uses_cross_client_edges = method.evaluate.crosses
-    if config.collect and (uses_cross_client_edges or setting.uncut):
-        raise ConfigError(
-            f"expected a method that trains on each client's own graph for collect, got "
-            f"{method.name}, which has all neighbors already: leave collect out"
+    method = parts.method.part
+    selector = parts.selector.part
+    aggregator = parts.aggregator.part
+    # What the method cannot do.
+    yield (
+        config.collect and (method.evaluate.crosses or method.setting.uncut),
+        f"expected a method that trains on each client's own graph for collect, got "
+        f"{method.name}, which has all neighbors already: leave collect out",
+    )
+    yield (
+        overlapping and not method.evaluate.copies and not method.setting.uncut,
+        f"expected a cut in which each node has one client for {method.name}, which trains all "
+        f"clients as one graph, got {config.partition}: use another partition, such as metis",
+    )
+    yield (
+        not method.selects
+        and (selector is not UNIFORM or has_selection_limits(parts.selector.options)),
+        f"expected a method that trains locally for selector {selector.name}, got "
+        f"{method.name}, in which all clients train in every round: leave selector out",
+    )
+    yield (
+        aggregator is not MEAN and not method.aggregates,
+        f"expected a method that averages weights and nothing else for aggregator "
+        f"{aggregator.name}, got {method.name}: use one of "
+        f"{methods_that(lambda m: m.aggregates)}, or one of your own with aggregates=True",
+    )
+    yield (
+        config.local_bias and method.evaluate.view != "server",
+        f"expected a method whose server has a model for local_bias, got {method.name}: leave "
+        "local_bias out",
+    )
+    limits = [n for n in ("min_nodes_per_row", "min_silos_per_row") if getattr(config, n) > 1]
+    if limits and method.rows != "sums":
+        yield (
+            True,
+            f"expected a method that exchanges sums of rows for {limits[0]}, got {method.name}, "
+            f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(limits)} out",
         )
-    if overlapping and not method.evaluate.copies and not setting.uncut:
-        raise ConfigError(
-            f"expected a cut in which each node has one client for {method.name}, which trains all "
-            f"clients as one graph, got {config.partition}: use another partition, such as metis"
-        )
-    selector_has_budget = has_selection_limits(parts.selector.options)
-    if not method.selects and (selector is not UNIFORM or selector_has_budget):
-        raise ConfigError(
-            f"expected a method that trains locally for selector {selector.name}, got "
-            f"{method.name}, in which all clients train in every round: leave selector out"
-        )
-    if parts.aggregator.part is not MEAN and not method.aggregates:
-        supported_methods = [
-            name for name, other_method in METHODS.items() if other_method.aggregates
-        ]
-        raise ConfigError(
-            f"expected a method that averages weights and nothing else for aggregator "
-            f"{parts.aggregator.part.name}, got {method.name}: use one of "
-            f"{', '.join(supported_methods)}, or one of your own with aggregates=True"
-        )
-    if config.local_bias and method.evaluate.view != "server":
-        raise ConfigError(
-            f"expected a method whose server has a model for local_bias, got {method.name}: leave "
-            "local_bias out"
-        )
-    check_minimum(config, method)
-    check_sent(config, parts)
-    check_features(config)
-    check_clock(config)
-    parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
-    check_metric(config)
+    # The form in which weights are sent.
+    is_plain = SentWeights(config.weights_as, config.weight_rows).plain
+    settings_text = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
+    yield (
+        not is_plain and not method.small_weights,
+        f"expected weights_as=exact and weight_rows=all for method {method.name}, got "
+        f"{settings_text}: {methods_that(lambda m: m.small_weights)} can send them otherwise",
+    )
+    yield (
+        not is_plain and selector.on_receipt,
+        f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
+        f"got {settings_text}: those that do not train would score other weights",
+    )
+    keep_optimizer = (
+        method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
+    )
+    yield (
+        config.weight_rows != "all"
+        and (keep_optimizer or config.batch_size is not None or config.collect),
+        "expected neither keep_optimizer, batch_size nor collect with weight_rows=used: then "
+        "the server cannot know what becomes of the rows that a client does not use",
+    )
+    # Features that are made.
+    yield (
+        config.features == "degree" and config.normalize == "row",
+        "expected normalize none with features degree, got row: a single feature divided by "
+        "itself is 1 at every node; leave normalize out",
+    )
+    yield (
+        config.features == "constant" and config.normalize in STANDARD,
+        f"expected normalize none with features constant, got {config.normalize}: a constant "
+        "feature is then 0 at every node; leave normalize out",
+    )
+    yield (
+        "degree" in config.features and config.drop_edges,
+        f"expected no drop_edges with features {config.features}, got {config.drop_edges}: a "
+        "silo cannot count edges that it has lost; use constant, or leave drop_edges out",
+    )
 
 
-def check_ratings(method: Method, task: LabelForm) -> None:
-    """Raise `ConfigError` for ratings and a method that does not train on them."""
-    if task == "rating" and not method.trains_ratings:
-        supported_methods = [
-            name for name, other_method in METHODS.items() if other_method.trains_ratings
-        ]
-        raise ConfigError(
-            f"expected a method that trains on ratings of users and items, got {method.name}: use "
-            f"one of {', '.join(supported_methods)}"
+def exclusions_of_labels(
+    config: RunConfig, method: Method, labels: LabelForm
+) -> Iterator[Exclusion]:
+    """Yield what the kind of labels excludes."""
+    yield (
+        labels == "rating" and not method.trains_ratings,
+        f"expected a method that trains on ratings of users and items, got {method.name}: use "
+        f"one of {methods_that(lambda m: m.trains_ratings)}",
+    )
+    yield (
+        labels == "rating" and config.normalize in STANDARD,
+        f"expected normalize none with ratings, got {config.normalize}: users, items and "
+        "ratings have no features to standardize; leave normalize out",
+    )
+
+
+def exclusions_of_silos(config: RunConfig, num_silos: int) -> Iterator[Exclusion]:
+    """Yield options that cut a graph, where silos hold their parts already."""
+    for name in ("largest_component", "drop_edges"):
+        yield (
+            getattr(config, name),
+            f"expected silos' data as they are, got {name}={getattr(config, name)}: nobody "
+            "holds the whole graph; leave it out, or give it to export-silos",
         )
+    yield (
+        config.clients not in (None, num_silos),
+        f"clients: expected {num_silos}, one for each silo, got {config.clients}: leave "
+        "clients out",
+    )
+
+
+def exclusions_of_model(
+    config: RunConfig,
+    parts: Parts,
+    model: AnyModel,
+    neighbors: Neighbors,
+    relevant: float | None,
+    scale: tuple[float, float] | None,
+) -> Iterator[Exclusion]:
+    """Yield what the model excludes, once it is built for the data.
+
+    Args:
+        config: of the run.
+        parts: of the config.
+        model: what trains.
+        neighbors: what draws its neighbors.
+        relevant: the least rating of items that rankings should have first, None without rankings.
+        scale: least and largest rating of the data; None where none is known.
+    """
+    yield (
+        config.decay_layers != "all" and model.staged is None,
+        f"expected decay_layers=all with {model.noun}, whose layers are not known, got "
+        f"decay_layers={config.decay_layers}: leave it out",
+    )
+    selector = parts.selector.part
+    if relevant is not None:
+        yield (
+            config.metric in RANKINGS and selector.on_receipt,
+            f"expected another metric than {config.metric} for selector {selector.name}, whose "
+            "clients score what they receive but rank nothing by it: use rmse and relevant="
+            f"{relevant:g}, which ranks as well",
+        )
+    if relevant is not None and scale is not None:
+        yield (
+            relevant > scale[1],
+            f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
+            f"{relevant:g}: no item would be relevant; lower it",
+        )
+    reason = neighbors.why_not(model)
+    yield (
+        reason is not None,
+        f"expected a model that takes the draws of neighbors="
+        f"{config.neighbors or parts.neighbors.part.name}, got {config.model}: {reason}; use "
+        "neighbors=full or fanout",
+    )
+
+
+def exclusions_of_clients(config: RunConfig, num_clients: int) -> Iterator[Exclusion]:
+    """Yield what the number of clients excludes."""
+    max_silos = max(num_clients - 1, 1)
+    yield (
+        config.min_silos_per_row > max_silos,
+        f"expected at most {max_silos} for min_silos_per_row, as a node has neighbors in at "
+        f"most that many other silos, got {config.min_silos_per_row}: lower it",
+    )
 
 
 def check_selected(parts: Parts) -> None:
@@ -478,84 +618,17 @@ def check_selected(parts: Parts) -> None:
         )
 
 
-WITHOUT_SUMS = {
-    "none": "which exchanges no rows",
-    "single": "which exchanges more than sums",
-}
+def check_parts(config: RunConfig, parts: Parts, *, overlapping: bool) -> None:
+    """Raise `ConfigError` for settings that exclude each other, or that mean nothing.
 
-
-def check_minimum(config: RunConfig, method: Method) -> None:
-    """Raise `ConfigError` for a minimum of nodes or silos per row where no sums are exchanged."""
-    names = ("min_nodes_per_row", "min_silos_per_row")
-    limits = [name for name in names if getattr(config, name) > 1]
-    if limits and method.rows != "sums":
-        raise ConfigError(
-            f"expected a method that exchanges sums of rows for {limits[0]}, got {method.name}, "
-            f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(limits)} out"
-        )
-
-
-def check_sent(config: RunConfig, parts: Parts) -> None:
-    """Raise `ConfigError` unless weights can be sent in the form that the config names."""
-    method = parts.method.part
-    if SentWeights(config.weights_as, config.weight_rows).plain:
-        return
-    settings_text = f"weights_as={config.weights_as} weight_rows={config.weight_rows}"
-    if not method.small_weights:
-        supported_methods = [
-            name for name, other_method in METHODS.items() if other_method.small_weights
-        ]
-        raise ConfigError(
-            f"expected weights_as=exact and weight_rows=all for method {method.name}, got "
-            f"{settings_text}: {', '.join(supported_methods)} can send them otherwise"
-        )
-    if parts.selector.part.on_receipt:
-        raise ConfigError(
-            f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
-            f"got {settings_text}: those that do not train would score other weights"
-        )
-    if config.weight_rows == "all":
-        return
-    keep_optimizer = (
-        method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
-    )
-    if keep_optimizer or config.batch_size is not None or config.collect:
-        raise ConfigError(
-            "expected neither keep_optimizer, batch_size nor collect with weight_rows=used: then "
-            "the server cannot know what becomes of the rows that a client does not use"
-        )
-
-
-def check_silos_behind(config: RunConfig, clients: int) -> None:
-    """Raise `ConfigError` where `min_silos_per_row` exceeds the number of other silos."""
-    max_silos = max(clients - 1, 1)
-    if config.min_silos_per_row > max_silos:
-        raise ConfigError(
-            f"expected at most {max_silos} for min_silos_per_row, as a node has neighbors in at "
-            f"most that many other silos, got {config.min_silos_per_row}: lower it"
-        )
-
-
-def check_neighbors(name: str, model_name: str, neighbors: Neighbors, model: AnyModel) -> None:
-    """Raise `ConfigError` where a model cannot be trained on what a sampler draws."""
-    reason = neighbors.why_not(model)
-    if reason is not None:
-        raise ConfigError(
-            f"expected a model that takes the draws of neighbors={name}, got {model_name}: "
-            f"{reason}; use neighbors=full or fanout"
-        )
-
-
-def has_selection_limits(options: Any) -> bool:
-    """Whether options of a selector limit the clients of rounds; a user's may not have them."""
-    values = {f.name: getattr(options, f.name) for f in fields(options)}
-    return any(values.get(name) is not None for name in LIMITS)
-
-
-def check_decay(config: RunConfig, model: AnyModel) -> None:
-    """Raise `ConfigError` where only the first layer decays, and it is unknown."""
-    if config.decay_layers != "all" and model.staged is None:
-        raise ConfigError(
-            f"expected decay_layers=all with {model.noun}, whose layers are not known, got "
-            f"decay_layers={config.decay_layers}: leave it out"
-        )
+    Arguments as for `exclusions_of_parts`.
+    """
+    check_exclusions(exclusions_of_parts(config, parts, overlapping=overlapping))
+    if config.speeds is not None:
+        parse_speeds(config.speeds)
+    if config.links is not None:
+        parse_links(config.links)
+    parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
+    if config.metric is not None:
+        metric_of(config.metric)
+    parse_target(config.target, config.metric)

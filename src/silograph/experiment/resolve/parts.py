@@ -6,20 +6,21 @@ range that tuning tries. A user gives one as NAME, if one chosen part alone has 
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
-from silograph.core.config import RunConfig, check_read, checked
+from silograph.core.config import RunConfig, check_read, checked, unread
 from silograph.core.errors import ConfigError, lookup, unknown
-from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import RowMinimum, Scalar
 from silograph.evaluation.scoring import AllSilos
-from silograph.experiment.resolve.own_partition import names_clients
 from silograph.experiment.resolve.user_code import import_spec, is_spec
-from silograph.graph.partition.own import check_no_path
+from silograph.graph.datasets import has_ratings, source_of
+from silograph.graph.graph import Graph
+from silograph.graph.partition.own import check_no_path, names_clients
 from silograph.graph.partition.partition import PARTITIONERS, Partitioner
+from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import NODE_MODEL, Method
 from silograph.nn.model import MODELS
@@ -143,7 +144,13 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
         "aggregator": _find_part(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
     }
     if config.model is not None:
-        model = MODULE if is_spec(config.model) else _model_kind(config.model)
+        if config.model in MODELS and config.model not in MODEL_KINDS:
+            raise ConfigError(
+                f"expected model {config.model!r} with title and options, got its layers alone in "
+                "MODELS: add it by silograph.nn.model.add_model(kind, stages)"
+            )
+        is_module = is_spec(config.model)
+        model = MODULE if is_module else lookup(MODEL_KINDS, config.model, "model")
         return parts | {"model": model}
     # The task is not known here. An option that only the default for ratings has decides.
     rating_parts = parts | {"model": MODEL_KINDS[method_part.needs.rating_model.name]}
@@ -188,16 +195,6 @@ def with_default_model(
     return dataclasses.replace(config, model=model.name, layers=layers, hidden=hidden)
 
 
-def _model_kind(name: str) -> ModelKind:
-    """Return the kind of a model of silograph's, or of one that was added."""
-    if name in MODELS and name not in MODEL_KINDS:
-        raise ConfigError(
-            f"expected model {name!r} with title and options, got its layers alone in MODELS: add "
-            "it by silograph.nn.model.add_model(kind, stages)"
-        )
-    return lookup(MODEL_KINDS, name, "model")
-
-
 def _find_part(
     name: str,
     table: Mapping[str, P],
@@ -214,16 +211,6 @@ def _find_part(
             raise ConfigError(f"unknown {description} {name!r}: did you mean {other_kind}={name}?")
         raise unknown(description, name, [*table, *other_choices])
     return table[name]
-
-
-def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
-    """Return what is imported for a config: `FILE.py:NAME` or `package.module:NAME` by kind."""
-    part_names = {kind: getattr(config, kind) for kind in TABLES}
-    return {
-        kind: spec
-        for kind, spec in part_names.items()
-        if spec is not None and is_spec(spec) and not (kind == "partition" and names_clients(spec))
-    }
 
 
 def find_method(config: RunConfig, method: Method | None = None) -> Method:
@@ -265,35 +252,24 @@ def group_options(
         parts = {**parts, "partition": own_partition}
     values: dict[str, dict[str, Scalar]] = {kind: {} for kind in parts}
     name_used: dict[tuple[str, str], str] = {}
-    for user_name, name, value in _iter_option_values(config):
-        part_and_option = find_option(name, parts, user_name)
-        if part_and_option in name_used:
+    flat_values = [(n, f"{kind}.{n}", getattr(config, n)) for n, kind in FLAT.items()]
+    user_values = [each for each in flat_values if each[2] is not None]
+    user_values += [(name, name, value) for name, value in config.options.items()]
+    for user_name, name, value in user_values:
+        kind, option = place = find_option(name, parts, user_name)
+        if place in name_used:
             both = (
-                f"{name_used[part_and_option]} and {user_name}"
-                if name_used[part_and_option] != user_name
+                f"{name_used[place]} and {user_name}"
+                if name_used[place] != user_name
                 else f"option {user_name}, too"
             )
-            raise ConfigError(
-                f"expected {part_and_option[1]} once, got {both}: leave one of them out"
-            )
-        name_used[part_and_option] = user_name
-        if not _is_none(value, options_of(parts[part_and_option[0]])[part_and_option[1]]):
-            values[part_and_option[0]][part_and_option[1]] = value
+            raise ConfigError(f"expected {option} once, got {both}: leave one of them out")
+        name_used[place] = user_name
+        # Listings show "none" for an option that is None by default.
+        is_none = isinstance(value, str) and value.lower() == "none"
+        if not (is_none and options_of(parts[kind])[option].default is None):
+            values[kind][option] = value
     return values
-
-
-def _is_none(value: Scalar, field: "dataclasses.Field[Any]") -> bool:
-    """Whether a text is "none", as listings show it, of an option that is None by default."""
-    return field.default is None and isinstance(value, str) and value.lower() == "none"
-
-
-def _iter_option_values(config: RunConfig) -> Iterator[tuple[str, str, Scalar]]:
-    """Yield what each option of a part is called by the user and in full, and its value."""
-    for name, kind in FLAT.items():
-        if getattr(config, name) is not None:
-            yield name, f"{kind}.{name}", getattr(config, name)
-    for name, value in config.options.items():
-        yield name, name, value
 
 
 def find_option(
@@ -436,3 +412,124 @@ def option_help(parts: Parts) -> dict[str, str]:
         for kind in TABLES
         for name, f in options_of(getattr(parts, kind).part).items()
     }
+
+
+def with_model_for(
+    config: RunConfig, data: Graph | Silos | None = None, method: Method | None = None
+) -> RunConfig:
+    """Return the config with its model; the default depends on the data.
+
+    Args:
+        config: of a run.
+        data: the graph or silos, where they are in memory and not what `dataset` names.
+        method: the method, where it is a value.
+
+    Raises:
+        SilographError: unknown method (names the nearest), or no folder where one was named.
+    """
+    if config.model is not None:
+        return config
+    ratings = source_of(config).has_ratings() if data is None else has_ratings(data)
+    return with_default_model(config, ratings=ratings, method=method)
+
+
+# --- Options of runs that vary their parts: which of them a run takes ----------------------------
+
+
+def has_option(name: str, parts: Mapping[str, NamedPart]) -> bool:
+    """Whether one of some parts by kind has an option, NAME or PART.NAME."""
+    kind, dot, option_name = str(name).partition(".")  # `make_config` refuses what is no text
+    if dot and kind in parts:
+        return option_name in options_of(parts[kind])
+    return any(name in options_of(part) for part in parts.values())
+
+
+def is_unread(name: str, parts: Mapping[str, NamedPart], values: Mapping[str, Scalar]) -> bool:
+    """Whether a part has an option that nothing reads because of what other options say.
+
+    Args:
+        name: of the option, NAME or PART.NAME.
+        parts: by kind.
+        values: values of options, by NAME or PART.NAME; of one that stands there twice, the last.
+    """
+    if not has_option(name, parts):
+        return False
+    kind, option_name = find_option(name, parts)
+    value_by_place = {find_option(n, parts): v for n, v in values.items() if has_option(n, parts)}
+    return option_name in unread(
+        parts[kind].options, {n: v for (k, n), v in value_by_place.items() if k == kind}
+    )
+
+
+def without_unread(
+    options: Mapping[str, Scalar],
+    varied: Mapping[str, Scalar],
+    parts: Mapping[str, NamedPart],
+) -> dict[str, Scalar]:
+    """Return options of one of several runs, without those that what is varied makes unread.
+
+    One that is not read in any case stays, to be refused.
+
+    Args:
+        options: of the run, those that are varied last.
+        varied: those that differ between the runs.
+        parts: of the run.
+    """
+    fixed_options = {name: value for name, value in options.items() if name not in varied}
+    return {
+        name: value
+        for name, value in options.items()
+        if not is_unread(name, parts, options)
+        or (name not in varied and is_unread(name, parts, fixed_options))
+    }
+
+
+def without_foreign_options(config: RunConfig, method: Method | None = None) -> RunConfig:
+    """Return a config without the keys of options that its own partition or model does not have.
+
+    A study that varies parts gives such a key to all of its runs.
+    """
+    parts = named_parts(config, method)
+    foreign = {
+        name: None
+        for name, kind in FLAT.items()
+        if getattr(config, name) is not None and name not in options_of(parts[kind])
+    }
+    return dataclasses.replace(config, **foreign)  # type: ignore[arg-type]
+
+
+def check_some_have(
+    keys: Iterable[str], config: RunConfig, varied_values: Mapping[str, Iterable[object]]
+) -> None:
+    """Raise `ConfigError` for the key of an option that no part of some runs has.
+
+    Args:
+        keys: keys of configs.
+        config: of all runs.
+        varied_values: parts, among other keys, that runs have in place of the config's.
+    """
+    parts = named_parts(config) if set(keys) & FLAT.keys() else {}
+    for name in keys:
+        if name not in FLAT:
+            continue
+        kind = FLAT[name]
+        table, names = TABLES[kind], varied_values.get(kind, ())
+        varied_parts = [table[str(part_name)] for part_name in names if part_name in table] or [
+            parts[kind]
+        ]
+        if not any(name in options_of(part) for part in varied_parts):
+            raise unknown_option_error(name, {kind: varied_parts[0]}, name)
+
+
+def without_part(config: RunConfig, kind: str) -> RunConfig:
+    """Return a config without what it says of the options of one kind of part."""
+    parts = named_parts(config)
+    options = {n: v for n, v in config.options.items() if find_option(n, parts)[0] != kind}
+    own: dict[str, Any] = {name: None for name, owner in FLAT.items() if owner == kind}
+    return dataclasses.replace(config, options=options, **own)
+
+
+def without_method(config: RunConfig, method: Method) -> dict[str, Scalar]:
+    """Return the options of a config that are not those of its method."""
+    parts = named_parts(config, method)
+    return {n: v for n, v in config.options.items() if find_option(n, parts)[0] != "method"}

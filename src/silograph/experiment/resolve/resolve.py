@@ -1,14 +1,16 @@
 """`resolve`: from the config of a user to a complete run, with all defaults filled in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError
+from silograph.core.errors import CheckpointError, ConfigError
 from silograph.core.key import Key
+from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import (
     DEFAULT_LINKS,
@@ -21,27 +23,32 @@ from silograph.core.setting_values import (
 )
 from silograph.evaluation.scoring import OwnGraph
 from silograph.exchange.collect import SumSpecs
-from silograph.experiment.resolve.cutting import (
+from silograph.experiment.resolve.data import (
     DEFAULT_CLIENTS,
     Cut,
-    check_standard,
-    check_uncut,
+    check_edge_weights,
     clients_of,
     clients_of_graph,
+    describe_weight_scale,
+    edge_weights_in,
+    has_weights,
     make_server_block,
     scale_line,
     seed_of,
+    sum_specs,
 )
 from silograph.experiment.resolve.exclusions import (
-    check_decay,
+    check_exclusions,
     check_metric_of,
-    check_model,
-    check_neighbors,
-    check_ratings,
-    check_relevant,
-    check_silos_behind,
-    check_together,
+    check_parts,
+    check_selected,
     depth_of,
+    exclusions_of_clients,
+    exclusions_of_labels,
+    exclusions_of_model,
+    exclusions_of_model_kind,
+    exclusions_of_optimizer,
+    exclusions_of_silos,
     has_selection_limits,
     make_model,
     metric_of_run,
@@ -50,32 +57,50 @@ from silograph.experiment.resolve.exclusions import (
     relevant_of_run,
     scores_extra,
 )
-from silograph.experiment.resolve.fitting import (
-    check_edge_weights,
-    describe_weight_scale,
-    edge_weights_in,
-    has_weights,
-    sum_specs,
+from silograph.experiment.resolve.parts import (
+    ChosenPart,
+    Parts,
+    choose_parts,
+    with_default_model,
+    with_model_for,
 )
-from silograph.experiment.resolve.own_partition import CutGraph, names_clients, with_own_partition
-from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts, with_default_model
+from silograph.experiment.resolve.run_request import (
+    PENDING,
+    CutGraph,
+    apply_partition,
+    merge_config,
+    name_of,
+    own_of,
+    parse_call_arguments,
+    with_absolute_paths,
+    with_own_partition,
+)
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.base import in_function
 from silograph.graph.block.block import ClientBlock, Route, SparseRows
-from silograph.graph.graph import Graph, LabelForm, Schema, schema_of, with_width
+from silograph.graph.datasets import (
+    Source,
+    check_columns,
+    check_na_values,
+    check_rating_scale,
+    check_scale,
+    source_of,
+)
+from silograph.graph.generated.generate import ProgressCallback
+from silograph.graph.graph import Graph, Schema, schema_of, with_width
+from silograph.graph.partition.own import GIVEN, names_clients
 from silograph.graph.silos.data import Silos
+from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.ops import scores_start
-from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH, Backend, why_not_compiled
-from silograph.nn.fit import Schedule, TrainableModel, Training
+from silograph.nn.fit import Schedule, Training
 from silograph.nn.mini_batches import Neighbors
 from silograph.nn.model_options import RATING_MODELS
-from silograph.nn.optim import SGD, Adam, Optimizer
+from silograph.nn.optim import SGD, Adam
 from silograph.nn.own_module import Make
 from silograph.selection.base import UNIFORM
 from silograph.task.counts import CountRules
-from silograph.task.metric_table import RANKINGS
 from silograph.task.registry import TASKS
 
 # --- How a run is computed: which kernels, and how many clients at once --------------------------
@@ -216,16 +241,53 @@ def choose(config: RunConfig, method: Method | None = None) -> Parts:
         ConfigError: see `choose_parts`; or parts that do not go together.
     """
     parts = choose_parts(config, method)
-    check_model(config, parts.model.part, parts.model.options)
-    neighbors_of(config, parts)
-    needs, name = parts.method.part.needs, parts.method.part.name
-    optimizer = config.optimizer or needs.optimizer
-    if needs.plain_sgd and (optimizer != "sgd" or config.momentum != 0):
-        raise ConfigError(
-            f"expected optimizer=sgd without momentum for method {name}, got optimizer={optimizer} "
-            f"with momentum={config.momentum}: other steps do not tell the clients' gradients"
-        )
+    check_exclusions(exclusions_of_model_kind(config, parts.model.part, parts.model.options))
+    make_neighbors(config, parts)
+    check_exclusions(exclusions_of_optimizer(config, parts.method.part))
     return parts
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a config is resolved by, of its data.
+
+    Attributes:
+        schema: features and classes.
+        clients: their number.
+        overlapping: whether several clients may hold a node, whatever the cut.
+        weighted: whether any client has weights of edges.
+        scale: least and largest rating; None where none is known.
+    """
+
+    schema: Schema
+    clients: int
+    overlapping: bool = False
+    weighted: bool = False
+    scale: tuple[float, float] | None = None
+
+
+def facts_of(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> DataFacts:
+    """Return what a config is resolved by; that silos agree on it is checked later.
+
+    Raises:
+        DataError: `features` is "given", and the data have none.
+    """
+    if isinstance(data, Schema):
+        clients = DEFAULT_CLIENTS if config.clients is None else config.clients
+        return DataFacts(with_width(data, config.features, "the federation"), clients)
+    graph: Graph
+    if isinstance(data, Silos):
+        graph, clients, overlapping = data.members[0].graph, len(data.ids), False
+        scales = [silo.scale for silo in data.members if silo.scale is not None]
+        scale = max(scales, key=lambda scale: scale[1], default=None)
+    elif isinstance(data, CutGraph):
+        graph, clients, overlapping = data.graph, len(data.partition.ids), data.overlapping
+        scale = graph.scale
+    else:
+        graph, clients, overlapping = data, clients_of_graph(config, data), False
+        scale = graph.scale
+    schema = with_width(schema_of(graph), config.features, graph.name)
+    return DataFacts(schema, clients, overlapping, has_weights(data), scale)
 
 
 def resolve(
@@ -252,17 +314,32 @@ def resolve(
         ConfigError: something about the config cannot be used, or not with these data.
     """
     # The task decides on the default model, and the model on what else is valid.
-    ratings = schema_in(user_config, data).task == "rating"
-    method = None if parts is None else parts.method.part
-    user_config = with_default_model(user_config, ratings=ratings, method=method)
+    facts = facts_of(user_config, data)
+    schema, task = facts.schema, facts.schema.task
+    value = None if parts is None else parts.method.part
+    user_config = with_default_model(user_config, ratings=task == "rating", method=value)
     parts = choose(user_config) if parts is None else parts
-    schema = usable_schema(user_config, data, parts)
+    method, needs, selector = parts.method.part, parts.method.part.needs, parts.selector
+    check_metric_of(user_config, task)
+    check_exclusions(exclusions_of_labels(user_config, method, task))
+    overlapping = parts.partition.part.overlapping or task == "rating" or facts.overlapping
+    check_parts(user_config, parts, overlapping=overlapping)
+    if isinstance(data, Silos):
+        check_exclusions(exclusions_of_silos(user_config, facts.clients))
     torch_device = device_of(device or user_config.device)
-    parts = with_partition_defaults(parts, schema)
+    # Options of the cut that depend on the classes are written out.
+    partition = parts.partition
+    partition_options = partition.part.complete(partition.options, schema.num_classes)
+    parts = replace(parts, partition=ChosenPart(partition.part, partition_options))
     # Fill in the defaults that need no data, and build what trains.
     settings = fill_defaults(user_config, parts)
     metric = metric_of_run(user_config, schema)
-    optimizer = make_optimizer(user_config, settings)
+    lr, decay, decay_layers = settings["lr"], settings["weight_decay"], user_config.decay_layers
+    optimizer = (
+        SGD(lr, decay, user_config.momentum, decay_layers)
+        if settings["optimizer"] == "sgd"
+        else Adam(lr, decay, decay_layers=decay_layers)
+    )
     model = make_model(
         user_config,
         parts.model.options,
@@ -271,24 +348,31 @@ def resolve(
         DTYPES[user_config.dtype],
         torch_device,
     )
-    check_decay(user_config, model)
-    relevant = ranked_in(user_config, parts, schema, model)
-    check_relevant(relevant, scale_in(data))
-    training = training_of(user_config, settings, parts, model, optimizer)
+    relevant = relevant_of_run(user_config, schema, model)
+    neighbors, own_options = make_neighbors(user_config, parts), parts.method.options
+    check_exclusions(
+        exclusions_of_model(user_config, parts, model, neighbors, relevant, facts.scale)
+    )
+    training = Training(
+        model,
+        optimizer,
+        Schedule(settings["local_epochs"], user_config.batch_size, neighbors),
+        needs.corrections(own_options),
+        needs.losses(own_options),
+    )
     backend = choose_backend(user_config, training, torch_device)
     # Settings that depend on the data.
-    check_silos_behind(user_config, clients := clients_in(user_config, data))
+    check_exclusions(exclusions_of_clients(user_config, facts.clients))
     data_settings = {
-        "clients": clients,
+        "clients": facts.clients,
         "metric": metric,
         "relevant": relevant,
         "kernels": backend.name,
+        "edge_weights": edge_weights_in(user_config, model, weighted=weighted or facts.weighted),
     }
-    weighted |= not isinstance(data, Schema) and has_weights(data)
-    data_settings["edge_weights"] = edge_weights_in(user_config, model, weighted=weighted)
     config = ResolvedConfig(**settings | data_settings)
     # What the method's ops and its server program read.
-    selector = parts.selector
+    received: Literal["", "val", "all"] = "val" if selector.part.on_receipt else ""
     method_config = MethodConfig(
         model=model,
         optimizer=optimizer,
@@ -297,14 +381,14 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
         limited=has_selection_limits(selector.options),
-        received=received_in(parts),
+        received="all" if scores_on_receipt(parts) else received,
         scored_every=0 if selector.part.on_receipt else user_config.eval_every,
         count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
         behind=RowMinimum(config.min_nodes_per_row, config.min_silos_per_row),
         relevant=relevant,
-        options=parts.method.options,
+        options=own_options,
         backend=backend,
         corrections=training.corrections,
         losses=training.losses,
@@ -313,46 +397,11 @@ def resolve(
             user_config.lr_schedule, user_config.rounds, user_config.warmup_rounds
         ),
     )
-    check_method(parts.method.part, method_config)
+    with in_function(method.check, f"check of method {method.name}"):
+        method.check(method_config)
     check_evaluate_clients(user_config, parts, method_config)
     why_torch = explain_torch_kernels(user_config, training, torch_device)
     return Resolved(config, parts, method_config, schema, torch_device, why_torch)
-
-
-def check_method(method: Method, method_config: MethodConfig) -> None:
-    """Raise `ConfigError` for a config that the method cannot train with."""
-    with in_function(method.check, f"check of method {method.name}"):
-        method.check(method_config)
-
-
-def usable_schema(
-    config: RunConfig, data: Graph | CutGraph | Silos | Schema, parts: Parts
-) -> Schema:
-    """Return features and classes of a run, once config and parts go with them."""
-    schema = schema_in(config, data)
-    overlapping = parts.partition.part.overlapping or schema.task == "rating"
-    overlapping |= isinstance(data, CutGraph) and data.overlapping
-    check_metric_of(config, schema.task)
-    check_ratings(parts.method.part, schema.task)
-    check_standard(config, schema.task)
-    check_together(config, parts, overlapping=overlapping)
-    if isinstance(data, Silos):
-        check_uncut(config, data)
-    return schema
-
-
-def training_of(
-    config: RunConfig,
-    settings: Mapping[str, Any],
-    parts: Parts,
-    model: TrainableModel,
-    optimizer: Optimizer,
-) -> Training:
-    """Return how clients train; raise `ConfigError` where neighbors cannot be drawn so."""
-    schedule = Schedule(settings["local_epochs"], config.batch_size, neighbors_of(config, parts))
-    check_neighbors(settings["neighbors"], settings["model"], schedule.neighbors, model)
-    needs, own = parts.method.part.needs, parts.method.options
-    return Training(model, optimizer, schedule, needs.corrections(own), needs.losses(own))
 
 
 def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
@@ -365,6 +414,9 @@ def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
     clients = config.clients
     if clients is None and not names_clients(config.partition):
         clients = DEFAULT_CLIENTS
+    # Speeds and links are those of the virtual clock; None where nothing asks for one.
+    clock = (config.speeds, config.links, config.max_virtual_seconds)
+    has_clock = any(value is not None for value in clock)
     return {f.name: getattr(config, f.name) for f in fields(ResolvedConfig)} | {
         "options": parts.options,
         "clients": clients,
@@ -379,16 +431,10 @@ def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "local_epochs": config.local_epochs or needs.local_epochs,
         "keep_optimizer": keep_optimizer,
         "evaluation_min_count": config.evaluation_min_count or 0,
-        **clock_values(config),
+        "speeds": (config.speeds or EQUAL) if has_clock else None,
+        "links": (config.links or DEFAULT_LINKS) if has_clock else None,
         **{name: seed_of(config, name) for name in ("partition_seed", "split_seed", "init_seed")},
     }
-
-
-def received_in(parts: Parts) -> Literal["", "val", "all"]:
-    """Return which nodes clients score the model on that they receive; see `MethodConfig`."""
-    if scores_on_receipt(parts):
-        return "all"
-    return "val" if parts.selector.part.on_receipt else ""
 
 
 def scores_on_receipt(parts: Parts) -> bool:
@@ -430,25 +476,6 @@ def check_evaluate_clients(config: RunConfig, parts: Parts, method_config: Metho
         )
 
 
-def ranked_in(config: RunConfig, parts: Parts, schema: Schema, model: AnyModel) -> float | None:
-    """Return the least rating that rankings should have first, None where nothing is ranked."""
-    relevant, selector = relevant_of_run(config, schema, model), parts.selector.part
-    if config.metric in RANKINGS and selector.on_receipt:
-        raise ConfigError(
-            f"expected another metric than {config.metric} for selector {selector.name}, whose "
-            "clients score what they receive but rank nothing by it: use rmse and relevant="
-            f"{relevant:g}, which ranks as well"
-        )
-    return relevant
-
-
-def clock_values(config: RunConfig) -> dict[str, str | None]:
-    """Return speeds and links of the virtual clock; None where nothing asks for one."""
-    if config.speeds is None and config.links is None and config.max_virtual_seconds is None:
-        return {"speeds": None, "links": None}
-    return {"speeds": config.speeds or EQUAL, "links": config.links or DEFAULT_LINKS}
-
-
 def with_defaults(config: RunConfig, parts: Parts) -> RunConfig:
     """Return the config with every default that needs no data filled in."""
     values = {name: v for name, v in fill_defaults(config, parts).items() if v is not None}
@@ -456,65 +483,10 @@ def with_defaults(config: RunConfig, parts: Parts) -> RunConfig:
     return make_config(values | {"options": options})
 
 
-def with_partition_defaults(parts: Parts, schema: Schema) -> Parts:
-    """Return the parts with the options of the cut that depend on the classes written out."""
-    part, options = parts.partition.part, parts.partition.options
-    options = part.complete(options, schema.num_classes)
-    return replace(parts, partition=ChosenPart(part, options))
-
-
-def schema_in(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Schema:
-    """Return features and classes of a run; that silos agree on them is checked later.
-
-    Raises:
-        DataError: `features` is "given", and the data have none.
-    """
-    if isinstance(data, Schema):
-        return with_width(data, config.features, "the federation")
-    if isinstance(data, Silos):
-        data = data.members[0].graph
-    graph = data.graph if isinstance(data, CutGraph) else data
-    return with_width(schema_of(graph), config.features, graph.name)
-
-
-def scale_in(data: Graph | CutGraph | Silos | Schema) -> tuple[float, float] | None:
-    """Return the least and largest rating of the data; None where none is known."""
-    if isinstance(data, Silos):
-        scales = [silo.scale for silo in data.members if silo.scale is not None]
-        return max(scales, key=lambda scale: scale[1], default=None)
-    if isinstance(data, Schema):
-        return None
-    return data.graph.scale if isinstance(data, CutGraph) else data.scale
-
-
-def clients_in(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> int:
-    """Return the number of clients."""
-    if isinstance(data, CutGraph):
-        return len(data.partition.ids)
-    if isinstance(data, Silos):
-        return len(data.ids)
-    if isinstance(data, Graph):
-        return clients_of_graph(config, data)
-    return DEFAULT_CLIENTS if config.clients is None else config.clients
-
-
-def neighbors_of(config: RunConfig, parts: Parts) -> Neighbors:
+def make_neighbors(config: RunConfig, parts: Parts) -> Neighbors:
     """Return what draws neighbors; raise `ConfigError` where it does not fit the model's hops."""
     depth = depth_of(config, parts.model.options)
     return parts.neighbors.part.make(parts.neighbors.options, depth)
-
-
-def make_optimizer(config: RunConfig, settings: Mapping[str, Any]) -> Optimizer:
-    """Return the clients' optimizer; raise `ConfigError` where it cannot have the momentum."""
-    lr, decay = settings["lr"], settings["weight_decay"]
-    if settings["optimizer"] == "sgd":
-        return SGD(lr, decay, config.momentum, config.decay_layers)
-    if config.momentum != 0:
-        raise ConfigError(
-            f"expected no momentum with optimizer=adam, got momentum={config.momentum}: use "
-            "optimizer=sgd"
-        )
-    return Adam(lr, decay, decay_layers=config.decay_layers)
 
 
 def device_of(name: str) -> torch.device:
@@ -627,32 +599,9 @@ def resolve_without_data(
     if config.clients is None and names_clients(config.partition):
         config = replace(config, clients=MANY)
     if config.model is not None and is_spec(config.model):
-        check_together(config, parts, overlapping=parts.partition.part.overlapping)
+        check_parts(config, parts, overlapping=parts.partition.part.overlapping)
         return None
-    return _first_that_fits(config, method, device)
-
-
-def _first_that_fits(config: RunConfig, method: Method | None, device: str | None) -> Resolved:
-    """Return what a run does with the first kind of labels that it can be done with."""
-    errors = []
-    for label_form in _label_forms(config):
-        config_with_model = with_default_model(
-            config, ratings=label_form == "rating", method=method
-        )
-        try:
-            return resolve(
-                config_with_model,
-                Schema(2, 2, label_form),
-                choose(config_with_model, method),
-                device=device,
-            )
-        except ConfigError as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def _label_forms(config: RunConfig) -> Sequence[LabelForm]:
-    """Return the kinds of labels that a model may predict: those that have the metrics, if any."""
+    # Kinds of labels that the model may predict: those that have the metrics, if any.
     tasks = [
         task
         for task in TASKS.values()
@@ -660,5 +609,155 @@ def _label_forms(config: RunConfig) -> Sequence[LabelForm]:
     ]
     target = parse_target(config.target)
     metric_names = {config.metric, target and target.metric} - {None, ""}
-    matching_tasks = [task for task in tasks if metric_names.issubset(task.metrics)]
-    return [task.labels for task in matching_tasks or tasks]
+    errors = []
+    for task in [t for t in tasks if metric_names.issubset(t.metrics)] or tasks:
+        is_rating = task.labels == "rating"
+        config_with_model = with_default_model(config, ratings=is_rating, method=method)
+        try:
+            parts = choose(config_with_model, method)
+            return resolve(config_with_model, Schema(2, 2, task.labels), parts, device=device)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+# --- From a call to a resolved run ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RunRequest:
+    """The request of a call, checked as far as possible without any data.
+
+    Attributes:
+        config: the config.
+        source: where its data are.
+        parts: what it names.
+        make: the module that `config.model` names, if it is one.
+        data: the graph or silos, where they are in memory.
+        partition: the partition, where it is a value.
+    """
+
+    config: RunConfig
+    source: Source
+    parts: Parts
+    make: Make | None
+    data: Graph | Silos | None = None
+    partition: Any = None
+
+    def read_and_resolve(self, report: ProgressCallback | None = None) -> SimulatedRun:
+        """Read the data and cut them, with all that the run does worked out.
+
+        Args:
+            report: called with the progress of generating data.
+
+        Raises:
+            SilographError: the data cannot be read, or not be used or cut as the call says.
+            CheckpointError: the partition differs from that of the run that is resumed.
+        """
+        config, uncut_data = self.config, self.data
+        if uncut_data is None:
+            uncut_data = self.source.read(config.scale, report)
+        data: Graph | CutGraph | Silos = uncut_data
+        if self.partition is not None:
+            data, config = apply_partition(uncut_data, self.partition, config)
+            if self.config.partition not in (PENDING, config.partition):  # of a resumed run
+                raise CheckpointError(
+                    f"expected the partition of the run, {self.config.partition}, got "
+                    f"{config.partition}: going on would not give the numbers of an uninterrupted "
+                    "run"
+                )
+        if config.out is not None:  # after loading, whose errors name the path as the user wrote it
+            config = with_absolute_paths(config, in_memory=self.source.kind == "memory")
+        with torch_threads(config.threads):
+            return resolve_simulation(config, data, self.parts, self.make)
+
+
+def parse_request(
+    graph: Any,
+    config: RunConfig | ResolvedConfig | None,
+    method: Method | str | None,
+    options: Mapping[str, Any],
+) -> RunRequest:
+    """Parse the arguments of `run`. No data are read, so mistakes are reported at once.
+
+    Raises:
+        SilographError: something about them cannot be used.
+    """
+    call = parse_call_arguments(graph, options)
+    all_options = dict(call.options)
+    if method is not None:
+        all_options["method"] = method.name if isinstance(method, Method) else method
+    own = own_of([method, all_options.get("model")])
+    if "model" in all_options:
+        all_options["model"] = name_of(all_options["model"])
+    merged_config, source = merge_config(call.graph, config, all_options)
+    data = call.graph if isinstance(call.graph, Graph | Silos) else None
+    if isinstance(data, Graph):
+        check_metric_of(merged_config, data.task)
+    if data is not None:
+        check_scale("a graph in memory", merged_config.scale)
+        check_columns("in memory", merged_config.columns)
+        check_rating_scale("in memory", merged_config.rating_scale)
+        check_na_values("in memory", merged_config.na_values)
+    value = method if isinstance(method, Method) else None
+    parts = choose(with_model_for(merged_config, data, value), value)
+    check_selected(parts)
+    make = own.models.get(merged_config.model or "") or own_module(merged_config)
+    return RunRequest(merged_config, source, parts, make, data, call.partition)
+
+
+def parse_resume_request(
+    folder: Path,
+    config: RunConfig,
+    run_source: Mapping[str, str | None] | None,
+    graph: Any,
+    partition: Any,
+    method: Method | None,
+    model: Make | None,
+) -> RunRequest:
+    """Parse the arguments of `resume`, which has the config from the run's folder.
+
+    Args:
+        folder: of the run, for errors.
+        config: of the run.
+        run_source: where its data are, as run.json says; None: they were in memory.
+        graph: the graph or silos, where they were in memory.
+        partition: the partition, where it was a value.
+        method: the method, where it was a value.
+        model: the class of the model, where it cannot be imported.
+
+    Raises:
+        SilographError: something that was in memory is missing, or there is too much.
+    """
+    if method is None and config.method not in METHODS and not is_spec(config.method):
+        raise ConfigError(
+            f"expected the method {config.method!r} of the run, got none: it was given as a value; "
+            "use sg.resume(DIR, method=...)"
+        )
+    parts = choose(config, method)
+    try:
+        make = own_module(config) if model is None else model
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
+    if partition is None and graph is None and config.partition.startswith(GIVEN):
+        raise ConfigError(
+            f"expected the partition of the run in {folder}, got none: it was made in memory; use "
+            "sg.resume(DIR, partition=...)"
+        )
+    if partition is not None and not config.partition.startswith(GIVEN):
+        raise ConfigError(
+            f"expected no partition, for that of the run is {config.partition}, got one: leave it "
+            "out"
+        )
+    call = parse_call_arguments(graph, {} if partition is None else {"partition": partition})
+    if isinstance(call.graph, Graph | Silos):
+        source = source_of(config, data=call.graph)
+        return RunRequest(config, source, parts, make, call.graph, call.partition)
+    dataset = None if run_source is None else run_source["dataset"]
+    if run_source is None or dataset is None:
+        raise ConfigError(
+            f"expected the graph of the run in {folder}, got none: it was made in memory; "
+            "use sg.resume(DIR, graph=...)"
+        )
+    source = source_of(replace(config, dataset=dataset, data_dir=run_source["data_dir"]))
+    return RunRequest(config, source, parts, make, None, call.partition)

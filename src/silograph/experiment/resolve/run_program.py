@@ -19,8 +19,8 @@ from silograph.exchange.collect import (
 )
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import inbox_spec
+from silograph.experiment.resolve.data import sum_specs
 from silograph.experiment.resolve.exclusions import scores_some
-from silograph.experiment.resolve.fitting import sum_specs
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.field_specs import EDGES, ROWS, TRAIN, FieldSpecs
 from silograph.federation.program import (
@@ -274,10 +274,8 @@ def most_work(
     if cfg.model.meets_all:
         edges = 2 * rows * rows
     steps = cfg.schedule.epochs * -(-sizes[TRAIN] // (cfg.schedule.batch_size or 2**62)) + 1
-    model_shapes, sampler_shapes = (
-        list(cfg.model.weight_shapes.values()),
-        cfg.schedule.neighbors.maps(cfg.model),
-    )
+    model_shapes = list(cfg.model.weight_shapes.values())
+    sampler_shapes = cfg.schedule.neighbors.maps(cfg.model)
     hops = int(cfg.model.described().get("hops") or 1)
     widths = (
         hops * _widths(model_shapes)

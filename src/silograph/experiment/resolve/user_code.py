@@ -9,14 +9,17 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.config import RunConfig
+from silograph.core.errors import CheckpointError, ConfigError, unknown
+from silograph.core.resolved_config import ResolvedConfig
+from silograph.graph.partition.own import names_clients
 
 T = TypeVar("T")
 CALLABLE = "class or function"
@@ -91,7 +94,14 @@ def module_of(source: str) -> ModuleType:
         ConfigError: there is no such file or module, or importing it fails.
     """
     try:
-        return _run_file(Path(source).expanduser()) if _is_file(source) else _import_module(source)
+        if _is_file(source):
+            return _run_file(Path(source).expanduser())
+        if not all(part.isidentifier() for part in source.split(".")):
+            raise ModuleNotFoundError(
+                f"{source!r} is no name of a module, nor a file that ends in .py"
+            )
+        with _working_folder_last():
+            return importlib.import_module(source)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"expected to import {source}, got {_describe_error(error)}") from error
 
@@ -136,20 +146,15 @@ def digest_of_source(source: str) -> str:
     hasher = hashlib.blake2b(digest_size=16)
     try:
         hasher.update(Path(path).expanduser().read_bytes())
-        for module_path in _other_modules(Path(path)) if not _is_file(source) else ():
-            code = module_path.read_bytes()
-            name = module_path.relative_to(Path(path).parent).as_posix()
-            hasher.update(f"\0{name}\0{len(code)}\0".encode() + code)
+        if not _is_file(source) and Path(path).name == "__init__.py":
+            folder = Path(path).parent
+            for module_path in sorted(part for part in folder.rglob("*.py") if part != Path(path)):
+                code = module_path.read_bytes()
+                name = module_path.relative_to(folder).as_posix()
+                hasher.update(f"\0{name}\0{len(code)}\0".encode() + code)
     except OSError as error:
         raise ConfigError(f"expected to import {source}, got: {error.strerror}") from None
     return hasher.hexdigest()
-
-
-def _other_modules(path: Path) -> list[Path]:
-    """Return the other modules of the package whose first file is at a path, sorted."""
-    if path.name != "__init__.py":
-        return []
-    return sorted(part for part in path.parent.rglob("*.py") if part != path)
 
 
 def _module_file(name: str) -> str | None:
@@ -197,13 +202,6 @@ def _is_file(source: str) -> bool:
     return source.endswith(".py")
 
 
-def _import_module(name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ModuleNotFoundError(f"{name!r} is no name of a module, nor a file that ends in .py")
-    with _working_folder_last():
-        return importlib.import_module(name)
-
-
 def _run_file(path: Path) -> ModuleType:
     path = path.absolute()
     # No name of a module that could be imported. Dataclasses look up where they were made.
@@ -236,3 +234,82 @@ def _describe_error(error: BaseException) -> str:
     extra = EXTRAS.get(missing_module.partition(".")[0])
     description += f": pip install 'silograph[{extra}]'" if extra else ""
     return description if has_location else description + location
+
+
+# --- Which code a config names, and whether it may be imported -----------------------------------
+#
+# Users trust what they name themselves in a call or on the command line. A result folder, a run
+# file or the plan of a study may come from anybody, and importing the code that it names runs it.
+
+
+KINDS = ("method", "partition", "model", "neighbors", "selector", "aggregator")  # of parts
+Trust = bool | Collection[str]
+
+
+def own_code(config: RunConfig | ResolvedConfig) -> dict[str, str]:
+    """Return what is imported for a config: `FILE.py:NAME` or `package.module:NAME` by kind."""
+    part_names = {kind: getattr(config, kind) for kind in KINDS}
+    return {
+        kind: spec
+        for kind, spec in part_names.items()
+        if spec is not None and is_spec(spec) and not (kind == "partition" and names_clients(spec))
+    }
+
+
+def check_trusted(specs_by_kind: Mapping[str, str], trust: Trust, origin: object) -> None:
+    """Raise `ConfigError` for code that was not named by the user; nothing is imported.
+
+    Args:
+        specs_by_kind: `FILE.py:NAME` or `package.module:NAME` by what it is for.
+        trust: whether all of it may be imported, or which.
+        origin: the file or folder that names it.
+    """
+    if trust is True:
+        return
+    trusted_specs = {absolute(spec) for spec in trust or ()}
+    for kind, spec in specs_by_kind.items():
+        if absolute(spec) not in trusted_specs:
+            raise ConfigError(
+                f"expected leave to run code that {origin} names, got none: the {kind} is {spec}; "
+                "read that code, then say --trust (in Python trust=True)"
+            )
+
+
+def code_digests(config: RunConfig | ResolvedConfig) -> dict[str, str]:
+    """Return hashes of the files or packages of users' parts, by kind; nothing is imported.
+
+    A model passed as a value may be in no file; then it is left out.
+    """
+    digests = {}
+    for kind, spec in own_code(config).items():
+        try:
+            digests[kind] = digest(spec)
+        except ConfigError:
+            if kind != "model":
+                raise
+    return digests
+
+
+def check_code(
+    run_digests: Mapping[str, str], config: RunConfig, value_kinds: Collection[str] = ()
+) -> None:
+    """Raise `CheckpointError` where a user's code has changed since a run began.
+
+    The rest of the run's identity may not be known yet; see `check_identity`.
+
+    Args:
+        run_digests: digests of the run.
+        config: of the run.
+        value_kinds: kinds of parts that the caller passes as values.
+    """
+    for kind, current_digest in code_digests(config).items():
+        if kind not in value_kinds and run_digests.get(kind) != current_digest:
+            raise differs(kind, current_digest, run_digests.get(kind))
+
+
+def differs(name: str, current: object, original: object) -> CheckpointError:
+    """Return the error for a run that would be resumed with another value than it began with."""
+    return CheckpointError(
+        f"expected a run with {name} {current}, got one with {original}: going on would not give "
+        "the numbers of an uninterrupted run; start a new run"
+    )

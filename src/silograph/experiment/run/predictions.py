@@ -18,9 +18,8 @@ from silograph.experiment.result_files import (
     read_csv,
     read_json,
 )
-from silograph.experiment.run.preprocessing import read_client_statistics
 from silograph.experiment.run.result_folder import file_of
-from silograph.experiment.run.trained_model import TrainedModel, load_model
+from silograph.experiment.run.trained_model import TrainedModel, load_model, read_client_statistics
 from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.datasets import check_columns, check_na_values, find_source
 from silograph.graph.graph import Graph
@@ -68,7 +67,10 @@ def predict_to(
         raise ConfigError(f"expected an existing folder for --out, got {Path(out).parent}")
     folder = Path(run)
     own = has_own_models(folder)
-    trained = load_model(_any_model_file(folder) if own else model_file(folder), model=model)
+    model_files = _models_in(folder / MODELS) if own else [model_file(folder)]
+    if not model_files:
+        raise DataError(f"expected models of clients in {folder / MODELS}, got none: train again")
+    trained = load_model(model_files[0], model=model)
     trained.check_says_all()  # before data are read: of ratings they have a scale
     by_client = own or trained.preprocessing.needs_client
     if client is not None and not by_client:
@@ -79,8 +81,10 @@ def predict_to(
     if own and client is not None and client not in (client_names := _clients_of(folder)):
         raise unknown("client", client, client_names)
     graph_or_silo = read_data(data, data_dir, columns, na_values, with_labels=False)
-    if isinstance(graph_or_silo, Graph):
-        graph_or_silo = without_classes(graph_or_silo, trained.class_names)
+    # Labels play no part in a prediction, and some nodes may have labels of some classes only.
+    names = {*trained.class_names}
+    if isinstance(graph_or_silo, Graph) and names.issuperset(graph_or_silo.class_names):
+        graph_or_silo = replace(graph_or_silo, class_names=())
     if by_client and client is None and isinstance(graph_or_silo, Silo):
         _check_same_cut(folder if own or folder.is_dir() else folder.parent, Path(data))
         client = graph_or_silo.name
@@ -155,14 +159,6 @@ def read_data(
     return contents
 
 
-def without_classes(graph: Graph, class_names: Sequence[str]) -> Graph:
-    """Return a graph without names of classes if all of them are `class_names` to the model.
-
-    Labels play no part in a prediction, and some nodes may have labels of some classes only.
-    """
-    return replace(graph, class_names=()) if {*graph.class_names} <= {*class_names} else graph
-
-
 def _check_same_cut(run: Path, silo: Path) -> None:
     """Raise `DataError` for the folder of a client that has other nodes than its namesake had.
 
@@ -180,14 +176,6 @@ def _check_same_cut(run: Path, silo: Path) -> None:
             f"another one ({silo_hash}): write it by silograph export-silos with the dataset, "
             "partition, clients and seed of the run"
         )
-
-
-def _any_model_file(run: Path) -> Path:
-    """Return the model's file of some client of a run in which each has its own."""
-    files = _models_in(run / MODELS)
-    if not files:
-        raise DataError(f"expected models of clients in {run / MODELS}, got none: train again")
-    return files[0]
 
 
 def _models_in(folder: Path) -> list[Path]:

@@ -168,6 +168,16 @@ def plan_text(config: ResolvedConfig) -> str:
     )
 
 
+def line_printer(progress: str | Progress) -> Callable[[str], None]:
+    """Return what prints a line on standard error; nothing for `none` or an object."""
+
+    def print_line(line: str) -> None:
+        if isinstance(progress, str) and progress != "none":
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    return print_line
+
+
 # --- Trackers, which log a run as it goes, such as TensorBoard and MLflow ------------------------
 #
 # A tracker influences nothing, and a run continues without one that fails. The packages are extras

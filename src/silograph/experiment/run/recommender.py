@@ -149,7 +149,7 @@ def make_recommender(
     for rows in (users, items):
         place[rows] = torch.arange(len(rows))
     rated = torch.stack([place[pairs.user.cpu()], place[pairs.item.cpu()]], dim=1)
-    names = [tuple(id_of(keys[row]) for row in rows.tolist()) for rows in (users, items)]
+    names = [tuple(keys[row].partition(":")[2] for row in rows.tolist()) for rows in (users, items)]
     user, item, bias, level = (
         t.cpu() for t in (factors.user, factors.item, factors.bias, factors.level)
     )
@@ -163,11 +163,6 @@ def make_recommender(
         rated=rated,
         scale=scale,
     )
-
-
-def id_of(key: str) -> str:
-    """Return a user's or item's id from the key of its node."""
-    return key.partition(":")[2]
 
 
 def recommender_file(run: Path) -> Path:

@@ -1,6 +1,5 @@
 """The result of a run: scores by view, the table of rounds, the model, config and costs."""
 
-import io
 import json
 import os
 import resource
@@ -26,14 +25,11 @@ from silograph.evaluation.views import means_of
 from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
 from silograph.experiment.report.reading import size_text
-from silograph.experiment.resolve.cutting import Cut, clients_block
+from silograph.experiment.resolve.data import Cut, clients_block
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import FACT, MODELS, VIRTUAL, Row, frame_of
-from silograph.experiment.run import round_scores as each_best
-from silograph.experiment.run.preprocessing import Preprocessing
 from silograph.experiment.run.round_scores import (
-    Counts,
     JudgedRound,
     baseline_scores,
     check_loss,
@@ -42,6 +38,7 @@ from silograph.experiment.run.round_scores import (
     run_metric,
     scores_by_class,
     scores_by_client,
+    scores_of_best_by_client,
     task_in,
     uncut_counts,
     uncut_rows,
@@ -50,11 +47,11 @@ from silograph.experiment.run.round_scores import (
 from silograph.experiment.run.selecting import make_run_control
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
-from silograph.experiment.run.trained_model import TrainedModel
-from silograph.experiment.terminal_table import advice_of, console_to, print_number_table
+from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
+from silograph.experiment.terminal_table import advice_of, print_number_table, printed_text
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
-from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
 from silograph.graph.graph import pairs_among
 from silograph.methods.base import AnyMethod, Method, NoOptions, client_weights, seen_by
@@ -332,7 +329,7 @@ class Result:
                 "expected a run with a result folder for report(), got one without: give out=DIR "
                 "to sg.run"
             )
-        return write_report(self.result_dir, path)
+        return write_report(self.result_dir, path).path
 
     def summary(self, width: int | None = None) -> str:
         """Return what the command line prints: scores by view, costs, and what picked the round.
@@ -340,9 +337,7 @@ class Result:
         Args:
             width: columns of text; None: those of the terminal, 80 where there is none.
         """
-        file = io.StringIO()
-        self.print_to(console_to(file, width))
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+        return printed_text(self.print_to, width)
 
     def print_to(self, console: Console) -> None:
         """Print the scores by view, what the run cost, and what picked the round."""
@@ -533,16 +528,10 @@ def local_bias(
             clients = InProcess(cfg, graph, route, graph.num_clients)
             collect(clients, setup.config.collect, key.fold("collect"))
             graph = local_graph(graph, clients.states()[0])
-        federated_logits = _select_own_rows(
-            cfg.backend.predict(cfg.model, last, graph), block, graph
-        )
+        # The clients' own nodes, without those that were fetched.
+        own_rows = ranges(graph.off[:-1], block.off.diff().to(graph.off.device))
+        federated_logits = cfg.backend.predict(cfg.model, last, graph)[own_rows]
     return float((federated_logits - reference).double().norm(dim=1).mean())
-
-
-def _select_own_rows(logits: Tensor, block: ClientBlock, graph: ClientBlock) -> Tensor:
-    """Return the rows (n, K) of the clients' own nodes, without fetched ones."""
-    own_logits: Tensor = logits[ranges(graph.off[:-1], block.off.diff().to(graph.off.device))]
-    return own_logits
 
 
 # --- untrained -----------------------------------------------------------------------------------
@@ -656,9 +645,14 @@ def make_result(
     """
     best, config = snapshot.best, setup.config
     assert best is not None  # a run ends after a judged round
-    rows_of_all = _uncut_rows(setup, best)
-    uncut_view_counts = None if rows_of_all is None else uncut_counts(setup, rows_of_all)
-    val, test = _finite_views(setup, best, uncut_view_counts)
+    rows_of_all = uncut_view_counts = None
+    has_tables = bool(setup.method_config.model.table_widths)  # of all clients nobody has them
+    if best.weights is not None and setup.simulated is not None and not has_tables:
+        rows_of_all = uncut_rows(setup, best.weights)
+        uncut_view_counts = uncut_counts(setup, rows_of_all)
+    val, test = views_of(setup, best, uncut_view_counts)
+    check_loss([val.uncut], "val", best.round)
+    check_loss([test.uncut], "test", best.round)
     task, statistics = task_in(setup), common_statistics(setup, snapshot)
     mean = mean_edge_weight(setup, snapshot)
     return Result(
@@ -667,7 +661,7 @@ def make_result(
         held=setup.method.setting.held(setup.method_config.options),
         test=test,
         val=val,
-        each_best=each_best.scores_of(setup, snapshot.each),
+        each_best=scores_of_best_by_client(setup, snapshot.each),
         baseline=baseline_scores(setup, best),
         untrained=untrained_scores(setup),
         constant=task.constant,
@@ -697,23 +691,6 @@ def make_result(
         peak_memory_bytes=peak_memory_bytes(),
         result_dir=path,
     )
-
-
-def _uncut_rows(setup: Setup, best: JudgedRound) -> JudgedRows | None:
-    """Return the predictions of the server's model on the uncut graph, None without one."""
-    if best.weights is None or setup.simulated is None:
-        return None
-    if setup.method_config.model.table_widths:
-        return None  # nobody has the tables of all clients
-    return uncut_rows(setup, best.weights)
-
-
-def _finite_views(setup: Setup, best: JudgedRound, uncut: Counts | None) -> tuple[Views, Views]:
-    """Return validation and test scores; raise `TrainingError` where the uncut loss diverged."""
-    val, test = views_of(setup, best, uncut)
-    check_loss([val.uncut], "val", best.round)
-    check_loss([test.uncut], "test", best.round)
-    return val, test
 
 
 def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snapshot) -> str | None:

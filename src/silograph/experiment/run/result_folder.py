@@ -50,7 +50,7 @@ from silograph.experiment.resolve.parts import (
     option_help,
     unset_options,
 )
-from silograph.experiment.resolve.trusted_code import code_digests
+from silograph.experiment.resolve.user_code import code_digests
 from silograph.experiment.result_files import (
     ABOUT,
     CHECKPOINTS,
@@ -83,16 +83,15 @@ from silograph.experiment.result_files import (
     to_csv,
     write_sums,
 )
-from silograph.experiment.run.preprocessing import write_client_statistics
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.round_scores import metrics_of
 from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.snapshot import identity
+from silograph.experiment.run.trained_model import write_client_statistics
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.datasets import Source
-from silograph.graph.graph import Graph
-from silograph.graph.measure.heterogeneity import CutStatistics, describe
+from silograph.graph.measure.heterogeneity import describe
 from silograph.methods.base import seen_by
 
 # --- A new result folder: where it may be, and what is written before the first round ------------
@@ -149,7 +148,7 @@ def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Sour
     about: dict[str, Any] = {
         "format": FORMAT,
         "versions": versions(),
-        "source": None if source is None else source.told(),
+        "source": None if source is None else source.to_dict(),
         "same": identity(setup),
         "code": code_digests(setup.config),
         "model": setup.method_config.model.described(),
@@ -176,10 +175,17 @@ def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Sour
         figures = describe(
             simulated_cut.graph, simulated_cut.partition, copies=simulated_cut.copies_split
         )
-        rows, simulation_facts = (
-            figures.client_rows(),
-            _simulation_facts(figures, simulated_cut.graph),
-        )
+        rows, graph = figures.client_rows(), simulated_cut.graph
+        class_names: Sequence[str] = ()  # of what label counts are of
+        if not graph.has_numbers:
+            class_names = graph.class_names or [str(k) for k in range(graph.num_classes)]
+        simulation_facts = {
+            "note": "Known in a simulation only: silos would not tell label counts or edges.",
+            **figures.totals(),
+            "classes": class_names,
+            "labels": figures.labels.tolist(),
+            "between": None if figures.between is None else figures.between.tolist(),
+        }
         write_atomic(folder / SIMULATION, json.dumps(simulation_facts) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
     files = [name for name in (CONFIG, ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
@@ -196,24 +202,6 @@ def _dataset(setup: Setup) -> dict[str, Any]:
     sizes |= {"nodes": graph.num_nodes, "edges": graph.num_edges, **graph.rating_sizes}
     weights = {} if setup.edge_weights is None else {"edge_weights": setup.edge_weights}
     return {"name": graph.name, **sizes, **weights}
-
-
-def _class_names(graph: Graph) -> Sequence[str]:
-    """Return names of the classes that label counts are of; none where labels are numbers."""
-    if graph.has_numbers:
-        return ()
-    return graph.class_names or [str(k) for k in range(graph.num_classes)]
-
-
-def _simulation_facts(figures: CutStatistics, graph: Graph) -> dict[str, Any]:
-    """Return statistics of the cut that only a simulation knows; training reads none of them."""
-    return {
-        "note": "Known in a simulation only: silos would not tell label counts or edges.",
-        **figures.totals(),
-        "classes": _class_names(graph),
-        "labels": figures.labels.tolist(),
-        "between": None if figures.between is None else figures.between.tolist(),
-    }
 
 
 # --- Files of the models that clients have of their own, as a simulation keeps them --------------
@@ -539,10 +527,8 @@ class ResultFolder:
         path = self.path / RESULT
         try:
             result_json = json.loads(path.read_text(encoding="utf-8"))
-            memory, seconds = (
-                int(result_json["peak_memory_bytes"]),
-                float(result_json["compile_seconds"]),
-            )
+            memory = int(result_json["peak_memory_bytes"])
+            seconds = float(result_json["compile_seconds"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"expected the result of a run in {path}, got something else: remove the file, and "

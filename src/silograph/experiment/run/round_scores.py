@@ -230,11 +230,6 @@ def row_of(
     }
 
 
-def server_columns(setup: Setup, judged: JudgedRound) -> Row:
-    """Return the scores of the server's model in a row of the table."""
-    return _score_columns(setup, judged, ("server",)) | _scored_clients(setup, judged)
-
-
 def _scored_clients(setup: Setup, judged: JudgedRound) -> Row:
     """Return how many clients have nodes in the scores of the server's model, if not all."""
     if not scored_by_participants(setup):
@@ -382,7 +377,9 @@ def count_scored_clients(best: JudgedRound) -> dict[str, dict[str, int]]:
 # C: clients.
 
 
-def with_round(setup: Setup, best_counts: Counts | None, round_counts: Counts) -> Counts | None:
+def update_best_by_client(
+    setup: Setup, best_counts: Counts | None, round_counts: Counts
+) -> Counts | None:
     """Return the counts of each client's best round so far, after one more was scored.
 
     Clients compare rounds by the run's metric if it is one of single clients, otherwise by their
@@ -400,19 +397,18 @@ def with_round(setup: Setup, best_counts: Counts | None, round_counts: Counts) -
     new_counts = {name: t for name, t in round_counts.items() if not name.endswith(HISTOGRAM)}
     if not best_counts:
         return new_counts
-    is_better_round = _is_better_by_client(_ranks(setup, new_counts), _ranks(setup, best_counts))
+    new_ranks, old_ranks = _ranks(setup, new_counts), _ranks(setup, best_counts)
+    is_equal, has_lower_loss = new_ranks[0] == old_ranks[0], new_ranks[1] > old_ranks[1]
+    is_better_round = (new_ranks[0] > old_ranks[0]) | (is_equal & has_lower_loss)
+    is_better_round |= np.isnan(old_ranks[0])
     if not is_better_round.any():
         return best_counts
-    return {
-        name: _choose_by_client(is_better_round, new, best_counts[name])
-        for name, new in new_counts.items()
-    }
-
-
-def _choose_by_client(is_better_round: np.ndarray, new: Tensor, old: Tensor) -> Tensor:
-    """Return the slices (C, ...) of the new round where it is better (C,), else the old ones."""
-    mask = is_better_round.reshape(-1, *[1] * (new.dim() - 1))
-    return torch.from_numpy(np.where(mask, new.cpu().numpy(), old.cpu().numpy()))
+    counts = {}
+    for name, new in new_counts.items():
+        mask = is_better_round.reshape(-1, *[1] * (new.dim() - 1))
+        old = best_counts[name].cpu().numpy()
+        counts[name] = torch.from_numpy(np.where(mask, new.cpu().numpy(), old))
+    return counts
 
 
 def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
@@ -430,16 +426,9 @@ def _ranks(setup: Setup, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
     return np.array(values), loss
 
 
-def _is_better_by_client(
-    new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]
-) -> np.ndarray:
-    """Return for which clients (C,) the new round is chosen."""
-    is_higher = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] > old[1]))
-    is_chosen: np.ndarray = is_higher | np.isnan(old[0])
-    return is_chosen
-
-
-def scores_of(setup: Setup, counts: Counts | None) -> Mapping[str, Scores | None] | None:
+def scores_of_best_by_client(
+    setup: Setup, counts: Counts | None
+) -> Mapping[str, Scores | None] | None:
     """Return validation and test scores of the clients' own best rounds, None if unknown.
 
     AUC is None: its histograms are of all clients together.
@@ -543,7 +532,9 @@ def add_server_scores(
         setup, partial_scores.round, server, partial_scores.personalized, weights, absent_clients
     )
     _check_losses(judged_round)
-    return judged_round, pending.row | server_columns(setup, judged_round)
+    return judged_round, pending.row | _score_columns(
+        setup, judged_round, ("server",)
+    ) | _scored_clients(setup, judged_round)
 
 
 def _check_losses(judged_round: JudgedRound) -> None:

@@ -1,59 +1,97 @@
-"""`run` and `resume`: one experiment from config to result."""
+"""`run` and `resume`, and their loop of rounds: from a request to a result, with checkpoints."""
 
 import logging
+import math
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
+
+from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.numeric_state import standard_numerics, torch_threads
-from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.payload import Shared, named
+from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.run_file import read_toml
+from silograph.exchange.collect import collect, fit_statistics
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.asked_run import parse_request
-from silograph.experiment.resolve.exclusions import own_module
-from silograph.experiment.resolve.own_partition import (
-    GIVEN,
-    CutGraph,
-    parse_call_arguments,
-    restore_partition,
-)
-from silograph.experiment.resolve.parts import Parts, own_code
-from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.trusted_code import Trust, check_code, check_trusted
-from silograph.experiment.resolve.user_code import is_spec
+from silograph.experiment.resolve.resolve import parse_request, parse_resume_request
+from silograph.experiment.resolve.user_code import Trust, check_code, check_trusted, own_code
 from silograph.experiment.result_files import LEDGER, Row
-from silograph.experiment.run.clock import watch_first_use
-from silograph.experiment.run.loop import first_snapshot, train
+from silograph.experiment.run.clock import (
+    Stop,
+    TrainingClock,
+    clock_of,
+    reason_to_stop,
+    watch_first_use,
+)
 from silograph.experiment.run.progress import (
     Progress,
+    RunFacts,
     Tracker,
     TrackerGroup,
     check_trackers,
     generation_callback,
+    line_printer,
     make_tracker,
     plan_text,
     show_progress,
 )
-from silograph.experiment.run.result import Result
+from silograph.experiment.run.result import Result, make_result
 from silograph.experiment.run.result_folder import ResultFolder, check_free
-from silograph.experiment.run.setup import Setup, prepare, set_up
-from silograph.experiment.run.snapshot import Snapshot, check_identity, from_checkpoint, identity
+from silograph.experiment.run.round_scores import (
+    JudgedRound,
+    PendingRound,
+    add_server_scores,
+    check_loss,
+    counts_on_receipt,
+    divergence_error,
+    is_better,
+    judge,
+    judged_from_counts,
+    loss_text,
+    progress_of,
+    row_of,
+    score_own_models,
+    scored_by_participants,
+    server_counts_of,
+    update_best_by_client,
+)
+from silograph.experiment.run.selecting import (
+    RunControl,
+    Selection,
+    check_report,
+    make_run_control,
+    with_knobs,
+)
+from silograph.experiment.run.setup import Setup, first_weights, set_up, versions
+from silograph.experiment.run.snapshot import (
+    STATISTICS,
+    Snapshot,
+    check_identity,
+    from_checkpoint,
+    identity,
+    part_of,
+    separate_best_weights,
+    to_checkpoint,
+    with_part,
+    without_parts,
+)
 from silograph.experiment.run_options import RunOptions
 from silograph.experiment.signature import with_keywords
+from silograph.federation.base import AwayError, at_server
 from silograph.federation.checkpoint import Checkpoint
+from silograph.federation.ledger import records_of_last_round
 from silograph.federation.program import BLANK
-from silograph.graph.datasets import Source, source_of
-from silograph.graph.graph import Graph
-from silograph.graph.silos.data import Silos
-from silograph.methods import METHODS
-from silograph.methods.base import Method
+from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, own_weights
+from silograph.methods.local_training import selected
 from silograph.nn.own_module import Make
+from silograph.selection.base import ALL, UNIFORM
 
 LOG = logging.getLogger("silograph")
 MODES = ("live", "plain", "none")
@@ -104,39 +142,24 @@ def run(
     if request.config.out is not None:
         check_free(request.config.out)
     simulation = request.read_and_resolve(generation_callback(progress))
-    with torch_threads(simulation.user_config.threads):
-        return _start_run(
-            set_up(simulation), simulation.user_config, request.source, progress, tracker_group
-        )
+    config = simulation.user_config
+    with torch_threads(config.threads):
+        setup = set_up(simulation)
+        first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
+        if config.out is None:
+            return train(setup, None, progress, first, [], tracker_group)
+        folder = ResultFolder.create(config.out, setup, config, request.source)
+        with closing(folder), noted_divergence(folder, is_new=True):
+            return train(setup, folder, progress, first, [], tracker_group)
 
 
-def _start_run(
-    setup: Setup,
-    user_config: RunConfig,
-    source: Source,
-    progress: str | Progress,
-    tracker_group: TrackerGroup,
-) -> Result:
-    """Train from the first round on, with a result folder if the config has `out`."""
-    first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
-    if user_config.out is None:
-        return continue_training(setup, None, progress, first, [], tracker_group)
-    with closing(ResultFolder.create(user_config.out, setup, user_config, source)) as folder:
-        return _train_and_report_divergence(
-            folder,
-            lambda: continue_training(setup, folder, progress, first, [], tracker_group),
-            new=True,
-        )
-
-
-def _train_and_report_divergence(
-    folder: ResultFolder, train: Callable[[], Result], *, new: bool
-) -> Result:
-    """Train; on divergence, note it in the folder, or remove a new folder without rounds."""
+@contextmanager
+def noted_divergence(folder: ResultFolder, *, is_new: bool = False) -> Iterator[None]:
+    """Note in the folder that training diverged, or remove a new folder without rounds."""
     try:
-        return train()
+        yield
     except TrainingError as error:
-        if new and not folder.has_rounds:
+        if is_new and not folder.has_rounds:
             folder.remove()
         else:
             folder.record_divergence(str(error))
@@ -188,8 +211,7 @@ def resume(
     check_mode(progress)
     check_trackers(trackers)
     target = Path(path)
-    folder = ResultFolder(target)
-    try:
+    with closing(ResultFolder(target)) as folder:
         about = folder.about()
         if not about["simulated"]:
             raise ConfigError(
@@ -197,96 +219,28 @@ def resume(
                 "use silograph server --resume"
             )
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
-        given_values = {
-            name: value for name, value in (("method", method), ("model", model)) if value
-        }
-        _check_trusted(config, given_values, trust, target)
-        check_code(about["code"], config, given_values)
-        parts = _choose_parts(config, method)
-        model = _import_module_again(config) if model is None else model
+        # Code that the folder names is imported only if it is trusted and as it was.
+        value_kinds = {name for name, value in (("method", method), ("model", model)) if value}
+        code = {kind: spec for kind, spec in own_code(config).items() if kind not in value_kinds}
+        try:
+            check_trusted(code, trust, target)
+        except ConfigError as error:
+            hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in code else ""
+            raise ConfigError(f"{error}{hint}") from None
+        check_code(about["code"], config, value_kinds)
+        request = parse_resume_request(
+            target, config, about["source"], graph, partition, method, model
+        )
         tracker_group = make_trackers(config, trackers)
-        data = _load_data_again(graph, partition, config, about["source"], target, progress)
+        simulation = request.read_and_resolve(generation_callback(progress))
         with torch_threads(config.threads):
-            setup = prepare(config, data, parts, model)
+            setup = set_up(simulation)
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restore_run(setup, folder, about["same"])
-            return _train_and_report_divergence(
-                folder,
-                lambda: continue_training(
+            with noted_divergence(folder):
+                return train(
                     setup, folder, progress, snapshot, rows, tracker_group, is_resumed=True
-                ),
-                new=False,
-            )
-    finally:
-        folder.close()
-
-
-def _check_trusted(
-    config: RunConfig, given_values: Mapping[str, Any], trust: Trust, folder: Path
-) -> None:
-    """Raise `ConfigError` for code of a run's config that is neither a value nor trusted."""
-    named_code = {kind: spec for kind, spec in own_code(config).items() if kind not in given_values}
-    try:
-        check_trusted(named_code, trust, folder)
-    except ConfigError as error:
-        hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in named_code else ""
-        raise ConfigError(f"{error}{hint}") from None
-
-
-def _load_data_again(
-    graph: Any,
-    partition: Any,
-    config: RunConfig,
-    source: Mapping[str, str | None] | None,
-    folder: Path,
-    progress: str | Progress,
-) -> Graph | CutGraph | Silos:
-    """Return the graph of a resumed run, with its partition where that was in memory."""
-    if partition is None and graph is None and config.partition.startswith(GIVEN):
-        raise ConfigError(
-            f"expected the partition of the run in {folder}, got none: it was made in memory; use "
-            "sg.resume(DIR, partition=...)"
-        )
-    call = parse_call_arguments(graph, {} if partition is None else {"partition": partition})
-    data = call.graph
-    if not isinstance(data, Graph | Silos):
-        data = _read_again(source, config, folder, progress)
-    return data if partition is None else restore_partition(data, call.partition, config)
-
-
-def _read_again(
-    source: Mapping[str, str | None] | None,
-    config: RunConfig,
-    folder: Path,
-    progress: str | Progress,
-) -> Graph | Silos:
-    """Read the data of a resumed run; raise `ConfigError` where they were in memory."""
-    name = None if source is None else source["dataset"]
-    if source is None or name is None:
-        raise ConfigError(
-            f"expected the graph of the run in {folder}, got none: it was made in memory; "
-            "use sg.resume(DIR, graph=...)"
-        )
-    source_data = source_of(replace(config, dataset=name, data_dir=source["data_dir"]))
-    return source_data.read(config.scale, generation_callback(progress))
-
-
-def _import_module_again(config: RunConfig) -> Make | None:
-    """Import the module of a resumed run."""
-    try:
-        return own_module(config)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
-
-
-def _choose_parts(config: RunConfig, method: Method | None) -> Parts:
-    """Return the parts of a run; raise `ConfigError` where a method as a value is missing."""
-    if method is None and config.method not in METHODS and not is_spec(config.method):
-        raise ConfigError(
-            f"expected the method {config.method!r} of the run, got none: it was given as a value; "
-            "use sg.resume(DIR, method=...)"
-        )
-    return choose(config, method)
+                )
 
 
 def restore_run(
@@ -333,12 +287,216 @@ def _restore_snapshot(
     best_weights = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
     snapshot, states = from_checkpoint(setup, checkpoint, best_weights)
     sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
-    records, remembered = folder.records(sizes[LEDGER]), facts.get("engine", {})
-    setup.federation.restore(snapshot.round, states, records, remembered)
+    records, engine_facts = folder.records(sizes[LEDGER]), facts.get("engine", {})
+    setup.federation.restore(snapshot.round, states, records, engine_facts)
     return snapshot, folder.truncate_files(sizes)
 
 
-def continue_training(
+def check_mode(progress: object) -> None:
+    """Raise `ConfigError` for a way of showing progress that does not exist."""
+    if progress not in MODES and not isinstance(progress, Progress):
+        raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+
+
+# --- Scored rounds -------------------------------------------------------------------------------
+# Scoring a round once it has trained: at once, on receipt in the next one, or at the end.
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRound:
+    """A round before it is scored.
+
+    Attributes:
+        t: its number.
+        state: the server's after it.
+        report: what the method reports of it.
+        clock: of the run.
+        virtual: seconds of the virtual clock so far, None without one.
+    """
+
+    t: int
+    state: ServerState
+    report: RoundReport
+    clock: TrainingClock
+    virtual: float | None
+
+    def row(self, setup: Setup, judged_round: JudgedRound) -> Row:
+        """Return its row, once it is scored."""
+        return row_of(setup, judged_round, self.report, self.clock.seconds(), self.virtual)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundScores:
+    """The scores that became known in a round.
+
+    Attributes:
+        best: the best round so far.
+        latest: the round that was scored, None if none was.
+        rows: of rounds that were scored.
+        judged: these rounds.
+        pending: this round, where the next one completes its scores.
+    """
+
+    best: JudgedRound | None
+    latest: JudgedRound | None
+    rows: list[Row]
+    judged: tuple[JudgedRound, ...] = ()
+    pending: PendingRound | None = None
+
+
+def score_now(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> RoundScores:
+    """Score a round at once, if it is to be scored."""
+    if not _is_judged(setup, trained_round.t):
+        return RoundScores(before.best, None, [])
+    judged_round, best = judge_finite(setup, trained_round.state, trained_round.t), before.best
+    best = _with_own_models(setup, judged_round) if is_better(setup, judged_round, best) else best
+    return RoundScores(
+        best, judged_round, [trained_round.row(setup, judged_round)], (judged_round,)
+    )
+
+
+def score_on_receipt(setup: Setup, before: Snapshot, trained_round: TrainedRound) -> RoundScores:
+    """Complete the scores of the round before, and begin those of this one."""
+    best, latest, rows = before.best, None, []
+    if before.pending is not None:
+        weights, t = before.state.weights, before.round
+        assert weights is not None  # clients train from them
+        counts = counts_on_receipt(setup, t, before.state, trained_round.report)
+        latest, row = add_server_scores(setup, before.pending, counts, weights)
+        best = latest if is_better(setup, latest, best) else best
+        rows.append(row)
+    pending = None
+    if _is_judged(setup, trained_round.t):
+        seconds = trained_round.clock.seconds()
+        pending = score_own_models(
+            setup, trained_round.t, trained_round.report, seconds, trained_round.virtual
+        )
+    return RoundScores(best, latest, rows, () if latest is None else (latest,), pending)
+
+
+def score_last_round(setup: Setup, trained_round: TrainedRound, scored: RoundScores) -> RoundScores:
+    """Score the last round, if it is not scored yet.
+
+    Where rounds were scored by their participants, all clients score the best one, too: then the
+    better of these two is the best one.
+    """
+    weights, best, key = trained_round.state.weights, scored.best, training_key(setup.config)
+    if best is not None and scored_by_participants(setup):
+        best = _score_by_all_clients(setup, trained_round, best)
+    if scored.pending is not None:
+        assert weights is not None  # clients train from them
+        counts = server_counts_of(
+            setup, trained_round.state, key.fold("judge server", trained_round.t)
+        )
+        judged_round, row = add_server_scores(setup, scored.pending, counts, weights)
+        best = judged_round if is_better(setup, judged_round, best) else best
+        return RoundScores(best, scored.latest, [*scored.rows, row], (*scored.judged, judged_round))
+    if best is None:  # a limit before the first evaluation
+        best = _with_own_models(setup, judge_finite(setup, trained_round.state, trained_round.t))
+        return RoundScores(best, scored.latest, [trained_round.row(setup, best)], (best,))
+    return replace(scored, best=best)
+
+
+def _score_by_all_clients(
+    setup: Setup, trained_round: TrainedRound, best: JudgedRound
+) -> JudgedRound:
+    """Return the best round with all clients' counts of the server's model, sent to them again."""
+    key = training_key(setup.config).fold("best", "judge server", trained_round.t)
+    state = replace(trained_round.state, weights=best.weights)
+    counts, away = server_counts_of(setup, state, key), setup.federation.away
+    absent_clients = tuple(name for name in setup.federation.ids if name in {*best.away, *away})
+    return judged_from_counts(
+        setup, best.round, counts, best.personalized, best.weights, absent_clients
+    )
+
+
+def _is_judged(setup: Setup, t: int) -> bool:
+    """Whether a round is to be scored."""
+    return t % setup.config.eval_every == 0 or t == setup.config.rounds
+
+
+def _with_own_models(setup: Setup, judged_round: JudgedRound) -> JudgedRound:
+    """Return a round that was just judged, with the clients' own models."""
+    method, cfg, states = setup.method, setup.method_config, setup.federation.states()
+    return replace(judged_round, own=own_weights(method, cfg, judged_round.weights or {}, states))
+
+
+def judge_finite(setup: Setup, state: ServerState, t: int) -> JudgedRound:
+    """Judge a round; raise `TrainingError` where training diverged."""
+    judged_round = judge(setup, state, t, training_key(setup.config))
+    check_loss(judged_round.val.values(), "val", t)
+    check_loss(judged_round.test.values(), "test", t)
+    return judged_round
+
+
+# --- The loop of rounds --------------------------------------------------------------------------
+
+
+IDLE = 10  # without `checkpoint_every`, 10 times the seconds of a checkpoint pass before the next
+
+
+def first_snapshot(setup: Setup) -> Snapshot:
+    """Set up the clients, which save their state, and return the run before its first round."""
+    while True:
+        try:
+            with watch_first_use(setup.config.kernels) as watch:
+                start = _set_up(setup, TrainingClock(time.monotonic(), watch))
+            setup.federation.keep(start.round, ())
+        except AwayError as away:
+            setup.federation.rejoin(away)
+        else:
+            return start
+
+
+def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
+    config, key = setup.config, training_key(setup.config)
+    sum_specs = setup.sums
+    fitted_statistics: dict[str, Tensor] = {}
+    if sum_specs:  # before any features leave a client
+        statistics = fit_statistics(setup.federation, sum_specs, key.fold("statistics"))
+        fitted_statistics = {f"{name}/mean": result.mean for name, result in statistics.items()}
+        fitted_statistics |= {
+            f"{name}/deviation": result.deviation for name, result in statistics.items()
+        }
+    if config.collect:
+        collect(setup.federation, config.collect, key.fold("collect"))
+    weights = first_weights(setup)
+    with at_server(setup.method.init, f"method {setup.method.name}", 0):
+        state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
+    if fitted_statistics:
+        state = with_part(state, STATISTICS, fitted_statistics)
+    selection = _make_selection(setup)
+    if selection is not None:
+        state = selection.begin(state)
+    scores = None
+    if setup.method.needs.score_first:
+        scores = replace(judge_finite(setup, state, 0), weights=None)
+    run_control, virtual = make_run_control(setup), virtual_seconds(setup, None, 0)
+    if run_control is not None:
+        state = run_control.begin(state, scores, virtual)
+    return Snapshot(
+        round=0,
+        state=state,
+        best=None,
+        seconds=clock.seconds(),  # some methods train before the first round
+        stopped=None,
+        scores=scores,
+        virtual_seconds=virtual,
+        executed=setup.federation.executed,
+        each={},
+    )
+
+
+def _make_selection(setup: Setup) -> Selection | None:
+    """Return what selects clients, None where the method's own uniform draw does."""
+    selector = setup.parts.selector
+    # `all` and `uniform` need nothing from the server, unless the number of clients is limited.
+    if selector.part in (ALL, UNIFORM) and not setup.method_config.limited:
+        return None
+    return Selection(selector.part, selector.options, setup)
+
+
+def train(
     setup: Setup,
     folder: ResultFolder | None,
     progress: str | Progress,
@@ -349,42 +507,273 @@ def continue_training(
     *,
     is_resumed: bool = False,
 ) -> Result:
-    """Continue a run from a snapshot to its end, and show its progress.
+    """Train from a snapshot to the end of the run, and show its progress.
 
-    `report` is called with the lines at the beginning; None prints them on standard error, unless
-    `progress` is `none`. `is_resumed`: the run is resumed, so the round is reported from which it
-    continues.
+    Args:
+        setup: the run.
+        folder: where checkpoints and results go, or None.
+        progress: how it is shown, or an object that is called after every round.
+        snapshot: where the run is; its federation has the states that belong to it.
+        rows: the table of rounds so far; grows.
+        trackers: called after every scored round, unless the run is complete already.
+        report: called with the lines at the beginning; None prints them on standard error, unless
+            `progress` is `none` or an object.
+        is_resumed: whether a line says from which round the run continues.
     """
-
-    def say(line: str) -> None:
-        if isinstance(progress, str) and progress != "none":
-            print(line, file=sys.stderr, flush=True)  # noqa: T201
-
-    report = say if report is None else report
-    if not (folder and folder.is_complete):  # else nothing is left to do
-        report(plan_text(setup.config))
-        if setup.why_torch is not None:
-            report(setup.why_torch)
-        if is_resumed:
-            report(_resume_message(snapshot.round + 1, setup.config.rounds))
-        if setup.edge_weights is not None and setup.config.edge_weights != "ignore":
-            report(setup.edge_weights)
-    watch = watch_first_use(setup.config.kernels, report)
+    config, federation = setup.config, setup.federation
+    path = None if folder is None else str(folder.path)
+    report = report or line_printer(progress)
+    is_complete = folder is not None and folder.is_complete
+    if not is_complete:  # else nothing is left to do
+        for line in first_lines(setup, snapshot, is_resumed=is_resumed):
+            report(line)
     with (
-        show_progress(setup.config.rounds, progress, rounds_done=snapshot.round) as display,
-        watch as w,
+        show_progress(config.rounds, progress, snapshot.round) as display,
+        watch_first_use(config.kernels, report) as first_use,
     ):
-        return train(setup, folder, display, snapshot, rows, trackers, w)
+        clock = TrainingClock(time.monotonic() - snapshot.seconds, first_use)
+        metric, selection = progress_of(setup, rows[-1]) if rows else "", _make_selection(setup)
+        if not is_complete:
+            facts = RunFacts(
+                setup.method.name, snapshot.round, path, setup.partition_hash, versions()
+            )
+            trackers.begin(replace(config, out=path), facts)
+        # How long the last checkpoint took to write, and when it was complete.
+        checkpoint_seconds, checkpoint_time = 0.0, time.monotonic()
+        while snapshot.round < config.rounds and snapshot.stopped is None:
+            try:
+                after, scored_rows = _run_round(setup, selection, snapshot, clock)
+                # Clients keep their states of rounds with a checkpoint, and of the best one, which
+                # they are sent when the run is over.
+                kept_rounds = {*(() if folder is None else folder.checkpoints.rounds or (0,))}
+                kept_rounds |= set() if after.best is None else {after.best.round}
+                federation.keep(after.round, sorted(kept_rounds))
+            except AwayError as away:
+                federation.rejoin(away)
+                continue  # the round is run again
+            snapshot = after
+            for row in scored_rows:
+                rows.append(row)
+                metric = progress_of(setup, row)
+                if folder is not None:
+                    folder.add_round(row)
+                trackers.round(row)
+            idle_seconds = time.monotonic() - checkpoint_time
+            if folder is not None and _is_due(config, snapshot, idle_seconds, checkpoint_seconds):
+                write_start = time.monotonic()
+                _write_checkpoint(setup, snapshot, folder)
+                checkpoint_time = time.monotonic()
+                checkpoint_seconds = checkpoint_time - write_start
+            if not rows and snapshot.pending is not None:  # scored when round 2 begins
+                metric = loss_text(snapshot.pending.row)
+            display.update(snapshot.round, metric)
+        result = make_result(
+            setup,
+            snapshot,
+            rows,
+            path,
+            _hand_over(setup, snapshot),
+            lambda line: display.update(snapshot.round, line),
+            first_use.seconds,
+        )
+        if folder is not None:
+            result = folder.with_recorded_costs(result) if is_complete else result
+            folder.finish(result, setup)
+            add_report(folder.path)
+        if not is_complete:
+            trackers.end(result)
+    return result
 
 
-def _resume_message(first: int, rounds: int) -> str:
-    """Return a line that names the round from which a run continues."""
-    if first == 1:
-        return f"there is no checkpoint: beginning again with round 1 of {rounds}"
-    return f"going on with round {first} of {rounds}"
+def first_lines(setup: Setup, snapshot: Snapshot, *, is_resumed: bool) -> Iterator[str]:
+    """Yield what is said of a run before it trains; see `train`."""
+    config = setup.config
+    yield plan_text(config)
+    if setup.why_torch is not None:
+        yield setup.why_torch
+    if is_resumed and snapshot.round == 0:
+        yield f"there is no checkpoint: beginning again with round 1 of {config.rounds}"
+    elif is_resumed:
+        yield f"going on with round {snapshot.round + 1} of {config.rounds}"
+    if setup.edge_weights is not None and config.edge_weights != "ignore":
+        yield setup.edge_weights
 
 
-def check_mode(progress: object) -> None:
-    """Raise `ConfigError` for a way of showing progress that does not exist."""
-    if progress not in MODES and not isinstance(progress, Progress):
-        raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
+    """Send the clients the best model; return the bytes that it took."""
+    best = snapshot.best
+    assert best is not None  # a run ends after a judged round
+    weights = named("weights", best.weights or {})
+    return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
+
+
+def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, write_seconds: float) -> bool:
+    """Whether a checkpoint is to be written after a round.
+
+    Args:
+        config: says every how many rounds; if it does not, the clock does.
+        snapshot: of the round.
+        idle: seconds since the last checkpoint was there, or the first round of this process began.
+        write_seconds: seconds that the last checkpoint took, 0 before the first of this process.
+    """
+    checkpoint_every = config.checkpoint_every
+    if checkpoint_every == 0:
+        return False
+    is_last = snapshot.round == config.rounds or snapshot.stopped is not None
+    is_due = (
+        idle >= IDLE * write_seconds
+        if checkpoint_every is None
+        else snapshot.round % checkpoint_every == 0
+    )
+    return is_last or is_due
+
+
+def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) -> None:
+    """Write the ledger so far, the best model where it stays apart, and the snapshot."""
+    folder.add_records(setup.federation.ledger)
+    separate_weights = separate_best_weights(snapshot)
+    if separate_weights is not None and snapshot.best is not None:
+        folder.checkpoints.keep_best(snapshot.best.round, separate_weights)
+    folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.prefixes()))
+
+
+def _run_round(
+    setup: Setup, selection: Selection | None, before: Snapshot, clock: TrainingClock
+) -> tuple[Snapshot, list[Row]]:
+    """Run one round; return the run after it, and the rows of rounds that were scored in it."""
+    config, fed, key = setup.config, setup.federation, training_key(setup.config)
+    t, executed = before.round + 1, fed.executed
+    fed.start_round(t)
+    # Choose clients and knobs, which may read the server's state before the round.
+    run_control = make_run_control(setup)
+    cfg = _round_config(setup, selection, run_control, before)
+    start_seconds = clock.seconds()
+    # Train. The method sees its own memory only, not that of selection and control.
+    with at_server(setup.method.round, f"method {setup.method.name}", t):
+        state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
+    check_report(setup, cfg, report, t, key)
+    on_held = setup.method.setting.on_held
+    if on_held is not None and setup.server_block is not None:
+        state = on_held(cfg, setup.server_block, state, t, key)
+    # Statistics were fitted once and stay in the state.
+    if fitted_statistics := part_of(before.state, STATISTICS):
+        state = with_part(state, STATISTICS, fitted_statistics)
+    method_report, report = report, with_knobs(report, cfg.knobs)
+    if report.train_loss is not None and not math.isfinite(report.train_loss):
+        raise divergence_error("training", report.train_loss, t)
+    round_seconds, virtual = clock.seconds() - start_seconds, virtual_seconds(setup, before, t)
+    trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.received
+    # Score this round, or the one before if clients score the model that they receive.
+    scored = (score_on_receipt if received == "all" else score_now)(setup, before, trained_round)
+    judged_round = scored.latest
+    last_scores = before.scores
+    if last_scores is not None and judged_round is not None:
+        last_scores = replace(judged_round, weights=None)
+    # Let selection and control learn from the round.
+    if selection is not None:
+        # Scores on receipt are of the round before, and the selector does not read them.
+        counts = None
+        if judged_round is not None and received != "all":
+            is_server_view = setup.method.evaluate.view == "server"
+            counts = judged_round.server if is_server_view else judged_round.personalized
+        state = selection.observe(before.state, state, t, report, counts)
+    if run_control is not None:
+        state = run_control.observe(
+            before.state, state, t, method_report, last_scores, cfg.knobs, virtual, round_seconds
+        )
+    # The last round is always scored, so limits are checked before its evaluation costs anything.
+    seconds, bytes_before_evaluation = clock.seconds(), fed.ledger.bytes
+    stop = _reason_to_stop(setup, selection, trained_round, scored, state, seconds)
+    if stop is not None or t == config.rounds:
+        scored = score_last_round(setup, trained_round, scored)
+    if stop is not None:
+        stop = stop.after_evaluation(fed.ledger.bytes - bytes_before_evaluation)
+    facts = checked_facts(report, len(fed.ids), t)
+    if executed is not None and fed.executed is not None:
+        executed = (before.executed or 0.0) + fed.executed - executed
+    best_by_client = before.each
+    for judged_now in scored.judged:
+        best_by_client = update_best_by_client(setup, best_by_client, judged_now.personalized)
+    snapshot = Snapshot(
+        round=t,
+        state=state,
+        best=scored.best,
+        seconds=seconds,
+        stopped=None if stop is None else str(stop),
+        scores=last_scores,
+        client_facts=facts,
+        virtual_seconds=trained_round.virtual,
+        pending=scored.pending,
+        executed=executed,
+        each=best_by_client,
+    )
+    return snapshot, scored.rows
+
+
+def _reason_to_stop(
+    setup: Setup,
+    selection: Selection | None,
+    trained_round: TrainedRound,
+    scored: RoundScores,
+    state: ServerState,
+    seconds: float,
+) -> Stop | None:
+    """Return why the run stops after a round, or None.
+
+    Args:
+        setup: the run.
+        selection: what selects its clients.
+        trained_round: the round.
+        scored: what has been scored in it.
+        state: the server's, once selection and control have observed the round.
+        seconds: of training so far.
+    """
+    judged_round = scored.latest
+    stop = reason_to_stop(
+        setup.config,
+        t=trained_round.t if judged_round is None else judged_round.round,
+        best_round=trained_round.t if scored.best is None else scored.best.round,
+        validation=None if judged_round is None else judged_round.val[setup.method.evaluate.view],
+        total_bytes=setup.federation.ledger.bytes,
+        seconds=seconds,
+        virtual_seconds=trained_round.virtual,
+        first=trained_round.t == 1,
+    )
+    if stop is None and selection is not None:
+        return selection.reason_to_stop(state, trained_round.t + 1)
+    return stop
+
+
+def _round_config(
+    setup: Setup, selection: Selection | None, control: RunControl | None, before: Snapshot
+) -> MethodConfig[Any]:
+    """Return the method's config in the next round: who takes part, with which knobs."""
+    cfg, t, key = setup.method_config, before.round + 1, training_key(setup.config)
+    if selection is not None:
+        cfg = selection.choose(before.state, t, key)
+    elif setup.method.selects and cfg.participation < 1:  # drawn once, for the round and its check
+        cfg = replace(cfg, selected=selected(setup.federation, cfg, t, key))
+    if control is not None:
+        run_state = before.state, before.scores, before.virtual_seconds
+        cfg = replace(cfg, knobs=control.propose(*run_state, t, key))
+    return cfg.in_round(t)
+
+
+def virtual_seconds(setup: Setup, before: Snapshot | None, t: int) -> float | None:
+    """Return the virtual seconds up to the end of a round, the ledger's last; None: no clock."""
+    clock = clock_of(setup.config, setup.federation.ids)
+    if clock is None:
+        return None
+    previous_seconds = 0.0 if before is None else before.virtual_seconds or 0.0
+    return previous_seconds + clock.seconds(records_of_last_round(setup.federation.ledger, t))
+
+
+def checked_facts(report: RoundReport, clients: int, t: int) -> Mapping[str, Tensor]:
+    """Return the facts by client, on the CPU; raise `TrainingError` where they are not (C,)."""
+    for name, fact in report.client_facts.items():
+        if fact.shape != (clients,):
+            raise TrainingError(
+                f"expected a value for each of {clients} clients as fact {name!r}, got shape "
+                f"{tuple(fact.shape)} in round {t}"
+            )
+    return {name: fact.cpu() for name, fact in report.client_facts.items()}

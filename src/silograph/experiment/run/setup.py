@@ -17,11 +17,11 @@ from silograph.core.key import Key
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.work import keep_freed_memory
 from silograph.exchange.collect import SumSpecs
-from silograph.experiment.resolve.cutting import Cut
-from silograph.experiment.resolve.own_partition import CutGraph
+from silograph.experiment.resolve.data import Cut
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, resolve_simulation
-from silograph.federation.base import Engine, Federation
+from silograph.experiment.resolve.run_request import CutGraph
+from silograph.federation.base import Engine
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Schema, schema_of
@@ -97,15 +97,13 @@ class Setup:
     @property
     def partition_hash(self) -> str:
         """What names the cut, or the silos and which of their nodes are neighbors."""
-        return route_hash(self.federation) if self.simulated is None else self.cut.partition.hash
-
-
-def route_hash(fed: Federation) -> str:
-    """Return a hash of the silos' names and of who answers for each halo slot."""
-    digest = hashlib.blake2b(repr(fed.ids).encode(), digest_size=16)
-    for places in (fed.route.target, fed.route.slot_off, fed.route.boundary_off):
-        digest.update(places.numpy().tobytes())
-    return digest.hexdigest()
+        if self.simulated is not None:
+            return self.simulated.partition.hash
+        ids, route = self.federation.ids, self.federation.route
+        digest = hashlib.blake2b(repr(ids).encode(), digest_size=16)
+        for places in (route.target, route.slot_off, route.boundary_off):
+            digest.update(places.numpy().tobytes())
+        return digest.hexdigest()
 
 
 def uncut_block(setup: Setup) -> ClientBlock:

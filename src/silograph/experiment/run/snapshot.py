@@ -4,7 +4,6 @@ Everything that decides the rest of the run is here or in the config; draws come
 there is no random state to save.
 """
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from torch import Tensor
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import Shared, State, below, named
-from silograph.core.resolved_config import ResolvedConfig, training_key
+from silograph.core.resolved_config import training_key
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM
 from silograph.exchange.sent_weights import check_remembered
-from silograph.experiment.resolve.trusted_code import code_digests, differs
-from silograph.experiment.run.preprocessing import checked_statistics
+from silograph.experiment.resolve.user_code import code_digests, differs
+from silograph.experiment.result_files import digest_of_bytes
 from silograph.experiment.run.round_scores import (
     Counts,
     JudgedRound,
@@ -30,11 +29,11 @@ from silograph.experiment.run.round_scores import (
     task_in,
 )
 from silograph.experiment.run.setup import Setup, versions
+from silograph.experiment.run.trained_model import checked_statistics
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
 from silograph.methods import METHODS
 from silograph.methods.base import ServerState, own_weights
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.task.least_count import specs_to_send
 
@@ -55,11 +54,6 @@ def without_parts(state: ServerState) -> ServerState:
         if len(method_memory) == len(state.memory)
         else ServerState(state.weights, method_memory)
     )
-
-
-def parts_on_cpu(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the server's memory with the tensors of parts on the CPU, where they compute."""
-    return {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
 
 
 class PartMemory(dict[str, Tensor]):
@@ -143,30 +137,18 @@ def identity(setup: Setup) -> dict[str, str]:
     for name in ("out", "tracker"):  # they decide no number
         del config[name]
     options = config.pop("options")
-    installed_versions = versions()
+    # The model of a run may be a class of this process: its source counts, not its file.
+    source, installed_versions = setup.method_config.model.source, versions()
     return {
         **{f"config {name}": repr(value) for name, value in config.items()},
         **{f"option {name}": repr(value) for name, value in options.items()},
-        **source_of_module(setup.method_config.model),
-        **code_of(setup.config),
+        **({} if source is None else {"source of the model": digest_of_bytes(source.encode())}),
+        **{kind: digest for kind, digest in code_digests(setup.config).items() if kind != "model"},
         **({} if setup.simulated is None else {"graph": setup.cut.fingerprint}),
         **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
         "partition": setup.partition_hash,
         **{name: installed_versions.get(name, "not installed") for name in NUMERIC},
     }
-
-
-def code_of(config: RunConfig | ResolvedConfig) -> dict[str, str]:
-    """Return hashes of the files or packages of users' parts, by kind; of models see below."""
-    return {kind: digest for kind, digest in code_digests(config).items() if kind != "model"}
-
-
-def source_of_module(model: AnyModel) -> dict[str, str]:
-    """Return a hash of the source of a user's module, if the model is one that can be read."""
-    if model.source is None:
-        return {}
-    digest = hashlib.blake2b(model.source.encode(), digest_size=16).hexdigest()
-    return {"source of the model": digest}
 
 
 def check_identity(
@@ -241,8 +223,8 @@ def to_checkpoint(
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
-    if remembered := setup.federation.remembered:
-        facts["engine"] = dict(remembered)
+    if engine_facts := setup.federation.remembered:
+        facts["engine"] = dict(engine_facts)
     if pending is not None:
         facts |= {"pending_row": dict(pending.row), "pending_away": list(pending.judged.away)}
     if snapshot.virtual_seconds is not None:
@@ -396,7 +378,9 @@ def from_checkpoint(
     with _checking_form():
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
-        memory = parts_on_cpu(below("server/memory", parts))
+        # Parts of a run compute on the CPU, wherever the method does.
+        memory = below("server/memory", parts)
+        memory = {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
         for name, spec in setup.sums.items():
             mean, deviation = (memory[f"{STATISTICS}{name}/{k}"] for k in ("mean", "deviation"))
             checked_statistics(mean, deviation, (spec.width,))

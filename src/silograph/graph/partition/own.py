@@ -20,11 +20,17 @@ from silograph.graph.partition.partition import Partition
 from silograph.graph.read.tables import read_csv
 
 NODE, CLIENT = "node", "client"  # columns of a file
+GIVEN = "given:"  # prefix of `partition` in a config for a partition in memory
 
 
 def is_partition_file(partition: str) -> bool:
     """Whether a partition is the path of a CSV file."""
     return partition.lower().endswith(".csv")
+
+
+def names_clients(partition: str) -> bool:
+    """Whether a partition itself says how many clients there are."""
+    return partition == "silo" or partition.startswith(GIVEN) or is_partition_file(partition)
 
 
 def check_no_path(partition: str) -> None:

@@ -126,9 +126,7 @@ def _labels(setup: Setup, block: ClientBlock) -> list[Finding]:
     is_sure = confidence >= SURE
     what = f"labels of test nodes whose features and edges are known, {LABEL_CALLS} evaluations"
     accuracy = float((predictions == y)[is_sure].double().mean()) if bool(is_sure.any()) else None
-    return [
-        Finding(MADE, what, float(is_sure.double().mean()), len(y), accuracy, "active"),
-    ]
+    return [Finding(MADE, what, float(is_sure.double().mean()), len(y), accuracy, "active")]
 
 
 def first_dtype(setup: Setup) -> torch.dtype:

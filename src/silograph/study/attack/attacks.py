@@ -174,10 +174,8 @@ def solve_features(
         if len(steps) >= needed:
             groups[tuple(steps[:needed])].append(place)
     largest = sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_GROUPS]
-    solved_places, solutions = (
-        [torch.zeros(0, dtype=torch.int64)],
-        [maps[0].new_zeros(0, len(maps[0]))],
-    )
+    solved_places = [torch.zeros(0, dtype=torch.int64)]
+    solutions = [maps[0].new_zeros(0, len(maps[0]))]
     for steps_of, group_members in largest:
         group_places = torch.tensor(group_members).sort().values
         messages = [_rows_at(rows[t], places[t], group_places) for t in steps_of]
@@ -332,8 +330,8 @@ class Finding:
     recovered: str
     share: float
     of: int
-    right: float | None
-    server: Literal["honest but curious", "active"]
+    right: float | None = None
+    server: Literal["honest but curious", "active"] = "honest but curious"
 
 
 def first_map(setup: Setup) -> str:
@@ -389,12 +387,10 @@ def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock)
         if name not in ("", call.name):  # evaluation's sums, after rows of training
             continue
         name = call.name
-        rows_and_places = rows_seen(call, seen)
-        maps, rows, places = (
-            [*maps, weights],
-            [*rows, rows_and_places[0]],
-            [*places, rows_and_places[1]],
-        )
+        call_rows, call_places = rows_seen(call, seen)
+        maps.append(weights)
+        rows.append(call_rows)
+        places.append(call_places)
     if not maps or _draws_neighbors(setup):
         return []
     where, solved = solve_features(maps, rows, places)
@@ -410,16 +406,8 @@ def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock)
     hit = torch.cat(hits)
     what = "sums" if name == "passes.contribute" else "rows"
     attack_name = f"solve the first layer's {what} of {len(maps)} steps"
-    return [
-        Finding(
-            attack_name,
-            "features of nodes, to 1e-4 up to a factor",
-            share(hit),
-            len(hit),
-            None,
-            "honest but curious",
-        )
-    ]
+    recovered = "features of nodes, to 1e-4 up to a factor"
+    return [Finding(attack_name, recovered, share(hit), len(hit))]
 
 
 def _draws_neighbors(setup: Setup) -> bool:
@@ -444,7 +432,7 @@ def attack_separable_rows(
     ]
     attack_name = "combine the sums, knowing each silo's edges from elsewhere"
     what, hit = "messages of single nodes, which give their features", torch.cat(hits)
-    return [Finding(attack_name, what, share(hit), len(hit), None, "honest but curious")]
+    return [Finding(attack_name, what, share(hit), len(hit))]
 
 
 def _runs(off: Tensor) -> list[slice]:
@@ -476,7 +464,6 @@ def attack_labels(seen: RecordingFederation, setup: Setup, block: ClientBlock) -
             len(node[is_right & mask].unique()) / max(count, 1),
             count,
             num_right / claims if claims else None,
-            "honest but curious",
         )
         for what, mask in (
             ("labels of training nodes alone behind a row", single),
@@ -542,15 +529,12 @@ def attack_first_weights(
             num_true / max(int(is_present.sum()), 1),
             int(is_present.sum()),
             num_true / max(int(occurs.sum()), 1),
-            "honest but curious",
         ),
         Finding(
             attack,
             "silos of which a node's features are seen, all of them and no other",
             share(torch.tensor(is_exact)[trains]),
             int(trains.sum()),
-            None,
-            "honest but curious",
         ),
     ]
 
@@ -583,7 +567,7 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
     ]
     hit = torch.cat(hits)[block.split.train]
     what = "what enters the first layer at training nodes, to 1e-3"
-    return [Finding(CRAFTED, what, share(hit), len(hit), None, "active")]
+    return [Finding(CRAFTED, what, share(hit), len(hit), server="active")]
 
 
 def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
@@ -606,8 +590,4 @@ def attack_test_counts(seen: RecordingFederation) -> list[Finding]:
     is_single = single_labels(counts) >= 0
     nodes, attack = int(counts.sum()), "read a silo's counts by class"
     what = "labels of test nodes that are alone at their silo"
-    return [
-        Finding(
-            attack, what, int(is_single.sum()) / max(nodes, 1), nodes, None, "honest but curious"
-        )
-    ]
+    return [Finding(attack, what, int(is_single.sum()) / max(nodes, 1), nodes)]

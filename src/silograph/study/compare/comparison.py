@@ -1,24 +1,35 @@
 """What a comparison says: means and spread over seeds, paired tests, costs; as table or data."""
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from silograph.core.config import Scalar
 from silograph.core.kinds import Kind
-from silograph.core.text import counted
+from silograph.core.text import counted, decimals, html_lines, html_table
 from silograph.experiment.resolve.parts import find_method
 from silograph.experiment.resolve.resolve import choose, fill_defaults
 from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
+from silograph.experiment.terminal_table import (
+    markdown_table,
+    mean_and_deviation,
+    print_number_table,
+    printed_text,
+)
+from silograph.graph.datasets import is_path
 from silograph.methods.base import seen_by
 from silograph.nn.model_options import RATING_MODELS
 from silograph.study.cells import LASTING, Cell, Line, metric_in, words_of
-from silograph.study.compare.tables import (
+from silograph.study.compare.paired_tests import (
     ComparisonRequest,
     ComparisonRow,
     Paired,
@@ -27,7 +38,6 @@ from silograph.study.compare.tables import (
     overlap_of,
     paired_test,
     power_of,
-    without_options,
 )
 from silograph.task.metric_table import METRICS, Metric
 
@@ -51,52 +61,6 @@ ROW_KINDS = (  # of what belongs to single nodes; scores are a kind of their own
 def without_errors(lines: Sequence[Line]) -> list[Line]:
     """Return the lines of runs without an error."""
     return [line for line in lines if "error" not in line]
-
-
-def failures(cells: Sequence[Cell], lines: Sequence[Line | None]) -> list[str]:
-    """Return a line of text for each failure; seeds with the same error share a line."""
-    seeds: dict[tuple[str, str], list[str]] = {}
-    for cell, line in zip(cells, lines, strict=True):
-        if line is not None and "error" in line:
-            other_labels = {name: value for name, value in cell.labels.items() if name != "seed"}
-            name_and_error = (words_of(other_labels), line["error"])
-            seeds.setdefault(name_and_error, []).append(str(cell.labels["seed"]))
-    return [
-        f"{name}, seed{'s' * (len(failed_seeds) > 1)} {', '.join(failed_seeds)}: {error}"
-        for (name, error), failed_seeds in seeds.items()
-    ]
-
-
-def describe_judging_views(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return which view picks the rounds of each method, from pairs of view and name."""
-    methods: dict[str, dict[str, None]] = {}
-    for view, name in pairs:
-        methods.setdefault(view, {})[name] = None
-    view_texts = [f"{view} ({', '.join(names)})" for view, names in methods.items()]
-    return f"views that pick the rounds: {'; '.join(view_texts if view_texts[1:] else methods)}"
-
-
-def improves_to_last_round(line: Line) -> bool:
-    """Whether a run of more than one evaluation was best in the last planned round."""
-    last = line["config"]["rounds"]
-    return len(line["curve"]["round"]) > 1 and line["best_round"] == line["rounds"] == last
-
-
-def outcome_of(line: Line) -> list[Any]:
-    """Return scores and curves of a run, without its costs."""
-    curve = {name: values for name, values in line["curve"].items() if name != "bytes"}
-    return [line["val"], line["test"], curve]
-
-
-def metric_in_words(metric: Metric) -> str:
-    """Describe a metric in the legend of a table."""
-    return f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
-
-
-def best_mean(scores: Mapping[str, Mapping[int, float]], metric: Metric) -> str | None:
-    """Return which of several series of scores, by seed, has the best mean."""
-    means = {m: statistics.mean(by_seed.values()) for m, by_seed in scores.items() if by_seed}
-    return max(means, key=lambda m: metric.goodness(means[m])) if means else None
 
 
 def cost_of(line: Line, name: str) -> Any:
@@ -155,9 +119,20 @@ class Comparison:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        from silograph.study.compare.tables import html_of
+        parts = [
+            html_table(
+                ": ".join(w for w in (title_of(self), point, title) if w),
+                [name for name, _ in columns],
+                _texts(columns, rows, last),
+            )
+            for point, rows, last in rows_by_point(self)
+            for title, columns in tables_of(self, math.inf)
+        ]
+        return "".join(parts) + html_lines(self._text_lines())
 
-        return html_of(self)
+    def _text_lines(self) -> list[str]:
+        """Return what stands below the tables: notes, and what failed."""
+        return [*self.notes, *(f"failed: {line}" for line in self.failed_alike)]
 
     @cached_property
     def rows(self) -> list[ComparisonRow]:
@@ -169,15 +144,29 @@ class Comparison:
         `p_holm` compare with the `reference` of the same values, in the `view` of the tests: one
         for all methods, None for a method that has no scores in it and is not tested.
         """
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        return [row for point in points for row in self._rows_at(point)]
+        return [row for point in self._points for row in self._rows_at(point)]
 
     def _point(self, cell: Cell) -> Point:
         return tuple(cell.labels[key] for key in self.request.over)
 
-    def _lines_at(self, point: Point) -> list[Line | None]:
-        pairs = zip(self.cells, self.lines, strict=True)
-        return [line for cell, line in pairs if self._point(cell) == point]
+    @cached_property
+    def _points(self) -> list[Point]:
+        """The values of what is varied, in the order of the tables."""
+        return list(dict.fromkeys(self._point(cell) for cell in self.cells))
+
+    def _select(
+        self, point: Point | None = None, method: str | None = None
+    ) -> list[tuple[Cell, Line | None]]:
+        """Return cells with their lines: all, or those of a point, of a method, or of both."""
+        return [
+            (cell, line)
+            for cell, line in zip(self.cells, self.lines, strict=True)
+            if point in (None, self._point(cell)) and method in (None, cell.labels["method"])
+        ]
+
+    def _lines_of(self, point: Point | None = None, method: str | None = None) -> list[Line]:
+        """Return the lines of cells that have run, also of failed ones; see `_select`."""
+        return [line for _, line in self._select(point, method) if line is not None]
 
     def _metric(self, lines: Sequence[Line | None]) -> Metric:
         """Return the metric that lines are compared by."""
@@ -187,12 +176,11 @@ class Comparison:
     @property
     def metrics(self) -> list[Metric]:
         """The metrics of the comparison: one, unless what is varied makes tasks differ."""
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        return list(dict.fromkeys(self._metric(self._lines_at(point)) for point in points))
+        return list(dict.fromkeys(self._metric(self._lines_of(p)) for p in self._points))
 
     def _rows_at(self, point: Point) -> list[ComparisonRow]:
-        request, metric = self.request, self._metric(self._lines_at(point))
-        lines_by_method = {m: self._lines_of_method(point, m) for m in request.methods}
+        request, metric = self.request, self._metric(self._lines_of(point))
+        lines_by_method = {m: self._lines_of(point, m) for m in request.methods}
         rows = [self._means(point, m, lines_by_method[m], metric) for m in request.methods]
         for view_name in VIEWS:
             means = [row[f"{view_name}_mean"] for row in rows]
@@ -206,7 +194,11 @@ class Comparison:
             m: self._scores(without_errors(lines_by_method[m]), view, metric)
             for m in request.methods
         }
-        reference = request.baseline or best_mean(scores, metric)
+        mean_by_method = {m: statistics.mean(s.values()) for m, s in scores.items() if s}
+        best_method = max(
+            mean_by_method, key=lambda m: metric.goodness(mean_by_method[m]), default=None
+        )
+        reference = request.baseline or best_method
         tests: dict[str, Paired] = {}
         test, overlap = self._test(point)
         for method in request.methods:
@@ -239,10 +231,14 @@ class Comparison:
         request = self.request
         if request.view != "own":
             return request.view
-        metric = self._metric(self._lines_at(point))
+        metric = self._metric(self._lines_of(point))
         own_views = [self._judging_view(point, method) for method in request.methods]
         methods_by_view = {
-            view: [m for m in request.methods if self._has_view(point, m, view, metric)]
+            view: [
+                method
+                for method in request.methods
+                if self._scores(without_errors(self._lines_of(point, method)), view, metric)
+            ]
             for view in VIEWS
         }
         ranks = {
@@ -252,15 +248,9 @@ class Comparison:
         }
         return max(ranks, key=lambda view: ranks[view]) if ranks else None  # the first of equals
 
-    def _has_view(self, point: Point, method: str, view: str, metric: Metric) -> bool:
-        """Return whether a method has scores in a view."""
-        return bool(
-            self._scores(without_errors(self._lines_of_method(point, method)), view, metric)
-        )
-
     def _test(self, point: Point) -> tuple[Test, float]:
         """Return the test at values of what is varied, and how far its seeds' splits overlap."""
-        config = next(cell.config for cell in self.cells if self._point(cell) == point)
+        config = self._select(point)[0][0].config
         overlap = overlap_of(config.split, config.split_seed)
         if self.request.test == "auto":
             return ("t", 0.0) if overlap is None else ("resampled", overlap)
@@ -271,10 +261,9 @@ class Comparison:
         request = self.request
         if not request.tests:
             return []
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
-        views = dict.fromkeys(self._test_view(point) for point in points)
+        views = dict.fromkeys(self._test_view(point) for point in self._points)
         view = f"the {' or '.join(view or 'missing' for view in views)} view"
-        tests = dict.fromkeys(self._test(point) for point in points)
+        tests = dict.fromkeys(self._test(point) for point in self._points)
         if len(request.seeds) == 1:
             powers = dict.fromkeys(power_of(1, *test) for test in tests)
             return [f"difference: in {view}", *self._view_notes(), *powers]
@@ -293,12 +282,15 @@ class Comparison:
 
     def _view_notes(self) -> list[str]:
         """Return in which view each method is judged, and which methods are not tested."""
-        points = dict.fromkeys(self._point(cell) for cell in self.cells)
         pairs = [
             (self._judging_view(p, m), self.names[m])
-            for p, m in product(points, self.request.methods)
+            for p, m in product(self._points, self.request.methods)
         ]
-        notes = [describe_judging_views(pairs)] if len({view for view, _ in pairs}) > 1 else []
+        names_by_view: dict[str, dict[str, None]] = {}
+        for view, name in pairs:
+            names_by_view.setdefault(view, {})[name] = None
+        texts = [f"{view} ({', '.join(names)})" for view, names in names_by_view.items()]
+        notes = [f"views that pick the rounds: {'; '.join(texts)}"] if len(texts) > 1 else []
         untested = dict.fromkeys(
             self.names[row["method"]] for row in self.rows if row["view"] is None and row["seeds"]
         )
@@ -316,34 +308,21 @@ class Comparison:
         names = [method.name for method in methods.values()]
         return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}
 
-    def _lines_of_method(self, point: Point, method: str) -> list[Line]:
-        """Return the lines of a method, also of failed cells."""
-        return [
-            line
-            for cell, line in zip(self.cells, self.lines, strict=True)
-            if self._point(cell) == point and cell.labels["method"] == method
-            if line is not None
-        ]
-
     def _means(
         self, point: Point, method: str, method_lines: Sequence[Line], metric: Metric
     ) -> ComparisonRow:
         row: ComparisonRow = {"method": method, **dict(zip(self.request.over, point, strict=True))}
-        lines, failed_lines = (
-            without_errors(method_lines),
-            [line for line in method_lines if "error" in line],
-        )
+        lines = without_errors(method_lines)
+        failed_lines = [line for line in method_lines if "error" in line]
         diverged = sum(line.get("kind") == LASTING for line in failed_lines)
         row |= {"seeds": len(lines), "diverged": diverged, "failed": len(failed_lines) - diverged}
         for view in VIEWS:
-            values = list(self._scores(lines, view, metric).values())
-            row[f"{view}_mean"] = statistics.mean(values) if values else None
-            row[f"{view}_std"] = statistics.stdev(values) if len(values) > 1 else None
+            scores = self._scores(lines, view, metric).values()
+            row[f"{view}_mean"], row[f"{view}_std"] = mean_and_deviation(scores)
         row["best"] = []
         row["metric"] = metric.name
         for cost in COSTS:
-            values = [cost_of(line, cost) for line in lines if cost_of(line, cost) is not None]
-            row[cost] = statistics.mean(values) if values else None
+            row[cost], _ = mean_and_deviation(cost_of(line, cost) for line in lines)
         return row
 
     def _scores(self, lines: Sequence[Line], view: str | None, metric: Metric) -> dict[int, float]:
@@ -357,8 +336,7 @@ class Comparison:
 
     def _judging_view(self, point: Point, method: str) -> str:
         """Return the view that picks the rounds of a method."""
-        cells = (c for c in self.cells if self._point(c) == point)
-        cell = next(cell for cell in cells if cell.labels["method"] == method)
+        cell = self._select(point, method)[0][0]
         return find_method(cell.config, cell.method).evaluate.view
 
     def _methods_by_server_view(self) -> dict[str, list[str]]:
@@ -369,10 +347,8 @@ class Comparison:
             if method.evaluate.view != "server":
                 continue
             description = seen_by(method, cell.config)
-            names, name = (
-                methods_by_description.setdefault(description, []),
-                self.names[str(cell.labels["method"])],
-            )
+            names = methods_by_description.setdefault(description, [])
+            name = self.names[str(cell.labels["method"])]
             if name not in names:
                 names.append(name)
         return methods_by_description
@@ -384,35 +360,34 @@ class Comparison:
         `mean` and `std` over seeds of the metric on test nodes, and its `name`, such as
         `largest class`; both None where no line says it.
         """
-        return [self._constant_at(p) for p in dict.fromkeys(map(self._point, self.cells))]
+        return [self._constant_at(point) for point in self._points]
 
     def _constant_at(self, point: Point) -> ComparisonRow:
-        lines = self._lines_at(point)
+        lines = self._lines_of(point)
         metric = self._metric(lines)
         # All methods of a seed have one partition, so any of their lines says it.
         constant_by_seed = {
             line["config"]["seed"]: line["constant"]
             for line in lines
-            if line is not None and line.get("constant") is not None
+            if line.get("constant") is not None
         }
-        scores = [constant["scores"].get(metric.name) for constant in constant_by_seed.values()]
-        values = [score for score in scores if score is not None]
-        return {
-            "name": next((constant["name"] for constant in constant_by_seed.values()), None),
-            "metric": metric.name,
-            "mean": statistics.mean(values) if values else None,
-            "std": statistics.stdev(values) if len(values) > 1 else None,
-        }
+        constants = constant_by_seed.values()
+        mean, deviation = mean_and_deviation(c["scores"].get(metric.name) for c in constants)
+        name = next((constant["name"] for constant in constants), None)
+        return {"name": name, "metric": metric.name, "mean": mean, "std": deviation}
 
     def _still_improving(self) -> list[str]:
         """Return which methods had their best round last, in one line or none."""
         texts = []
         for method in self.request.methods:
-            pairs = zip(self.cells, self.lines, strict=True)
-            finished_lines = without_errors(
-                [ln for c, ln in pairs if ln and c.labels["method"] == method]
+            finished_lines = without_errors(self._lines_of(method=method))
+            # Runs of more than one evaluation that were best in the last planned round.
+            num_improving = sum(
+                len(line["curve"]["round"]) > 1
+                and line["best_round"] == line["rounds"] == line["config"]["rounds"]
+                for line in finished_lines
             )
-            if num_improving := sum(improves_to_last_round(line) for line in finished_lines):
+            if num_improving:
                 texts.append(
                     f"{self.names[method]} in {num_improving} of "
                     f"{counted(len(finished_lines), 'run')}"
@@ -424,20 +399,20 @@ class Comparison:
         """Return the groups of methods whose runs coincide in all scores and losses."""
         groups: dict[str, list[str]] = {}
         for method in self.request.methods:
-            pairs = zip(self.cells, self.lines, strict=True)
-            method_lines = [line for cell, line in pairs if cell.labels["method"] == method]
+            method_lines = [line for _, line in self._select(method=method)]
             if all(line is not None and "error" not in line for line in method_lines):
-                outcome = json.dumps(
-                    [outcome_of(line) for line in method_lines if line is not None]
-                )
-                groups.setdefault(outcome, []).append(method)
+                outcomes = []  # scores and curves, without costs
+                for line in filter(None, method_lines):
+                    curve = {n: values for n, values in line["curve"].items() if n != "bytes"}
+                    outcomes.append([line["val"], line["test"], curve])
+                groups.setdefault(json.dumps(outcomes), []).append(method)
         return [names for names in groups.values() if len(names) > 1]
 
     def _untrained(self) -> list[str]:
         """Return what predicts ratings without training, for each point."""
-        notes, points = [], dict.fromkeys(self._point(cell) for cell in self.cells)
-        for point in points:
-            lines = without_errors([line for line in self._lines_at(point) if line is not None])
+        notes = []
+        for point in self._points:
+            lines = without_errors(self._lines_of(point))
             scores_by_line = [line["untrained"] for line in lines if "untrained" in line]
             metric = self._metric(lines)
             texts = []
@@ -446,7 +421,7 @@ class Comparison:
                 if None not in values:
                     texts.append(f"{name} {metric.text(sum(values) / len(values))}")
             if texts:
-                point_text = f" ({', '.join(map(str, point))})" if len(points) > 1 else ""
+                point_text = f" ({', '.join(map(str, point))})" if len(self._points) > 1 else ""
                 notes.append(
                     f"without training, test {metric.title}{point_text}: {', '.join(texts)}"
                 )
@@ -470,18 +445,31 @@ class Comparison:
     @property
     def failed(self) -> list[str]:
         """One line of text for each cell that failed."""
-        pairs = zip(self.cells, self.lines, strict=True)
+        pairs = self._select()
         return [f"{c.name}: {line['error']}" for c, line in pairs if line and "error" in line]
 
     @property
     def failed_alike(self) -> list[str]:
         """The same, with one line for seeds that failed with the same error."""
-        return failures(self.cells, self.lines)
+        seeds: dict[tuple[str, str], list[str]] = {}
+        for cell, line in self._select():
+            if line is not None and "error" in line:
+                labels = {name: value for name, value in cell.labels.items() if name != "seed"}
+                seeds.setdefault((words_of(labels), line["error"]), []).append(
+                    str(cell.labels["seed"])
+                )
+        return [
+            f"{name}, seed{'s' * (len(failed_seeds) > 1)} {', '.join(failed_seeds)}: {error}"
+            for (name, error), failed_seeds in seeds.items()
+        ]
 
     @property
     def legend(self) -> str:
         """What the tables of scores show."""
-        metric_texts = " and ".join(metric_in_words(metric) for metric in self.metrics)
+        metric_texts = " and ".join(
+            f"{metric.name} on test nodes, {'higher' if metric.higher else 'lower'} is better"
+            for metric in self.metrics
+        )
         return (
             f"mean ± sample standard deviation over seeds, {metric_texts}; * best mean of its view"
         )
@@ -549,12 +537,227 @@ class Comparison:
 
     def summary(self, width: int = 140) -> str:
         """Return tables and notes as text of at most so many columns."""
-        from silograph.study.compare.tables import text_of
 
-        return text_of(self, width)
+        def print_to(console: Console) -> None:
+            for point, rows, last in rows_by_point(self):
+                for title, columns in tables_of(self, width):
+                    words = [w for w in (title_of(self), point, title) if w]
+                    names = [name for name, _ in columns]
+                    print_number_table(
+                        console, names, _texts(columns, rows, last), ": ".join(words)
+                    )
+                    console.print()
+            for line in self._text_lines():
+                console.print(line)
+
+        return printed_text(print_to, width)
 
     def to_markdown(self) -> str:
         """Return tables and notes as Markdown."""
-        from silograph.study.compare.tables import markdown_of
+        parts = [f"# Comparison: {title_of(self)}"]
+        for point, rows, last in rows_by_point(self):
+            for title, columns in tables_of(self, -math.inf):
+                parts.append("## " + ": ".join(w for w in (point, title) if w))
+                names = [name for name, _ in columns]
+                parts.append(markdown_table(names, _texts(columns, rows, last)))
+        parts.append("\n".join(f"- {note}" for note in self.notes))
+        if self.failed_alike:
+            parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in self.failed_alike))
+        return "\n\n".join(parts) + "\n"
 
-        return markdown_of(self)
+
+# --- The tables of a comparison, as texts -------------------------------------------------------
+
+
+WIDE = 140  # columns from which scores and costs stand side by side
+Column = tuple[str, Callable[[ComparisonRow], str]]
+Titled = tuple[str, list[Column]]
+
+
+def format_value(row: ComparisonRow, value: float | None, *, signed: bool = False) -> str:
+    """Return a score of a row, or a difference of two, in the unit of all tables and files."""
+    if value is None:
+        return "-"
+    text = METRICS[row["metric"]].text(value)
+    return f"+{text}" if signed and value >= 0 else text
+
+
+def small(p: float | None) -> str:
+    """Return a p-value."""
+    return "-" if p is None else "< .001" if p < 0.001 else f"{p:.3f}".lstrip("0")
+
+
+def format_cost(value: float | None, unit: float, digits: int) -> str:
+    """Return a cost in its unit."""
+    return "-" if value is None else decimals(value / unit, digits)
+
+
+def _score(view: str) -> Column:
+    def text(row: ComparisonRow) -> str:
+        mean, std = row[f"{view}_mean"], row[f"{view}_std"]
+        spread = "" if std is None else f" ± {format_value(row, std)}"
+        few = f" ({_of_all(row)})" if row["diverged"] or row["failed"] else ""
+        return f"{format_value(row, mean)}{spread}{'*' if view in row['best'] else ''}{few}"
+
+    return view, text
+
+
+def _of_all(row: ComparisonRow) -> str:
+    return f"{row['seeds']} of {row['seeds'] + row['diverged'] + row['failed']}"
+
+
+def _seeds(row: ComparisonRow) -> str:
+    """Return the number of seeds in the means, and what became of the others."""
+    without = [f"{row[what]} {what}" for what in ("diverged", "failed") if row[what]]
+    return "; ".join([_of_all(row), *without]) if without else str(row["seeds"])
+
+
+def _tested() -> list[Column]:
+    """Return the columns of paired tests."""
+
+    def interval(row: ComparisonRow) -> str:
+        if row["low"] is None:
+            return "-"
+        low, high = (format_value(row, row[end], signed=True) for end in ("low", "high"))
+        return f"{low} to {high}"
+
+    def difference(row: ComparisonRow) -> str:
+        if row["method"] == row["reference"]:
+            return "reference"
+        if row["view"] is None and row["seeds"]:
+            return "no common view"
+        return format_value(row, row["difference"], signed=True)
+
+    return [
+        ("difference", difference),
+        ("95 % interval", interval),
+        ("p", lambda row: small(row["p"])),
+        ("p, Holm", lambda row: small(row["p_holm"])),
+        ("view", lambda row: row["view"] or "-"),
+        ("pairs", lambda row: "-" if row["pairs"] is None else str(row["pairs"])),
+    ]
+
+
+SCORES: list[Column] = [*(_score(view) for view in VIEWS), ("seeds", _seeds)]
+TESTED = _tested()
+COST_COLUMNS: list[Column] = [
+    ("MB", lambda row: format_cost(row["bytes"], 1e6, 1)),
+    ("GFLOP", lambda row: format_cost(row["flops"], 1e9, 1)),
+    ("seconds", lambda row: format_cost(row["seconds"], 1, 1)),
+    ("peak MB", lambda row: format_cost(row["peak_memory_bytes"], 1e6, 0)),
+    ("best round", lambda row: format_cost(row["best_round"], 1, 0)),
+]
+ROWS: Column = ("rows MB", lambda row: format_cost(row["row_bytes"], 1e6, 1))
+BIAS: Column = (
+    "local bias",
+    lambda row: "-" if row["local_bias"] is None else f"{row['local_bias']:.4g}",
+)
+
+
+def tables_of(comparison: "Comparison", width: float) -> list[Titled]:
+    """Return the tables that fit a width."""
+    has_local_bias = any(row["local_bias"] is not None for row in comparison.rows)
+    has_row_bytes = any(row["row_bytes"] for row in comparison.rows)
+    costs = [COST_COLUMNS[0], *[ROWS] * has_row_bytes, *COST_COLUMNS[1:], *[BIAS] * has_local_bias]
+    tested = [("paired test", TESTED)] * comparison.request.tests
+    if width >= WIDE:
+        sections = [
+            ("scores, and costs as means of a run", [*SCORES, *costs]),
+            *tested,
+        ]
+    else:
+        sections = [("scores", SCORES), *tested, ("costs, mean of a run", costs)]
+    names = comparison.names
+    method: Column = ("method", lambda row: names[row["method"]])
+    return [(title, [method, *columns]) for title, columns in sections]
+
+
+def paired_tables(comparison: "Comparison") -> dict[str, list[Any]]:
+    """Return scores and paired tests as texts, and the notes on them, for the page of a folder.
+
+    They are those of the terminal, so that both have one unit, one order and one mark of the best.
+    """
+    method: Column = ("method", lambda row: comparison.names[row["method"]])
+
+    def make_rows(columns: Sequence[Column]) -> list[dict[str, Any]]:
+        return [
+            {
+                "title": point,
+                "columns": [name for name, _ in columns],
+                "rows": _texts(columns, rows, constant),
+            }
+            for point, rows, constant in rows_by_point(comparison)
+        ]
+
+    return {
+        "scores": make_rows([method, *SCORES]),
+        "tables": make_rows([method, *TESTED]) if comparison.request.tests else [],
+        "notes": list(comparison.notes),
+    }
+
+
+def rows_by_point(comparison: "Comparison") -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:
+    """Return the rows by the values of what is varied, those values in words, and the constant."""
+    keys = comparison.request.over
+    grouped_rows = groupby(comparison.rows, key=lambda row: [row[key] for key in keys])
+    return [
+        (", ".join(f"{k} {value}" for k, value in zip(keys, point, strict=True)), list(rows), last)
+        for (point, rows), last in zip(grouped_rows, comparison.constants, strict=True)
+    ]
+
+
+def title_of(comparison: "Comparison") -> str:
+    """Return dataset and metric in words."""
+    config = comparison.cells[0].config
+    varied_values = comparison.request.over
+    name = Path(config.dataset).name if is_path(config.dataset) else config.dataset
+    words = [] if "dataset" in varied_values else [name]
+    words += (
+        []
+        if "clients" in varied_values or config.clients is None
+        else [counted(config.clients, "client")]
+    )
+    words += [] if "partition" in varied_values else [config.partition]
+    return ", ".join(words)
+
+
+def _texts(
+    columns: Sequence[Column], rows: Sequence[ComparisonRow], constant: ComparisonRow
+) -> list[list[str]]:
+    """Return the rows as text; tables of scores end with the best constant prediction."""
+    texts = [[text(row) for _, text in columns] for row in rows]
+    if constant["mean"] is None or SCORES[0] not in columns:
+        return texts
+    spread = "" if constant["std"] is None else f" ± {format_value(constant, constant['std'])}"
+    text = f"{format_value(constant, constant['mean'])}{spread}"
+    filled = {v for v in VIEWS if any(row[f"{v}_mean"] is not None for row in rows)}
+    ends = [text if name in filled else "-" for name, _ in columns[1:]]
+    return [*texts, [constant["name"], *ends]]
+
+
+def without_options(
+    cells: Sequence[Cell], names: Mapping[str, str], over: Sequence[str]
+) -> list[str]:
+    """Return which runs have not the options that are varied, a line for each option.
+
+    Args:
+        cells: the runs.
+        names: what tables call each method.
+        over: keys that are varied: fields, and options of parts.
+    """
+    notes, options = [], [key for key in over if any(key in c.config.options for c in cells)]
+    for key in options:
+        none = []
+        for method, name in names.items():
+            method_cells = [c for c in cells if c.labels["method"] == method]
+            without = [c.labels for c in method_cells if key not in c.config.options]
+            at = (", ".join(f"{k}={e[k]}" for k in over if k not in options) for e in without)
+            part = (
+                ""
+                if len(without) == len(method_cells)
+                else f" at {' and '.join(dict.fromkeys(at))}"
+            )
+            none += [f"{name}{part}"] if without else []
+        if none:
+            notes.append(f"without option {key}, alike for each of its values: {', '.join(none)}")
+    return notes

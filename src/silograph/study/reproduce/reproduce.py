@@ -10,7 +10,7 @@ import shlex
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -21,8 +21,7 @@ from silograph.core.config import Scalar, make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.experiment.resolve.trusted_code import check_trusted
-from silograph.experiment.resolve.user_code import import_spec, is_spec
+from silograph.experiment.resolve.user_code import check_trusted, import_spec, is_spec
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line, digest_of, is_final
@@ -130,7 +129,7 @@ def svg_of(curves: Curves) -> str:
 # file of the user's: `silograph reproduce my_recipe.py:RECIPE`.
 
 
-class Found:
+class StudyLines:
     """The lines of a study, by cell."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -176,8 +175,8 @@ class Recipe:
 
     name: str
     title: str
-    cells: Callable[[Found], Sequence[Cell]]
-    page: Callable[[Found], Page]
+    cells: Callable[[StudyLines], Sequence[Cell]]
+    page: Callable[[StudyLines], Page]
     text: str
 
 
@@ -300,7 +299,7 @@ def reproduce(
         num_copied = _copy_lines(recipe, file)
         ran = _run(recipe, file, only or {}, data_dir, processes, execution)
         write_page(recipe, page, file.lines, recipe.name if name is None else name)
-        finished = Found(file.lines)
+        finished = StudyLines(file.lines)
     all_cells = recipe.cells(finished)
     cell_lines = [finished.any(cell) for cell in all_cells]
     return Reproduced(
@@ -314,7 +313,7 @@ def reproduce(
 
 def _copy_lines(recipe: Recipe, file: StudyFile) -> int:
     """Copy lines of this recipe's cells from other recipes of the folder; return how many."""
-    missing = [c for c in recipe.cells(Found(file.lines)) if not _is_done(file, c)]
+    missing = [c for c in recipe.cells(StudyLines(file.lines)) if not _is_done(file, c)]
     if not missing or file.path is None:
         return 0
     num_copied, line_by_digest = 0, _read_neighboring_lines(file.path)
@@ -377,19 +376,18 @@ def _select_cells(recipe: Recipe, lines: Sequence[Line], only: Only) -> list[Cel
     Raises:
         ConfigError: `only` has a key or value that no cell has.
     """
-    cells = recipe.cells(Found(lines))
+    cells = recipe.cells(StudyLines(lines))
     for key, values in only.items():
         available_values = {value_of(cell, key) for cell in cells}
         for value in values:
+            if value not in available_values and not available_values - {""}:
+                raise ConfigError(
+                    f"expected a label or key that the cells of the recipe have, got {key!r}"
+                )
             if value not in available_values:
-                raise ConfigError(_unknown_value_message(key, value, available_values - {""}))
+                choices = ", ".join(sorted(available_values - {""}))
+                raise ConfigError(f"expected {key} among {choices}, got {value!r}")
     return [c for c in cells if all(value_of(c, key) in only[key] for key in only)]
-
-
-def _unknown_value_message(key: str, value: str, available_values: Collection[str]) -> str:
-    if available_values:
-        return f"expected {key} among {', '.join(sorted(available_values))}, got {value!r}"
-    return f"expected a label or key that the cells of the recipe have, got {key!r}"
 
 
 def value_of(cell: Cell, key: str) -> str:
@@ -403,12 +401,15 @@ def write_page(recipe: Recipe, path: Path, lines: Sequence[Line], name: str) -> 
     Raises:
         ConfigError: a mark in the page stands there once, or more than twice.
     """
-    finished = Found(lines)
+    finished = StudyLines(lines)
     page = recipe.page(finished)
     sections = {
         **page.sections,
         "cells": cells_section(recipe, finished),
-        "again": rerun_text(name),
+        "again": (
+            f"Run again: `silograph reproduce {shlex.quote(name)} --data-dir DIR`; it goes on "
+            "where it stopped, `--max-minutes 0` only writes this page."
+        ),
     }
     sections["machine"] = machine_section(lines)
     text = path.read_text(encoding="utf-8") if path.exists() else recipe.text
@@ -438,15 +439,7 @@ def replace_section(text: str, name: str, section: str) -> str:
     return f"{parts[0]}{mark}\n{section}\n{mark}{parts[2]}"
 
 
-def rerun_text(name: str) -> str:
-    """Return the section on how to make the page again."""
-    return (
-        f"Run again: `silograph reproduce {shlex.quote(name)} --data-dir DIR`; it goes on "
-        "where it stopped, `--max-minutes 0` only writes this page."
-    )
-
-
-def cells_section(recipe: Recipe, finished: Found) -> str:
+def cells_section(recipe: Recipe, finished: StudyLines) -> str:
     """Return which cells of a recipe have run, failed or not."""
     cells = recipe.cells(finished)
     lines = [(cell, finished.any(cell)) for cell in cells]
@@ -483,7 +476,7 @@ def listing(out: Path, recipes: Sequence[Recipe]) -> list[list[str]]:
     """Return name, cells done and title of recipes."""
     rows = []
     for recipe in recipes:
-        finished = Found(read_lines(paths_of(recipe, out)[0]))
+        finished = StudyLines(read_lines(paths_of(recipe, out)[0]))
         cells = recipe.cells(finished)
         num_done = sum(finished.any(cell) is not None for cell in cells)
         rows.append([recipe.name, f"{num_done}/{len(cells)}", recipe.title])

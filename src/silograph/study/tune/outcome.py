@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import io
 import json
 import logging
 import math
@@ -12,31 +11,33 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from silograph.core.config import RunConfig, Scalar, in_full, make_config, not_said_again
+from rich.console import Console
+
+from silograph.core.config import RunConfig, Scalar, in_full, not_said_again
 from silograph.core.errors import ConfigError, SilographError, unknown
 from silograph.core.setting_values import Range, declared, parse_range
 from silograph.core.text import html_lines, html_table
-from silograph.experiment.resolve.asked_run import Own, with_absolute_paths, with_model_for
 from silograph.experiment.resolve.parts import (
     TABLES,
+    check_some_have,
     find_method,
     find_option,
     named_parts,
     options_of,
 )
 from silograph.experiment.resolve.resolve import choose
-from silograph.experiment.resolve.varied_parts import (
-    check_some_have,
-    without_foreign_options,
-    without_unread,
-)
+from silograph.experiment.resolve.run_request import Own
 from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
-from silograph.experiment.terminal_table import markdown_table
-from silograph.graph.graph import Graph
+from silograph.experiment.terminal_table import (
+    markdown_table,
+    mean_and_deviation,
+    print_number_table,
+    printed_text,
+)
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line
-from silograph.study.compare.compare import checked_list
+from silograph.study.study_request import FIELDS, StudyBase, checked_list
 from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
@@ -202,9 +203,8 @@ class Tuned:
         scored = [line["test"] for line in self.winner if "error" not in line]
         means = {}
         for view in VIEWS:
-            scores = [test[view].get(self.metric.name) for test in scored if test[view]]
-            values = [value for value in scores if value is not None]
-            means[view] = statistics.mean(values) if values else None
+            scores = (test[view].get(self.metric.name) for test in scored if test[view])
+            means[view], _ = mean_and_deviation(scores)
         return means
 
     @property
@@ -227,9 +227,8 @@ class Tuned:
     def _constant(self) -> list[str]:
         """Return what the best constant prediction has on test nodes, in one text or none."""
         constants = [line["constant"] for line in self.winner if line.get("constant")]
-        scores = [constant["scores"].get(self.metric.name) for constant in constants]
-        values = [score for score in scores if score is not None]
-        return [f"{constants[0]['name']} {self._text(statistics.mean(values))}"] if values else []
+        mean, _ = mean_and_deviation(c["scores"].get(self.metric.name) for c in constants)
+        return [] if mean is None else [f"{constants[0]['name']} {self._text(mean)}"]
 
     def _text(self, value: float) -> str:
         """Return a score in the unit of all tables and files."""
@@ -249,15 +248,14 @@ class Tuned:
 
     def summary(self, width: int = 140) -> str:
         """Return the trials, best first, and notes as text of at most so many columns."""
-        from silograph.experiment.terminal_table import console_to, print_number_table
 
-        file = io.StringIO()
-        console = console_to(file, width)
-        print_number_table(console, *self._texts())
-        console.print()
-        for note in self.notes:
-            console.print(note)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+        def print_to(console: Console) -> None:
+            print_number_table(console, *self._texts())
+            console.print()
+            for note in self.notes:
+                console.print(note)
+
+        return printed_text(print_to, width)
 
     def to_markdown(self) -> str:
         """Return ranges, trials and notes as a page."""
@@ -311,66 +309,52 @@ def _short(value: object) -> str:
 # --- What a search tries: keys with their ranges, over a run -------------------------------------
 
 
-FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
 NO_FIELDS: Mapping[str, "dataclasses.Field[Any]"] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The search space: config, ranges, seeds and view.
+    """The search space: what all trials have in common, ranges, seeds and view.
 
     Attributes:
-        base: config of all trials; tuned keys replace its values.
+        base: of all trials; tuned keys replace its values.
         ranges: of the tuned keys: fields of `RunConfig`, or options of the method.
         seeds: every trial runs with all of them.
         view: whose validation scores count.
         seed: of the search.
-        graph: the graph, where it is in memory.
-        own: parts that are values.
     """
 
-    base: RunConfig
+    base: StudyBase
     ranges: Mapping[str, Range]
     seeds: tuple[int, ...]
     view: str
     seed: int
-    graph: Graph | None
-    own: Own
 
     def config(self, params: TrialParams) -> RunConfig:
         """Return the run with these values."""
         fields = {key: value for key, value in params.items() if key in FIELDS}
         options = {key: value for key, value in params.items() if key not in FIELDS}
-        values = {k: v for k, v in vars(self.base).items() if v is not None}
-        base_options = not_said_again(self.base.options, [*in_full(fields), *options])
-        config = make_config(values | fields | {"options": base_options | options})
-        method = self.own.methods.get(config.method)
-        config = with_model_for(config, self.graph, method)
-        read_options = without_unread(config.options, options, named_parts(config, method))
-        return without_foreign_options(dataclasses.replace(config, options=read_options), method)
+        set_keys = [*in_full(fields), *options]
+        return self.base.vary(fields, options, not_said_again(self.base.config.options, set_keys))
 
     def cells(self, number: int, params: TrialParams) -> list[Cell]:
         """Return the cells of a trial, one for each seed."""
         config = self.config(params)
-        own = self.own.methods.get(config.method), self.own.models.get(config.model or "")
         return [
-            Cell({"trial": number, "seed": seed}, replace(config, seed=seed), self.graph, *own)
+            self.base.cell({"trial": number, "seed": seed}, replace(config, seed=seed))
             for seed in self.seeds
         ]
 
     @property
     def method(self) -> Method:
         """Return the method."""
-        return find_method(self.base, self.own.methods.get(self.base.method))
+        config = self.base.config
+        return find_method(config, self.base.own.methods.get(config.method))
 
-    def plan(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what must be equal for a search to be resumed, as plain values."""
-        base = with_absolute_paths(self.base, in_memory=self.graph is not None)
-        config = {k: v for k, v in dataclasses.asdict(base).items() if v is not None}
         return {
-            "in_memory": self.graph is not None,
-            "values": self.own.names,
-            "config": config,
+            **self.base.to_dict(),
             "ranges": {key: str(values) for key, values in self.ranges.items()},
             "seeds": list(self.seeds),
             "view": self.view,
@@ -459,11 +443,12 @@ def checked_range(key: str, value: object) -> Range:
         raise ConfigError(f"range of {key}: {error}") from None
 
 
-def check_ends(space: Space, run_options: Collection[str]) -> None:
+def check_ends(space: Space) -> None:
     """Raise `ConfigError` where a config cannot have the ends or choices of a range."""
+    base = space.base
     ends_by_kind = {kind: space.ranges[kind].ends for kind in TABLES if kind in space.ranges}
-    check_some_have({*run_options, *space.ranges}, space.base, ends_by_kind)
+    check_some_have({*base.call_options, *space.ranges}, base.config, ends_by_kind)
     for key, values in space.ranges.items():
         for value in values.ends:
             config = space.config({key: value})
-            choose(config, space.own.methods.get(config.method))
+            choose(config, base.own.methods.get(config.method))

@@ -12,38 +12,25 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, DataError, unknown
-from silograph.core.files import check_regular, write_atomic
+from silograph.core.errors import ConfigError, unknown
+from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
 from silograph.core.setting_values import Range, declared
-from silograph.experiment.resolve.asked_run import (
-    check_identifiable,
-    merge_config,
-    name_of,
-    own_of,
-    with_absolute_paths,
+from silograph.experiment.resolve.parts import (
+    TABLES,
+    is_unread,
+    named_parts,
+    unset_options,
     with_model_for,
 )
-from silograph.experiment.resolve.cutting import cut_for_studies, refuse_in_memory
-from silograph.experiment.resolve.own_partition import CallArguments, parse_call_arguments
-from silograph.experiment.resolve.parts import TABLES, named_parts, own_code, unset_options
 from silograph.experiment.resolve.resolve import choose, with_defaults
-from silograph.experiment.resolve.trusted_code import Trust, check_trusted
-from silograph.experiment.resolve.user_code import is_spec
-from silograph.experiment.resolve.varied_parts import is_unread
-from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
+from silograph.experiment.resolve.run_request import check_identifiable, with_absolute_paths
+from silograph.experiment.resolve.user_code import Trust, check_trusted, is_spec, own_code
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
 from silograph.experiment.signature import with_keywords
-from silograph.graph.graph import Graph
 from silograph.study.cells import Cell, Line, is_final, metric_in
-from silograph.study.compare.compare import (
-    check_no_seed,
-    checked_list,
-    checked_mapping,
-    checked_seeds,
-)
 from silograph.study.compare.comparison import VIEW_CHOICES
 from silograph.study.study import (
     ExecutionOptions,
@@ -53,8 +40,18 @@ from silograph.study.study import (
     read_lines,
     run_missing_cells,
 )
-from silograph.study.tune.outcome import (
+from silograph.study.study_request import (
     FIELDS,
+    check_resumable,
+    check_study_folder,
+    checked_list,
+    checked_mapping,
+    checked_seeds,
+    parse_base,
+    read_plan,
+    write_plan,
+)
+from silograph.study.tune.outcome import (
     Space,
     Trial,
     TrialParams,
@@ -80,15 +77,16 @@ PLAN, LINES, WINNER, PAGE, BEST = (
 )
 
 
-def check_folder(out: Path | None) -> None:
-    """Raise `ConfigError` where the folder contains something else than a search."""
-    if out is None or not os.path.lexists(out) or _is_empty(out):
-        return
-    if not any((out / name).is_file() for name in (PLAN, LINES)):
+def read_search_plan(folder: Path) -> dict[str, Any]:
+    """Return the plan of a search; see `read_plan`."""
+    needed = ("ranges", "seeds", "trials", "asked")
+    plan = read_plan(folder / PLAN, "search", needed)
+    try:
+        return plan | {"asked": [dict(params) for params in plan["asked"]]}
+    except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"expected a folder of a search, or none yet, got {out}: choose another --out, "
-            "nothing was overwritten"
-        )
+            f"expected the plan of a search in {folder / PLAN}, got: {error}"
+        ) from None
 
 
 def read_proposed_params(space: Space, out: Path | None) -> list[TrialParams]:
@@ -99,7 +97,7 @@ def read_proposed_params(space: Space, out: Path | None) -> list[TrialParams]:
     """
     if out is None or not (out / PLAN).is_file():
         return []
-    plan, current_plan = read_plan(out), json.loads(json.dumps(space.plan()))
+    plan, current_plan = read_search_plan(out), json.loads(json.dumps(space.to_dict()))
     plan_config, now_config = (
         make_config(p["config"], source=str(out)) for p in (plan, current_plan)
     )
@@ -114,43 +112,6 @@ def read_proposed_params(space: Space, out: Path | None) -> list[TrialParams]:
         )
     proposed: list[TrialParams] = plan["asked"]
     return proposed
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def write_plan(
-    space: Space, proposed: Sequence[TrialParams], trials: int, out: Path | None
-) -> None:
-    """Write the proposed settings before they are tried."""
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        plan = space.plan() | {"trials": trials, "asked": list(proposed)}
-        text = json.dumps(with_digest(plan), indent=2)
-        write_atomic(out / PLAN, text + "\n")
-
-
-def read_plan(folder: Path) -> dict[str, Any]:
-    """Return the plan of a search.
-
-    Raises:
-        ConfigError: it is unreadable.
-    """
-    path = folder / PLAN
-    check_regular(path)
-    try:
-        saved, has_digest = without_digest(json.loads(path.read_text(encoding="utf-8")), str(path))
-        plan: dict[str, Any] = {"values": []} | saved
-        plan["asked"] = [dict(params) for params in plan["asked"]]
-        plan |= {key: plan[key] for key in ("in_memory", "config", "ranges", "seeds", "trials")}
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"expected the plan of a search in {path}, got: {error}") from None
-    if not has_digest:
-        LOG.warning("%s", UNCHECKED.format(path))
-    return plan
 
 
 def is_search(folder: str | os.PathLike[str]) -> bool:
@@ -201,30 +162,35 @@ def tune(
         SilographError: optuna is not installed, or something cannot be used.
     """
     check_mode(progress)
-    refuse_in_memory(graph)
     check_optuna()
     check_numbers(trials, max_minutes, search_seed)
     if view not in VIEW_CHOICES:
         raise unknown("view", view, VIEW_CHOICES)
-    own = own_of([run_options.get("method"), run_options.get("model")])
-    call = parse_call_arguments(graph, dict(run_options))
-    base_config, graph_in_memory = _base_config(call, config)
+    base = parse_base(graph, config, dict(run_options))
+    if base.config.tracker is not None:
+        raise ConfigError(
+            f"expected no tracker of a search, got {base.config.tracker!r}: it would be told the "
+            "test scores of trials; track the winner, which is run from its file"
+        )
+    base_config = replace(base.config, out=None)
     requested_keys = keys if isinstance(keys, Iterable) else ()  # anything else is refused below
     if "model" not in {*(requested_keys or ()), *(ranges or {})}:
-        base_config = with_model_for(
-            base_config, graph_in_memory, own.methods.get(base_config.method)
-        )
-    space = Space(base_config, {}, checked_seeds(seeds), view, search_seed, graph_in_memory, own)
+        method = base.own.methods.get(base_config.method)
+        base_config = with_model_for(base_config, base.graph, method)
+    base = replace(base, config=base_config)
+    space = Space(base, {}, checked_seeds(seeds), view, search_seed)
     space = replace(space, view=space.method.evaluate.view if view == "own" else view)
-    fixed = given_keys(call.options, base_config, own)
+    fixed = given_keys(base.call_options, base_config, base.own)
     space = _with_ranges(space, keys, ranges, fixed)
     if keys is None and progress != "none":
-        _report_fixed_keys(space, fixed)
-    check_ends(space, call.options)
+        options = {f.name: f for f in dataclasses.fields(space.method.options)}
+        options |= part_options(base_config, base.own)
+        if fixed_keys := [key for key in declared(FIELDS | options) if key in fixed]:
+            say(f"given, and so not searched: {', '.join(fixed_keys)}")
+    check_ends(space)
     deadline = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
-    num_processes = check_processes(
-        processes, base_config.threads, [*own.names, *added([base_config.metric])]
-    )
+    own_values = [*base.own.names, *added([base_config.metric])]
+    num_processes = check_processes(processes, base_config.threads, own_values)
     execution = ExecutionOptions(num_processes, progress, test=False, deadline=deadline)
     return _search(space, trials, execution, None if out is None else Path(out))
 
@@ -236,7 +202,7 @@ def _with_ranges(
     fixed: Collection[str],
 ) -> Space:
     """Return the space with the ranges of `keys`, or of all unfixed keys with a range."""
-    base, own, user_ranges = space.base, space.own, checked_mapping("ranges", ranges)
+    base, own, user_ranges = space.base.config, space.base.own, checked_mapping("ranges", ranges)
     requested_keys = (
         None if keys is None else [key_of(key, base, own) for key in checked_list("keys", keys)]
     )
@@ -264,45 +230,17 @@ def check_numbers(trials: object, max_minutes: object, search_seed: object) -> N
         raise ConfigError(f"search_seed: expected a whole number, got {search_seed!r}")
 
 
-def _base_config(call: CallArguments, config: RunConfig | None) -> tuple[RunConfig, Graph | None]:
-    """Return the base config of all trials, and its graph where that is in memory.
-
-    Parts that are values are replaced by their names.
-
-    Raises:
-        ConfigError: a key or value that it cannot have.
-    """
-    check_no_seed(call.options)
-    options = dict(call.options)
-    options |= {key: name_of(options[key]) for key in ("method", "model") if key in options}
-    base = replace(merge_config(call.graph, config, options)[0], out=None)
-    if base.tracker is not None:
-        raise ConfigError(
-            f"expected no tracker of a search, got {base.tracker!r}: it would be told the test "
-            "scores of trials; track the winner, which is run from its file"
-        )
-    graph_in_memory = call.graph if isinstance(call.graph, Graph) else None
-    if call.partition is not None:
-        graph_in_memory, base = cut_for_studies(graph_in_memory, call.partition, base)
-    return base, graph_in_memory
-
-
-def _report_fixed_keys(space: Space, fixed: Collection[str]) -> None:
-    options = {f.name: f for f in dataclasses.fields(space.method.options)}
-    options |= part_options(space.base, space.own)
-    keys = [key for key in declared(FIELDS | options) if key in fixed]
-    if keys:
-        say(f"given, and so not searched: {', '.join(keys)}")
-
-
 def _search(space: Space, trials: int, execution: ExecutionOptions, out: Path | None) -> Tuned:
     """Run the missing trials, test the winner, and write the results."""
-    check_folder(out)
     if out is not None:
-        check_identifiable(space.own)
+        check_study_folder(out, (PLAN, LINES), "search")
+        check_identifiable(space.base.own)
     proposed = read_proposed_params(space, out)
     path = None if out is None else out / LINES
-    _fetch_graphs(space, proposed[:trials], trials, path)
+    # Read the graph once, unless all trials have run.
+    cells = [c for n, params in enumerate(proposed[:trials]) for c in space.cells(n, params)]
+    cells += space.cells(len(proposed), {}) if len(proposed) < trials else []
+    load_study_data(cells, [] if path is None else read_lines(path), path)
     with StudyFile(path) as file:
         file.warn_of_unchecked()
         finished_trials = _run_trials(space, proposed, trials, execution, file, out)
@@ -313,7 +251,7 @@ def _search(space: Space, trials: int, execution: ExecutionOptions, out: Path | 
             view=space.view,
             trials=tuple(finished_trials),
             best=best,
-            config=space.base if best is None else space.config(best.params),
+            config=space.base.config if best is None else space.config(best.params),
             method=space.method.name,
             winner=tuple(_run_winner(space, best, execution, out)),
             folder=None if out is None else str(out),
@@ -321,22 +259,12 @@ def _search(space: Space, trials: int, execution: ExecutionOptions, out: Path | 
         if out is not None:
             write_atomic(out / PAGE, outcome.to_markdown())
             if best is not None:
-                in_memory = space.graph is not None
+                in_memory = space.base.graph is not None
                 config = with_absolute_paths(outcome.config, in_memory=in_memory)
-                parts = choose(config, space.own.methods.get(config.method))
+                parts = choose(config, space.base.own.methods.get(config.method))
                 run_file = write_toml(with_defaults(config, parts), unset_options(config, parts))
                 write_atomic(out / BEST, run_file)
     return outcome
-
-
-def _fetch_graphs(
-    space: Space, proposed: Sequence[TrialParams], trials: int, path: Path | None
-) -> None:
-    """Read the graph once, unless all trials have run; see `fetch`."""
-    cells = [cell for n, params in enumerate(proposed) for cell in space.cells(n, params)]
-    if len(proposed) < trials:
-        cells += space.cells(len(proposed), {})
-    load_study_data(cells, [] if path is None else read_lines(path), path)
 
 
 def _run_trials(
@@ -358,11 +286,19 @@ def _run_trials(
             trial for trial in trial_by_number.values() if trial.diverged < len(trial.values)
         ]
         metric = (
-            scored_trials[0].metric if scored_trials else METRICS[space.base.metric or "accuracy"]
+            scored_trials[0].metric
+            if scored_trials
+            else METRICS[space.base.config.metric or "accuracy"]
         )
         return [replace(trial_by_number[n], metric=metric) for n in sorted(trial_by_number)]
 
-    write_plan(space, proposed, trials, out)
+    def write_proposed_params() -> None:
+        """Write the proposed settings before they are tried."""
+        if out is not None:
+            plan = space.to_dict() | {"trials": trials, "asked": list(proposed)}
+            write_plan(out / PLAN, plan)
+
+    write_proposed_params()
 
     def iter_cells() -> Iterator[Cell]:
         for number in range(trials):
@@ -370,7 +306,7 @@ def _run_trials(
                 return
             if number == len(proposed):
                 proposed.append(propose(number, space.ranges, finished_trials(), space.seed))
-                write_plan(space, proposed, trials, out)
+                write_proposed_params()
             yield from space.cells(number, proposed[number])
 
     def on_cell(cell: Cell, line: Line) -> None:
@@ -448,17 +384,8 @@ def resume_search(
         ConfigError: its plan is unreadable or names code that is not trusted, or its graph was in
             memory.
     """
-    plan = read_plan(Path(folder))
-    if plan["in_memory"]:
-        raise ConfigError(
-            f"expected the graph of the search in {folder}, got none: it was made in memory; "
-            "call sg.tune with it and the same out again"
-        )
-    if plan["values"]:
-        raise ConfigError(
-            f"expected {', '.join(plan['values'])} of the search in {folder}, got none: it was "
-            "given as a value; call sg.tune with it and the same out again"
-        )
+    plan = read_search_plan(Path(folder))
+    check_resumable(plan, folder, "search")
     config = make_config(plan["config"], source=str(Path(folder) / PLAN))
     choices = {kind: str(plan["ranges"].get(kind, "")).split(",") for kind in TABLES}
     code_in_ranges = {

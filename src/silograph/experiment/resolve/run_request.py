@@ -5,39 +5,30 @@ import hashlib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from silograph.core.config import RunConfig, changed_values, make_config
-from silograph.core.errors import ConfigError
-from silograph.core.numeric_state import torch_threads
+from silograph.core.errors import ConfigError, PartitionError
 from silograph.core.resolved_config import ResolvedConfig, to_run_config
-from silograph.experiment.resolve.cutting import with_silo_partition
-from silograph.experiment.resolve.exclusions import check_metric_of, check_selected, own_module
-from silograph.experiment.resolve.own_partition import (
-    CutGraph,
-    apply_partition,
-    parse_call_arguments,
-)
-from silograph.experiment.resolve.parts import Parts, own_code, with_default_model
-from silograph.experiment.resolve.resolve import SimulatedRun, choose, resolve_simulation
-from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, spec_of
-from silograph.graph.datasets import (
-    Source,
-    absolute_path,
-    check_columns,
-    check_na_values,
-    check_rating_scale,
-    check_scale,
-    has_ratings,
-    is_path,
-    source_of,
-)
-from silograph.graph.generated.generate import ProgressCallback
+from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, own_code, spec_of
+from silograph.federation.base import in_function
+from silograph.graph.datasets import Source, absolute_path, is_path, source_of
 from silograph.graph.graph import Graph
-from silograph.graph.partition.own import is_partition_file
+from silograph.graph.partition.own import (
+    GIVEN,
+    assigned,
+    is_partition_file,
+    of_silos,
+    owner_of_each,
+    read_partition,
+)
+from silograph.graph.partition.partition import Partition
+from silograph.graph.read.in_memory import graph_of, is_clients
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -173,110 +164,6 @@ def _closure_values(function: FunctionType) -> tuple[Any, ...]:
     return function.__defaults__, function.__kwdefaults__, *values
 
 
-@dataclass(frozen=True, eq=False)
-class RunRequest:
-    """The request of a call, checked as far as possible without any data.
-
-    Attributes:
-        config: the config.
-        source: where its data are.
-        parts: what it names.
-        make: the module that `config.model` names, if it is one.
-        data: the graph or silos, where they are in memory.
-        partition: the partition, where it is a value.
-    """
-
-    config: RunConfig
-    source: Source
-    parts: Parts
-    make: Make | None
-    data: Graph | Silos | None = None
-    partition: Any = None
-
-    def read_and_resolve(self, report: ProgressCallback | None = None) -> SimulatedRun:
-        """Read the data and cut them, with all that the run does worked out.
-
-        Args:
-            report: called with the progress of generating data.
-
-        Raises:
-            SilographError: the data cannot be read, or not be used or cut as the call says.
-        """
-        config, data = self._read(report)
-        with torch_threads(config.threads):
-            return resolve_simulation(config, data, self.parts, self.make)
-
-    def _read(self, report: ProgressCallback | None) -> tuple[RunConfig, Graph | CutGraph | Silos]:
-        """Return the data, and the config as a result folder keeps it."""
-        config, uncut_data = self.config, self.data
-        if uncut_data is None:
-            uncut_data = self.source.read(config.scale, report)
-        else:
-            check_scale("a graph in memory", config.scale)
-            check_columns("in memory", config.columns)
-            check_rating_scale("in memory", config.rating_scale)
-            check_na_values("in memory", config.na_values)
-        data: Graph | CutGraph | Silos = uncut_data
-        if self.partition is not None:
-            data, config = apply_partition(uncut_data, self.partition, config)
-        if config.out is not None:  # after loading, whose errors name the path as the user wrote it
-            config = with_absolute_paths(config, in_memory=self.source.kind == "memory")
-        return config, data
-
-
-def parse_request(
-    graph: Any,
-    config: RunConfig | ResolvedConfig | None,
-    method: Method | str | None,
-    options: Mapping[str, Any],
-) -> RunRequest:
-    """Parse the arguments of `run`. No data are read, so mistakes are reported at once.
-
-    Raises:
-        SilographError: something about them cannot be used.
-    """
-    call = parse_call_arguments(graph, options)
-    all_options = {**call.options, **_method_option(method)}
-    own = own_of([method, all_options.get("model")])
-    if "model" in all_options:
-        all_options["model"] = name_of(all_options["model"])
-    config_with_options, source = merge_config(call.graph, config, all_options)
-    data = call.graph if isinstance(call.graph, Graph | Silos) else None
-    if isinstance(data, Graph):
-        check_metric_of(config_with_options, data.task)
-    value = method if isinstance(method, Method) else None
-    parts = choose(with_model_for(config_with_options, data, value), value)
-    check_selected(parts)
-    make = own.models.get(config_with_options.model or "") or own_module(config_with_options)
-    return RunRequest(config_with_options, source, parts, make, data, call.partition)
-
-
-def with_model_for(
-    config: RunConfig, data: Graph | Silos | None = None, method: Method | None = None
-) -> RunConfig:
-    """Return the config with its model; the default depends on the data.
-
-    Args:
-        config: of a run.
-        data: the graph or silos, where they are in memory and not what `dataset` names.
-        method: the method, where it is a value.
-
-    Raises:
-        SilographError: unknown method (names the nearest), or no folder where one was named.
-    """
-    if config.model is not None:
-        return config
-    ratings = source_of(config).has_ratings() if data is None else has_ratings(data)
-    return with_default_model(config, ratings=ratings, method=method)
-
-
-def _method_option(method: Method | str | None) -> dict[str, Any]:
-    """Return the option of a run's config that a method makes."""
-    if method is None:
-        return {}
-    return {"method": method.name if isinstance(method, Method) else method}
-
-
 def merge_config(
     graph: Graph | Silos | str | os.PathLike[str] | None,
     config: RunConfig | ResolvedConfig | None,
@@ -310,25 +197,18 @@ def merge_config(
             dataset_option = {"dataset": absolute_path(os.fspath(graph))}
     base_config = RunConfig() if config is None else config
     check_names(options)
-    _check_own_options(options, str(options.get("method", base_config.method)))
+    name = str(options.get("method", base_config.method))
+    for option in fields(METHODS[name].options) if name in METHODS else ():
+        if option.name in options and option.name not in vars(base_config):
+            raise ConfigError(
+                f"expected {option.name}, an option of {name}, under options: give "
+                f"options={{{option.name!r}: {options[option.name]!r}}}"
+            )
     merged_config = make_config(changed_values(base_config, {**options, **dataset_option}))
     data = graph if isinstance(graph, Graph | Silos) else None
     source = source_of(merged_config, data=data)
     on_silos = source.kind == "silos" or isinstance(graph, Silos)
     return (with_silo_partition(merged_config) if on_silos else merged_config), source
-
-
-def _check_own_options(options: Mapping[str, Any], name: str) -> None:
-    """Raise `ConfigError` for an option of the method among those of the run."""
-    if name not in METHODS:
-        return
-    run_option_names = {f.name for f in fields(RunConfig)}
-    for option in fields(METHODS[name].options):
-        if option.name in options and option.name not in run_option_names:
-            raise ConfigError(
-                f"expected {option.name}, an option of {name}, under options: give "
-                f"options={{{option.name!r}: {options[option.name]!r}}}"
-            )
 
 
 def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
@@ -350,3 +230,178 @@ def with_absolute_paths(config: RunConfig, *, in_memory: bool) -> RunConfig:
     return make_config(
         vars(config) | {"data_dir": data_dir, "dataset": dataset, "tracker": tracker} | files
     )
+
+
+# --- Partitions passed as values -----------------------------------------------------------------
+#
+# A config contains `given:` and the hash of such a partition, so that a run or a line of a study
+# can be identified. Where every node has one client, the clients are stored in the graph, as its
+# silos.
+
+
+PENDING = f"{GIVEN}in memory"  # until the graph is loaded and the hash is known
+
+
+@dataclass(frozen=True, eq=False)
+class CutGraph:
+    """A graph with a partition in which a node may be at several clients, or at none."""
+
+    graph: Graph
+    partition: Partition
+
+    @property
+    def overlapping(self) -> bool:
+        """Whether several clients hold a node."""
+        return len(torch.unique(self.partition.copies)) < len(self.partition.copies)
+
+
+@dataclass(frozen=True, eq=False)
+class CallArguments:
+    """Graph and options of a call, in the form that a config can contain.
+
+    Attributes:
+        graph: the graph in memory, the silos, or the name or path of either.
+        options: of the run; `partition` is text.
+        partition: the partition where it is a value.
+    """
+
+    graph: Graph | Silos | str | os.PathLike[str] | None
+    options: dict[str, Any]
+    partition: Any = None
+
+
+def parse_call_arguments(graph: Any, options: Mapping[str, Any]) -> CallArguments:
+    """Parse graph and options of a call.
+
+    Raises:
+        ConfigError: a partition of another type, one beside a list of clients, or a seed of a
+            cut that is there.
+        DataError: a graph of another type, or one that cannot be used.
+    """
+    options = dict(options)
+    partition = options.get("partition")
+    if isinstance(partition, os.PathLike):
+        options["partition"] = os.path.abspath(os.path.expanduser(os.fspath(partition)))
+    elif partition is not None and not isinstance(partition, str):
+        is_array = isinstance(partition, list | tuple) or hasattr(partition, "__array__")
+        if not (is_array or isinstance(partition, Partition) or callable(partition)):
+            raise ConfigError(
+                "expected a partition by name, FILE.csv, an array with the client of every node, a "
+                f"Partition or a function of the graph, got {type(partition).__name__}"
+            )
+        if isinstance(partition, Partition) and options.get("partition_seed") is not None:
+            raise ConfigError(
+                "partition_seed: expected none with a Partition, which is cut already, got "
+                f"{options['partition_seed']}: leave partition_seed out"
+            )
+        options["partition"] = PENDING
+    if is_clients(graph) and options.setdefault("partition", "silo") != "silo":
+        raise ConfigError(
+            "expected no partition with a list of clients, got one: they are cut already; leave "
+            "it out"
+        )
+    if graph is not None and not isinstance(graph, Silos | str | os.PathLike):
+        graph = graph_of(graph)
+    is_value = options.get("partition") == PENDING
+    return CallArguments(graph, options, partition if is_value else None)
+
+
+def apply_partition(
+    data: Graph | Silos, partition: Any, config: RunConfig
+) -> tuple[Graph | CutGraph, RunConfig]:
+    """Return a graph with its partition, and the config that says its hash.
+
+    Args:
+        data: the graph.
+        partition: the value.
+        config: of the run.
+
+    Raises:
+        ConfigError: silos, which are cut already.
+        OpError: a function failed: one line, which names it and the place in its file.
+        PartitionError: the partition does not fit the graph, or a function returned nothing.
+    """
+    if isinstance(data, Silos):
+        raise ConfigError(
+            "partition: expected none with silos, got one in memory: they are cut already"
+        )
+    if callable(partition) and not isinstance(partition, Partition):
+        name = getattr(partition, "__name__", type(partition).__name__)
+        with in_function(partition, f"partition function {name}"):
+            partition = partition(data)
+        if partition is None:
+            raise PartitionError(
+                "expected the client of every node, or a Partition, from partition function "
+                f"{name}, got None: return one"
+            )
+    if isinstance(partition, Partition):
+        if partition.num_nodes != data.num_nodes:
+            raise PartitionError(
+                f"expected a partition of the {data.num_nodes} nodes of {data.name!r}, got one of "
+                f"{partition.num_nodes}: cut this graph itself"
+            )
+        cut_data: Graph | CutGraph = CutGraph(data, partition)
+        owner = owner_of_each(partition)
+        if owner is not None:
+            cut_data = replace(data, silo=owner, silo_names=partition.ids)
+    else:
+        cut_data = assigned(data, partition)
+        partition = of_silos(cut_data)
+    return cut_data, replace(config, partition=f"{GIVEN}{partition.hash}")
+
+
+def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | CutGraph:
+    """Return a graph whose nodes have the clients that a partition of the user's gives them.
+
+    The graph of another config, which is cut later, is returned as it is.
+
+    Raises:
+        ConfigError: the partition is not in memory, or does not go with the other options.
+        DataError: the file of a partition cannot be used.
+    """
+    if isinstance(data, CutGraph):
+        if config.partition != f"{GIVEN}{data.partition.hash}":
+            raise ConfigError(f"expected the partition {config.partition}, got another in memory")
+        for name in ("largest_component", "drop_edges"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"expected a partition that is used as it is, got {name}="
+                    f"{getattr(config, name)}: leave it out, or cut the graph that is meant"
+                )
+        num_clients = len(data.partition.ids)
+    elif config.partition.startswith(GIVEN):
+        if data.silo is None or f"{GIVEN}{of_silos(data).hash}" != config.partition:
+            raise ConfigError(
+                f"expected the partition {config.partition} of the run, got none: it was made in "
+                "memory; use sg.run(..., partition=...), or sg.resume(DIR, partition=...) to go on"
+            )
+        num_clients = len(data.silo_names)
+    elif is_partition_file(config.partition):
+        data = read_partition(data, Path(config.partition).expanduser())
+        num_clients = len(data.silo_names)
+    else:
+        return data
+    if config.clients not in (None, num_clients):
+        raise ConfigError(
+            f"clients: expected {num_clients}, as the partition has, got {config.clients}: leave "
+            "clients out"
+        )
+    return data
+
+
+CUT = "silo"  # value of `partition` for data that are in silos already
+
+
+def with_silo_partition(config: RunConfig) -> RunConfig:
+    """Return the config of a run on silos, which says that they are the cut.
+
+    Raises:
+        ConfigError: it names another cut.
+    """
+    if config.partition not in (RunConfig().partition, CUT):
+        got = "one in memory" if config.partition.startswith(GIVEN) else config.partition
+        raise ConfigError(
+            f"partition: expected none with silos, got {got}: they are cut already; "
+            "leave partition out"
+        )
+    return replace(config, partition=CUT)

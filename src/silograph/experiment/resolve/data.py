@@ -1,35 +1,31 @@
-"""A graph prepared, cut into clients and split, as a simulation has it."""
+"""The data of a run: prepared, cut into clients and split, and what is fitted to training data.
+
+Federated sums: `sum_specs` lists those of a run, `complete_block` applies the results at a client.
+How to add one is in `silograph.exchange.collect`.
+"""
 
 import dataclasses
 import hashlib
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, PartitionError
 from silograph.core.key import Key
-from silograph.core.payload import offsets, owners
+from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import ends_of
-from silograph.exchange.collect import SumSpec, fit_from_sums
-from silograph.experiment.resolve.fitting import (
-    complete_block,
-    narrowing_line,
-    prepare_silo,
-    with_edges,
-)
-from silograph.experiment.resolve.own_partition import (
-    GIVEN,
-    CutGraph,
-    apply_partition,
-    names_clients,
-    with_own_partition,
-)
+from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statistics_in
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
+from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
+from silograph.federation.field_specs import EDGES
 from silograph.federation.joining.matching import agree
-from silograph.graph.block.block import ClientBlock, Route, make_block, whole
+from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
 from silograph.graph.column_statistics import (
     EDGE_WEIGHTS,
     FEATURES,
@@ -41,16 +37,17 @@ from silograph.graph.column_statistics import (
     sum_edge_weights,
 )
 from silograph.graph.csr import CSR
-from silograph.graph.datasets import load, source_of
+from silograph.graph.datasets import load
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import (
+    FeatureSource,
     Graph,
-    LabelForm,
     Split,
     fingerprint,
     key_order,
     largest_component,
     narrowing_problem,
+    normalized_rows,
     row_normalize,
     row_problem,
     scale_problem,
@@ -58,11 +55,13 @@ from silograph.graph.graph import (
     with_features,
 )
 from silograph.graph.measure.heterogeneity import leaked_tests
+from silograph.graph.partition.own import names_clients
 from silograph.graph.partition.partition import Partition, Partitioner, make_partition
 from silograph.graph.partition.split import choose_split, copies_split
 from silograph.graph.silos.data import (
     Silo,
     Silos,
+    featured,
     join_blocks,
     join_rating_silos,
     join_silos,
@@ -70,9 +69,271 @@ from silograph.graph.silos.data import (
     silo_fingerprint,
     silo_split,
 )
+from silograph.methods.base import AnyMethod
+from silograph.nn.any_model import AnyModel
+
+# --- How a run transforms edge weights, and the messages about it --------------------------------
+#
+# A client whose data have no weights has edges of weight 1. If no client has weights, every rule
+# is `use`, so that such runs need no sums. If any has, the rule applies to all edges of all
+# clients.
+
+
+STANDARD = ("standard", "standard_client")  # values of `normalize` that fit statistics
+Use = Literal["log", "scale", "use", "ignore"]
+DEFAULT: Use = "log"
+USUAL_MEDIAN = (0.1, 10.0)  # of weights that are used as they are, beside self loops of weight 1
+WEIGHED_SAMPLERS = ("full", "fanout")  # whose sums take weights
+
+
+def why_not_weighed(model: AnyModel) -> str | None:
+    """Return why a model has no place for weights of edges, or None if it has."""
+    if model.staged is None:
+        return f"{model.noun} is told of edges without them"
+    convolutions = [stage.conv for stage in model.staged.stages if stage.conv.sums]
+    if not convolutions:
+        return f"{model.noun} reads no edges"
+    unweighted_layers = [conv.name for conv in convolutions if not conv.weighs]
+    return f"{unweighted_layers[0]} has no place for them" if unweighted_layers else None
+
+
+def edge_weights_in(config: RunConfig, model: AnyModel, *, weighted: bool) -> Use:
+    """Return the rule for edge weights.
+
+    Args:
+        config: the config.
+        model: of the run.
+        weighted: whether any client has weights of edges.
+    """
+    if config.edge_weights == "ignore" or why_not_weighed(model):
+        return "ignore"
+    return (config.edge_weights or DEFAULT) if weighted else "use"
+
+
+def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
+    """Whether any edge of the data has a weight."""
+    if isinstance(data, Silos):
+        return any(silo.weighted for silo in data.members)
+    if isinstance(data, Silo):
+        return data.weighted
+    graph = data.graph if isinstance(data, CutGraph) else data
+    return graph.edge_weight is not None
+
+
+def check_edge_weights(
+    user_config: RunConfig,
+    config: ResolvedConfig,
+    method: AnyMethod,
+    model: AnyModel,
+    data: Graph | CutGraph | Silos | Silo,
+) -> str | None:
+    """Return the line that says what becomes of the weights of edges, None where there are none.
+
+    Raises:
+        ConfigError: the method or the neighbor sampler cannot use them.
+    """
+    # A silo without weights among silos that have some: the rule applies to its edges, too.
+    if not has_weights(data) and config.edge_weights not in ("log", "scale"):
+        return None
+    if (reason := why_not_weighed(model)) is not None:
+        return f"edge weights are not used: {reason}; every edge counts 1"
+    if user_config.edge_weights == "ignore":
+        return "edge weights are not used (edge_weights=ignore); every edge counts 1"
+    ignore = "add edge_weights=ignore, and every edge counts 1"
+    if not method.weighs_edges:
+        reason_text = (
+            "exchanges rows" if method.rows != "none" else "makes or draws edges of its own"
+        )
+        raise ConfigError(
+            f"expected edges without weights for method {method.name}, which {reason_text}, got "
+            f"weights: {ignore}"
+        )
+    if config.neighbors not in WEIGHED_SAMPLERS:
+        raise ConfigError(
+            f"expected neighbors=full or fanout with weights of edges, got {config.neighbors}, "
+            f"whose draws know none: {ignore}"
+        )
+    description = {
+        "log": ", as log2(1 + weight)",
+        "scale": ", divided by their mean over all clients",
+    }.get(config.edge_weights, "")
+    return f"edge weights are used by {config.model}{description}"
+
+
+def describe_weight_scale(rule: Use, weight: Tensor | None) -> str | None:
+    """Return what is wrong with the scale of weights that are used as they are, or None.
+
+    Args:
+        rule: what becomes of weights of edges.
+        weight: (E,) of all edges, or None.
+    """
+    if rule != "use" or weight is None or not len(weight):
+        return None
+    low, high = USUAL_MEDIAN
+    median = float(weight.median())
+    if low <= median <= high:
+        return None
+    return (
+        f"edge weights are used as they are and their median is {median:g}, beside self loops of "
+        "weight 1: set edge_weights=log or edge_weights=scale"
+    )
+
+
+def with_edges(graph: Graph, rule: Use, mean: float | None = None) -> Graph:
+    """Return a graph with its weights of edges as they are used, or without.
+
+    Args:
+        graph: with its original weights, if it has any.
+        rule: what becomes of them.
+        mean: of the weights over all clients, by which `scale` divides them; None: they are not
+            divided yet.
+
+    Raises:
+        DataError: a weight is negative, and `rule` is "log".
+    """
+    weight = _transform(graph.edge_weight, rule, mean, graph.adj.nnz, graph.name)
+    return replace(graph, edge_weight=weight)
+
+
+def prepare_silo(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
+    """Return a silo with the features and the weights of edges that a config asks for.
+
+    Raises:
+        DataError: `features` is "given", and the silo has none; or see `with_edges`.
+    """
+    return silo_with_edges(featured(silo, features), rule, mean)
+
+
+def silo_with_edges(silo: Silo, rule: Use, mean: float | None = None) -> Silo:
+    """Return a silo with its weights of edges as they are used, or without; see `with_edges`."""
+    cross = silo.cross
+    weight = _transform(silo.edge_weight, rule, mean, silo.adj.nnz, silo.name)
+    between = _transform(cross.weight, rule, mean, len(cross.row), silo.name)
+    return replace(silo, edge_weight=weight, cross=replace(cross, weight=between))
+
+
+def _transform(
+    weight: Tensor | None, rule: Use, mean: float | None, edges: int, name: str
+) -> Tensor | None:
+    """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
+    if rule == "ignore":
+        return None
+    if rule == "use":
+        return weight
+    edge_weight = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
+    if rule == "scale":
+        return weight if mean is None or mean in (0.0, 1.0) else edge_weight / mean
+    if bool((edge_weight < 0).any()):
+        raise DataError(
+            f"expected edge weights from 0 in {name} with edge_weights=log, got "
+            f"{float(edge_weight.min()):g}: change these weights, or set edge_weights=ignore"
+        )
+    # A weight of 1 stays exactly 1, the weight of self loops.
+    return torch.log1p(edge_weight) / math.log(2)
+
+
+def sum_specs(
+    config: RunConfig | ResolvedConfig, features: int, method: AnyMethod | None = None
+) -> SumSpecs:
+    """Return the federated sums of a run by name.
+
+    Args:
+        config: of the run.
+        features: F, of the features as they are used.
+        method: of the run; one that trains uncut has one client, which needs no sums of others.
+            None: one that does not.
+    """
+    specs: dict[str, SumSpec] = {}
+    if method is not None and method.setting.uncut:
+        return specs
+    if config.normalize == "standard":
+        specs[FEATURES] = SumSpec(features)
+    if config.edge_weights == "scale":
+        specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
+    return specs
+
+
+def complete_block(
+    block: ClientBlock, silo: Silo, statistics: Mapping[str, ColumnStatistics]
+) -> ClientBlock:
+    """Return the block of a silo once the federated sums of the run are known.
+
+    Args:
+        block: as `silo_block` made it, where it computes.
+        silo: its data, with the features and the weights of edges of the run.
+        statistics: the results by name; without any, the block is returned as it is.
+
+    Raises:
+        DataError: features are sparse, or the mean of edge weights cannot be one.
+    """
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    device, dtype = block.off.device, block.adj.values.dtype
+    if FEATURES in statistics:
+        x = standardize(silo.x, statistics[FEATURES])
+        block = replace(block, x=x.to(device, dtype))
+    if EDGE_WEIGHTS in statistics:
+        mean = float(statistics[EDGE_WEIGHTS].mean)
+        if not 0 <= mean < math.inf:  # it comes from the server
+            raise DataError(f"expected the mean of edge weights to be 0 or more, got {mean:g}")
+        scaled_silo = silo_with_edges(silo, "scale", mean)
+        cross, halo = scaled_silo.cross, block.halo.adj
+        shape = halo.num_rows, halo.num_cols
+        adj = scaled_silo.graph.weighted_adj.to(device, dtype)
+        cross_adj = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
+        block = replace(block, adj=adj, halo=replace(block.halo, adj=cross_adj))
+    return block
+
+
+def narrowing_line(silo: Silo, block: ClientBlock, normalize: str) -> str | None:
+    """Return which features of a silo lose distinct values in its block, or None."""
+    before = normalized_rows(silo.x) if normalize == "row" else silo.x
+    x, names = block.x, silo.feature_names
+    after = x.csr.to("cpu", torch.float64) if isinstance(x, SparseRows) else x.cpu()
+    return narrowing_problem(before, after, names, standardized=normalize.startswith("standard"))
+
+
+class BlockInState:
+    """Completes a silo's block with the statistics in its state, and caches the latest one.
+
+    Args:
+        block: as `silo_block` made it, where it computes.
+        silo: its data.
+        warn: called with a line where features lose values.
+    """
+
+    def __init__(self, block: ClientBlock, silo: Silo, warn: Callable[[str], None]) -> None:
+        self._block = block
+        self._silo = silo
+        self._warn = warn
+        self._completed: tuple[dict[str, ColumnStatistics], ClientBlock] = ({}, block)
+
+    def __call__(self, state: State) -> ClientBlock:
+        """Return the block that ops receive together with a state."""
+        statistics = statistics_in(state)
+        cached_statistics, block = self._completed
+        if _equal_statistics(cached_statistics, statistics):
+            return block
+        block = complete_block(self._block, self._silo, statistics)
+        self._completed = statistics, block
+        if (warning := narrowing_line(self._silo, block, "standard")) is not None:
+            self._warn(warning)
+        return block
+
+
+def _equal_statistics(
+    first: Mapping[str, ColumnStatistics], second: Mapping[str, ColumnStatistics]
+) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name].mean, second[name].mean)
+        and torch.equal(first[name].deviation, second[name].deviation)
+        for name in first
+    )
+
+
+# --- A graph cut into clients, as a simulation has it --------------------------------------------
+
 
 DEFAULT_CLIENTS = 10
-STANDARD = ("standard", "standard_client")  # values of `normalize` that fit statistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +470,12 @@ def cut_graph(
             drop_edges=config.drop_edges,
             **dataclasses.asdict(partition.options),
         )
-    _check_degrees(config, cut)
+    num_unowned = int((cut.owner < 0).sum())
+    if "degree" in config.features and num_unowned:
+        raise PartitionError(
+            f"expected every node at a client with features {config.features}, got {num_unowned} "
+            "at none: silos cannot count neighbors that nobody holds; use constant"
+        )
     key = Key.of(seed_of(config, "split_seed")).fold("split")
     copies = copies_split(graph, cut, config.split, key)
     split = choose_split(graph, cut, config.split, key)
@@ -293,44 +559,6 @@ def scale_edge_weights(cut: Cut, *, uncut: bool) -> tuple[Cut, ClientSums]:
     ), sums
 
 
-def _check_degrees(config: RunConfig | ResolvedConfig, cut: Partition) -> None:
-    """Raise `PartitionError` where features are degrees that silos could not count."""
-    num_unowned = int((cut.owner < 0).sum())
-    if "degree" in config.features and num_unowned:
-        raise PartitionError(
-            f"expected every node at a client with features {config.features}, got {num_unowned} "
-            "at none: silos cannot count neighbors that nobody holds; use constant"
-        )
-
-
-def check_features(config: RunConfig) -> None:
-    """Raise `ConfigError` for options that do not go with features that are made."""
-    if config.features == "degree" and config.normalize == "row":
-        raise ConfigError(
-            "expected normalize none with features degree, got row: a single feature divided by "
-            "itself is 1 at every node; leave normalize out"
-        )
-    if config.features == "constant" and config.normalize in STANDARD:
-        raise ConfigError(
-            f"expected normalize none with features constant, got {config.normalize}: a constant "
-            "feature is then 0 at every node; leave normalize out"
-        )
-    if "degree" in config.features and config.drop_edges:
-        raise ConfigError(
-            f"expected no drop_edges with features {config.features}, got {config.drop_edges}: a "
-            "silo cannot count edges that it has lost; use constant, or leave drop_edges out"
-        )
-
-
-def check_standard(config: RunConfig, task: LabelForm) -> None:
-    """Raise `ConfigError` where there are no features to standardize."""
-    if task == "rating" and config.normalize in STANDARD:
-        raise ConfigError(
-            f"expected normalize none with ratings, got {config.normalize}: users, items and "
-            "ratings have no features to standardize; leave normalize out"
-        )
-
-
 def clients_of_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> int:
     """Return the number of clients into which a graph is cut."""
     if config.clients is not None:
@@ -351,59 +579,6 @@ def check_trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
 
 # --- client data ---------------------------------------------------------------------------------
 # Data of silos in one process: the clients that silos build, and what only a simulation can see.
-
-
-CUT = "silo"  # value of `partition` for data that are in silos already
-
-
-def refuse_in_memory(data: object) -> None:
-    """Raise `ConfigError` for silos in memory, where several runs read them from their folder."""
-    if isinstance(data, Silos):
-        raise ConfigError(
-            "expected the path of the silos' folder for several runs, got silos in memory: give "
-            "the path"
-        )
-
-
-def cut_for_studies(
-    graph: Graph | None, partition: Any, config: RunConfig
-) -> tuple[Graph, RunConfig]:
-    """Return the graph of several runs with its partition, and the config that says its hash.
-
-    Args:
-        graph: the graph; None: it is loaded by the config.
-        partition: the value.
-        config: of the runs.
-
-    Raises:
-        ConfigError: silos, or a partition in which a node has several clients or none.
-        PartitionError: it is none of this graph.
-    """
-    data: Graph | Silos | None = graph
-    if data is None:
-        data = source_of(config).read(config.scale)
-    cut_data, config = apply_partition(data, partition, config)
-    if isinstance(cut_data, CutGraph):
-        raise ConfigError(
-            "expected a partition in which every node has one client for several runs, got another "
-            "in memory: run it alone with sg.run"
-        )
-    return cut_data, config
-
-
-def with_silo_partition(config: RunConfig) -> RunConfig:
-    """Return the config of a run on silos, which says that they are the cut.
-
-    Raises:
-        ConfigError: it names another cut.
-    """
-    if config.partition not in (RunConfig().partition, CUT):
-        got = "one in memory" if config.partition.startswith(GIVEN) else config.partition
-        raise ConfigError(
-            f"partition: expected none with silos, got {got}: they are cut already; "
-            "leave partition out"
-        )
-    return replace(config, partition=CUT)
 
 
 def clients_of(
@@ -473,17 +648,11 @@ def join_silo_data(
         DataError: silos disagree, or one lacks the split of the config.
     """
     route = agree(silos)
-    edge_weight_rule = config.edge_weights
-    members = [prepare_silo(silo, config.features, edge_weight_rule) for silo in silos.members]
+    members = [prepare_silo(silo, config.features, config.edge_weights) for silo in silos.members]
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
     block, statistics, mean_edge_weight = join_blocks(blocks), None, None
-    specs: dict[str, SumSpec] = {}
-    if config.normalize == "standard":
-        specs[FEATURES] = SumSpec(block.num_features)
-    if config.edge_weights == "scale":
-        specs[EDGE_WEIGHTS] = SumSpec(1, deviation=False)
-    if specs:
+    if specs := sum_specs(config, block.num_features):
         statistics_by_name = fit_from_sums(block.sums, specs)
         pairs = zip(silos.members, blocks, strict=True)
         blocks = [complete_block(own, silo, statistics_by_name) for silo, own in pairs]
@@ -504,9 +673,12 @@ def join_silo_data(
     lines = (narrowing_line(silo, own, config.normalize) for silo, own in pairs)
     narrowing = next(filter(None, lines), None)
     cut = Cut(
-        *graph_partition_split, hasher.hexdigest(), statistics=statistics, narrowing=narrowing
+        *graph_partition_split,
+        hasher.hexdigest(),
+        statistics=statistics,
+        narrowing=narrowing,
+        mean_edge_weight=mean_edge_weight,
     )
-    cut = replace(cut, mean_edge_weight=mean_edge_weight)
     return check_trainable(config, cut), block, route
 
 
@@ -520,20 +692,5 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
         DataError: the silo lacks the split of the config.
     """
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
-    edge_weight_rule = config.edge_weights
-    return silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=edge_weight_rule)
-
-
-def check_uncut(config: RunConfig, silos: Silos) -> None:
-    """Raise `ConfigError` for options that cut a graph, where silos hold their parts already."""
-    for name in ("largest_component", "drop_edges"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"expected silos' data as they are, got {name}={getattr(config, name)}: nobody "
-                "holds the whole graph; leave it out, or give it to export-silos"
-            )
-    if config.clients not in (None, len(silos.ids)):
-        raise ConfigError(
-            f"clients: expected {len(silos.ids)}, one for each silo, got {config.clients}: leave "
-            "clients out"
-        )
+    rule = config.edge_weights
+    return silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=rule)
