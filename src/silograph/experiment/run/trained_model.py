@@ -19,6 +19,8 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from silograph.core.errors import DataError, lookup
 from silograph.core.files import check_regular, write_atomic
@@ -29,7 +31,6 @@ from silograph.experiment.resolve.user_code import absolute, import_spec, names_
 from silograph.experiment.result_files import MODEL, check_model_file
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import ColumnStatistics, standardize
-from silograph.graph.csr import CSR
 from silograph.graph.graph import (
     FeatureSource,
     Graph,
@@ -325,7 +326,8 @@ RATING_KINDS: Mapping[str, type[AnyModel]] = {
     "graph": RatingModel,
     "profiles": RatingProfiles,
 }
-LEAST_ROWS = 64  # of a product of matrices
+aten: Any = torch.ops.aten
+BLOCK_ROWS, BLOCK_COLUMNS = 64, 32  # multiples of what any BLAS computes together
 FORMAT = "silograph model 1"  # one key, because the order of several would vary in the file
 
 
@@ -398,17 +400,11 @@ class TrainedModel:
                 f"expected a graph with the model's {self.shape.features} features, "
                 f"got {graph.num_features}"
             )
-        nodes = graph.num_nodes
-        if 0 < nodes < LEAST_ROWS:
-            # Products of matrices with few rows round in another way. Repeated as disjoint copies,
-            # a small graph has the bits that its nodes have among many others.
-            graph = _repeat_graph(graph, -(-LEAST_ROWS // nodes))
         none = torch.zeros(graph.num_nodes, dtype=torch.bool)
         weight = next(iter(self.weights.values()))
         block, _ = make_block(graph, whole(graph), Split(none, none, none), weight.dtype)
-        with torch.no_grad():
-            logits = self.shape.forward(self.weights, block.to(weight.device, weight.dtype))
-        return logits[:nodes]
+        with torch.no_grad(), _RowsRoundAlike():  # type: ignore[no-untyped-call]
+            return self.shape.forward(self.weights, block.to(weight.device, weight.dtype))
 
     def for_client(self, statistics: ColumnStatistics) -> "TrainedModel":
         """Return the model as one client uses it, which was trained on its own statistics (F,)."""
@@ -443,17 +439,35 @@ class TrainedModel:
         write_atomic(Path(path), data, private=private)
 
 
-def _repeat_graph(graph: Graph, times: int) -> Graph:
-    """Return disjoint copies of a graph, in the fields that a block is made of."""
-    x, weight = graph.x, graph.edge_weight
-    return replace(
-        graph,
-        adj=CSR.block_diagonal([graph.adj] * times),
-        edge_weight=None if weight is None else weight.repeat(times),
-        x=CSR.stacked_rows([x] * times) if isinstance(x, CSR) else x.repeat(times, 1),
-        y=graph.y.repeat(times, *[1] * (graph.y.dim() - 1)),
-        node_id=np.tile(graph.node_id, times),
-    )
+class _RowsRoundAlike(TorchDispatchMode):
+    """Inside, a row of a product of matrices has the same bits whatever rows are beside it.
+
+    BLAS computes rows and columns in blocks, and those that are left over in another way, which
+    rounds differently. Which sizes that concerns depends on the processor. With rows and columns
+    of zeros up to a multiple of a block nothing is left over.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation of torch."""
+        del types
+        kwargs = kwargs or {}
+        if func in (aten.mm.default, aten.bmm.default):
+            return _padded_product(func, *args)
+        if func is aten.addmm.default and not kwargs:
+            return args[0] + _padded_product(aten.mm.default, *args[1:])
+        return func(*args, **kwargs)
+
+
+def _padded_product(multiply: Any, a: Tensor, b: Tensor) -> Tensor:
+    """Return a (..., n, k) times b (..., k, m), computed with more rows and columns of zeros."""
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return cast(Tensor, multiply(a, b))
+    rows, columns = a.shape[-2], b.shape[-1]
+    a = pad(a, (0, 0, 0, -rows % BLOCK_ROWS))
+    b = pad(b, (0, -columns % BLOCK_COLUMNS))
+    return cast(Tensor, multiply(a, b)[..., :rows, :columns])
 
 
 def _check_sizes(shape: AnyModel, weight_shapes: Mapping[str, Sequence[int]], path: str) -> None:
