@@ -1,4 +1,4 @@
-"""How much of the library runs in a round of a method: functions, files, frames to a gradient.
+"""How much of the library runs in a round: functions, files, frames to a gradient.
 
     python benchmarks/neutral/reading.py method=fedavg
     python benchmarks/neutral/reading.py method=fedais model=sage kernels=torch --list
