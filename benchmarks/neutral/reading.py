@@ -4,11 +4,11 @@
     python benchmarks/neutral/reading.py method=fedais model=sage kernels=torch --list
 
 It is a measure of how much a reader has to open to follow a method, not of quality as such.
-Options are those of `silograph.run`; by default 4 clients, 2 rounds, hidden=8 and the digits graph. The last
-line says how many of the library's own frames are between `silograph.run` and the first gradient,
-in a run with torch kernels. Only `Method.round` and `silograph.run` are used, so the script runs at
-older commits, too: 871e96ad has 180 functions in 53 files for fedavg, and 304 in 67 for fedais with
-SAGE.
+Options are those of `silograph.run`; by default 4 clients, 2 rounds, hidden=8 and the digits graph.
+The last line says how many of the library's own frames are between `silograph.run` and the first
+gradient, in a run with torch kernels. Only `Method.round` and `silograph.run` are used, so the
+script runs at older commits, too: 871e96ad has 180 functions in 53 files for fedavg, and 304 in 67
+for fedais with SAGE.
 """
 
 import sys
