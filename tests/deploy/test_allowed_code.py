@@ -156,17 +156,12 @@ def test_own_methods_that_send_rows_are_allowed_by_name(
     assert_as_simulated(ours, graph, **options)
 
 
+SETUP = "@m.calls(begin_head)"  # begins what the server does
 PACKAGE = {
     "__init__.py": "from .methods import HEADS as HEADS",
-    "ops.py": own_heads().partition("def init(")[0],
-    "methods.py": """
-from dataclasses import replace
-from silograph.methods import *
-from .ops import *
-from .ops import parts
-"""
-    + "def init("
-    + own_heads().partition("def init(")[2].replace("METHOD =", "HEADS ="),
+    "ops.py": own_heads().partition(SETUP)[0],
+    "methods.py": "from .ops import *\n"
+    + "".join(own_heads().partition(SETUP)[1:]).replace("METHOD =", "HEADS ="),
 }
 
 
