@@ -24,7 +24,7 @@ from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import versions
 from silograph.federation.session.events import Cause, Event, What
-from silograph.federation.session.peer import LostError
+from silograph.federation.session.peer import LostError, Peer
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.task.counts import EvaluationLevel
@@ -382,8 +382,9 @@ class Door:
         def receive(seconds: float | None) -> bytes:
             raise LostError("gone", Cause.GONE)
 
-        link = SimpleNamespace(alive=alive, send=send, receive=receive, close=lambda: None)
-        return SimpleNamespace(name=name, facts={}, link=link)
+        link: Any = SimpleNamespace(alive=alive, send=send, receive=receive, close=lambda: None)
+        peer = Peer(name, link, bytes(16))
+        return SimpleNamespace(name=name, facts={}, link=link, peer=peer)
 
     def next(self, seconds: float) -> Any:
         return self.coming.pop(0) if self.coming else None
