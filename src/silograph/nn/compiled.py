@@ -454,10 +454,11 @@ def _train(
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
     shape = _kernel_shape(model, training.schedule, block)
 
+    step_arrays = StepArrays(data.rows, data.inputs, shape, rule)
+
     def train(first: int, end: int) -> None:
         s, spare = _memory_of_thread(data, shape, rule, params, first, end)
-        inputs = data.called, data.rows, data.inputs, shape, rule
-        kernels.train(first, end, *inputs, params, seed, outputs, s, spare)
+        kernels.train(first, end, data.called, step_arrays, params, seed, outputs, s, spare)
 
     run_in_threads(block, train)
     return outputs, {}

@@ -96,10 +96,10 @@ class Peer:
             LostError: there is none, it is none, or the silo refused.
         """
         remaining = None if seconds is None else max(0.0, self._sent + seconds - time.monotonic())
-        arrived = self._link.receive(remaining)
-        self.took = arrived.at - self._sent
+        received = self._link.receive(remaining)
+        self.took = received.at - self._sent
         try:
-            message = read_message(arrived.data, self._token, self._sequence)
+            message = read_message(received.data, self._token, self._sequence)
             if message.type is Type.REFUSED:
                 raise LostError(one_line(message.facts().get("reason")), Cause.REFUSED)
             message.check_type(kind)

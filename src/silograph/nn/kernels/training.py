@@ -279,10 +279,7 @@ def train(
     k0: int,
     k1: int,
     called: CalledArrays,
-    rows: RowArrays,
-    x: InputArrays,
-    shape: ModelShape,
-    steps: StepRule,
+    of: StepArrays,
     params: ParamArrays,
     key: Any,
     filled: Filled,
@@ -296,11 +293,8 @@ def train(
     Args:
         k0: first of the called clients.
         k1: end.
-        called: where `rows` and `x` have them, which may have more; a position for each.
-        rows: rows of a block.
-        x: its features.
-        shape: model and schedule.
-        steps: optimizer.
+        called: where `of` has them, which may have more; a position for each.
+        of: rows and features of a block, model, schedule and optimizer.
         params: weights and moments, changed in place.
         key: key of the call, uint64.
         filled: what comes of it.
@@ -311,7 +305,7 @@ def train(
         k0,
         k1,
         pointer_to(called),
-        pointer_to(StepArrays(rows, x, shape, steps)),
+        pointer_to(of),
         pointer_to(params),
         key,
         pointer_to(filled),
