@@ -1,18 +1,23 @@
 """Training of all silos together, the centralized training that it should be, and whole rounds."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.exchange.pull import History, blank
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState
+from silograph.methods.fedais import FedAISOptions
+from silograph.nn.forward import Staged
 from silograph.nn.model import Model
+from silograph.nn.stored_rows import StoredRows
 from silograph.task.counts import node_loss
 
 KEY = Key.of(5)
@@ -29,6 +34,13 @@ def model_of(conv: str, **other: object) -> Model:
     own: dict[str, object] = {"layers": 3, "dropout": 0.4, "hops": 3, "teleport": 0.1}
     own |= {"residual": conv == "gcn"} | other
     return Model(conv, 7, 6, outputs=3, task="multiclass", **own)  # type: ignore[arg-type]
+
+
+def blank_rows(model: Model | Staged, block: ClientBlock, *, halo: bool = True) -> StoredRows:
+    """What clients have stored that have trained in no round."""
+    own = SimpleNamespace(staged=model.staged if isinstance(model, Model) else model)
+    cfg = SimpleNamespace(model=own, options=FedAISOptions())
+    return blank(History, cfg, block).readable(halo=halo)
 
 
 def cut_of(graph: Graph, clients: int, how: str) -> tuple[ClientBlock, Route, ClientBlock]:

@@ -18,6 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 CASES = {"never": 0, "every round": 1, "by default": None}
 
 
+STORED = "/own_rows/", "/halo_rows/"
+
+
 def main() -> None:
     """Run all cases and print their CPU seconds."""
     from fedais_cells import KEPT, REBUILT, Place, cell_of
@@ -44,7 +47,7 @@ def main() -> None:
                 path = max(out.glob("checkpoints/round-*"))
                 found = read_checkpoint(path, given.rounds).tensors
                 sizes = {n: t.numel() * t.element_size() for n, t in found.items()}
-                rows = sum(size for n, size in sizes.items() if "/history/" in n)
+                rows = sum(sum(s for n, s in sizes.items() if stored in n) for stored in STORED)
                 print(f"{path.stat().st_size / 1e6:.0f} MB, stored rows {rows / 1e6:.0f} MB")
 
 

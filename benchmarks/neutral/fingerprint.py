@@ -807,7 +807,11 @@ def allowed() -> tuple[str, ...]:
     """Return what allows all methods at a silo; before it was asked for, nothing."""
     command = [sys.executable, "-m", "silograph", "silo", "--help"]
     help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return ("--allow", "label_guided,bns,cagnet,collect") if "--allow" in help_text else ()
+    return (
+        ("--allow", "label_guided,bns,cagnet,collect,fedais,fedgraph")
+        if "--allow" in help_text
+        else ()
+    )
 
 
 def silos(place: Place) -> Print:

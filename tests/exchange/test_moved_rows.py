@@ -8,15 +8,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from silograph.core.key import Key
 from silograph.core.payload import Ragged
-from silograph.exchange.pull import blank_moved, moved_only, rows_form
+from silograph.exchange.pull import LastSent, RequestedRows, SentRows, blank, moved_only
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
-from silograph.methods.fedais import FEDAIS, advance, ask, begin_stored, serve, store
+from silograph.methods.base import MethodConfig
+from silograph.methods.fedais import (
+    FEDAIS,
+    FedAISOptions,
+    advance,
+    ask,
+    begin_stored,
+    serve,
+    store,
+)
+from silograph.nn.fit import Schedule
+from silograph.nn.optim import SGD
 from together import cut_of, model_of
 
 MakeGraph = Callable[..., Graph]
@@ -42,6 +54,25 @@ def wanted_of(block: ClientBlock, seed: int) -> Ragged:
     return Ragged((mask.nonzero()[:, 0] - off[client]).int(), ends)
 
 
+def nothing_sent(block: ClientBlock) -> LastSent:
+    """The state of owners of rows of one stage that have sent none."""
+    cfg = MethodConfig(
+        model=model_of("sage", layers=2),
+        optimizer=SGD(0.1),
+        schedule=Schedule(1),
+        keep_optimizer=False,
+        participation=1.0,
+        options=FedAISOptions(moved=0.0),
+    )
+    return blank(LastSent, cfg, block)
+
+
+def every_row(off: Tensor, rows: Tensor) -> SentRows:
+    """The reply of owners that have all rows."""
+    answered = Ragged(torch.ones(len(rows), dtype=torch.bool), off)
+    return SentRows(answered, None, None, {}, {"1": Ragged(rows, off)})
+
+
 @pytest.fixture(scope="module")
 def block(request: pytest.FixtureRequest) -> ClientBlock:
     make_graph: MakeGraph = request.getfixturevalue("make_graph")
@@ -53,11 +84,8 @@ def test_what_is_held_is_the_owners_row_to_within_the_bound(
     block: ClientBlock, seed: int, bound: float
 ) -> None:
     """Several exchanges beside a loop that remembers each row by itself."""
-    form = rows_form(model_of("sage", layers=2), since=True)
-    (name,) = form.fields
-    width = form.fields[name].shape[0]
-    assert width is not None
-    state: Any = blank_moved(form, block)
+    state = nothing_sent(block)
+    width = state.sent_rows["1"].t.shape[1]
     last: dict[int, tuple[int, torch.Tensor]] = {}
     held: dict[int, tuple[int, torch.Tensor]] = {}
     rows = Key.of(seed).matrix(len(block.halo.boundary), width) - 0.5
@@ -67,21 +95,22 @@ def test_what_is_held_is_the_owners_row_to_within_the_bound(
         client = torch.repeat_interleave(torch.arange(3), wanted.off.diff())
         place = wanted.t.long() + block.halo.boundary_off[client]
         since = torch.tensor([held[p][0] if p in held else -1 for p in place.tolist()]).int()
-        inbox = {"row": wanted, "since": Ragged(since, wanted.off)}
-        reply = {
-            "answered": Ragged(torch.ones(len(place), dtype=torch.bool), wanted.off),
-            name: Ragged(rows[place], wanted.off),
-        }
-        state, sent = moved_only(block, state, inbox, reply, bound, now)
+        request = RequestedRows(wanted, Ragged(since, wanted.off))
+        state, sent = moved_only(
+            block, state, request, every_row(wanted.off, rows[place]), bound, now
+        )
+        assert sent.changed is not None
+        assert sent.version is not None
         expected = []
         for p in place.tolist():
             known = last.get(p)
             if known is None or (rows[p] - known[1]).norm() > bound * known[1].norm():
                 last[p] = (now, rows[p])
             expected.append(p not in held or held[p][0] < last[p][0])
-        assert sent["changed"].t.tolist() == expected
-        came = place[sent["changed"].t].tolist()
-        for p, version, row in zip(came, sent["version"].t.tolist(), sent[name].t, strict=True):
+        assert sent.changed.t.tolist() == expected
+        came = place[sent.changed.t].tolist()
+        versions = sent.version.t.tolist()
+        for p, version, row in zip(came, versions, sent.rows["1"].t, strict=True):
             held[p] = (version, row)
         for p in place.tolist():
             assert torch.equal(held[p][1], last[p][1])
@@ -89,43 +118,42 @@ def test_what_is_held_is_the_owners_row_to_within_the_bound(
 
 
 def test_a_row_that_is_not_finite_is_no_row_that_stayed(block: ClientBlock) -> None:
-    form = rows_form(model_of("sage", layers=2), since=True)
-    (name,) = form.fields
-    state: Any = blank_moved(form, block)
+    state = nothing_sent(block)
     every = Ragged(
         torch.cat([torch.arange(int(n)) for n in block.halo.boundary_off.diff()]).int(),
         block.halo.boundary_off,
     )
     since = Ragged(torch.full((len(every.t),), -1).int(), every.off)
     for now, value in enumerate([1.0, float("nan")]):
-        rows = torch.full((len(every.t), form.fields[name].shape[0] or 0), value)
-        answered = Ragged(torch.ones(len(rows), dtype=torch.bool), every.off)
-        reply = {"answered": answered, name: Ragged(rows.double(), every.off)}
-        state, sent = moved_only(block, state, {"row": every, "since": since}, reply, 9.0, now)
-        assert bool(sent["changed"].t.all())
+        rows = torch.full_like(state.sent_rows["1"].t, value)
+        request = RequestedRows(every, since)
+        state, sent = moved_only(block, state, request, every_row(every.off, rows), 9.0, now)
+        assert sent.changed is not None
+        assert bool(sent.changed.t.all())
         since = Ragged(torch.full((len(every.t),), now).int(), every.off)
 
 
 def test_an_owner_that_fell_back_to_an_older_state_sends_its_rows_anew(block: ClientBlock) -> None:
-    form = rows_form(model_of("sage", layers=2), since=True)
-    (name,) = form.fields
     off = block.halo.boundary_off
     every = Ragged(torch.cat([torch.arange(int(n)) for n in off.diff()]).int(), off)
-    answered = Ragged(torch.ones(len(every.t), dtype=torch.bool), off)
 
-    def exchange(state: Any, value: float, now: int, since: int) -> tuple[Any, Any]:
-        rows = torch.full((len(every.t), form.fields[name].shape[0] or 0), value).double()
-        inbox = {"row": every, "since": Ragged(torch.full_like(every.t, since), off)}
-        reply = {"answered": answered, name: Ragged(rows, off)}
-        return moved_only(block, state, inbox, reply, 0.1, now)
+    def exchange(
+        state: LastSent, value: float, now: int, since: int
+    ) -> tuple[LastSent, Tensor, Tensor, Tensor]:
+        rows = torch.full_like(state.sent_rows["1"].t, value)
+        request = RequestedRows(every, Ragged(torch.full_like(every.t, since), off))
+        new, sent = moved_only(block, state, request, every_row(off, rows), 0.1, now)
+        assert sent.changed is not None
+        assert sent.version is not None
+        return new, sent.changed.t, sent.version.t, sent.rows["1"].t
 
-    older, _ = exchange(blank_moved(form, block), 1.0, 5, -1)
-    newer, sent = exchange(older, 3.0, 7, 5)
-    assert bool((sent[name].t == 3).all())
-    assert not bool(exchange(newer, 3.0, 8, 7)[1]["changed"].t.any())
-    _, sent = exchange(older, 1.0, 8, 7)  # requesters have the rows of batch 7
-    assert bool(sent["changed"].t.all())
-    assert bool((sent["version"].t == 8).all() & (sent[name].t == 1).all())
+    older, *_ = exchange(nothing_sent(block), 1.0, 5, -1)
+    newer, *_, rows = exchange(older, 3.0, 7, 5)
+    assert bool((rows == 3).all())
+    assert not bool(exchange(newer, 3.0, 8, 7)[1].any())
+    _, changed, version, rows = exchange(older, 1.0, 8, 7)  # requesters have the rows of batch 7
+    assert bool(changed.all())
+    assert bool((version == 8).all() & (rows == 1).all())
 
 
 def training_bytes(result: Any) -> int:

@@ -23,18 +23,11 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, offsets
 from silograph.core.work import metered
 from silograph.evaluation.scoring import HaloSums
-from silograph.exchange.pull import (
-    HALO,
-    OWN,
-    PASSES,
-    SEEN,
-    blank_history,
-    rows_form,
-    stored_in,
-)
+from silograph.exchange.pull import SentRows
 from silograph.federation.decoder import LARGEST, as_bytes
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.in_process import InProcess
+from silograph.federation.messages import specs_of, to_payload
 from silograph.graph.block.block import ClientBlock, Route, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
@@ -46,10 +39,9 @@ from silograph.methods.fedais import (
     FEDAIS,
     PRESETS,
     FedAISOptions,
+    NextBatches,
     advance,
     close_round,
-    exchange_request,
-    init,
     open_round,
 )
 from silograph.methods.local_training import shared
@@ -71,7 +63,7 @@ from silograph.nn.stored_rows import (
     surroundings,
     whole_batch,
 )
-from together import SHARED, cut_of, model_of
+from together import SHARED, blank_rows, cut_of, model_of
 
 MakeGraph = Callable[..., Graph]
 KEY = Key.of(5)
@@ -121,11 +113,11 @@ def test_rows_of_the_halo_stay_where_they_are_stored(make_graph: MakeGraph) -> N
     block, route, _ = cut_of(make_graph(40), 4, "random")
     cfg = config(options=replace(EVERYTHING, share_features=False))
     fed, state = play(cfg, block, route, rounds=0)
-    held = fed._states[0].all[f"{HALO}1"]
+    held = fed._states[0].all["halo_rows/1"]
     for t in (1, 2):
         fed.start_round(t)
         state, _ = FEDAIS.round(fed, cfg, state, t, KEY)
-        assert fed._states[0].all[f"{HALO}1"] is held
+        assert fed._states[0].all["halo_rows/1"] is held
     assert bool(held.t.any())
 
 
@@ -145,7 +137,7 @@ def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
     torch.testing.assert_close(seen["own/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
     for number in stored_stages(model_in(cfg)):
         entering = _entering(cfg.model, first, uncut, number)[node]
-        torch.testing.assert_close(seen[f"{OWN}{number}"].t, entering, rtol=0, atol=1e-10)
+        torch.testing.assert_close(seen[f"own_rows/{number}"].t, entering, rtol=0, atol=1e-10)
     HaloSums().counts(fed, cfg.model, shared("weights", first), KEY, cfg.count_rules)
     seen = fed.states()[0]
     torch.testing.assert_close(seen["server/logits"].t, logits[node][judged], rtol=0, atol=1e-10)
@@ -154,7 +146,7 @@ def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
 def _entering(model: Any, weights: dict[str, Tensor], block: ClientBlock, number: int) -> Tensor:
     """What enters a stage in a plain pass, by a model that ends before it."""
     around = surroundings(block, halo=False)
-    blank = stored_in(blank_history(model, block), halo=False)
+    blank = blank_rows(model, block, halo=False)
     batch = whole_batch(block, around, blank)
     return batch_pass(model, weights, block, block.x, batch, blank, None)[1][number]
 
@@ -190,7 +182,7 @@ def block_with_history(
     """A block whose stored rows are drawn, and known for two slots of three."""
     block, _, _ = cut_of(graph, 3, "random")
     model = model_of(conv, **{"dropout": 0.0, **shape})
-    blank = stored_in(blank_history(model, block))
+    blank = blank_rows(model, block)
     own = {k: Key.of(k).matrix(*t.shape) for k, t in blank.own.items()}
     halo = {k: Key.of(k + 50).matrix(*t.shape) for k, t in blank.halo.items()}
     known = torch.arange(len(blank.known)) % 3 > 0
@@ -348,7 +340,7 @@ def test_errors_of_stored_rows_stay_within_the_bound(conv: str, layers: int) -> 
         block, _, _ = cut_of(planted_graph(30, seed=seed), 1, "random")
         model = model_of(conv, layers=layers, dropout=0.0)
         weights = model.init_weights(Key.of(seed), torch.float64)
-        blank = stored_in(blank_history(model, block), halo=False)
+        blank = blank_rows(model, block, halo=False)
         around = surroundings(block, halo=False)
         whole = whole_batch(block, around, blank)
         exact, entered = batch_pass(model, weights, block, block.x, whole, blank, None)
@@ -384,7 +376,7 @@ def test_errors_add_up_over_neighbors_so_that_the_bound_needs_their_number(leave
     model = model_of("graphconv", layers=2, dropout=0.0)
     weights = model.init_weights(KEY, torch.float64)
     blank, around = (
-        stored_in(blank_history(model, block), halo=False),
+        blank_rows(model, block, halo=False),
         surroundings(block, halo=False),
     )
     whole = whole_batch(block, around, blank)
@@ -416,7 +408,7 @@ def test_errors_grow_with_the_largest_degree_that_is_reached(layers: int) -> Non
     weights = {n: torch.zeros_like(w) for n, w in drawn.items()}
     weights |= {n: torch.eye(*w.shape).double() for n, w in drawn.items() if "weight" in n}
     stored, around = (
-        stored_in(blank_history(model, block), halo=False),
+        blank_rows(model, block, halo=False),
         surroundings(block, halo=False),
     )
     whole = whole_batch(block, around, stored)
@@ -593,9 +585,9 @@ def test_rows_as_bytes_are_nearly_those_that_are_sent_whole(make_graph: MakeGrap
     for options in (whole, replace(whole, sent="int8")):
         fed, _ = play(config("gcn", options=options), block, route, rounds=2)
         found.append(fed.states()[0])
-    assert torch.equal(found[0][SEEN].t, found[1][SEEN].t)
+    assert torch.equal(found[0]["received_at"].t, found[1]["received_at"].t)
     for number in stored_stages(model_in(config("gcn"))):
-        rows, small = (state[f"{HALO}{number}"].t for state in found)
+        rows, small = (state[f"halo_rows/{number}"].t for state in found)
         off = (rows - small).abs().amax(1) / rows.abs().amax(1).clamp(min=1e-30)
         assert 0 < float(off.max()) < 0.02 * number
 
@@ -613,17 +605,21 @@ def test_no_owner_can_send_bytes_that_are_no_finite_row(
 ) -> None:
     """What a silo takes in is checked; the largest row that passes is finite in float32."""
     block, _, _ = cut_of(make_graph(40), 4, "random")
-    model = model_in(config("sage", shape={"layers": 2}))
-    specs = rows_form(model, small=True).fields
+    cfg = config("sage", shape={"layers": 2}, options=FedAISOptions(sent="int8"))
+    model, specs = model_in(cfg), specs_of(SentRows, cfg)
     off = torch.tensor([0, 1, 1, 1, 1])
     width = model.stages[1].inputs
     levels = Ragged(torch.full((1, width), 127, dtype=torch.int8), off)
-    fields = {"rows/1": levels, "scale/1": Ragged(torch.tensor([LARGEST]), off)}
-    check_against(fields, specs, extent_of(block), "inbox of store", finite=True)
+    answered = Ragged(torch.ones(1, dtype=torch.bool), off)
+    scales = Ragged(torch.tensor([LARGEST]), off)
+    fields = {"answered": answered, "rows/1": levels, "scale/1": scales}
+    others = {"inbox": {"row": answered}}
+    extent, where = extent_of(block), "inbox of store"
+    check_against(fields, specs, extent, where, others=others, finite=True)
     assert bool((levels.t * fields["scale/1"].t[:, None]).isfinite().all())
     fields["scale/1"] = Ragged(torch.tensor([scale]), off)
     with pytest.raises(ProtocolError, match=message):
-        check_against(fields, specs, extent_of(block), "inbox of store", finite=True)
+        check_against(fields, specs, extent, where, others=others, finite=True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -634,8 +630,8 @@ def test_owners_that_take_no_part_send_what_they_have_or_nothing(
     options = FedAISOptions(interval="fixed", batches=3, drawn=0)
     cfg = config("sage", options=options, participation=0.4, optimizer=SGD(0.1))
     fed, _ = play(cfg, block, route, rounds=2, size=size)
-    passes = torch.cat([s[PASSES].t for s in fed.states()])
-    seen = torch.cat([s[SEEN].t for s in fed.states()])
+    passes = torch.cat([s["passes"].t for s in fed.states()])
+    seen = torch.cat([s["received_at"].t for s in fed.states()])
     owner = torch.searchsorted(route.boundary_off, route.target, right=True) - 1
     mine = torch.repeat_interleave(torch.arange(5), route.slot_off.diff())
     assert 0 < int((passes > 0).sum()) < 5
@@ -746,10 +742,10 @@ def test_rows_are_asked_for_before_a_batch_reads_them(make_graph: MakeGraph) -> 
     setup = setup_of(make_graph(), METHODS["fedais"], options={"halo": "held"})
     cfg, key = setup.method_config, Key.of(1)
     fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
-    init(fed, cfg, weights, key)
+    FEDAIS.init(fed, cfg, weights, key)
     fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     with pytest.raises(ProtocolError, match="expected an exchange of rows before the first batch"):
-        fed.call(advance, exchange_request(cfg, 1, 0), what=Kind.CONTROL, key=key)
+        fed.call(advance, to_payload(NextBatches.of(cfg, 1, 0)), what=Kind.CONTROL, key=key)
 
 
 def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) -> None:
@@ -757,15 +753,15 @@ def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) 
     setup = setup_of(make_graph(), METHODS["fedlocal"])
     cfg, key = setup.method_config, Key.of(1)
     fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
-    init(fed, cfg, weights, key)
+    FEDAIS.init(fed, cfg, weights, key)
     fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
     with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 10"):
         fed.call(close_round, {}, what=Kind.WEIGHTS, key=key)
     with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 3"):
-        fed.call(advance, exchange_request(cfg, 1, 3), what=Kind.CONTROL, key=key)
-    fed.call(advance, exchange_request(cfg, 1, 0), what=Kind.CONTROL, key=key)
+        fed.call(advance, to_payload(NextBatches.of(cfg, 1, 3)), what=Kind.CONTROL, key=key)
+    fed.call(advance, to_payload(NextBatches.of(cfg, 1, 0)), what=Kind.CONTROL, key=key)
     with pytest.raises(ProtocolError, match=r"expected batch 10 of the round next, got 0"):
-        fed.call(advance, exchange_request(cfg, 1, 0), what=Kind.CONTROL, key=key)
+        fed.call(advance, to_payload(NextBatches.of(cfg, 1, 0)), what=Kind.CONTROL, key=key)
 
 
 @pytest.mark.parametrize("shape", [{"model": "sage", "layers": 1}, {"model": "mlp"}])

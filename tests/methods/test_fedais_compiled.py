@@ -12,7 +12,6 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Stacked
 from silograph.exchange.passes import divisible
-from silograph.exchange.pull import blank_history, stored_in
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
@@ -22,7 +21,7 @@ from silograph.nn.backends import COMPILED, TORCH
 from silograph.nn.fit import Schedule, Training, TrainingFields
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.stored_compiled import check_fields, check_stored
-from together import cut_of, model_of
+from together import blank_rows, cut_of, model_of
 
 pytest.importorskip("numba")
 MakeGraph = Callable[..., Graph]
@@ -135,7 +134,7 @@ def test_kernels_are_given_what_they_read_alone() -> None:
 def test_kernels_read_stored_rows_of_the_right_shape_alone(make_graph: MakeGraph, of: str) -> None:
     block, _, _ = cut_of(make_graph(40), 2, "random")
     model = divisible(model_of("gcn", residual=False, layers=2))
-    stored = stored_in(blank_history(model, block))
+    stored = blank_rows(model, block)
     check_stored(model, stored, block)
     short: dict[str, Any] = {of: {n: t[:, 1:] for n, t in getattr(stored, of).items()}}
     with pytest.raises(ProtocolError, match=r"expected stored rows of shape .* for stage 1, got"):

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.exchange.pull import HALO, OWN, PASSES, SEEN
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, RoundReport
-from silograph.methods.fedais import FEDAIS, LOSSES, FedAISOptions
+from silograph.methods.fedais import FEDAIS, FedAISOptions
 from silograph.nn.fit import Schedule
 from silograph.nn.optim import SGD
 from together import cut_of, model_of
@@ -325,20 +324,20 @@ def compare(block: ClientBlock, state: Any, ours: list[Client]) -> None:
     slot: dict[tuple[int, tuple[int, int]], int] = {}
     for c, me in enumerate(ours):
         rows = range(int(block.off[c]), int(block.off[c + 1]))
-        assert int(state[PASSES].t[c]) == me.passes
+        assert int(state["passes"].t[c]) == me.passes
         for v, row in enumerate(rows):
-            assert float(state[LOSSES].t[row]) == pytest.approx(me.last.get(v, 0.0), abs=1e-10)
+            assert float(state["losses"].t[row]) == pytest.approx(me.last.get(v, 0.0), abs=1e-10)
             near = block.halo.adj.indices[
                 block.halo.adj.indptr[row] : block.halo.adj.indptr[row + 1]
             ]
             slot |= {(c, s): int(p) for s, p in zip(me.nodes[v].slots, near, strict=True)}
             for number in range(1, LAYERS) if me.passes else ():
-                found = state[f"{OWN}{number}"].t[row]
+                found = state[f"own_rows/{number}"].t[row]
                 torch.testing.assert_close(found, me.own[number][v], rtol=0, atol=1e-10)
     for (c, s), place in slot.items():
-        assert int(state[SEEN].t[place]) == ours[c].seen.get(s, -1)
+        assert int(state["received_at"].t[place]) == ours[c].seen.get(s, -1)
         for number in range(1, LAYERS) if s in ours[c].seen else ():
-            found = state[f"{HALO}{number}"].t[place]
+            found = state[f"halo_rows/{number}"].t[place]
             torch.testing.assert_close(found, ours[c].halo[s][number], rtol=0, atol=1e-10)
 
 

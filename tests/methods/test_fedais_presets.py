@@ -15,7 +15,6 @@ from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, RoundReport
 from silograph.methods.fedais import (
     FEDAIS,
-    ROWS,
     FedAISOptions,
     batch_rows,
     batch_share,
@@ -107,11 +106,13 @@ def test_weights_of_losses_make_every_step_unbiased(make_graph: MakeGraph) -> No
     later, draws, batches = torch.ones(3, dtype=torch.int32), 1000, cfg.options.batches
     sums = torch.zeros(draws, batches, 3, dtype=torch.float64)
     for number in range(draws):
-        state = draw_nodes(cfg, block, change, later, Key.of(number), cfg.options.ratio)
+        nodes = draw_nodes(cfg, block, change, later, Key.of(number), cfg.options.ratio)
         for batch in range(batches):
-            rows, off, places = batch_rows(cfg, block, state, batch)
-            sums[number, batch] = segment_sum(batch_share(state, off, places) * f[rows], off)
-    sizes = state[ROWS].off.diff()
+            rows, off, places = batch_rows(cfg, block, nodes, batch)
+            share = batch_share(nodes, off, places)
+            assert share is not None
+            sums[number, batch] = segment_sum(share * f[rows], off)
+    sizes = nodes.sample.off.diff()
     assert int(sizes.min()) >= batches
     assert bool((sizes % batches > 0).all())  # so batches of a client differ in size
     mean = segment_sum(torch.where(train, f, 0), block.off) / block.num_train

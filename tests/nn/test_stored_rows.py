@@ -8,7 +8,6 @@ import torch
 from silograph.core.key import Key
 from silograph.core.payload import offsets
 from silograph.core.work import metered
-from silograph.exchange.pull import blank_history, stored_in
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.nn.forward import Staged
@@ -19,7 +18,7 @@ from silograph.nn.stored_rows import (
     rows_entering,
     surroundings,
 )
-from together import SHARED, cut_of, model_of
+from together import SHARED, blank_rows, cut_of, model_of
 
 MakeGraph = Callable[..., Graph]
 KEY = Key.of(5)
@@ -27,7 +26,7 @@ KEY = Key.of(5)
 
 def drawn_history(block: ClientBlock, model: Staged) -> StoredRows:
     """Stored rows that are drawn, and known for two slots of three."""
-    blank = stored_in(blank_history(model, block))
+    blank = blank_rows(model, block)
     own = {k: Key.of(k).matrix(*t.shape) for k, t in blank.own.items()}
     halo = {k: Key.of(k + 50).matrix(*t.shape) for k, t in blank.halo.items()}
     return StoredRows(own, halo, torch.arange(len(blank.known)) % 3 > 0)

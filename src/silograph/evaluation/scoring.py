@@ -191,7 +191,7 @@ class HaloFrom:
         layer: number of that layer among those that sum over neighbors, 0 or 1.
         view: whose validation scores pick the round.
         by: `rows` by `pull`, so that clients may hold copies of a node; or `sums`, from layer 1 on.
-            Where clients keep features of their halo (`exchange.history`), they then see these in
+            Where clients keep features of their halo (`exchange.pull`), they then see these in
             layer 0, too.
     """
 

@@ -12,9 +12,9 @@ pull carries; each part of it adds fields to the messages and changes nothing of
 C: clients. A: clients that ask. k: slots that are asked for. W: boundary rows that are wanted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,19 +33,22 @@ from silograph.core.payload import (
     owners,
     under,
 )
-from silograph.exchange.passes import finish, inputs_of
+from silograph.exchange.passes import divisible, finish, inputs_of
 from silograph.exchange.rows import all_places, by_owner, places_in, ragged_field
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
+from silograph.federation.messages import SpecsByConfig, from_payload, specs_of, to_payload
 from silograph.federation.program import Call, Either, Maybe, Steps
-from silograph.graph.block.block import ClientBlock, dense_rows
+from silograph.graph.block.block import ClientBlock
+from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import check_places, dtype_of
 from silograph.nn.forward import Staged
 from silograph.nn.model import before
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import StoredRows, stored_stages, surroundings, to_send
 
+Stored = TypeVar("Stored")
 NO_VERSION = -1  # of a row that a requester does not have
 LATER = "later versions of changed rows, got those that were asked for or earlier ones"
 
@@ -94,18 +97,14 @@ class _PullCall:
         """Whether the pull goes on without clients that are away."""
         return self.form.missing == "keep"
 
-    def fetch(self, op: Op, inbox: Payload, to: Sequence[str] | None, what: Kind) -> Payload:
-        """Make a call whose replies have rows."""
-        full_inbox = {**self.common_inbox, **inbox}
+    def make(
+        self, op: Op, inbox: Payload, to: Sequence[str] | None, what: Kind | None = None
+    ) -> Payload:
+        """Call an op, whose replies may have rows if their kind is named."""
+        full_inbox, missing = {**self.common_inbox, **inbox}, self.has_missing_rows
+        kind, rows = what or self.what, what is not None
         return self.fed.call(
-            op, full_inbox, what=what, key=self.key, to=to, rows=True, lacking=self.has_missing_rows
-        )
-
-    def send(self, op: Op, inbox: Payload, to: Sequence[str] | None) -> None:
-        """Make a call whose replies have no fields."""
-        full_inbox = {**self.common_inbox, **inbox}
-        self.fed.call(
-            op, full_inbox, what=self.what, key=self.key, to=to, lacking=self.has_missing_rows
+            op, full_inbox, what=kind, key=self.key, to=to, rows=rows, lacking=missing
         )
 
 
@@ -206,7 +205,7 @@ def pull(
         call, serve, request, wanted, called_owners, named=ask is not None or form.some
     )
     if owners_reply is not None:
-        call.send(store, _reply_to_requesters(call, request, owners_reply), to)
+        call.make(store, _reply_to_requesters(call, request, owners_reply), to)
 
 
 def announce(
@@ -221,13 +220,11 @@ def announce(
         key: key of the ops' draws.
         inbox: what both ops get besides.
     """
-    call, all_clients = (
-        _PullCall(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN),
-        positions_of(fed.ids, None),
-    )
+    call = _PullCall(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN)
+    all_clients = positions_of(fed.ids, None)
     request = _collect_requests(call, ask, None, all_clients)
     row, off = by_owner(torch.unique(request.target), fed.route.boundary_off, all_clients)
-    call.send(listen, {"row": Ragged(row, off)}, None)
+    call.make(listen, {"row": Ragged(row, off)}, None)
 
 
 def announce_steps(ask: Op, listen: Op, *, key: Key, inbox: FieldSpecs | None = None) -> Steps:
@@ -253,7 +250,7 @@ def _collect_requests(
     call: _PullCall, ask: Op, to: Sequence[str] | None, requesters: Tensor
 ) -> _Request:
     """Call `ask` and return which rows the clients want."""
-    reply = call.fetch(ask, {}, to, Kind.HALO_KEYS)
+    reply = call.make(ask, {}, to, Kind.HALO_KEYS)
     if not reply:  # all have gone
         no_slots = torch.zeros(0, dtype=torch.int64)
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
@@ -283,7 +280,7 @@ def _call_owners(
     if common_version is not None:
         request["since"] = Ragged(common_version, off)
     names = [fed.ids[p] for p in called_owners.tolist()]
-    reply = call.fetch(serve, request, names, call.what)
+    reply = call.make(serve, request, names, call.what)
     if not reply:
         return None
     is_present = torch.tensor([not call.has_missing_rows or name not in fed.away for name in names])
@@ -397,14 +394,11 @@ def pull_steps(
         request["since"] = replace(version, rows="own/row")
         ask_specs["version"] = replace(version, rows="own/slot")
     serve_specs = _reply_specs(form, "inbox/row" if names_rows else BOUNDARY)
-    store_specs = _reply_specs(
-        form, f"state/{form.asked}" if form.asked else SLOTS, fewer=not form.asked
-    )
-    if ask is None:
-        store_specs = _reply_specs(form, SLOTS)
-    serve_call = Call(
-        serve, what, key, request, serve_specs, _version_problem if form.since else None
-    )
+    is_counted = ask is None or not form.asked
+    counted_by = SLOTS if is_counted else f"state/{form.asked}"
+    store_specs = _reply_specs(form, counted_by, fewer=is_counted and ask is not None)
+    problem = _version_problem if form.since else None
+    serve_call = Call(serve, what, key, request, serve_specs, problem)
     store_call = Call(store, what, key, {**inbox_specs, **store_specs})
     first = () if ask is None else Call(ask, Kind.HALO_KEYS, key, inbox_specs, ask_specs)
     if not form.some:
@@ -435,62 +429,299 @@ def _reply_specs(form: PullForm, rows: str, *, fewer: bool = False) -> FieldSpec
     return specs | own
 
 
-# --- Rows of which only those are sent that have moved since they were last sent -----------------
+# --- Stored rows of the layers between features and outputs, of own nodes and of the halo --------
 #
-# An owner keeps each boundary row as it last sent it, with a number that grows when it sends
-# another (its version). Requesters say which version they have (`PullForm.since`), and get the
-# row as it was last sent if theirs is older. So after an exchange every requester holds the row
-# that the owner would send, to within the bound, and owners need not know the requesters.
+# Clients keep what last entered each stage of their own rows, and what owners have sent of their
+# halo slots. A slot keeps its row until a later one comes; how old it is counts in batches. What
+# is done with stored rows is in `silograph.nn.stored_rows`.
 #
-# State of an owner: `moved/NAME` (B, ...) of each field of the form, int32 `moved/version` (B,);
-# of a requester: `history/version` (S,). Versions are the numbers of batches before which rows
-# were sent.
+# With `moved`, an owner keeps each boundary row as it last sent it, with a number that grows when
+# it sends another (its version). Requesters say which version they have, and get the row as it was
+# last sent if theirs is older. So after an exchange every requester holds the row that the owner
+# would send, to within the bound, and owners need not know the requesters. Versions are the numbers
+# of batches before which rows were sent.
 #
-# B: boundary rows. S: halo slots. k: rows that are asked for.
+# Options of the method say what is stored and sent: `sent` (`exact`, or `int8`: as bytes with a
+# scale for each row), `moved` and `share_features`. The annotations below read them.
+#
+# C: clients. n: own rows. S: halo slots. B: boundary rows. k: rows that are requested. r: rows that
+# are sent. D: width of what enters a stage.
 
 
-SENT, SENT_VERSION, VERSION = "moved/", "moved/version", "history/version"
+NEVER = -1
+HALO = "halo_rows/"  # how names of rows of slots begin in a state
 
 
-def blank_moved(form: PullForm, block: ClientBlock) -> dict[str, Stacked | Ragged]:
-    """Return the initial state: no row was sent or received."""
-    state: dict[str, Stacked | Ragged] = {}
-    rows, device = len(block.halo.boundary), block.off.device
-    for name, spec in form.fields.items():
-        shape = (rows, *(n or 0 for n in spec.shape))
-        t = torch.zeros(shape, dtype=spec.dtype or dtype_of(block), device=device)
-        state[f"{SENT}{name}"] = Ragged(t, block.halo.boundary_off)
-    for name, off in (SENT_VERSION, block.halo.boundary_off), (VERSION, block.halo.off):
-        t = torch.full((int(off[-1]),), NO_VERSION, dtype=torch.int32, device=device)
-        state[name] = Ragged(t, off)
-    return state
+def stored_widths(model: AnyModel) -> dict[str, int]:
+    """Return the width D of each stage whose inputs are stored, by its number."""
+    staged = divisible(model)
+    return {str(number): staged.stages[number].inputs for number in stored_stages(staged)}
 
 
-def moved_specs(form: PullForm) -> FieldSpecs:
-    """Return the specs of the state."""
-    sent = {f"{SENT}{name}": replace(spec, rows=BOUNDARY) for name, spec in form.fields.items()}
-    version = FieldSpec(Ragged, (), torch.int32, low=NO_VERSION)
-    return sent | {
-        SENT_VERSION: replace(version, rows=BOUNDARY),
-        VERSION: replace(version, rows=SLOTS),
-    }
+def _own_rows(cfg: Any) -> FieldSpecs:
+    widths = stored_widths(cfg.model).items()
+    return {f"own_rows/{n}": FieldSpec(Ragged, (width,), rows=NODES) for n, width in widths}
 
 
-def row_values(fields: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the rows (k, D) of each stage, float64, from fields `rows/I` and maybe `scale/I`."""
-    rows = []
-    for name, t in fields.items():
-        kind, _, number = name.partition("/")
-        if kind == "rows":
-            scale = fields.get(f"scale/{number}")
-            rows.append(from_small(t, scale, torch.float64))
-    return rows
+def _halo_rows(cfg: Any) -> FieldSpecs:
+    widths = stored_widths(cfg.model)
+    if cfg.options.share_features:
+        widths["0"] = cfg.model.features
+    return {f"{HALO}{n}": FieldSpec(Ragged, (width,), rows=SLOTS) for n, width in widths.items()}
+
+
+def _encoded(name: str, rows: str = "") -> SpecsByConfig:
+    """Return specs of rows in the form in which they are sent; "": as many as are marked."""
+
+    def specs(cfg: Any) -> FieldSpecs:
+        marked = "marked/answered" if cfg.options.moved is None else "marked/changed"
+        dtype = torch.int8 if cfg.options.sent == "int8" else None
+        spec = FieldSpec(Ragged, (), dtype, rows=rows or marked)
+        return {
+            f"{name}/{n}": replace(spec, shape=(w,)) for n, w in stored_widths(cfg.model).items()
+        }
+
+    return specs
+
+
+def _scales(name: str, rows: str = "") -> SpecsByConfig:
+    """Return specs of the scales of rows that are sent as bytes; as `_encoded`."""
+
+    def specs(cfg: Any) -> FieldSpecs:
+        encoded = _encoded(name, rows)(cfg) if cfg.options.sent == "int8" else {}
+        scale = FieldSpec(Ragged, (), torch.float32, low=0, high=LARGEST)
+        return {n: replace(scale, rows=spec.rows) for n, spec in encoded.items()}
+
+    return specs
+
+
+def _if_moved(
+    specs: SpecsByConfig,
+) -> SpecsByConfig:
+    """Return specs of fields of runs that send only rows that moved."""
+    return lambda cfg: {} if cfg.options.moved is None else specs(cfg)
+
+
+def _versions(name: str, rows: str, low: int = NO_VERSION) -> SpecsByConfig:
+    """Return the spec of versions, of runs that send only rows that moved."""
+    return _if_moved(lambda _: {name: FieldSpec(Ragged, (), torch.int32, rows=rows, low=low)})
+
+
+# State.
+
+
+@dataclass(frozen=True)
+class HaloRows:
+    """What a client holds of its halo slots.
+
+    Attributes:
+        halo_rows: (S, D) last received rows of each stage, scaled by their owners; with shared
+            features also these, as stage 0.
+        received_at: (S,) int64 number of the batch before which a slot's rows came, or `NEVER`.
+        versions: (S,) int32 of the rows.
+    """
+
+    halo_rows: Annotated[Mapping[str, Ragged], _halo_rows]
+    received_at: Annotated[Ragged, FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=NEVER)]
+    versions: Annotated[Ragged | None, _versions("versions", SLOTS)]
+
+
+@dataclass(frozen=True)
+class History(HaloRows):
+    """The stored rows of a client.
+
+    Attributes:
+        own_rows: (n, D) what entered each stage last, of own rows.
+        passes: (C,) int32 how often all own rows were computed.
+    """
+
+    own_rows: Annotated[Mapping[str, Ragged], _own_rows]
+    passes: Annotated[Stacked, FieldSpec(Stacked, (), torch.int32, low=0)]
+
+    def readable(self, *, halo: bool = True) -> StoredRows:
+        """Return what a pass may read; without the halo, own rows only."""
+        own = {int(number): rows.t for number, rows in self.own_rows.items()}
+        slots = {int(number): rows.t for number, rows in self.halo_rows.items() if halo}
+        return StoredRows(own, slots, (self.received_at.t != NEVER) & halo)
+
+    def write_(self, rows: Tensor, entered: Mapping[int, Tensor]) -> None:
+        """Write what enters each stage, (k, D), to own rows (k,), in place."""
+        for number, x in entered.items():
+            self.own_rows[str(number)].t.index_copy_(0, rows, x)
+
+
+@dataclass(frozen=True)
+class LastSent:
+    """What an owner of boundary rows has sent last; nothing unless only moved rows are sent.
+
+    Attributes:
+        sent_rows: (B, D) of each stage, in the form in which they are sent.
+        sent_scales: (B,) scales of bytes.
+        sent_versions: (B,) int32.
+    """
+
+    sent_rows: Annotated[Mapping[str, Ragged], _if_moved(_encoded("sent_rows", BOUNDARY))]
+    sent_scales: Annotated[Mapping[str, Ragged], _if_moved(_scales("sent_scales", BOUNDARY))]
+    sent_versions: Annotated[Ragged | None, _versions("sent_versions", BOUNDARY)]
+
+
+def blank(state: type[Stored], cfg: Any, block: ClientBlock) -> Stored:
+    """Return the state of clients that have stored nothing: least values, or zeros."""
+    runs = {NODES: block.off, SLOTS: block.halo.off, BOUNDARY: block.halo.boundary_off}
+    fields: dict[str, Field] = {}
+    for name, spec in specs_of(state, cfg).items():
+        off = runs.get(spec.rows)
+        shape = (block.num_clients if off is None else int(off[-1]), *(n or 0 for n in spec.shape))
+        dtype, device = spec.dtype or dtype_of(block), block.off.device
+        t = torch.zeros(shape, dtype=dtype, device=device)  # takes no memory until it is written
+        t = t.fill_(spec.low) if spec.low else t
+        fields[name] = Stacked(t) if off is None else Ragged(t, off)
+    return from_payload(state, fields)
+
+
+# Messages.
+
+
+@dataclass(frozen=True)
+class RequestedSlots:
+    """Halo slots whose rows a client wants.
+
+    Attributes:
+        slot: (k,) int32, ascending.
+        version: (k,) int32 that it has of each.
+    """
+
+    slot: Annotated[Ragged, places(SLOTS)]
+    version: Annotated[Ragged | None, _versions("version", "own/slot")]
+
+
+@dataclass(frozen=True)
+class RequestedRows:
+    """Boundary rows that others want.
+
+    Attributes:
+        row: (k,) int32, ascending.
+        since: (k,) int32 version that all requesters have, `NO_VERSION` where they differ.
+    """
+
+    row: Annotated[Ragged, places(BOUNDARY)]
+    since: Annotated[Ragged | None, _versions("since", "own/row")]
+
+    def rows(self, block: ClientBlock) -> Tensor:
+        """Return their numbers (k,) int64 in a block."""
+        place = check_places(self.row, block.halo.boundary_off, "boundary rows")
+        return block.halo.boundary[place]
+
+
+@dataclass(frozen=True)
+class SentRows:
+    """Rows of those that were requested.
+
+    Attributes:
+        answered: (k,) bool, rows that their owner has.
+        changed: of each of these, whether it is later than the requester's.
+        version: (r,) int32 of the rows that follow.
+        scale: (r,) of rows that are bytes.
+        rows: (r, D) of each stage.
+    """
+
+    answered: Annotated[Ragged, FieldSpec(Ragged, (), torch.bool, rows="inbox/row")]
+    changed: Annotated[
+        Ragged | None,
+        _if_moved(lambda _: {"changed": FieldSpec(Ragged, (), torch.bool, rows="marked/answered")}),
+    ]
+    version: Annotated[Ragged | None, _versions("version", "marked/changed", low=0)]
+    scale: Annotated[Mapping[str, Ragged], _scales("scale")]
+    rows: Annotated[Mapping[str, Ragged], _encoded("rows")]
+
+    def find_problem(self, request: RequestedRows, cfg: object) -> str | None:
+        """Return the problem if a version is not later than the requester's, else None."""
+        del cfg
+        is_versioned = self.changed is not None
+        return _version_problem(to_payload(request), to_payload(self)) if is_versioned else None
+
+
+@dataclass(frozen=True)
+class ReceivedRows(SentRows):
+    """The same for the slots that the client has requested, `requested_slots` of its state."""
+
+    answered: Annotated[Ragged, FieldSpec(Ragged, (), torch.bool, rows="state/requested_slots")]
+
+    def write_(self, block: ClientBlock, state: HaloRows, slots: Ragged, now: int) -> Ragged | None:
+        """Write the rows to slots (k,), in place, as received before batch `now`.
+
+        Returns:
+            The versions of all slots.
+        """
+        place = check_places(slots, block.halo.off, "halo slots")[self.answered.t]
+        state.received_at.t.index_fill_(0, place, now)
+        versions = state.versions
+        if versions is not None:  # what did not come is as its owner would send it
+            assert self.changed is not None  # both or neither
+            assert self.version is not None
+            place = place[self.changed.t]
+            versions = replace(versions, t=versions.t.index_copy(0, place, self.version.t))
+        for number, rows in self.rows.items():
+            stored, scale = state.halo_rows[number].t, self.scale.get(number)
+            t = from_small(rows.t, None if scale is None else scale.t, stored.dtype)
+            stored.index_copy_(0, place, t)
+        return versions
+
+
+def _features(rows: str) -> Callable[[Any], FieldSpec]:
+    return lambda cfg: FieldSpec(Ragged, (cfg.model.features,), rows=rows)
+
+
+@dataclass(frozen=True)
+class SentFeatures:
+    """Features (B, F) of all boundary rows, scaled as the first stage wants."""
+
+    rows: Annotated[Ragged, _features(BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class ReceivedFeatures:
+    """The same for all slots, (S, F)."""
+
+    rows: Annotated[Ragged, _features(SLOTS)]
+
+
+def answer(
+    model: Staged, block: ClientBlock, state: History, request: RequestedRows, *, small: bool
+) -> SentRows:
+    """Return the requested rows as they are stored, of clients that have any.
+
+    Args:
+        model: whose stages rows enter.
+        block: the owners.
+        state: theirs.
+        request: what others want.
+        small: whether rows are sent as bytes.
+    """
+    row_off, has = request.row.off, state.passes.t > 0
+    answered = has[owners(row_off)]
+    off = offsets(torch.where(has, row_off.diff(), 0))
+    rows, around = request.rows(block)[answered], surroundings(block)
+    scales: dict[str, Ragged] = {}
+    sent: dict[str, Ragged] = {}
+    for number, stored in state.own_rows.items():
+        t = to_send(model, int(number), around, rows, stored.t[rows], off)
+        if small:
+            t, scale = as_bytes(t)
+            scales[number] = Ragged(scale, off)
+        sent[number] = Ragged(t, off)
+    return SentRows(Ragged(answered, row_off), None, None, scales, sent)
 
 
 def moved_only(
-    block: ClientBlock, state: State, inbox: Payload, reply: Payload, bound: float, now: int
-) -> tuple[dict[str, Stacked | Ragged], dict[str, Stacked | Ragged]]:
-    """Return an owner's state and its reply to a pull of changed rows.
+    block: ClientBlock,
+    last: LastSent,
+    request: RequestedRows,
+    reply: SentRows,
+    bound: float,
+    now: int,
+) -> tuple[LastSent, SentRows]:
+    """Return what owners have sent after a reply, and the reply of only those rows that moved.
 
     A row is sent anew if it is further from what was last sent than `bound` times the length of
     that, over all stages together, or if a requester has a later version than the owner: then the
@@ -498,229 +729,50 @@ def moved_only(
 
     Args:
         block: the owners.
-        state: theirs.
-        inbox: `row` (k,) boundary rows that are wanted, `since` (k,) versions.
-        reply: `answered` (k,) bool, and the fields of those that are.
+        last: what they have sent.
+        request: rows that are wanted, and versions.
+        reply: all rows that the owners have.
         bound: at least 0.
         now: number of the batch, which becomes the version of rows that have moved.
     """
-    row, since, answered = inbox["row"], inbox["since"].t, reply["answered"]
-    assert isinstance(row, Ragged)  # from `pull`
-    has_row = answered.t
-    off = next(f.off for n, f in reply.items() if n != "answered" and isinstance(f, Ragged))
-    place = check_places(row, block.halo.boundary_off, "boundary rows")[has_row]
-    fresh = {name: field.t for name, field in reply.items() if name != "answered"}
-    sent = {name: state[f"{SENT}{name}"].t for name in fresh}
-    before = row_values({name: t[place] for name, t in sent.items()})
+    assert request.since is not None  # of runs that send only what moved
+    assert last.sent_versions is not None
+    has_row, off = reply.answered.t, next(iter(reply.rows.values())).off
+    place = check_places(request.row, block.halo.boundary_off, "boundary rows")[has_row]
+    since, version = request.since.t[has_row], last.sent_versions.t
+    before = row_values(last.sent_rows, last.sent_scales, place)
     distance, size = torch.zeros(2, len(place), dtype=torch.float64, device=place.device)
-    for old, new in zip(before, row_values(fresh), strict=True):
+    for old, new in zip(before, row_values(reply.rows, reply.scale), strict=True):
         distance, size = distance + (new - old).square().sum(1), size + old.square().sum(1)
-    version = state[SENT_VERSION].t
     within = (version[place] != NO_VERSION) & (distance <= bound**2 * size)
-    is_reset = since[has_row] > version[place]
-    is_sent = ~within | is_reset  # so does a row that is not finite, whose distance says nothing
+    # So does a row that is not finite, whose distance says nothing.
+    is_sent = ~within | (since > version[place])
     version = version.index_fill(0, place[is_sent], now)
-    new_state = {**state, SENT_VERSION: Ragged(version, block.halo.boundary_off)}
-    for name, t in fresh.items():
-        sent[name] = sent[name].index_copy(0, place[is_sent], t[is_sent])
-        new_state[f"{SENT}{name}"] = Ragged(sent[name], block.halo.boundary_off)
-    changed = version[place] > since[has_row]
-    later = place[changed]
-    ends = offsets(segment_sum(changed.long(), off))
-    new_reply: dict[str, Stacked | Ragged] = {
-        "answered": Ragged(has_row, row.off),
-        "changed": Ragged(changed, off),
-        "version": Ragged(version[later], ends),
-    }
-    return new_state, new_reply | {name: Ragged(t[later], ends) for name, t in sent.items()}
+
+    def update(old: Mapping[str, Ragged], new: Mapping[str, Ragged]) -> dict[str, Ragged]:
+        """Return what was last sent, with the new rows."""
+        at = place[is_sent]
+        return {n: replace(f, t=f.t.index_copy(0, at, new[n].t[is_sent])) for n, f in old.items()}
+
+    rows, scales = update(last.sent_rows, reply.rows), update(last.sent_scales, reply.scale)
+    changed = version[place] > since
+    later, ends = place[changed], offsets(segment_sum(changed.long(), off))
+    sent = SentRows(
+        answered=reply.answered,
+        changed=Ragged(changed, off),
+        version=Ragged(version[later], ends),
+        scale={number: Ragged(f.t[later], ends) for number, f in scales.items()},
+        rows={number: Ragged(f.t[later], ends) for number, f in rows.items()},
+    )
+    return LastSent(rows, scales, replace(last.sent_versions, t=version)), sent
 
 
-def with_versions(
-    block: ClientBlock, state: State, inbox: Payload, place: Tensor
-) -> tuple[dict[str, Stacked | Ragged], Tensor]:
-    """Return a requester's state with the versions that came, and the slots (r,) they are of.
-
-    Args:
-        block: the requesters.
-        state: theirs.
-        inbox: `changed` of the answered slots, `version` (r,) of those.
-        place: the answered slots.
-    """
-    later = place[inbox["changed"].t]
-    version = state[VERSION].t.index_copy(0, later, inbox["version"].t)
-    return {**state, VERSION: Ragged(version, block.halo.off)}, later
-
-
-# --- Stored rows of the layers between features and outputs, of own nodes and of the halo --------
-#
-# Clients keep what last entered each stage of their own rows, and what owners have sent of their
-# halo slots. A slot keeps its row until a later one comes; how old it is counts in batches. What
-# is done with stored rows is in `silograph.nn.stored_rows`.
-#
-# State: `history/own/I` (n, D) of own rows, I the number of the stage that they enter;
-# `history/halo/I` (S, D) of slots, scaled by their owners; `history/seen` (S,) int64 number of the
-# batch before which a slot's rows came, -1 if never; `history/passes` (C,) int32 how often all own
-# rows were worked out. With shared features `history/halo/0` (S, F) has those of the halo.
-#
-# C: clients. n: rows. S: halo slots. k: wanted rows. D: width.
-
-
-OWN, HALO, SEEN, PASSES = "history/own/", "history/halo/", "history/seen", "history/passes"
-NEVER = -1
-ASKED = "round/asked"  # slots that a client has asked for, (k,) int32
-
-
-def blank_history(model: Staged, block: ClientBlock) -> dict[str, Stacked | Ragged]:
-    """Return an empty history."""
-    rows, slots, device = len(block.row_key), len(block.halo.key), block.off.device
-    dtype = dtype_of(block)
-    fields: dict[str, Stacked | Ragged] = {}
-    for number in stored_stages(model):
-        width = model.stages[number].inputs
-        own = torch.zeros(rows, width, dtype=dtype, device=device)
-        fields[f"{OWN}{number}"] = Ragged(own, block.off)
-        halo = torch.zeros(slots, width, dtype=dtype, device=device)
-        fields[f"{HALO}{number}"] = Ragged(halo, block.halo.off)
-    never = torch.full((slots,), NEVER, device=device)
-    fields[SEEN] = Ragged(never, block.halo.off)
-    no_passes = torch.zeros(block.num_clients, dtype=torch.int32, device=device)
-    return fields | {PASSES: Stacked(no_passes)}
-
-
-def history_specs(model: Staged, *, features: bool) -> FieldSpecs:
-    """Return the specs of a history; `features`: including those of the halo's features."""
-    specs: dict[str, FieldSpec] = {}
-    for number in stored_stages(model):
-        width = model.stages[number].inputs
-        specs[f"{OWN}{number}"] = FieldSpec(Ragged, (width,), rows=NODES)
-        specs[f"{HALO}{number}"] = FieldSpec(Ragged, (width,), rows=SLOTS)
-    if features:
-        specs[f"{HALO}0"] = FieldSpec(Ragged, (model.features,), rows=SLOTS)
-    specs[SEEN] = FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=NEVER)
-    return specs | {PASSES: FieldSpec(Stacked, (), torch.int32, low=0)}
-
-
-def stored_in(state: State, *, halo: bool = True) -> StoredRows:
-    """Return the stored rows of a state; without the halo, those of own rows only."""
-    own = {int(k.removeprefix(OWN)): f.t for k, f in state.items() if k.startswith(OWN)}
-    seen_at = state[SEEN].t
-    if not halo:
-        return StoredRows(own, {}, torch.zeros_like(seen_at, dtype=torch.bool))
-    slots = {int(k.removeprefix(HALO)): f.t for k, f in state.items() if k.startswith(HALO)}
-    return StoredRows(own, slots, seen_at != NEVER)
-
-
-def with_own(
-    state: State, block: ClientBlock, inputs: Mapping[int, Tensor]
-) -> dict[str, Stacked | Ragged]:
-    """Return a state whose stored own rows are the inputs (n, D) of each stage."""
-    return {**state, **{f"{OWN}{number}": Ragged(x, block.off) for number, x in inputs.items()}}
-
-
-def put_own_(state: State, rows: Tensor, inputs: Mapping[int, Tensor]) -> None:
-    """Write the inputs (k, D) of each stage to own rows (k,) of a state, in place."""
-    for number, x in inputs.items():
-        state[f"{OWN}{number}"].t.index_copy_(0, rows, x)
-
-
-def rows_form(model: Staged, *, small: bool = False, since: bool = False) -> PullForm:
-    """Return the form of the pull of stored rows: those of every stage, for the slots in `ASKED`.
-
-    Args:
-        model: whose stages rows enter.
-        small: as whole numbers of a byte, with a scale for each row.
-        since: only rows that have changed (see `silograph.exchange.pull`).
-    """
-    fields: dict[str, FieldSpec] = {}
-    for number in stored_stages(model):
-        shape = (model.stages[number].inputs,)
-        if small:
-            fields[f"scale/{number}"] = FieldSpec(Ragged, (), torch.float32, low=0, high=LARGEST)
-        fields[f"rows/{number}"] = FieldSpec(Ragged, shape, torch.int8 if small else None)
-    return PullForm(fields, missing="keep", since=since, some=True, asked=ASKED)
-
-
-def wanted_rows(block: ClientBlock, row: Ragged) -> Tensor:
-    """Return the numbers (k,) int64 in a block of boundary rows (k,)."""
-    return block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-
-
-def answer(
-    model: Staged, block: ClientBlock, state: State, row: Ragged, *, small: bool
-) -> dict[str, Stacked | Ragged]:
-    """Return stored rows of boundary rows (k,), of clients that have any.
-
-    Out: `answered` (k,) bool, `rows/I` (r, D) of those that are; `small`: and `scale/I` (r,).
-    """
-    member = owners(row.off)
-    has = (state[PASSES].t > 0)[member]
-    counts = torch.where(state[PASSES].t > 0, row.off.diff(), 0)
-    off = offsets(counts)
-    rows, around = wanted_rows(block, row)[has], surroundings(block)
-    reply: dict[str, Stacked | Ragged] = {"answered": Ragged(has, row.off)}
-    for number in stored_stages(model):
-        x = state[f"{OWN}{number}"].t[rows]
-        sent = to_send(model, number, around, rows, x, off)
-        if small:
-            sent, scale = as_bytes(sent)
-            reply[f"scale/{number}"] = Ragged(scale, off)
-        reply[f"rows/{number}"] = Ragged(sent, off)
-    return reply
-
-
-def with_arrived(
-    model: Staged, block: ClientBlock, state: State, inbox: Payload, now: int, *, small: bool
-) -> dict[str, Stacked | Ragged]:
-    """Return a state with the rows that came for the slots in `ASKED`, seen `now`.
-
-    Rows of slots, and when they were seen, are written in place.
-    """
-    requested_slots = state[ASKED]
-    assert isinstance(requested_slots, Ragged)  # as the client left it
-    place = check_places(requested_slots, block.halo.off, "halo slots")[inbox["answered"].t]
-    state[SEEN].t.index_fill_(0, place, now)
-    new = dict(state)
-    if "changed" in inbox:  # what did not come is as its owner would send it
-        new, place = with_versions(block, state, inbox, place)
-    for number in stored_stages(model):
-        name = f"{HALO}{number}"
-        rows = inbox[f"rows/{number}"].t
-        if small:
-            rows = from_small(rows, inbox[f"scale/{number}"].t, state[name].t.dtype)
-        state[name].t.index_copy_(0, place, rows)
-    return new
-
-
-def share_features(fed: Federation, key: Key) -> None:
-    """Have every client fetch the features of its whole halo, once."""
-    pull(fed, None, send_features, keep_features, what=Kind.FEATURES, key=key)
-
-
-def share_features_steps(features: int, key: Key) -> Steps:
-    """Return the calls of `share_features`."""
-    what, form = Kind.FEATURES, rows_of_width(features)
-    return pull_steps(None, send_features, keep_features, what=what, key=key, form=form)
-
-
-def send_features(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send features of all boundary rows, scaled as the first stage wants. Out: `rows` (k, F)."""
-    del inbox, key
-    rows = block.halo.boundary
-    off = block.halo.boundary_off
-    x = dense_rows(block, rows)
-    return state, {
-        "rows": Ragged(to_send(cfg.model.staged, 0, surroundings(block), rows, x, off), off)
-    }
-
-
-def keep_features(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Keep the features of all slots. In: `rows` (S, F). Out: nothing."""
-    del cfg, key
-    return {**state, f"{HALO}0": Ragged(inbox["rows"].t, block.halo.off)}, {}
+def row_values(
+    rows: Mapping[str, Ragged], scales: Mapping[str, Ragged], at: Tensor | slice = slice(None)
+) -> list[Tensor]:
+    """Return the rows (k, D) of each stage as float64, all or those `at` (k,)."""
+    scale = {number: f.t[at] for number, f in scales.items()}
+    return [from_small(f.t[at], scale.get(n), torch.float64) for n, f in rows.items()]
 
 
 def finish_alone(

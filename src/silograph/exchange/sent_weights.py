@@ -142,6 +142,14 @@ def reply_spec(cfg: SendingConfig) -> FieldSpecs:
     return _weight_specs(cfg, Stacked, rows)
 
 
+def later_reply_spec(cfg: SendingConfig) -> FieldSpecs:
+    """Return the specs of weights sent to the server in answer to those of an earlier call.
+
+    Their rows cannot be counted by the inbox; `Decoder.known` counts them, silo by silo.
+    """
+    return {name: replace(spec, rows="") for name, spec in reply_spec(cfg).items()}
+
+
 def _weight_specs(cfg: SendingConfig, whole: type[Shared] | type[Stacked], rows: str) -> FieldSpecs:
     form, specs = form_of(cfg), dict[str, FieldSpec]()
     for name, shape in cfg.model.weight_shapes.items():

@@ -29,11 +29,19 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import Field, Shared, below
-from silograph.federation.field_specs import FieldSpec, FieldSpecs
+from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 
 Message = TypeVar("Message")
 SpecsByConfig = Callable[[Any], FieldSpecs]
 Specs = FieldSpec | Callable[[Any], FieldSpec | FieldSpecs]
+
+
+def round_number(cfg: object) -> FieldSpec:
+    """Annotate a field with the number of the round, which a server can only send as it is.
+
+    `specs_of` puts the number in.
+    """
+    raise TypeError(f"expected specs of a round, got those of {cfg}")
 
 
 @dataclass(frozen=True)
@@ -83,18 +91,22 @@ def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
     return tuple(declared)
 
 
-def specs_of(cls: type, cfg: Any) -> dict[str, FieldSpec]:
+def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
     """Return the specs of a message or a state in a run, by name on the wire.
 
     Args:
         cls: the class.
         cfg: of the method.
+        number: of the round.
 
     Raises:
         TypeError: a field has no specs.
     """
     specs: dict[str, FieldSpec] = {}
     for field in declared_fields(cls):
+        if field.specs is round_number:
+            specs[field.name] = exactly(number)
+            continue
         own = field.specs(cfg) if callable(field.specs) else field.specs
         if own is None:
             raise TypeError(f"{cls.__name__}.{field.name}: expected Annotated[type, specs]")

@@ -85,7 +85,7 @@ from silograph.methods.local_training import (
     untouched_rows_after_round,
     zero_weights,
 )
-from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program, repeat
+from silograph.methods.ops import ClientOp, Clients, Fetch, Server, calls, op, program, repeat, when
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, LossTerm, Proximal, Shift, StepNodes
@@ -197,6 +197,7 @@ __all__ = [
     "Either",
     "Empty",
     "Federation",
+    "Fetch",
     "FieldSpec",
     "Fitted",
     "Gather",
@@ -281,5 +282,6 @@ __all__ = [
     "untouched_rows_after_round",
     "up_to",
     "weight_specs",
+    "when",
     "zero_weights",
 ]

@@ -24,9 +24,10 @@ order, for simulations and real federations alike.
 C: clients of a block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, Generic, TypedDict, TypeVar, cast, get_args, get_type_hints
+from functools import partial
+from typing import Any, Generic, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -36,25 +37,24 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, Shared, State, under
 from silograph.evaluation.evaluate import tallies
 from silograph.evaluation.scoring import RECEIVED
+from silograph.exchange import sent_weights
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
-from silograph.exchange.sent_weights import (
-    decode_weights,
-    encode_reply,
-    encode_weights,
-    inbox_spec,
-    learn_form,
-    learn_steps,
-    mean_of,
-    remembered_form,
-    reply_spec,
-    state_spec,
+from silograph.exchange.pull import PullForm, pull
+from silograph.federation.base import (
+    Federation,
+    Gather,
+    Reduce,
+    WeightedMean,
+    overwrites,
+    positions_of,
+    reads,
 )
-from silograph.federation.base import Federation, Gather, Reduce, WeightedMean, positions_of, reads
 from silograph.federation.messages import (
     Empty,
     declared_fields,
     from_payload,
     is_own_field,
+    round_number,
     specs_of,
     to_payload,
 )
@@ -62,6 +62,7 @@ from silograph.federation.program import (
     AlikeRounds,
     Call,
     Calls,
+    Either,
     Maybe,
     OtherNetwork,
     Repeat,
@@ -102,12 +103,15 @@ class Clients(Generic[Options]):
         key: of the op's draws.
         state: what the library keeps for them besides the method's own state: optimizers, samplers,
             tables and logits; `begin` and `fit` replace it.
+        start: weights `weights/*` that trained ones are encoded against, and those of rows that no
+            data moves, where the run sends changes; None: the request's, after a round.
     """
 
     cfg: MethodConfig[Options]
     block: ClientBlock
     key: Key
     state: State
+    start: tuple[Mapping[str, Shared], Params] | None = None
 
     @property
     def options(self) -> Options:
@@ -173,12 +177,13 @@ class OpDeclaration:
     @property
     def decodes(self) -> bool:
         """Whether the request has weights in the form that the run sends them in."""
-        return any(f.specs is inbox_spec for f in declared_fields(self.request))
+        return any(f.specs is sent_weights.inbox_spec for f in declared_fields(self.request))
 
     @property
     def encodes(self) -> bool:
         """Whether the reply has such weights."""
-        return any(f.specs is reply_spec for f in declared_fields(self.reply))
+        forms = sent_weights.reply_spec, sent_weights.later_reply_spec
+        return any(f.specs in forms for f in declared_fields(self.reply))
 
     @property
     def scores_start(self) -> bool:
@@ -230,6 +235,10 @@ Step = Callable[[Clients[Options], Before, Request], tuple[After, Reply]]
 
 def op(
     kind: Kind,
+    *,
+    reads_library: bool = True,
+    reads_only: Sequence[str] = (),
+    writes: Sequence[str] = (),
 ) -> Callable[[Step[Options, Before, Request, After, Reply]], ClientOp[Request, Reply]]:
     """Declare a function (clients, state, request) -> (state, reply) as an op.
 
@@ -237,6 +246,9 @@ def op(
 
     Args:
         kind: content of its messages.
+        reads_library: whether it gets what training needs, besides its own state.
+        reads_only: how names of the fields begin that it reads, if it is not even these.
+        writes: how names of the fields begin that it writes to in place; all others stay.
 
     Raises:
         ConfigError: its annotations do not say what its state, request and reply are.
@@ -253,7 +265,7 @@ def op(
         ) -> tuple[State, Payload]:
             is_encoded = not cfg.sent.plain
             if is_encoded and declaration.decodes:
-                inbox = {**inbox, **decode_weights(cfg, block, state, inbox)}
+                inbox = {**inbox, **sent_weights.decode_weights(cfg, block, state, inbox)}
             library = {
                 n: f
                 for n, f in state.items()
@@ -267,15 +279,20 @@ def op(
             fields = to_payload(message)
             if not is_encoded or not declaration.encodes:
                 return new_state, fields
-            start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
-            untouched = untouched_rows_after_round(cfg, under("weights", start))
-            return encode_reply(cfg, new_state, start, fields, untouched)
+            if clients.start is None:
+                start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
+                clients.start = start, untouched_rows_after_round(cfg, under("weights", start))
+            base, untouched = clients.start
+            return sent_weights.encode_reply(cfg, new_state, base, fields, untouched)
 
         run.__name__ = run.__qualname__ = function.__name__
         run.__module__, run.__doc__ = function.__module__, function.__doc__
         run.__dict__["declaration"] = declaration
         own = {field.name for cls in (before, after) for field in declared_fields(cls)}
-        reads(*sorted(own), *TRAINING_STATE)(run)
+        library_fields = TRAINING_STATE if reads_library else ()
+        reads(*(reads_only or (*sorted(own), *library_fields)))(run)
+        if writes:
+            overwrites(*writes)(run)
         return cast(ClientOp[Request, Reply], run)
 
     return declare
@@ -299,25 +316,65 @@ def _message_types(function: Callable[..., Any]) -> tuple[type, type, type, type
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """Calls that are made again.
+class Group:
+    """Calls that are made again, or by some runs only.
 
     Attributes:
         parts: the calls.
-        at_most: how often, by the method's config.
+        condition: whether a run makes them, by the method's config.
+        at_most: how often it makes them; None: once.
     """
 
     parts: "tuple[Part, ...]"
-    at_most: Callable[[MethodConfig[Any]], int]
+    condition: Callable[[MethodConfig[Any]], bool] = lambda _: True
+    at_most: Callable[[MethodConfig[Any]], int] | None = None
 
 
-Part = ClientOp[Any, Any] | Repeated
+@dataclass(frozen=True)
+class Fetch(Generic[Request]):
+    """Rows of neighbors in other clients: some ask, the owners answer, and who asked stores.
+
+    All three ops get the request besides the fields that `exchange.pull` describes: a reply with
+    `slot` and maybe `version`; a request with `row` and maybe `since`, a reply with the rows, and
+    maybe `answered`, `changed` and `version`; and what came of these.
+
+    Attributes:
+        ask: names the slots; None: all are wanted.
+        answer: sends rows.
+        store: takes what came.
+        all_answer: whether clients that take no part in the round answer, too.
+    """
+
+    ask: ClientOp[Request, Any] | None
+    answer: ClientOp[Any, Any]
+    store: ClientOp[Any, Any]
+    all_answer: bool = False
+
+    @property
+    def parts(self) -> "tuple[Part, ...]":
+        """The ops."""
+        return (() if self.ask is None else (self.ask,)) + (self.answer, self.store)
+
+    def form(self, cfg: MethodConfig[Any]) -> PullForm:
+        """Return what the messages hold."""
+        rows = specs_of(self.answer.declaration.reply, cfg)
+        marks = {n for n in ("answered", "changed", "version") if rows.pop(n, None) is not None}
+        missing: Literal["fail", "keep"] = "keep" if "answered" in marks else "fail"
+        return PullForm(rows, missing, since="changed" in marks, some=self.all_answer)
+
+
+Part = ClientOp[Any, Any] | Group | Fetch[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def repeat(*parts: Part, at_most: Callable[[MethodConfig[Any]], int]) -> Repeated:
+def repeat(*parts: Part, at_most: Callable[[MethodConfig[Any]], int]) -> Group:
     """Return calls that are made again, in an order of calls."""
-    return Repeated(parts, at_most)
+    return Group(parts, at_most=at_most)
+
+
+def when(condition: Callable[[MethodConfig[Any]], bool], *parts: Part) -> Group:
+    """Return calls that only some runs make, in an order of calls."""
+    return Group(parts, condition)
 
 
 def calls(*parts: Part) -> Callable[[Function], Function]:
@@ -335,18 +392,55 @@ def order_of(function: Callable[..., Any]) -> tuple[Part, ...]:
     return cast("tuple[Part, ...]", function.__dict__.get("order", ()))
 
 
-def _steps_of(parts: Sequence[Part], cfg: MethodConfig[Any], key: Key) -> tuple[Steps, ...]:
-    """Return the program of a client that takes part."""
+def _call(cfg: MethodConfig[Any], key: Key, number: int, part: ClientOp[Any, Any]) -> Call:
+    """Return what both ends check of a call in a round."""
+    declared = part.declaration
+    request = specs_of(declared.request, cfg, number)
+    reply = specs_of(declared.reply, cfg, number)
+    return Call(part, declared.kind, key, request, reply, declared.find_problem(cfg))
+
+
+def _steps_of(
+    parts: Sequence[Part],
+    cfg: MethodConfig[Any],
+    call: Callable[[ClientOp[Any, Any]], Call],
+    *,
+    only_answers: bool = False,
+) -> tuple[Steps, ...]:
+    """Return the program of a client.
+
+    Args:
+        parts: the declared calls.
+        cfg: of the method.
+        call: returns what both ends check of an op.
+        only_answers: whether it takes no part, but answers those who ask for its rows.
+    """
     steps: list[Steps] = []
     for part in parts:
-        if isinstance(part, Repeated):
-            steps.append(Repeat(_steps_of(part.parts, cfg, key), part.at_most(cfg)))
-            continue
-        declared = part.declaration
-        request, reply = specs_of(declared.request, cfg), specs_of(declared.reply, cfg)
-        problem = declared.find_problem(cfg)
-        steps.append(Call(part, declared.kind, key, request, reply, problem))
+        match part:
+            case Group() if part.condition(cfg):
+                inner = _steps_of(part.parts, cfg, call, only_answers=only_answers)
+                if inner and part.at_most is not None:
+                    inner = (Repeat(inner, part.at_most(cfg)),)
+                steps.extend(inner)
+            case Fetch() if part.all_answer:
+                asks = () if part.ask is None else call(part.ask)
+                answers, stores = Maybe(call(part.answer)), Maybe(call(part.store))
+                steps.append(answers if only_answers else Either((asks, answers, stores), answers))
+            case Fetch() if not only_answers:
+                steps.extend(_steps_of(part.parts, cfg, call))
+            case _ if not isinstance(part, Group | Fetch) and not only_answers:
+                steps.append(call(part))
     return tuple(steps)
+
+
+def _ops_in(parts: Sequence[Part]) -> Iterator[ClientOp[Any, Any]]:
+    """Yield the ops of an order of calls."""
+    for part in parts:
+        if isinstance(part, Group | Fetch):
+            yield from _ops_in(part.parts)
+        else:
+            yield part
 
 
 # --- The server ----------------------------------------------------------------------------------
@@ -391,10 +485,26 @@ class Server(Generic[Options]):
         *,
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
+        allow_missing: bool = False,
     ) -> Payload:
-        """Call an op at clients (all by default), and return what `reduce` makes of the replies."""
-        inbox, kind = self._inbox(op, request, to), op.declaration.kind
-        return self.fed.call(op, inbox, what=kind, key=self.call_key, to=to, reduce=reduce)
+        """Call an op at clients (all by default), and return what `reduce` makes of the replies.
+
+        With `allow_missing` the call goes on without clients that are away or fail.
+        """
+        inbox, kind, key = self._inbox(op, request, to), op.declaration.kind, self.call_key
+        return self.fed.call(
+            op, inbox, what=kind, key=key, to=to, reduce=reduce, lacking=allow_missing
+        )
+
+    def fetch(
+        self, fetch: Fetch[Request], request: Request, *, to: Sequence[str] | None = None
+    ) -> int:
+        """Fetch rows for clients (all by default) from all clients; return the bytes sent."""
+        bytes_before, what = self.fed.ledger.bytes, fetch.answer.declaration.kind
+        inbox, form = cast("Mapping[str, Shared]", to_payload(request)), fetch.form(self.cfg)
+        ops = fetch.ask, fetch.answer, fetch.store
+        pull(self.fed, *ops, what=what, key=self.call_key, inbox=inbox, to=to, form=form)
+        return self.fed.ledger.bytes - bytes_before
 
     def average(
         self,
@@ -424,7 +534,7 @@ class Server(Generic[Options]):
             untouched = untouched_rows_after_round(self.cfg, weights)
             mean = WeightedMean("nodes", untouched)
             if not self.cfg.sent.plain:
-                mean = mean_of(self.cfg, "nodes", weights, self.used_rows, untouched)
+                mean = sent_weights.mean_of(self.cfg, "nodes", weights, self.used_rows, untouched)
         reply, report = local_round(
             self.fed, self.cfg, op, inbox, declared.kind, self.round, self.key, mean
         )
@@ -475,8 +585,8 @@ class Server(Generic[Options]):
         if self.cfg.sent.plain or not op.declaration.decodes:
             return inbox
         positions = positions_of(self.fed.ids, to() if callable(to) else to)
-        weights = under("weights", inbox)
-        return {**inbox, **encode_weights(self.cfg, weights, self.used_rows, positions)}
+        cfg, weights = self.cfg, under("weights", inbox)
+        return {**inbox, **sent_weights.encode_weights(cfg, weights, self.used_rows, positions)}
 
 
 # --- A method's program --------------------------------------------------------------------------
@@ -517,14 +627,14 @@ def program(
     def init(fed: Federation, cfg: MethodConfig[Any], weights: Params, key: Key) -> ServerState:
         if setup is None:
             fed.call(begin, {}, what=Kind.CONTROL, key=key)
-            return ServerState(weights, learn_form(fed, cfg, key))
+            return ServerState(weights, sent_weights.learn_form(fed, cfg, key))
         new = setup(Server(fed, cfg, 0, key), weights)
-        return ServerState(new.weights, {**new.memory, **learn_form(fed, cfg, key)})
+        return ServerState(new.weights, {**new.memory, **sent_weights.learn_form(fed, cfg, key)})
 
     def run(
         fed: Federation, cfg: MethodConfig[Any], state: ServerState, t: int, key: Key
     ) -> tuple[ServerState, RoundReport]:
-        used_rows = remembered_form(state.memory)
+        used_rows = sent_weights.remembered_form(state.memory)
         own = {name: m for name, m in state.memory.items() if name not in used_rows}
         server = Server(fed, cfg, t, key, used_rows)
         new, report = round_(server, ServerState(state.weights, own))
@@ -534,15 +644,22 @@ def program(
         if setup is None:
             own: tuple[Steps, ...] = (Call(begin, Kind.CONTROL, key),)
         else:
-            own = _steps_of(order_of(setup), cfg, key)
-        return *own, learn_steps(cfg, key)
+            own = _steps_of(order_of(setup), cfg, partial(_call, cfg, key, 0))
+        return *own, sent_weights.learn_steps(cfg, key)
 
     def round_steps(cfg: MethodConfig[Any], t: int, key: Key) -> Steps:
-        own = _steps_of(order_of(round_), cfg, key.fold("train", t))
-        return own if cfg.everyone_trains else Maybe(own)
+        parts, call = order_of(round_), partial(_call, cfg, key.fold("train", t), t)
+        own = _steps_of(parts, cfg, call)
+        if cfg.everyone_trains:
+            return own
+        answers = _steps_of(parts, cfg, call, only_answers=True)
+        return Either(own, answers) if answers else Maybe(own)
 
     def client_state(cfg: MethodConfig[Any]) -> dict[str, Any]:
-        library, own = {**state_specs(trained(cfg)), **state_spec(cfg)}, specs_of(state, cfg)
+        library, own = (
+            {**state_specs(trained(cfg)), **sent_weights.state_spec(cfg)},
+            specs_of(state, cfg),
+        )
         if clash := {n.partition("/")[0] for n in library} & {n.partition("/")[0] for n in own}:
             raise ConfigError(
                 f"expected other names of fields than the library's in {state.__name__}, got "
@@ -551,14 +668,27 @@ def program(
         return library | own
 
     run.__dict__["order"] = order_of(round_)
-    calls_ = Calls(setup_steps, AlikeRounds(round_steps), client_state, server_model, other_network)
+    requests = (op.declaration.request for op in _ops_in(order_of(round_)))
+    has_number = any(f.specs is round_number for cls in requests for f in declared_fields(cls))
+    steps = round_steps if has_number else AlikeRounds(round_steps)
+    calls_ = Calls(setup_steps, steps, client_state, server_model, other_network)
     return {"init": init, "round": run, "calls": calls_}
 
 
 def scores_start(round_: Round[Any]) -> bool:
     """Return whether clients score the weights that they receive in a round of typed ops."""
-    ops = [part for part in order_of(round_) if not isinstance(part, Repeated)]
-    return any(part.declaration.scores_start for part in ops)
+    return any(op.declaration.scores_start for op in _ops_in(order_of(round_)))
 
 
-__all__ = ["ClientOp", "Clients", "Empty", "Server", "calls", "op", "program", "repeat"]
+__all__ = [
+    "ClientOp",
+    "Clients",
+    "Empty",
+    "Fetch",
+    "Server",
+    "calls",
+    "op",
+    "program",
+    "repeat",
+    "when",
+]
