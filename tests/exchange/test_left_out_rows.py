@@ -66,8 +66,8 @@ def test_gradients_are_those_of_sums_without_what_is_left_out(
 ) -> None:
     block, route, uncut = cut_of(make_graph(60), 4, "random")
     weights = MODEL.init_weights(KEY, torch.float64)
-    fed = InProcess(replace(PLAIN, behind=least), block, route, 2)
-    crossing = by_sums(behind=least)
+    fed = InProcess(replace(PLAIN, row_minimum=least), block, route, 2)
+    crossing = by_sums(row_minimum=least)
     grads, loss = gradients(fed, MODEL, weights, KEY, crossing=crossing)
 
     adj = torch.zeros(60, 60, dtype=torch.float64)
@@ -96,9 +96,9 @@ def overheard(
 ) -> tuple[list[tuple[str, Payload, Payload]], ClientBlock, InProcess]:
     """Return the calls of a step by name, with inbox and reply."""
     block, route, _ = cut_of(make_graph(60), 4, "random")
-    behind = RowMinimum(options.pop("nodes", 1), options.pop("silos", 1))
+    row_minimum = RowMinimum(options.pop("nodes", 1), options.pop("silos", 1))
     own = LabelGuidedOptions(**options)
-    cfg = replace(PLAIN, behind=behind, options=own)
+    cfg = replace(PLAIN, row_minimum=row_minimum, options=own)
     fed, seen, call = InProcess(cfg, block, route, 4), [], InProcess.call
 
     def overhear(self: InProcess, op: Any, inbox: Payload, **more: Any) -> Payload:

@@ -355,10 +355,10 @@ def exchanged_counts(
     weights: Mapping[str, Tensor],
     key: Key,
     rules: CountRules,
-    behind: RowMinimum = NO_MINIMUM,
+    row_minimum: RowMinimum = NO_MINIMUM,
 ) -> dict[str, Tensor]:
-    """The same with sums over the neighbors in all silos, at least `behind` of them in each sum."""
-    predict_together(fed, divisible(model), weights, key, behind=behind)
+    """The same with sums over the neighbors in all silos, `row_minimum` at least in each sum."""
+    predict_together(fed, divisible(model), weights, key, row_minimum=row_minimum)
     return call_for_counts(fed, judge_exchanged, {}, key, rules)
 
 
@@ -430,10 +430,10 @@ def received_steps(
 
 
 def exchanged_steps(
-    model: AnyModel, key: Key, rules: CountRules, behind: RowMinimum = NO_MINIMUM
+    model: AnyModel, key: Key, rules: CountRules, row_minimum: RowMinimum = NO_MINIMUM
 ) -> Steps:
     """Return the calls of `exchanged_counts`."""
-    prediction = predict_steps(divisible(model), key, behind=behind)
+    prediction = predict_steps(divisible(model), key, row_minimum=row_minimum)
     return prediction, scoring_steps(judge_exchanged, {}, model, key, rules)
 
 

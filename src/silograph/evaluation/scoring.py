@@ -148,11 +148,11 @@ class AllSilos:
 
     Attributes:
         view: whose validation scores pick the round.
-        behind: how many nodes and silos must contribute to the sums that scores need.
+        row_minimum: how many nodes and silos must contribute to the sums that scores need.
     """
 
     view: Literal["server", "personalized"] = "server"
-    behind: RowMinimum = NO_MINIMUM
+    row_minimum: RowMinimum = NO_MINIMUM
     all_silos = True
     copies = False
     crosses = True
@@ -161,12 +161,12 @@ class AllSilos:
         self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
     ) -> dict[str, Tensor]:
         """Score with sums over all silos."""
-        return exchanged_counts(fed, model, under("weights", inbox), key, rules, self.behind)
+        return exchanged_counts(fed, model, under("weights", inbox), key, rules, self.row_minimum)
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""
         del takes
-        return exchanged_steps(model, key, rules, self.behind)
+        return exchanged_steps(model, key, rules, self.row_minimum)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""

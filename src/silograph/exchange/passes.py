@@ -137,7 +137,7 @@ def contribute(
 ) -> tuple[State, Payload]:
     """Compute partial sums for other silos. In: `stage`. Out: `rows`, and `slot` if not all.
 
-    Sums over fewer than `cfg.behind.nodes` own nodes are not sent; if there can be such,
+    Sums over fewer than `cfg.row_minimum.nodes` own nodes are not sent; if there can be such,
     `left_out` (C,) counts them.
     """
     number = stage_of(cfg, inbox)
@@ -417,11 +417,11 @@ def _reply_with_sums(
 ) -> dict[str, Ragged | Stacked]:
     """Return sums over own messages (r, D), for every slot to which enough of them contribute."""
     rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
-    if cfg.behind.nodes == 1:
+    if cfg.row_minimum.nodes == 1:
         reply: dict[str, Ragged | Stacked] = {"rows": Ragged(rows, off)}
         return reply if slots is None else {**reply, "slot": Ragged(slots, off)}
     count = count_contributors(messages, reach)
-    is_sent = count >= cfg.behind.nodes
+    is_sent = count >= cfg.row_minimum.nodes
     left_out = segment_sum(((count > 0) & ~is_sent).long(), off)
     if slots is None:
         slots = slots_in_client(block, torch.arange(len(rows), device=rows.device))
@@ -501,7 +501,7 @@ def sums_steps(
     *,
     what: Kind = Kind.PARTIAL_SUMS,
     named: bool = False,
-    behind: RowMinimum = NO_MINIMUM,
+    row_minimum: RowMinimum = NO_MINIMUM,
 ) -> Steps:
     """Return the calls of `share_sums`; `named`: whether not all rows take part."""
     return relay_steps(
@@ -511,7 +511,7 @@ def sums_steps(
         key=key,
         width=width,
         named=named,
-        behind=behind,
+        row_minimum=row_minimum,
         inbox=stage_specs,
     )
 
@@ -522,7 +522,7 @@ def cotangents_steps(
     key: Key,
     *,
     named: bool = False,
-    behind: RowMinimum = NO_MINIMUM,
+    row_minimum: RowMinimum = NO_MINIMUM,
 ) -> Steps:
     """Return the calls of `share_cotangents`."""
     return relay_steps(
@@ -532,18 +532,18 @@ def cotangents_steps(
         key=key,
         width=width,
         named=named,
-        behind=behind,
+        row_minimum=row_minimum,
         inbox=stage_specs,
     )
 
 
-def by_sums(*, named: bool = False, behind: RowMinimum = NO_MINIMUM) -> Crossing:
+def by_sums(*, named: bool = False, row_minimum: RowMinimum = NO_MINIMUM) -> Crossing:
     """Return the crossing of partial sums; `named`: whether not all rows take part."""
     return Crossing(
-        partial(share_sums, silos=behind.silos),
-        partial(share_cotangents, silos=behind.silos),
-        partial(sums_steps, named=named, behind=behind),
-        partial(cotangents_steps, named=named, behind=behind),
+        partial(share_sums, silos=row_minimum.silos),
+        partial(share_cotangents, silos=row_minimum.silos),
+        partial(sums_steps, named=named, row_minimum=row_minimum),
+        partial(cotangents_steps, named=named, row_minimum=row_minimum),
     )
 
 
@@ -582,7 +582,7 @@ def predict(
     weights: Mapping[str, Tensor],
     key: Key,
     first: Op | None = None,
-    behind: RowMinimum = NO_MINIMUM,
+    row_minimum: RowMinimum = NO_MINIMUM,
 ) -> None:
     """Compute the model's logits at the clients, with sums over the neighbors in all silos.
 
@@ -595,7 +595,7 @@ def predict(
         key: of the pass.
         first: finishes the stage that features enter without other silos, and the pass then goes on
             without silos that are away; None: it is as others.
-        behind: how many nodes and silos must contribute to a row.
+        row_minimum: how many nodes and silos must contribute to a row.
     """
     _begin(fed, weights, key, train=False)
     for stage_inbox in stage_inboxes(model):
@@ -603,7 +603,7 @@ def predict(
             fed.call(first, {}, what=Kind.EVALUATION, key=key)
         else:
             what, lacking = Kind.EVALUATION, first is not None
-            share_sums(fed, stage_inbox, key, what=what, silos=behind.silos, lacking=lacking)
+            share_sums(fed, stage_inbox, key, what=what, silos=row_minimum.silos, lacking=lacking)
 
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round
@@ -616,7 +616,7 @@ def weight_specs(
 
 
 def predict_steps(
-    model: Staged, key: Key, first: Op | None = None, behind: RowMinimum = NO_MINIMUM
+    model: Staged, key: Key, first: Op | None = None, row_minimum: RowMinimum = NO_MINIMUM
 ) -> Steps:
     """Return the calls of `predict`."""
     what = Kind.EVALUATION
@@ -625,7 +625,10 @@ def predict_steps(
         if first is not None and stage_specs["stage"].low == 0:
             steps = (*steps, Call(first, what, key))
         else:
-            steps = (*steps, sums_steps(stage_specs, width, key, what=what, behind=behind))
+            steps = (
+                *steps,
+                sums_steps(stage_specs, width, key, what=what, row_minimum=row_minimum),
+            )
     return steps
 
 

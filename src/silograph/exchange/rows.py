@@ -189,7 +189,7 @@ def relay_steps(
     width: int,
     dtype: torch.dtype | None = None,
     named: bool = False,
-    behind: RowMinimum = NO_MINIMUM,
+    row_minimum: RowMinimum = NO_MINIMUM,
     inbox: FieldSpecs | None = None,
 ) -> Steps:
     """Return the calls of `relay_sum`.
@@ -202,18 +202,18 @@ def relay_steps(
         width: D.
         dtype: of the rows; None is the run's.
         named: whether contributors name their slots even if they leave none out.
-        behind: how many nodes and silos must contribute to a row (`silos` of `relay_sum`).
+        row_minimum: how many nodes and silos must contribute to a row (`silos` of `relay_sum`).
         inbox: specs of what both ops get besides.
     """
     inbox_specs = dict(inbox or {})
-    named |= behind.nodes > 1
+    named |= row_minimum.nodes > 1
     if named:
         reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows="own/slot"), "slot": places(SLOTS)}
     else:
         reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows=SLOTS)}
-    if behind.nodes > 1:
+    if row_minimum.nodes > 1:
         reply["left_out"] = COUNT
-    if named or behind.silos > 1:
+    if named or row_minimum.silos > 1:
         total = {"sum": FieldSpec(Ragged, (width,), dtype, rows="own/row"), "row": places(BOUNDARY)}
     else:
         total = {"sum": FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)}

@@ -182,12 +182,12 @@ class MethodConfig(Generic[Options]):
         losses: terms that the method adds to the loss of every local step.
         selector: name of the selector of clients; `uniform` draws the share `participation`.
         selected: ids of who trains in this round, if a selector has chosen them.
-        observed: whether that selector gets feedback of each client after the round.
-        limited: whether a budget or another limit bounds the selector's number of clients.
+        selector_uses_feedback: whether that selector gets feedback of each client after the round.
+        selector_has_budget: whether a budget or another limit bounds how many clients it selects.
         received: on which of their nodes clients score the model that they receive in a round,
             to send the counts with their reply: none, validation nodes, or all.
         count_rules: contents of replies of evaluation.
-        behind: the least numbers of nodes and silos that must contribute to an exchanged row.
+        row_minimum: the least numbers of nodes and silos that must contribute to an exchanged row.
         scored_every: number of rounds between two with counts of all nodes; 0: every round has
             them. In the others, and in round 1, they are zeros where `received` is `all`.
         is_unscored: whether they are zeros in this round; `in_round` sets it.
@@ -212,13 +212,13 @@ class MethodConfig(Generic[Options]):
     losses: tuple[LossTerm, ...] = ()
     selector: str = "uniform"
     selected: tuple[str, ...] | None = None
-    observed: bool = False
-    limited: bool = False
+    selector_uses_feedback: bool = False
+    selector_has_budget: bool = False
     received: Literal["", "val", "all"] = ""
     count_rules: CountRules = ALL_COUNTS
     scored_every: int = 0
     is_unscored: bool = False
-    behind: RowMinimum = NO_MINIMUM
+    row_minimum: RowMinimum = NO_MINIMUM
     relevant: float | None = None
     knobs: Mapping[str, Tensor] = field(default_factory=dict)
     rates: RateSchedule = CONSTANT
@@ -247,7 +247,7 @@ class MethodConfig(Generic[Options]):
     @property
     def everyone_trains(self) -> bool:
         """Whether all clients train in every round."""
-        if self.limited:
+        if self.selector_has_budget:
             return False
         return self.selector == "all" or (self.selector == "uniform" and self.participation == 1)
 

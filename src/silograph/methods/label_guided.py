@@ -105,9 +105,9 @@ def fit_round(
 ) -> tuple[ServerState, RoundReport]:
     """Take `local_epochs` steps, all silos together; facts count incomplete sums."""
     relayed: list[Relayed] = []
-    crossing = noted(by_sums(behind=cfg.behind), relayed)
+    crossing = noted(by_sums(row_minimum=cfg.row_minimum), relayed)
     state, report = steps_together(fed, cfg, state, t, key, partial(step, crossing=crossing))
-    if cfg.behind.limits:
+    if cfg.row_minimum.limits:
         facts = vars(sum(relayed, Relayed()))
         report = replace(report, facts={f"rows_{name}": n for name, n in facts.items()})
     return state, report
@@ -137,7 +137,9 @@ def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
 def step_steps(cfg: MethodConfig, key: Key) -> Steps:
     """Return the calls of `step`."""
     model, is_drawn = divisible(cfg.model), cfg.options.sample is not None
-    gradient_calls = gradient_steps(model, key, by_sums(named=is_drawn, behind=cfg.behind))
+    gradient_calls = gradient_steps(
+        model, key, by_sums(named=is_drawn, row_minimum=cfg.row_minimum)
+    )
     return (draw_steps(cfg.options, key), gradient_calls) if is_drawn else gradient_calls
 
 

@@ -315,12 +315,16 @@ def local_round(
     weights = [n for n in inbox if combine is not None and n.startswith("weights/")]
     gathered_names = ("nodes", "loss", *score_names, *weights)
     mean = dataclasses.replace(mean, without=tuple(weights))
-    reduce = Gather(*gathered_names, fold=mean) if cfg.observed or score_names or weights else mean
+    reduce = (
+        Gather(*gathered_names, fold=mean)
+        if cfg.selector_uses_feedback or score_names or weights
+        else mean
+    )
     reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=client_ids, reduce=reduce)
     by_client = under("by_client", reply)
     trained = (
         {n: t for n, t in by_client.items() if n not in weights}
-        if cfg.observed or score_names
+        if cfg.selector_uses_feedback or score_names
         else {}
     )
     reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}

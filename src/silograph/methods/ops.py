@@ -571,7 +571,7 @@ class Server(Generic[Options]):
         nodes, losses = by_client["nodes"][is_averaged], by_client["loss"][is_averaged]
         loss = float((losses * nodes).sum() / nodes.sum()) if bool(nodes.any()) else None
         counts = {n: t for n, t in by_client.items() if n.startswith(f"{RECEIVED}/")}
-        names = ("answered", "nodes", "loss") if self.cfg.observed or counts else ()
+        names = ("answered", "nodes", "loss") if self.cfg.selector_uses_feedback or counts else ()
         trained = {**{name: by_client[name] for name in names}, **counts}
         return RoundReport(client_ids, loss, facts or {}, client_facts or {}, trained)
 

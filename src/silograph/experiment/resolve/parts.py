@@ -118,7 +118,7 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
     row_minimum = RowMinimum(config.min_nodes_per_row, config.min_silos_per_row)
     if row_minimum.limits and isinstance(part.evaluate, AllSilos):
         part = dataclasses.replace(
-            part, evaluate=dataclasses.replace(part.evaluate, behind=row_minimum)
+            part, evaluate=dataclasses.replace(part.evaluate, row_minimum=row_minimum)
         )
     return Parts(**chosen_parts | {"method": ChosenPart(part, options)})
 

@@ -491,7 +491,7 @@ def _make_selection(setup: Setup) -> Selection | None:
     """Return what selects clients, None where the method's own uniform draw does."""
     selector = setup.parts.selector
     # `all` and `uniform` need nothing from the server, unless the number of clients is limited.
-    if selector.part in (ALL, UNIFORM) and not setup.method_config.limited:
+    if selector.part in (ALL, UNIFORM) and not setup.method_config.selector_has_budget:
         return None
     return Selection(selector.part, selector.options, setup)
 

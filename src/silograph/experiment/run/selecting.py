@@ -64,7 +64,7 @@ class Selection:
         with at_server(self.selector.init, f"selector {self.selector.name}", 0):
             memory = self.selector.init(self.setup.federation.ids, self.options)
         state = with_part(state, SELECTOR, memory)
-        if self.setup.method_config.limited:
+        if self.setup.method_config.selector_has_budget:
             state = with_part(state, SELECTED, {COUNT: torch.tensor(0)})
             self._check_limits(state)
         return state
@@ -72,7 +72,9 @@ class Selection:
     def _check_feedback(self) -> None:
         """Raise `ConfigError` where the method does not report what the selector needs."""
         setup, calls = self.setup, self.setup.method.calls
-        uses_feedback = self.selector.observe is not None or self.setup.method_config.limited
+        uses_feedback = (
+            self.selector.observe is not None or self.setup.method_config.selector_has_budget
+        )
         if uses_feedback and setup.method.evaluate.crosses:
             raise ConfigError(
                 f"expected selector uniform, round_robin or all, without limits, for "
@@ -96,14 +98,18 @@ class Selection:
             ProtocolError: the selector chose nobody, unknown clients, or changed their order.
         """
         client_ids = self._draw(state, t, key)
-        if self.setup.method_config.limited:
+        if self.setup.method_config.selector_has_budget:
             num_clients = self._limits(state, t).number(len(client_ids))
             assert num_clients is not None  # else the run had ended: see `reason_to_stop`
             ids = self.setup.federation.ids
             client_ids = resized(client_ids, ids, num_clients, key.fold("select", t, "limits"))
         uses_feedback = self.selector.observe is not None
         cfg = self.setup.method_config
-        return replace(cfg, selected=tuple(client_ids), observed=uses_feedback or cfg.limited)
+        return replace(
+            cfg,
+            selected=tuple(client_ids),
+            selector_uses_feedback=uses_feedback or cfg.selector_has_budget,
+        )
 
     def _draw(self, state: ServerState, t: int, key: Key) -> list[str]:
         ids = self.setup.federation.ids
@@ -260,7 +266,7 @@ class Selection:
             with at_server(self.selector.observe, f"selector {self.selector.name}", t):
                 memory = self.selector.observe(self.options, memory, t, facts)
         after = with_part(after, SELECTOR, memory)
-        if not self.setup.method_config.limited:
+        if not self.setup.method_config.selector_has_budget:
             return after
         answered = report.trained.get("answered", torch.zeros(0, dtype=torch.bool))
         num_selections = before.memory[SELECTED + COUNT] + answered.sum()
@@ -378,7 +384,7 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
             "and RoundReport the same clients"
         )
     has_no_scores = cfg.received and not report.trained  # which has an error of its own
-    if cfg.observed and not has_no_scores and "answered" not in report.trained:
+    if cfg.selector_uses_feedback and not has_no_scores and "answered" not in report.trained:
         raise ProtocolError(
             f"expected method {method.name} to report who trained, for a selector that learns from "
             f"it or has limits, got RoundReport.trained without 'answered' in round {t}: call by "
