@@ -11,7 +11,7 @@ RIDDLES = frozenset(
     {"doors", "rests", "standing_behind", "says_all", "meeting", "parting", "venue", "tethered"}
     | {"Urn", "fill", "one_by_one", "asked_again", "spelled_out", "completed", "go_to", "arrived"}
     | {"finite_or_old", "alike_rows", "leaving", "cut_again", "_gone_back", "_begun", "_ending"}
-    | {"Venue", "Meeting", "Holder", "Greetings", "greeting", "go_on", "holder", "asked_run"}
+    | {"Venue", "Meeting", "Holder", "Greetings", "greeting", "go_on", "asked_run"}
     | {"behind", "limited", "observed", "told", "taken", "known_values"}
 )
 

@@ -48,7 +48,7 @@ from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Stacked, below, from_bases, stack
+from silograph.core.payload import Patched, Stacked, from_bases, stack
 from silograph.core.setting_values import log
 from silograph.evaluation.scoring import personal, received_specs
 from silograph.federation.base import positions_of
@@ -147,7 +147,8 @@ def train_round(server: Server[Thresholds], state: ServerState) -> tuple[ServerS
     """Train in every cluster, split those whose clients disagree, take means."""
     # Clusters are found on the CPU; what a checkpoint gave back may be elsewhere.
     memory = {**state.memory, **{name: state.memory[name].cpu() for name in CLUSTER_STATE}}
-    models = below("weights", memory)
+    # In the model's order: a checkpoint may have another, and products are summed over names.
+    models = {name: memory[f"weights/{name}"] for name in server.cfg.model.weight_shapes}
     cluster, client_ids = memory["cluster"], server.select()
     base = cluster[positions_of(server.fed.ids, client_ids)]
     request = ClusterModels({name: from_bases(w, base) for name, w in models.items()})
