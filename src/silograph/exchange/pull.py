@@ -98,13 +98,12 @@ class _PullCall:
         return self.form.missing == "keep"
 
     def make(
-        self, op: Op, inbox: Payload, to: Sequence[str] | None, what: Kind | None = None
+        self, op: Op, inbox: Payload, to: Sequence[str] | None, what: Kind, *, rows: bool = False
     ) -> Payload:
-        """Call an op, whose replies may have rows if their kind is named."""
+        """Call an op; `rows`: whether its replies have rows."""
         full_inbox, missing = {**self.common_inbox, **inbox}, self.has_missing_rows
-        kind, rows = what or self.what, what is not None
         return self.fed.call(
-            op, full_inbox, what=kind, key=self.key, to=to, rows=rows, lacking=missing
+            op, full_inbox, what=what, key=self.key, to=to, rows=rows, lacking=missing
         )
 
 
@@ -205,7 +204,7 @@ def pull(
         call, serve, request, wanted, called_owners, named=ask is not None or form.some
     )
     if owners_reply is not None:
-        call.make(store, _reply_to_requesters(call, request, owners_reply), to)
+        call.make(store, _reply_to_requesters(call, request, owners_reply), to, what)
 
 
 def announce(
@@ -224,7 +223,7 @@ def announce(
     all_clients = positions_of(fed.ids, None)
     request = _collect_requests(call, ask, None, all_clients)
     row, off = by_owner(torch.unique(request.target), fed.route.boundary_off, all_clients)
-    call.make(listen, {"row": Ragged(row, off)}, None)
+    call.make(listen, {"row": Ragged(row, off)}, None, call.what)
 
 
 def announce_steps(ask: Op, listen: Op, *, key: Key, inbox: FieldSpecs | None = None) -> Steps:
@@ -250,7 +249,7 @@ def _collect_requests(
     call: _PullCall, ask: Op, to: Sequence[str] | None, requesters: Tensor
 ) -> _Request:
     """Call `ask` and return which rows the clients want."""
-    reply = call.make(ask, {}, to, Kind.HALO_KEYS)
+    reply = call.make(ask, {}, to, Kind.HALO_KEYS, rows=True)
     if not reply:  # all have gone
         no_slots = torch.zeros(0, dtype=torch.int64)
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
@@ -280,7 +279,7 @@ def _call_owners(
     if common_version is not None:
         request["since"] = Ragged(common_version, off)
     names = [fed.ids[p] for p in called_owners.tolist()]
-    reply = call.make(serve, request, names, call.what)
+    reply = call.make(serve, request, names, call.what, rows=True)
     if not reply:
         return None
     is_present = torch.tensor([not call.has_missing_rows or name not in fed.away for name in names])
