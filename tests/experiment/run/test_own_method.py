@@ -142,7 +142,7 @@ def test_a_method_of_a_file_is_called_by_its_name(heads: Path, capsys: Capture) 
             "own_heads.py:METHODS",
             "error: unknown Method in own_heads.py 'METHODS'; choices: M",
         ),
-        ("own_heads.py:parts", "error: expected a Method in own_heads.py:parts, got function"),
+        ("own_heads.py:split", "error: expected a Method in own_heads.py:split, got function"),
         ("no_such.py:METHOD", "error: expected to import no_such.py, got FileNotFoundError"),
     ],
 )

@@ -70,6 +70,8 @@ def sent_to_be_scored(result: sg.Result) -> int:
 def test_scores_are_the_same(make_graph: MakeGraph, method: str, kernels: str) -> None:
     own: dict[str, Any] = {"method": method, "lr": 0.05, "kernels": kernels}
     own |= some_of(method, 0.5)
+    if kernels == "torch":  # on some processors, products of a block round by its number of rows
+        own["block_size"] = 1
     at_once = scored_at_once(method)
     plain, late = go(make_graph(), **{**own, "method": at_once}), go(make_graph(), **own)
     assert scores_of(plain) == scores_of(late)
