@@ -136,6 +136,7 @@ def test_larger_blocks_differ_by_rounding(
     assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-10) for k in a)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     "options",
     [

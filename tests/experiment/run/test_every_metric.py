@@ -72,6 +72,7 @@ def test_a_run_shows_its_metric_everywhere(labels: str, metric: str, tmp_path: P
     sg.resume(out, graph=graph)
 
 
+@pytest.mark.law(sample=4)
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_comparison_and_a_search_go_by_the_metric(metric: str, tmp_path: Path) -> None:
     pytest.importorskip("optuna")

@@ -119,6 +119,7 @@ def test_a_module_written_as_gcn_is_gcn(
             torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=3)
 @crossed(
     {"module": (Dropping, Constant), "method": ALONE},
     quick=[*((Dropping, name) for name in ALONE), (Constant, "local"), (Constant, "fedavg")],
