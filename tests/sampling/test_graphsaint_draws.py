@@ -56,7 +56,7 @@ class Config:
     drawn: tuple[int, ...] = ()
     probabilities: tuple[Tensor, ...] = ()
     kernels: str = "torch"
-    behind: RowMinimum = NO_MINIMUM
+    row_minimum: RowMinimum = NO_MINIMUM
 
 
 def model_of(conv: str = "gcn", layers: int = 1) -> Model:

@@ -51,7 +51,7 @@ class Config:
     options: Weighing
     drawn: tuple[tuple[int, ...], ...] = ()
     kernels: str = "torch"
-    behind: RowMinimum = NO_MINIMUM
+    row_minimum: RowMinimum = NO_MINIMUM
 
 
 def model_of(conv: str = "gcn", layers: int = 1) -> Model:
