@@ -1,0 +1,154 @@
+"""Messages and ops as methods are written: what annotations say is what crosses, and no more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import silograph as sg
+from remote_runs import setup_of
+from runs import MakeGraph
+from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.payload import Ragged, Shared, Stacked
+from silograph.federation.field_specs import FieldSpec
+from silograph.federation.messages import from_payload, is_own_field, specs_of, to_payload
+from silograph.federation.program import calls_of, possible_calls
+from silograph.methods import (
+    FEDAVG,
+    Clients,
+    Empty,
+    GlobalModel,
+    Kind,
+    LocalModel,
+    Server,
+    ServerState,
+    averaging,
+    calls,
+    exact_weights,
+    op,
+    program,
+    repeat,
+    train,
+)
+
+RUN: dict[str, Any] = {"clients": 3, "rounds": 1, "hidden": 4, "kernels": "torch"}
+
+
+def some_rows(cfg: Any) -> dict[str, FieldSpec]:
+    """Return specs by name; none where the config says so."""
+    return {f"rows/{n}": FieldSpec(Ragged, (2,)) for n in cfg}
+
+
+@dataclass(frozen=True)
+class Message:
+    """A field of each kind."""
+
+    one: Annotated[Tensor, FieldSpec(Shared)]
+    each: Annotated[Stacked, FieldSpec(Stacked, (2,))]
+    rows: Annotated[Mapping[str, Ragged], some_rows]
+    named: Annotated[Mapping[str, Tensor], lambda _: {"named/a": FieldSpec(Shared)}]
+    maybe: Annotated[Stacked | None, lambda _: {}]
+
+
+def message() -> Message:
+    rows = Ragged(torch.ones(3, 2), torch.tensor([0, 1, 3]))
+    return Message(
+        torch.tensor(1.0), Stacked(torch.ones(2, 2)), {"a": rows}, {"a": torch.tensor(2.0)}, None
+    )
+
+
+def test_a_message_is_its_fields_and_back() -> None:
+    sent = to_payload(message())
+    assert set(sent) == {"one", "each", "rows/a", "named/a"}
+    assert all(isinstance(sent[name], Shared) for name in ("one", "named/a"))
+    came = from_payload(Message, {**sent, "other": Shared(torch.tensor(0))})
+    assert to_payload(came).keys() == sent.keys()
+    assert all(to_payload(came)[name].t is field.t for name, field in sent.items())
+    assert came.maybe is None
+    assert specs_of(Message, ["a"]).keys() == sent.keys()
+    assert specs_of(Message, []).keys() == sent.keys() - {"rows/a"}
+    assert is_own_field(Message, "rows/b")
+    assert not is_own_field(Message, "rowsmore")
+
+
+def test_a_field_that_is_missing_is_named() -> None:
+    sent = to_payload(message())
+    del sent["each"]
+    with pytest.raises(ProtocolError, match="the field 'each' of Message"):
+        from_payload(Message, sent)
+
+
+def test_annotations_that_say_no_message_are_refused() -> None:
+    def own(clients: Any, state: Empty, request: GlobalModel) -> Any:
+        return clients, state, request
+
+    with pytest.raises(ConfigError, match=r"expected op own\(clients"):
+        op(Kind.WEIGHTS)(own)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A state of its own."""
+
+    moments: Annotated[Mapping[str, Stacked], exact_weights(Stacked, "moments", optional=True)]
+
+
+def test_a_state_has_names_of_its_own(cfg: Any) -> None:
+    cfg = replace(cfg, keep_optimizer=True)
+    calls_ = averaging(train, Moments).calls
+    assert calls_ is not None
+    specs = calls_.state(cfg)
+    assert {n.partition("/")[0] for n in specs} >= {"moments", "optimizer"}
+
+    @dataclass(frozen=True)
+    class Taken:
+        optimizer: Annotated[Mapping[str, Stacked], exact_weights(Stacked, "optimizer")]
+
+    clashing = averaging(train, Taken).calls
+    assert clashing is not None
+    with pytest.raises(ConfigError, match="in Taken, got optimizer: rename it"):
+        clashing.state(cfg)
+
+
+@pytest.fixture
+def cfg(make_graph: MakeGraph) -> Any:
+    """The config of FedAvg's ops in a small run."""
+    return setup_of(make_graph(40), FEDAVG, **RUN).method_config
+
+
+@op(Kind.WEIGHTS)
+def train_twice(
+    clients: Clients[Any], state: Moments, request: GlobalModel
+) -> tuple[Moments, LocalModel]:
+    """Train, and keep how far the weights moved."""
+    fitted = clients.fit(request.weights)
+    moved = {n: Stacked(w - request.weights[n]) for n, w in fitted.tensors.items()}
+    return Moments(moved), LocalModel.of(fitted, clients.block)
+
+
+def test_a_program_has_the_declared_calls(cfg: Any) -> None:
+    """In their order, repeated as often as the config says; silos refuse any other."""
+
+    @calls(train, repeat(train_twice, at_most=lambda cfg: cfg.schedule.epochs + 1))
+    def own_round(server: Server[Any], state: ServerState) -> Any:
+        return state, server
+
+    steps = program(own_round, state=Moments)["calls"].round(cfg, 1, sg.methods.Key.of(0))
+    assert [call.op for call in calls_of(steps)] == [train, train_twice]
+    first = list(possible_calls(steps))
+    assert [call.op for call, _ in first] == [train]
+    for _ in range(cfg.schedule.epochs + 1):
+        after = [next(rest for _, rest in first)]
+        first = list(possible_calls(after[0]))
+        assert [call.op for call, _ in first] == [train_twice]
+    assert not list(possible_calls(next(rest for _, rest in first)))
+
+
+def test_state_goes_from_round_to_round(make_graph: MakeGraph) -> None:
+    method = replace(averaging(train_twice, Moments), name="twice")
+    ours = sg.run(make_graph(40), method=method, **RUN | {"rounds": 3, "participation": 0.5})
+    theirs = sg.run(make_graph(40), method="fedavg", **RUN | {"rounds": 3, "participation": 0.5})
+    assert [r["train_loss"] for r in ours.rounds] == [r["train_loss"] for r in theirs.rounds]
