@@ -1,5 +1,6 @@
 """Messages and ops as methods are written: what annotations say is what crosses, and no more."""
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from torch import Tensor
 import silograph as sg
 from remote_runs import setup_of
 from runs import MakeGraph
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, OpError, ProtocolError
 from silograph.core.payload import Ragged, Shared, Stacked
 from silograph.federation.field_specs import FieldSpec
 from silograph.federation.messages import from_payload, is_own_field, specs_of, to_payload
@@ -33,6 +34,7 @@ from silograph.methods import (
     repeat,
     train,
 )
+from silograph.methods.ops import scores_start
 
 RUN: dict[str, Any] = {"clients": 3, "rounds": 1, "hidden": 4, "kernels": "torch"}
 
@@ -152,3 +154,47 @@ def test_state_goes_from_round_to_round(make_graph: MakeGraph) -> None:
     ours = sg.run(make_graph(40), method=method, **RUN | {"rounds": 3, "participation": 0.5})
     theirs = sg.run(make_graph(40), method="fedavg", **RUN | {"rounds": 3, "participation": 0.5})
     assert [r["train_loss"] for r in ours.rounds] == [r["train_loss"] for r in theirs.rounds]
+
+
+@op(Kind.WEIGHTS)
+def train_from_zeros(
+    clients: Clients[Any], state: Empty, request: GlobalModel
+) -> tuple[Empty, LocalModel]:
+    """Begin from other weights than were received."""
+    start = {name: torch.zeros_like(w) for name, w in request.weights.items()}
+    return state, LocalModel.of(clients.fit(start), clients.block)
+
+
+def test_an_op_that_begins_elsewhere_is_not_scored_as_the_servers_model(
+    make_graph: MakeGraph,
+) -> None:
+    """Counts of the start would be those of its weights, not of the model that was received."""
+    method = replace(averaging(train_from_zeros), name="zeros")
+    results = [
+        sg.run(make_graph(40), method=m, **RUN | {"rounds": 2})
+        for m in (method, replace(method, scores_on_receipt=False))
+    ]
+    losses = [[row["val_server_loss"] for row in result.rounds] for result in results]
+    assert losses[0] == losses[1]
+    assert scores_start(FEDAVG.round)
+    assert not scores_start(method.round)
+
+
+@calls(train)
+def failing_round(server: Server[Any], state: ServerState) -> Any:
+    """Fail as a function of a user may."""
+    raise KeyError((server, state))
+
+
+def test_a_failing_round_is_one_line_with_its_place(make_graph: MakeGraph) -> None:
+    method = replace(FEDAVG, name="failing", **program(failing_round), cautions=())
+    with pytest.raises(OpError, match=r"^failing_round of method failing failed with KeyError"):
+        sg.run(make_graph(40), method=method, **RUN)
+
+
+def test_methods_with_typed_ops_can_be_pickled(make_graph: MakeGraph) -> None:
+    method = replace(averaging(train_twice, Moments), name="twice")
+    again = pickle.loads(pickle.dumps(method))
+    runs = [sg.run(make_graph(40), method=m, **RUN) for m in (method, again)]
+    assert runs[0].rounds[0]["train_loss"] == runs[1].rounds[0]["train_loss"]
+    assert pickle.loads(pickle.dumps(runs[0])).rounds[0] == runs[0].rounds[0]

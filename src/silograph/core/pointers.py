@@ -139,8 +139,8 @@ def _is_absent(function: Any, arguments: Any, value: Any) -> bool | None:
         or not isinstance(member, ir.Expr)
     ):
         return None
-    found = _type_of(function, arguments, member)
-    return None if found is None else (found == types.none) is compares[value.fn]
+    member_type = _type_of(function, arguments, member)
+    return None if member_type is None else (member_type == types.none) is compares[value.fn]
 
 
 def _type_of(function: Any, arguments: Any, value: Any) -> Any:

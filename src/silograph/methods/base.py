@@ -432,11 +432,10 @@ class Method(Generic[Options]):
             and comparisons show them.
         aggregates: whether the run's aggregator may be another than the mean. Then the round must
             go through `local_round`, and clients must send weights and the fields of `told` only.
-        scores_on_receipt: whether clients train from the server's model and their training op can
-            score it first: the op must go through `train_from` and send the fields of `told`.
-            None: yes where its round is that of FedAvg or SCAFFOLD, as it was when they were
-            declared. If so, the clients of the next round score the server's model. Otherwise it
-            is sent to be scored, and the next round must start from it.
+        scores_on_receipt: whether each round sends the server's model, clients train from exactly
+            that, and their reply has the field `received`. If so, the clients of the next round
+            score the server's model. Otherwise it is sent to be scored, and the next round must
+            start from it. None: yes where round and ops are the library's and have that field.
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.

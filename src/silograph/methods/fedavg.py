@@ -18,6 +18,7 @@ graphs, local Adam of rate 0.01 built anew every round, which does not learn on 
 
 import dataclasses
 from dataclasses import field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -146,11 +147,7 @@ def averaging(train: ClientOp[GlobalModel, LocalModel], state: type = Empty) -> 
         train: the op.
         state: class of the state that it keeps for clients between rounds.
     """
-
-    @calls(train)
-    def own_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
-        return average_and_step(server, state, train)
-
+    own_round = calls(train)(partial(average_and_step, train=train))  # which pickle can write
     return dataclasses.replace(
         FEDAVG, **program(own_round, state=state), small_weights=False, cautions=()
     )

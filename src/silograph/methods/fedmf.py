@@ -19,6 +19,7 @@ With models that have no shared rows this is FedAvg, to the bit. B: rows of item
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -140,12 +141,8 @@ def average_rows(
 
 def row_averaging(train: ClientOp[SharedModel, LocalChange]) -> AnyMethod:
     """Return FedMF whose clients train by another op with the messages of `train_items`."""
-
-    @calls(train)
-    def train_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
-        return average_rows(server, state, train)
-
-    return replace(FEDAVG, **program(train_round), small_weights=False, aggregates=False)
+    own_round = calls(train)(partial(average_rows, train=train))  # which pickle can write
+    return replace(FEDAVG, **program(own_round), small_weights=False, aggregates=False)
 
 
 FEDMF = replace(

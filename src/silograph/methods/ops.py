@@ -603,12 +603,85 @@ class Program(TypedDict):
     calls: Calls
 
 
+@dataclass(frozen=True)
+class TypedMethod:
+    """Functions of a `Method` whose round and set-up are written with typed ops.
+
+    They are methods of a value, not functions in functions, so that a `Method` can be pickled.
+
+    Attributes:
+        written_round: decorated with `calls`.
+        setup: decorated with `calls`; None: clients get nothing.
+        state: class of the state that clients keep between rounds.
+        trained: returns the config with the model that clients train.
+    """
+
+    written_round: ServerRound
+    setup: Setup | None
+    state: type
+    trained: Callable[[MethodConfig[Any]], MethodConfig[Any]]
+
+    def init(
+        self, fed: Federation, cfg: MethodConfig[Any], weights: Params, key: Key
+    ) -> ServerState:
+        """Set up the clients, and return the server's first state."""
+        if self.setup is None:
+            fed.call(begin, {}, what=Kind.CONTROL, key=key)
+            return ServerState(weights, sent_weights.learn_form(fed, cfg, key))
+        new = self.setup(Server(fed, cfg, 0, key), weights)
+        return ServerState(new.weights, {**new.memory, **sent_weights.learn_form(fed, cfg, key)})
+
+    def round(
+        self, fed: Federation, cfg: MethodConfig[Any], state: ServerState, t: int, key: Key
+    ) -> tuple[ServerState, RoundReport]:
+        """Carry out a round."""
+        used_rows = sent_weights.remembered_form(state.memory)
+        own = {name: m for name, m in state.memory.items() if name not in used_rows}
+        server = Server(fed, cfg, t, key, used_rows)
+        new, report = self.written_round(server, ServerState(state.weights, own))
+        return ServerState(new.weights, {**new.memory, **used_rows}), report
+
+    def setup_steps(self, cfg: MethodConfig[Any], key: Key) -> Steps:
+        """Return the calls of the set-up."""
+        if self.setup is None:
+            own: tuple[Steps, ...] = (Call(begin, Kind.CONTROL, key),)
+        else:
+            own = _steps_of(order_of(self.setup), cfg, partial(_call, cfg, key, 0))
+        return *own, sent_weights.learn_steps(cfg, key)
+
+    def round_steps(self, cfg: MethodConfig[Any], t: int, key: Key) -> Steps:
+        """Return the calls of a round."""
+        parts = order_of(self.written_round)
+        call = partial(_call, cfg, key.fold("train", t), t)
+        own = _steps_of(parts, cfg, call)
+        if cfg.everyone_trains:
+            return own
+        answers = _steps_of(parts, cfg, call, only_answers=True)
+        return Either(own, answers) if answers else Maybe(own)
+
+    def client_state(self, cfg: MethodConfig[Any]) -> dict[str, Any]:
+        """Return the specs of what a client keeps between rounds."""
+        library = {**state_specs(self.trained(cfg)), **sent_weights.state_spec(cfg)}
+        own = specs_of(self.state, cfg)
+        if clash := {n.partition("/")[0] for n in library} & {n.partition("/")[0] for n in own}:
+            raise ConfigError(
+                f"expected other names of fields than the library's in {self.state.__name__}, got "
+                f"{min(clash)}: rename it"
+            )
+        return library | own
+
+
+def same_config(cfg: MethodConfig[Any]) -> MethodConfig[Any]:
+    """Return the config: clients train the method's model."""
+    return cfg
+
+
 def program(
     round_: ServerRound,
     *,
     setup: Setup | None = None,
     state: type = Empty,
-    trained: Callable[[MethodConfig[Any]], MethodConfig[Any]] = lambda cfg: cfg,
+    trained: Callable[[MethodConfig[Any]], MethodConfig[Any]] = same_config,
     server_model: bool | Callable[[Any], bool] = True,
     other_network: Callable[[Any], OtherNetwork] | None = None,
 ) -> Program:
@@ -623,61 +696,35 @@ def program(
         server_model: see `Calls`.
         other_network: see `Calls`.
     """
-
-    def init(fed: Federation, cfg: MethodConfig[Any], weights: Params, key: Key) -> ServerState:
-        if setup is None:
-            fed.call(begin, {}, what=Kind.CONTROL, key=key)
-            return ServerState(weights, sent_weights.learn_form(fed, cfg, key))
-        new = setup(Server(fed, cfg, 0, key), weights)
-        return ServerState(new.weights, {**new.memory, **sent_weights.learn_form(fed, cfg, key)})
-
-    def run(
-        fed: Federation, cfg: MethodConfig[Any], state: ServerState, t: int, key: Key
-    ) -> tuple[ServerState, RoundReport]:
-        used_rows = sent_weights.remembered_form(state.memory)
-        own = {name: m for name, m in state.memory.items() if name not in used_rows}
-        server = Server(fed, cfg, t, key, used_rows)
-        new, report = round_(server, ServerState(state.weights, own))
-        return ServerState(new.weights, {**new.memory, **used_rows}), report
-
-    def setup_steps(cfg: MethodConfig[Any], key: Key) -> Steps:
-        if setup is None:
-            own: tuple[Steps, ...] = (Call(begin, Kind.CONTROL, key),)
-        else:
-            own = _steps_of(order_of(setup), cfg, partial(_call, cfg, key, 0))
-        return *own, sent_weights.learn_steps(cfg, key)
-
-    def round_steps(cfg: MethodConfig[Any], t: int, key: Key) -> Steps:
-        parts, call = order_of(round_), partial(_call, cfg, key.fold("train", t), t)
-        own = _steps_of(parts, cfg, call)
-        if cfg.everyone_trains:
-            return own
-        answers = _steps_of(parts, cfg, call, only_answers=True)
-        return Either(own, answers) if answers else Maybe(own)
-
-    def client_state(cfg: MethodConfig[Any]) -> dict[str, Any]:
-        library, own = (
-            {**state_specs(trained(cfg)), **sent_weights.state_spec(cfg)},
-            specs_of(state, cfg),
-        )
-        if clash := {n.partition("/")[0] for n in library} & {n.partition("/")[0] for n in own}:
-            raise ConfigError(
-                f"expected other names of fields than the library's in {state.__name__}, got "
-                f"{min(clash)}: rename it"
-            )
-        return library | own
-
-    run.__dict__["order"] = order_of(round_)
+    typed = TypedMethod(round_, setup, state, trained)
     requests = (op.declaration.request for op in _ops_in(order_of(round_)))
     has_number = any(f.specs is round_number for cls in requests for f in declared_fields(cls))
-    steps = round_steps if has_number else AlikeRounds(round_steps)
-    calls_ = Calls(setup_steps, steps, client_state, server_model, other_network)
-    return {"init": init, "round": run, "calls": calls_}
+    steps = typed.round_steps if has_number else AlikeRounds(typed.round_steps)
+    calls_ = Calls(typed.setup_steps, steps, typed.client_state, server_model, other_network)
+    return {"init": typed.init, "round": typed.round, "calls": calls_}
+
+
+def written_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what the author of a method has written as its round or set-up, for messages."""
+    typed = getattr(function, "__self__", None)
+    if not isinstance(typed, TypedMethod):
+        return function
+    written = typed.written_round if function.__name__ == "round" else typed.setup or function
+    return written.func if isinstance(written, partial) else written
 
 
 def scores_start(round_: Round[Any]) -> bool:
-    """Return whether clients score the weights that they receive in a round of typed ops."""
-    return any(op.declaration.scores_start for op in _ops_in(order_of(round_)))
+    """Return whether clients surely score the server's model when they receive it to train.
+
+    Only in rounds of the library: those of a user may send other weights, and a user's op may
+    begin from others than it receives. The counts would be those of these weights.
+    """
+    typed = getattr(round_, "__self__", None)
+    if not isinstance(typed, TypedMethod):
+        return False
+    ops = list(_ops_in(order_of(typed.written_round)))
+    is_ours = all(f.__module__.startswith("silograph.") for f in (written_function(round_), *ops))
+    return is_ours and any(op.declaration.scores_start for op in ops)
 
 
 __all__ = [

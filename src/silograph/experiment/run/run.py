@@ -90,6 +90,7 @@ from silograph.federation.ledger import records_of_last_round
 from silograph.federation.program import BLANK
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, own_weights
 from silograph.methods.local_training import selected
+from silograph.methods.ops import written_function
 from silograph.nn.own_module import Make
 from silograph.selection.base import ALL, UNIFORM
 
@@ -461,7 +462,7 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)
-    with at_server(setup.method.init, f"method {setup.method.name}", 0):
+    with at_server(written_function(setup.method.init), f"method {setup.method.name}", 0):
         state = setup.method.init(setup.federation, setup.method_config, weights, key.fold("init"))
     if fitted_statistics:
         state = with_part(state, STATISTICS, fitted_statistics)
@@ -649,7 +650,7 @@ def _run_round(
     cfg = _round_config(setup, selection, run_control, before)
     start_seconds = clock.seconds()
     # Train. The method sees its own memory only, not that of selection and control.
-    with at_server(setup.method.round, f"method {setup.method.name}", t):
+    with at_server(written_function(setup.method.round), f"method {setup.method.name}", t):
         state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
     check_report(setup, cfg, report, t, key)
     on_held = setup.method.setting.on_held
