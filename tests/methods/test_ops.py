@@ -91,6 +91,20 @@ def test_annotations_that_say_no_message_are_refused() -> None:
         op(Kind.WEIGHTS)(own)
 
 
+def test_what_is_no_op_and_a_round_without_calls_are_refused() -> None:
+    def old_op(cfg: Any, block: Any, state: Any, inbox: Any, key: Any) -> Any:
+        return cfg, block, state, inbox, key
+
+    def bare_round(server: Any, state: Any) -> Any:
+        return state, server
+
+    plain: Any = old_op
+    with pytest.raises(ConfigError, match=r"expected ops that @op\(KIND\) has made, got old_op"):
+        averaging(plain)
+    with pytest.raises(ConfigError, match=r"expected @calls\(\.\.\.\) above bare_round"):
+        program(bare_round)
+
+
 @dataclass(frozen=True)
 class Moments:
     """A state of its own."""

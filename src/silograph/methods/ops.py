@@ -378,7 +378,17 @@ def when(condition: Callable[[MethodConfig[Any]], bool], *parts: Part) -> Group:
 
 
 def calls(*parts: Part) -> Callable[[Function], Function]:
-    """Declare which ops a round or a set-up calls, in order; silos refuse any other call."""
+    """Declare which ops a round or a set-up calls, in order; silos refuse any other call.
+
+    Raises:
+        ConfigError: a part is no op.
+    """
+    for part in parts:
+        if not isinstance(part, Group | Fetch) and not hasattr(part, "declaration"):
+            raise ConfigError(
+                f"expected ops that @op(KIND) has made, got {getattr(part, '__name__', part)}: see "
+                "docs/methods.md"
+            )
 
     def mark(function: Function) -> Function:
         function.__dict__["order"] = parts
@@ -696,6 +706,13 @@ def program(
         server_model: see `Calls`.
         other_network: see `Calls`.
     """
+    declared: list[Callable[..., Any]] = [round_] if setup is None else [round_, setup]
+    for function in declared:
+        if not order_of(function):
+            raise ConfigError(
+                f"expected @calls(...) above {getattr(function, '__name__', 'a round')}, with the "
+                "ops that it calls in their order, got none: see docs/methods.md"
+            )
     typed = TypedMethod(round_, setup, state, trained)
     requests = (op.declaration.request for op in _ops_in(order_of(round_)))
     has_number = any(f.specs is round_number for cls in requests for f in declared_fields(cls))
