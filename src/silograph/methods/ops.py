@@ -740,7 +740,8 @@ def scores_start(round_: Round[Any]) -> bool:
     if not isinstance(typed, TypedMethod):
         return False
     ops = list(_ops_in(order_of(typed.written_round)))
-    is_ours = all(f.__module__.startswith("silograph.") for f in (written_function(round_), *ops))
+    modules = [f.__module__ or "" for f in (written_function(round_), *ops)]
+    is_ours = all(name.startswith("silograph.") for name in modules)
     return is_ours and any(op.declaration.scores_start for op in ops)
 
 
