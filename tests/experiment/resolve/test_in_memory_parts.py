@@ -14,7 +14,7 @@ from runs import MakeGraph
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.run_request import source_hash
 from silograph.experiment.resolve.user_code import import_spec
-from silograph.methods import FEDAVG, FEDPROX, Method, Needs
+from silograph.methods import FEDAVG, METHODS, Method, Needs
 from silograph.nn.own_module import Make
 from silograph.study.compare.compare import resume_comparison
 from silograph.study.tune.tune import resume_search
@@ -116,9 +116,8 @@ def test_a_source_that_changed_is_another_cell(make_graph: MakeGraph) -> None:
 def test_what_a_source_does_not_say_has_no_hash() -> None:
     method, net = parts()
     found = [source_hash(part) for part in (method, net, made("wide"), made("wider"), torch.nn.GRU)]
-    found += [
-        source_hash(m) for m in (FEDAVG, FEDPROX, replace(FEDAVG, needs=Needs(keep_optimizer=True)))
-    ]
+    found += [source_hash(m) for m in METHODS.values()]
+    found.append(source_hash(replace(FEDAVG, needs=Needs(keep_optimizer=True))))
     assert None not in found
     assert len(set(found)) == len(found)
     assert source_hash(made("wide")) == found[2]

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -149,6 +150,10 @@ def _iter_identifying_bytes(value: Any) -> Iterator[bytes]:
         for item in functions:
             if inspect.isfunction(item) and item.__code__.co_filename == str(path):
                 yield from _iter_identifying_bytes(_closure_values(item))
+    elif inspect.ismethod(value):
+        yield from _iter_identifying_bytes((value.__func__, value.__self__))
+    elif isinstance(value, partial):
+        yield from _iter_identifying_bytes((value.func, value.args, value.keywords))
     elif dataclasses.is_dataclass(value):
         yield from _iter_identifying_bytes(vars(value))
     elif value is None or isinstance(value, bool | int | float | str | bytes):
