@@ -13,6 +13,7 @@ from torch import Tensor
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged
 from silograph.exchange.pull import LastSent, RequestedRows, SentRows, blank, moved_only
 from silograph.graph.block.block import ClientBlock
@@ -21,11 +22,9 @@ from silograph.methods.base import MethodConfig
 from silograph.methods.fedais import (
     FEDAIS,
     FedAISOptions,
-    advance,
-    ask,
     begin_stored,
     serve,
-    store,
+    train_batches,
 )
 from silograph.nn.fit import Schedule
 from silograph.nn.optim import SGD
@@ -180,15 +179,15 @@ def test_bytes_are_their_closed_form_given_the_rows_that_moved(make_graph: MakeG
     setup = setup_of(graph, **still, options=options)
     route = setup.federation.route
     slots, rows = int(route.slot_off[-1]), int(route.boundary_off[-1])
-    sizes = {op: [0] * 4 for op in ("serve", "store")}
+    sizes = {op: [0] * 4 for op in ("serve", "close_round")}
     for record in whole.ledger.records:
-        if record.op in sizes:
+        if record.op in sizes and record.what is Kind.EMBEDDINGS:
             sizes[record.op][record.round - 1] += int(record.bytes.sum())
     before, later = ({op: both[place] for op, both in sizes.items()} for place in (0, -1))
     item, width = 8, 8
     # The first time: version and row of all. Later: one byte each for answered and changed.
     assert before["serve"] - later["serve"] == rows * (4 + item * width)
-    assert before["store"] - later["store"] == slots * (4 + item * width)
+    assert before["close_round"] - later["close_round"] == slots * (4 + item * width)
     assert training_bytes(whole) - training_bytes(half) == sum(later.values())
 
 
@@ -200,7 +199,7 @@ def test_killed_and_resumed_and_over_a_session_it_is_the_same(
     whole = go(graph, **options)
     run_until(monkeypatch, graph, 3, tmp_path / "half", **{**FAST, **options})
     again = sg_resume(tmp_path / "half", graph)
-    over, _ = remote(setup_of(graph, **options), begin_stored, ask, serve, store, advance)
+    over, _ = remote(setup_of(graph, **options), begin_stored, serve, train_batches)
     there = finish(over)
     for other in (again, there):
         assert same_bits(weights_of(whole), weights_of(other))

@@ -45,7 +45,7 @@ from silograph.federation.session.message import Type, pack, read_reply, reply_b
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import FEDAVG, METHODS
-from silograph.methods.fedais import FEDAIS, advance, ask, begin_stored, serve, store
+from silograph.methods.fedais import FEDAIS, begin_stored, serve, train_batches
 from silograph.methods.fedavg import train
 from silograph.methods.local_training import begin
 
@@ -283,7 +283,7 @@ SMALL: list[tuple[str, dict[str, Any]]] = [
 OPS = {
     "fedavg": (begin, train, tell_used),
     "fedopt": (begin, train, tell_used),
-    "fedais": (begin_stored, tell_used, ask, serve, store, advance),
+    "fedais": (begin_stored, tell_used, serve, train_batches),
 }
 
 

@@ -16,7 +16,7 @@ from conftest import planted_graph
 from remote_runs import setup_of
 from runs import go
 from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
-from silograph.control.base import Controller
+from silograph.control.base import ROW_BYTES, Controller
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key, mix, signed
 from silograph.core.kinds import Kind
@@ -27,7 +27,7 @@ from silograph.exchange.pull import SentRows
 from silograph.federation.decoder import LARGEST, as_bytes
 from silograph.federation.field_specs import check_against, extent_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.messages import specs_of, to_payload
+from silograph.federation.messages import specs_of
 from silograph.graph.block.block import ClientBlock, Route, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
@@ -40,11 +40,15 @@ from silograph.methods.fedais import (
     PRESETS,
     FedAISOptions,
     NextBatches,
-    advance,
+    RoundStartWithTau,
+    RowsThatCame,
     close_round,
     open_round,
+    serve,
+    train_batches,
 )
 from silograph.methods.local_training import shared
+from silograph.methods.ops import Server
 from silograph.nn.backends import COMPILED, TORCH, Backend
 from silograph.nn.conv import internal_messages
 from silograph.nn.fit import LOSS_FLOPS, Schedule
@@ -444,7 +448,7 @@ def test_without_a_halo_fedais_on_all_nodes_is_fedlocal_bit_for_bit(make_graph: 
     ):
         cfg = config("gcn", options=options, optimizer=Adam(0.01, 5e-4), shape={"dropout": 0.4})
         fed, state = play(cfg, block, route, rounds=3)
-        assert fed.ledger.bytes_by_kind.get("embeddings", 0) == 0
+        assert "serve" not in {record.op for record in fed.ledger.records}
         found.append((state.weights or {}, fed.states()[0]["own/logits"].t))
     assert all(torch.equal(w, found[1][0][name]) for name, w in found[0][0].items())
     assert torch.equal(found[0][1], found[1][1])
@@ -459,8 +463,14 @@ def head(name: str, dims: int) -> int:
     return FIELD.size + len(name) + dims * DIMENSION.size
 
 
-def frames_of_exchange(cfg: MethodConfig[FedAISOptions]) -> tuple[int, int, int]:
-    """Bytes of the frames to and from a client of `ask`, `serve` and `store`, without rows."""
+def frames_of_exchange(
+    cfg: MethodConfig[FedAISOptions], number: int, count: int
+) -> tuple[int, int, int]:
+    """Bytes of the frames of one exchange of `count` in a round, at one client and without rows.
+
+    That which names slots, both of the owner, and that which brings rows. Naming and bringing are
+    part of other calls.
+    """
     from silograph.federation.frame import HEADER
 
     numbers = stored_stages(model_in(cfg))
@@ -470,8 +480,13 @@ def frames_of_exchange(cfg: MethodConfig[FedAISOptions]) -> tuple[int, int, int]
     heads = head("answered", 1) + sum(head(f"rows/{n}", 2) for n in numbers)
     if cfg.options.sent == "int8":
         heads += sum(head(f"scale/{n}", 1) for n in numbers)
-    both = [2 * HEADER.size + 2 * len(op) + told for op in ("ask", "serve", "store")]
-    return both[0] + head("slot", 1), both[1] + head("row", 1) + heads, both[2] + heads
+    names = "train_batches" if number else "open_round"
+    brings = "train_batches" if number + 1 < count else "close_round"
+    return (
+        HEADER.size + len(names) + head("slot", 1),
+        2 * (HEADER.size + len("serve")) + told + head("row", 1) + heads,
+        HEADER.size + len(brings) + told + heads,
+    )
 
 
 @pytest.mark.parametrize("sent", ["exact", "int8"])
@@ -504,12 +519,14 @@ def test_bytes_of_exchanges_are_their_closed_form(
     assert report.facts["paper_row_bytes"] == every * width * batches
     if sent == "int8":
         width = width // 8 + 4 * len(stored_stages(model_in(cfg)))
-    ask, serve, store = frames_of_exchange(cfg)
-    by_kind = fed.ledger.bytes_by_kind
-    assert by_kind["halo_keys"] == times * (clients * ask + 4 * slots)
-    assert by_kind["embeddings"] == times * (
-        clients * (serve + store) + (4 + 1 + width) * rows + (1 + width) * slots
-    )
+    by_kind, embeddings, places = fed.ledger.bytes_by_kind, 0, 0
+    for number in range(times):
+        names, serve, brings = frames_of_exchange(cfg, number, times)
+        places += clients * names + 4 * slots
+        embeddings += clients * (serve + brings) + (4 + 1 + width) * rows + (1 + width) * slots
+    assert by_kind["halo_keys"] == places
+    assert by_kind["embeddings"] == embeddings
+    assert report.facts[ROW_BYTES] == places + embeddings
 
 
 def batch_by_hand(block: ClientBlock, client: int, number: int, count: int, key: Key) -> list[int]:
@@ -546,17 +563,17 @@ def test_an_exchange_costs_what_the_next_batch_draws(make_graph: MakeGraph) -> N
     fed.start_round(1)
     _, report = FEDAIS.round(fed, cfg, state, 1, KEY)
     own, width = KEY.fold("train", 1), 8 * (6 + 6)
-    ask, serve, store = frames_of_exchange(cfg)
     places = embeddings = 0
     for start in (0, 2, 4):
+        names, serve, brings = frames_of_exchange(cfg, start // 2, 3)
         slots = set[int]()
         for client in range(3):
             batch = batch_by_hand(block, client, start % 3, 3, own)
             slots |= slots_by_hand(block, batch, 2, own.fold("batch", start))
         target = [int(route.target[s]) for s in slots]
         owner = {r: int((route.boundary_off <= r).sum()) - 1 for r in target}
-        places += 3 * ask + 4 * len(slots)
-        embeddings += len(set(owner.values())) * serve + 5 * len(owner) + 3 * store + len(slots)
+        places += 3 * names + 4 * len(slots)
+        embeddings += len(set(owner.values())) * serve + 5 * len(owner) + 3 * brings + len(slots)
         there = [r for r in target if owner[r] < 3]
         assert 0 < len(set(there)) < len(there) < len(slots) < int(block.halo.off[3])
         embeddings += width * (len(set(there)) + len(there))
@@ -738,30 +755,39 @@ def test_an_interval_that_follows_the_loss_names_what_may_hide_it(
         assert words in str(caught.value)
 
 
-def test_rows_are_asked_for_before_a_batch_reads_them(make_graph: MakeGraph) -> None:
-    setup = setup_of(make_graph(), METHODS["fedais"], options={"halo": "held"})
-    cfg, key = setup.method_config, Key.of(1)
-    fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
-    FEDAIS.init(fed, cfg, weights, key)
-    fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
-    with pytest.raises(ProtocolError, match="expected an exchange of rows before the first batch"):
-        fed.call(advance, to_payload(NextBatches.of(cfg, 1, 0)), what=Kind.CONTROL, key=key)
-
-
 def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) -> None:
     """A server can have no batch again, none left out, and no round closed before its end."""
-    setup = setup_of(make_graph(), METHODS["fedlocal"])
+    setup = setup_of(make_graph(), METHODS["fedais"], options={"halo": "all", "tau": 4})
     cfg, key = setup.method_config, Key.of(1)
     fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
     FEDAIS.init(fed, cfg, weights, key)
-    fed.call(open_round, shared("weights", weights), what=Kind.WEIGHTS, key=key)
-    with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 10"):
-        fed.call(close_round, {}, what=Kind.WEIGHTS, key=key)
-    with pytest.raises(ProtocolError, match=r"expected batch 0 of the round next, got 3"):
-        fed.call(advance, to_payload(NextBatches.of(cfg, 1, 3)), what=Kind.CONTROL, key=key)
-    fed.call(advance, to_payload(NextBatches.of(cfg, 1, 0)), what=Kind.CONTROL, key=key)
-    with pytest.raises(ProtocolError, match=r"expected batch 10 of the round next, got 0"):
-        fed.call(advance, to_payload(NextBatches.of(cfg, 1, 0)), what=Kind.CONTROL, key=key)
+    server = Server(fed, cfg, 1, key)
+    start = RoundStartWithTau(weights, {}, torch.tensor(4))
+    slots = server.call(open_round, start)
+
+    def rows_for(number: int) -> RowsThatCame:
+        batches = NextBatches.of(cfg, 1, number)
+        return server.fetch_rows(
+            slots, serve, batches, RowsThatCame, of_anyone=True, dtype=torch.float64
+        )
+
+    def expect(number: int, got: int) -> Any:
+        line = rf"expected batch {number} of the round next, got {got}"
+        return pytest.raises(ProtocolError, match=line)
+
+    with expect(0, 4):
+        server.call(train_batches, rows_for(4))
+    with expect(0, 8):
+        server.call(close_round, rows_for(8))
+    server.call(train_batches, rows_for(0))
+    with expect(4, 0):
+        server.call(train_batches, rows_for(0))
+    with expect(8, 10):  # batches are left after these
+        server.call(close_round, rows_for(4))
+    server.call(train_batches, rows_for(4))
+    with pytest.raises(ProtocolError, match="expected close_round for the last batches"):
+        server.call(train_batches, rows_for(8))
+    server.call(close_round, rows_for(8))
 
 
 @pytest.mark.parametrize("shape", [{"model": "sage", "layers": 1}, {"model": "mlp"}])

@@ -185,9 +185,74 @@ def pull(
         to = [name for name in (fed.ids if to is None else to) if name not in fed.away]
         if not to:
             return
+    slots = None if ask is None else call.make(ask, {}, to, Kind.HALO_KEYS, rows=True)
+    fields = _fetch(call, ask, slots, serve, to, owners)
+    if fields is not None:
+        call.make(store, fields, to, what)
+
+
+def fetch_rows(
+    fed: Federation,
+    slots: Payload,
+    serve: Op,
+    *,
+    what: Kind,
+    key: Key,
+    inbox: Mapping[str, Shared],
+    to: Sequence[str] | None,
+    form: PullForm,
+    dtype: torch.dtype,
+) -> dict[str, Field]:
+    """Fetch the rows that clients have named in a reply, and return the fields for each of them.
+
+    It is `pull` without its first and last call: clients name slots, and get rows, in calls that do
+    something else as well.
+
+    Args:
+        fed: the federation.
+        slots: the reply, `slot` (k,) int32 and maybe `version`; empty if nobody answered.
+        serve: see `pull`.
+        what: kind of the call of `serve`.
+        key: key of its draws.
+        inbox: what it gets besides.
+        to: clients that have replied.
+        form: what the messages hold.
+        dtype: of floating point values in the run.
+    """
+    call = _PullCall(fed, what, key, dict(inbox), form)
+    fields = _fetch(call, serve, slots, serve, to, None)
+    if fields is not None:
+        return fields
+    # No owner has answered: no slot gets a row.
+    no_rows = torch.zeros(len(positions_of(fed.ids, to)) + 1, dtype=torch.int64)
+    off = ragged_field(slots, "slot", serve).off if slots else no_rows
+    nothing: dict[str, Field] = {
+        name: Ragged(
+            torch.zeros(0, *(n or 0 for n in spec.shape), dtype=spec.dtype or dtype), no_rows
+        )
+        for name, spec in _reply_specs(form, "").items()
+    }
+    return nothing | {"answered": Ragged(torch.zeros(int(off[-1]), dtype=torch.bool), off)}
+
+
+def _fetch(
+    call: _PullCall,
+    ask: Op | None,
+    slots: Payload | None,
+    serve: Op,
+    to: Sequence[str] | None,
+    owners: Sequence[str] | None,
+) -> dict[str, Field] | None:
+    """Return the fields of rows for who wants them, None if no owner has answered.
+
+    The arguments are those of `pull`; `slots`: the replies of `ask`.
+    """
+    fed, form = call.fed, call.form
     requesters = positions_of(fed.ids, to)
     request = (
-        _all_slots(fed, requesters) if ask is None else _collect_requests(call, ask, to, requesters)
+        _all_slots(fed, requesters)
+        if ask is None or slots is None
+        else _read_requests(call, ask, slots, requesters)
     )
     allowed = positions_of(fed.ids, owners) if form.some else requesters
     owner = torch.searchsorted(fed.route.boundary_off, request.target, right=True) - 1
@@ -199,12 +264,11 @@ def pull(
     if ask is None and not form.some:
         wanted = all_places(fed.route.boundary_off, requesters)
     if not len(called_owners):
-        return
+        return None
     owners_reply = _call_owners(
         call, serve, request, wanted, called_owners, named=ask is not None or form.some
     )
-    if owners_reply is not None:
-        call.make(store, _reply_to_requesters(call, request, owners_reply), to, what)
+    return None if owners_reply is None else _reply_to_requesters(call, request, owners_reply)
 
 
 def announce(
@@ -221,7 +285,8 @@ def announce(
     """
     call = _PullCall(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN)
     all_clients = positions_of(fed.ids, None)
-    request = _collect_requests(call, ask, None, all_clients)
+    slots = call.make(ask, {}, None, Kind.HALO_KEYS, rows=True)
+    request = _read_requests(call, ask, slots, all_clients)
     row, off = by_owner(torch.unique(request.target), fed.route.boundary_off, all_clients)
     call.make(listen, {"row": Ragged(row, off)}, None, call.what)
 
@@ -245,11 +310,8 @@ def _all_slots(fed: Federation, requesters: Tensor) -> _Request:
     return _Request(route.target[slots], offsets(route.slot_off.diff()[requesters]), None)
 
 
-def _collect_requests(
-    call: _PullCall, ask: Op, to: Sequence[str] | None, requesters: Tensor
-) -> _Request:
-    """Call `ask` and return which rows the clients want."""
-    reply = call.make(ask, {}, to, Kind.HALO_KEYS, rows=True)
+def _read_requests(call: _PullCall, ask: Op, reply: Payload, requesters: Tensor) -> _Request:
+    """Return which rows the clients want, by their replies to `ask`."""
     if not reply:  # all have gone
         no_slots = torch.zeros(0, dtype=torch.int64)
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)

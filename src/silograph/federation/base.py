@@ -91,6 +91,22 @@ def overwrites(*names: str) -> Callable[[Op], Op]:
     return mark
 
 
+def replies_with(kind: Kind) -> Callable[[Op], Op]:
+    """Declare the kind of an op's replies, where it is another than that of the calls."""
+
+    def mark(op: Op) -> Op:
+        op.__dict__["reply_kind"] = kind
+        return op
+
+    return mark
+
+
+def reply_kind(op: Op, what: Kind) -> Kind:
+    """Return the kind of an op's replies to calls of a kind."""
+    kind: Kind = op.__dict__.get("reply_kind", what)
+    return kind
+
+
 def is_overwritten(op: Op, name: str) -> bool:
     """Return whether an op may write to a field of the state."""
     return name.startswith(op.__dict__.get("overwrites", ()))
@@ -214,7 +230,7 @@ class Federation(Protocol):
             op: module-level function.
             inbox: what the clients get; `Stacked` and `Ragged` fields have a part for each
                 client of `to`.
-            what: declared content of the call, both ways.
+            what: declared content of the call; of the reply, too, unless the op says another.
             key: key of the op's draws.
             to: ids, in the federation's order.
             reduce: how the replies are folded, to `Shared` fields, or which are gathered by

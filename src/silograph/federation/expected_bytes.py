@@ -92,7 +92,7 @@ SizesByKind = Mapping[Kind, SizeBound]
 
 
 def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
-    """Return what one client sends in some steps, by kind of the call; scores are evaluation.
+    """Return what one client sends in some steps, by kind of the reply; scores are evaluation.
 
     Args:
         steps: of a round.
@@ -103,9 +103,12 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
     def by_kind(call: Call) -> SizesByKind:
         scores = {n: spec for n, spec in call.gives.items() if n.startswith(RECEIVED)}
         others = {n: spec for n, spec in call.gives.items() if n not in scores}
-        sizes = {call.what: _bound_of(call, others, extent, state)}
+        sizes = {call.reply_kind: _bound_of(call, others, extent, state)}
         if scores:
-            whole, without_score = _bound_of(call, call.gives, extent, state), sizes[call.what]
+            whole, without_score = (
+                _bound_of(call, call.gives, extent, state),
+                sizes[call.reply_kind],
+            )
             is_bounded = whole.most is not None and without_score.most is not None
             most = (whole.most or 0) - (without_score.most or 0) if is_bounded else None
             score = SizeBound(whole.least - without_score.least, most)

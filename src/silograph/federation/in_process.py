@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from silograph.federation.base import (
     overwrites_nothing,
     per_client,
     positions_of,
+    reply_kind,
 )
 from silograph.federation.check import HAS, check_alike, check_fields, run_op
 from silograph.federation.fold import Reduction
@@ -528,7 +530,8 @@ class InProcess:
                 replies.append(reply)
             del reply  # `join` frees what it has copied
         up, scores = np.concatenate(sizes), np.concatenate(counts)
-        self._account.up(envelope, positions, up, scores, meters)
+        answer_envelope = replace(envelope, kind=reply_kind(op, what))
+        self._account.up(answer_envelope, positions, up, scores, meters)
         if fold is not None:
             return fold.result()
         if len(replies) == 1 and not self._strict:

@@ -342,7 +342,7 @@ class Account:
         """Record the replies and the work of a call.
 
         Args:
-            envelope: of the call.
+            envelope: of the replies, whose kind may be another than that of the call.
             positions: (k,) of the clients that replied.
             sizes: (k,) bytes of their frames.
             counts: (k,) bytes of them that are scores of the received weights: evaluation, whatever

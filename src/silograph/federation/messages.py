@@ -28,7 +28,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Shared, below
+from silograph.core.payload import Field, Ragged, Shared, below
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 
 Message = TypeVar("Message")
@@ -58,6 +58,7 @@ class _Declared:
         specs: what its values must be; None in a class that never crosses, such as a mean.
         is_mapping: whether it holds several values by name.
         is_shared: whether values are tensors, one for all clients.
+        is_rows: whether they have rows of single nodes.
         is_optional: whether it may be None.
     """
 
@@ -65,6 +66,7 @@ class _Declared:
     specs: Specs | None
     is_mapping: bool
     is_shared: bool
+    is_rows: bool
     is_optional: bool
 
 
@@ -86,8 +88,8 @@ def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
             kind = get_args(kind)[0]
         is_mapping = get_origin(kind) is Mapping
         value_type = get_args(kind)[1] if is_mapping else kind
-        is_shared = value_type is Tensor
-        declared.append(_Declared(field.name, specs, is_mapping, is_shared, is_optional))
+        held = value_type is Tensor, value_type is Ragged
+        declared.append(_Declared(field.name, specs, is_mapping, *held, is_optional))
     return tuple(declared)
 
 

@@ -20,7 +20,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Field, Payload, Ragged, State
 from silograph.core.text import counted
-from silograph.federation.base import Op
+from silograph.federation.base import Op, reply_kind
 from silograph.federation.field_specs import Extent, FieldSpecs, check_against
 
 BLANK = -1  # the round before set-up, which is round 0: the state is empty
@@ -46,6 +46,11 @@ class Call:
     takes: FieldSpecs = field(default_factory=dict)
     gives: FieldSpecs = field(default_factory=dict)
     problem: Callable[[Payload, Payload], str | None] | None = None
+
+    @property
+    def reply_kind(self) -> Kind:
+        """Kind of the reply."""
+        return reply_kind(self.op, self.what)
 
     @property
     def scores_inbox(self) -> bool:

@@ -55,7 +55,7 @@ from silograph.control import (
     knob_specs,
     knobs_of,
 )
-from silograph.control.base import BATCHES, EXCHANGES, ROW_BYTES
+from silograph.control.base import BATCHES, EXCHANGES, PREFIX, ROW_BYTES
 from silograph.control.bound_interval import MOVED, RATE
 from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
@@ -97,7 +97,17 @@ from silograph.methods.base import (
     preset,
 )
 from silograph.methods.local_training import GlobalModel, stacked
-from silograph.methods.ops import Clients, Fetch, Server, calls, op, program, repeat, when
+from silograph.methods.ops import (
+    Clients,
+    Fetch,
+    Server,
+    anyone,
+    calls,
+    op,
+    program,
+    repeat,
+    when,
+)
 from silograph.nn import stored_rows
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
@@ -283,8 +293,8 @@ def reads_halo(cfg: Config) -> bool:
     return cfg.options.halo != "none"
 
 
-def reads_own_rows_only(cfg: Config) -> bool:
-    """Return whether nothing is exchanged, so that batches follow each other."""
+def trains_alone(cfg: Config) -> bool:
+    """Return whether nothing is exchanged, so that a round is one call."""
     return not reads_halo(cfg)
 
 
@@ -342,7 +352,7 @@ class BatchState(pull.History, DrawnNodes):
         sums: (C, 4) over these: losses, nodes, ages in batches of the slots read, and slots.
     """
 
-    requested_slots: Ragged | None
+    requested_slots: Ragged
     training: Mapping[str, Stacked | Ragged]
     batches_done: Stacked
     sums: Stacked
@@ -358,17 +368,13 @@ class RoundState(BatchState, ClientState):
 
     start_weights: Mapping[str, Stacked]
 
+    def batch_part(self) -> BatchState:
+        """Return what batches read and write."""
+        return BatchState(**{f.name: getattr(self, f.name) for f in fields(BatchState)})
+
     def after_round(self) -> ClientState:
         """Return what stays."""
         return ClientState(**{f.name: getattr(self, f.name) for f in fields(ClientState)})
-
-
-@dataclass(frozen=True)
-class AskingState(DrawnNodes):
-    """What a client that asks for rows reads and writes of its `RoundState`."""
-
-    requested_slots: Ragged | None
-    versions: Ragged | None
 
 
 @dataclass(frozen=True)
@@ -376,13 +382,6 @@ class OwnerState(pull.History, pull.LastSent):
     """What an owner of rows reads and writes: within a round, or between rounds."""
 
     training: Mapping[str, Stacked | Ragged] | None
-
-
-@dataclass(frozen=True)
-class StoringState(pull.HaloRows):
-    """What a client that gets rows reads and writes."""
-
-    requested_slots: Ragged
 
 
 @op(Kind.CONTROL, writes=("own_rows/", "halo_rows/", "received_at", "passes", "versions"))
@@ -397,7 +396,6 @@ def readable_rows(clients: FedAISClients, state: BatchState) -> stored_rows.Stor
     stored = state.readable(halo=reads_halo(clients.cfg))
     if clients.options.halo != "held":
         return stored
-    assert state.requested_slots is not None  # see `advance`
     is_requested = torch.zeros_like(stored.known)
     slots = check_places(state.requested_slots, clients.block.halo.off, "halo slots")
     is_requested[slots] = True
@@ -455,10 +453,7 @@ class RoundStart(GlobalModel):
     knobs: Annotated[Mapping[str, Stacked], ratio_specs]
 
 
-@op(Kind.WEIGHTS, writes=("training/", "own_rows/"))
-def open_round(
-    clients: FedAISClients, state: ClientState, request: RoundStart
-) -> tuple[RoundState, Empty]:
+def begin_training(clients: FedAISClients, state: ClientState, request: RoundStart) -> RoundState:
     """Compute losses and own embeddings with theta_t, and draw the nodes of the round."""
     cfg, block, key, weights = clients.cfg, clients.block, clients.key, request.weights
     model = divisible(cfg.model)
@@ -488,12 +483,12 @@ def open_round(
     }
     return RoundState(
         **{**vars(state), **vars(drawn), **new},
-        requested_slots=None,
+        requested_slots=Ragged(block.off.new_zeros(0).int(), torch.zeros_like(block.off)),
         training=pack_for_training(cfg, models),
         batches_done=Stacked(torch.zeros_like(state.passes.t)),
         sums=Stacked(zeros),
         start_weights=stack(start),
-    ), Empty()
+    )
 
 
 def whole_pass(
@@ -699,6 +694,18 @@ def batch_number_spec(cfg: Config) -> FieldSpec:
     return FieldSpec(Shared, (), torch.int32, low=0, high=num_batches(cfg) - 1)
 
 
+def first_tau_spec(cfg: Config) -> FieldSpec:
+    """Return the same for tau_t in the first message of a round."""
+    return tau_specs(cfg)[f"{PREFIX}{TAU}"]
+
+
+@dataclass(frozen=True)
+class RoundStartWithTau(RoundStart):
+    """The same with tau_t, the batches up to the second exchange."""
+
+    tau: Annotated[Tensor, first_tau_spec]
+
+
 @dataclass(frozen=True)
 class NextBatches:
     """The batches up to the next exchange.
@@ -722,12 +729,12 @@ class NextBatches:
 
     def numbers(self, cfg: Config) -> range:
         """Return the numbers of the batches in the round."""
-        start, total = int(self.start), num_batches(cfg)
-        return range(start, min(start + int(self.knobs[TAU]), total) if reads_halo(cfg) else total)
+        start = int(self.start)
+        return range(start, min(start + int(self.knobs[TAU]), num_batches(cfg)))
 
-    def first_of_all(self, cfg: Config) -> int:
-        """Return the number of the first batch among those of all rounds."""
-        return (int(self.round) - 1) * num_batches(cfg) + int(self.start)
+    def first(self, cfg: Config) -> int:
+        """Return the number of the round's first batch among those of all rounds."""
+        return (int(self.round) - 1) * num_batches(cfg)
 
 
 @dataclass(frozen=True)
@@ -740,27 +747,25 @@ class RowsThatCame(NextBatches, pull.ReceivedRows):
     """Rows that came for these batches."""
 
 
-@op(Kind.HALO_KEYS, reads_library=False)
-def ask(
-    clients: FedAISClients, state: AskingState, request: NextBatches
-) -> tuple[AskingState, pull.RequestedSlots]:
-    """Request the slots to fetch.
+def slots_to_fetch(
+    clients: FedAISClients, state: BatchState, numbers: range
+) -> pull.RequestedSlots:
+    """Return the slots to fetch before the batches `numbers` of the round (line 15).
 
-    `halo=drawn` requests the slots that the next batch has drawn, `halo=held` those of all batches
-    until the next exchange, `halo=all` every slot. Where only rows that moved are sent, the reply
-    also has the version that the client has of each.
+    `halo=drawn` requests the slots that the first of them has drawn, `halo=held` those of all of
+    them, `halo=all` every slot. Where only rows that moved are sent, the reply also has the version
+    that the client has of each.
     """
     cfg, block = clients.cfg, clients.block
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
     else:
-        numbers = request.numbers(cfg)
         numbers = numbers if cfg.options.halo == "held" else numbers[:1]
         slots = torch.cat([drawn_slots(clients, state, n) for n in numbers]).unique()
     off = torch.searchsorted(slots, block.halo.off)
     slot = Ragged((slots - block.halo.off[:-1][owners(off)]).int(), off)
     versions = None if state.versions is None else Ragged(state.versions.t[slots], off)
-    return replace(state, requested_slots=slot), pull.RequestedSlots(slot, versions)
+    return pull.RequestedSlots(slot, versions)
 
 
 def drawn_slots(clients: FedAISClients, nodes: DrawnNodes, number: int) -> Tensor:
@@ -770,6 +775,17 @@ def drawn_slots(clients: FedAISClients, nodes: DrawnNodes, number: int) -> Tenso
     around, key = surroundings_of(clients), clients.key.fold("batch", number)
     slot = around.slot[stored_rows.drawn_around(around, rows, off, neighbors_of(cfg), key).neighbor]
     return slot[slot >= 0]
+
+
+@op(Kind.WEIGHTS, replies=Kind.HALO_KEYS, writes=("training/", "own_rows/"))
+def open_round(
+    clients: FedAISClients, state: ClientState, request: RoundStartWithTau
+) -> tuple[RoundState, pull.RequestedSlots]:
+    """Begin the round, and request the rows of the first exchange."""
+    new = begin_training(clients, state, request)
+    first = range(min(int(request.tau), num_batches(clients.cfg)))
+    slots = slots_to_fetch(clients, new, first)
+    return replace(new, requested_slots=slots.slot), slots
 
 
 @op(
@@ -798,22 +814,9 @@ def serve(
     reply = pull.answer(model, block, state, request, small=cfg.options.sent == "int8")
     if cfg.options.moved is None:
         return state, reply
-    now = request.first_of_all(cfg)
+    now = request.first(cfg) + int(request.start)
     last, reply = pull.moved_only(block, state, request, reply, cfg.options.moved, now)
     return replace(state, **vars(last)), reply
-
-
-@op(Kind.EMBEDDINGS, reads_library=False, writes=("halo_rows/", "received_at"))
-def store(
-    clients: FedAISClients, state: StoringState, request: RowsThatCame
-) -> tuple[StoringState, Empty]:
-    """Store the received rows (line 17)."""
-    now = request.first_of_all(clients.cfg)
-    versions = request.write_(clients.block, state, state.requested_slots, now)
-    return replace(state, versions=versions), Empty()
-
-
-FETCH_ROWS = Fetch(ask, serve, store, all_answer=True)
 
 
 # Features of the halo: with `share_features` every client fetches them once.
@@ -844,36 +847,58 @@ def keep_features(
 FETCH_FEATURES = Fetch[Empty](None, send_features, keep_features)
 
 
-# --- Batches up to the next exchange (lines 13 and 18) -------------------------------------------
+# --- Batches up to the next exchange (lines 13, 17 and 18) ---------------------------------------
 
 
 WRITTEN_BY_BATCHES = "training/", "own_rows/", "sums"
 
 
-@op(Kind.CONTROL, reads_library=False, writes=WRITTEN_BY_BATCHES)
-def advance(
-    clients: FedAISClients, state: BatchState, request: NextBatches
-) -> tuple[BatchState, Empty]:
-    """Train on the batches up to the next exchange.
+@op(
+    Kind.EMBEDDINGS,
+    replies=Kind.HALO_KEYS,
+    reads_library=False,
+    writes=(*WRITTEN_BY_BATCHES, "halo_rows/", "received_at"),
+)
+def train_batches(
+    clients: FedAISClients, state: BatchState, request: RowsThatCame
+) -> tuple[BatchState, pull.RequestedSlots]:
+    """Store the rows that came, train up to the next exchange, and request its rows.
 
     Raises:
-        ProtocolError: `start` is not the next batch, or no rows were asked for where it needs some.
+        ProtocolError: `start` is not the next batch, or no exchange follows.
     """
     cfg, numbers = clients.cfg, request.numbers(clients.cfg)
+    if numbers.stop >= num_batches(cfg):
+        raise ProtocolError("expected close_round for the last batches of a round, got another")
+    state = train_on(clients, state, request)
+    following = replace(request, start=torch.tensor(numbers.stop)).numbers(cfg)
+    slots = slots_to_fetch(clients, state, following)
+    return replace(state, requested_slots=slots.slot), slots
+
+
+def train_on(clients: FedAISClients, state: BatchState, request: RowsThatCame) -> BatchState:
+    """Store the received rows (line 17), and train up to the next exchange."""
+    first = request.first(clients.cfg)
+    now = first + int(request.start)
+    versions = request.write_(clients.block, state, state.requested_slots, now)
+    state = replace(state, versions=versions)
+    return take_steps(clients, state, request.numbers(clients.cfg), first)
+
+
+def take_steps(clients: FedAISClients, state: BatchState, numbers: range, first: int) -> BatchState:
+    """Take the steps of some batches of a round; `first`: see `train_batch`.
+
+    Raises:
+        ProtocolError: they are not the next ones.
+    """
     check_next_batch(state, numbers.start)
-    if cfg.options.halo == "held" and state.requested_slots is None:
-        raise ProtocolError(
-            "expected an exchange of rows before the first batch of a round with halo=held, got "
-            "none: the slots that a batch may read are those that it has asked for"
-        )
-    first = request.first_of_all(cfg) - numbers.start  # the round's, among those of all rounds
-    if is_compiled(cfg):
+    if is_compiled(clients.cfg):
         train_batches_(clients, state, numbers, first)
     else:
         for number in numbers:
             state = train_batch(clients, state, number, first)
     done = torch.full_like(state.batches_done.t, numbers.stop)
-    return replace(state, batches_done=Stacked(done)), Empty()
+    return replace(state, batches_done=Stacked(done))
 
 
 def check_next_batch(state: BatchState, number: int) -> None:
@@ -1031,11 +1056,31 @@ class TrainedModel:
     steps: Annotated[Stacked | None, steps_specs]
 
 
-@op(Kind.WEIGHTS)
+@op(
+    Kind.EMBEDDINGS,
+    replies=Kind.WEIGHTS,
+    writes=(*WRITTEN_BY_BATCHES, "halo_rows/", "received_at"),
+)
 def close_round(
-    clients: FedAISClients, state: RoundState, _: Empty
+    clients: FedAISClients, state: RoundState, request: RowsThatCame
 ) -> tuple[ClientState, TrainedModel]:
-    """Send the trained model, and end the round.
+    """Store the rows that came, train on the last batches, and end the round."""
+    trained = train_on(clients, state.batch_part(), request)
+    return finish_training(clients, replace(state, **vars(trained)))
+
+
+@op(Kind.WEIGHTS)
+def train_alone(
+    clients: FedAISClients, state: ClientState, request: RoundStart
+) -> tuple[ClientState, TrainedModel]:
+    """Do a whole round without rows of other clients."""
+    begun, batches = begin_training(clients, state, request), range(num_batches(clients.cfg))
+    trained = take_steps(clients, begun.batch_part(), batches, first=0)  # for ages of slots' rows
+    return finish_training(clients, replace(begun, **vars(trained)))
+
+
+def finish_training(clients: FedAISClients, state: RoundState) -> tuple[ClientState, TrainedModel]:
+    """Return the trained model, and what stays after the round.
 
     Raises:
         ProtocolError: batches are left; an update of few batches would show more of single nodes.
@@ -1114,36 +1159,59 @@ def setup(server: Server[FedAISOptions], weights: Params) -> ServerState:
 
 
 @calls(
-    open_round,
-    when(reads_halo, repeat(FETCH_ROWS, advance, at_most=num_batches)),
-    when(reads_own_rows_only, advance),
-    close_round,
+    when(
+        reads_halo,
+        open_round,
+        anyone(serve),
+        repeat(train_batches, anyone(serve), at_most=lambda cfg: num_batches(cfg) - 1),
+        close_round,
+    ),
+    when(trains_alone, train_alone),
 )
 def train_round(
     server: Server[FedAISOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients M_t, with exchanges in between, and average."""
     assert state.weights is not None  # set by setup
-    cfg, client_ids = server.cfg, server.select()
+    cfg, weights, client_ids = server.cfg, state.weights, server.select()
     positions = positions_of(server.fed.ids, client_ids)
-    ratio = {name: t[positions] for name, t in cfg.knobs.items() if name == RATIO}
-    start = RoundStart(state.weights, stack(ratio))
-    server.call(open_round, start, to=client_ids, allow_missing=True)
-    row_bytes = 0
-    for number in first_batches(cfg):
-        batches = NextBatches.of(cfg, server.round, number)
-        if reads_halo(cfg):
-            row_bytes += server.fetch(FETCH_ROWS, batches, to=client_ids)
-        server.call(advance, batches, to=client_ids, allow_missing=True)
-    mean = mean_of_models(server, state.weights)
-    reply = server.call(close_round, Empty(), to=client_ids, reduce=mean)
-    facts = facts_of(server, client_ids, state.weights) | {ROW_BYTES: float(row_bytes)}
+    ratio = stack({name: t[positions] for name, t in cfg.knobs.items() if name == RATIO})
+    mean = mean_of_models(server, weights)
+    row_bytes = -bytes_of_rows(server)
+    if reads_halo(cfg):
+        starts = list(first_batches(cfg))
+        tau = NextBatches.of(cfg, server.round, 0).knobs[TAU]
+        start = RoundStartWithTau(weights, ratio, tau)
+        slots = server.call(open_round, start, to=client_ids, allow_missing=True)
+        for number in starts:
+            rows = server.fetch_rows(
+                slots,
+                serve,
+                NextBatches.of(cfg, server.round, number),
+                RowsThatCame,
+                to=client_ids,
+                of_anyone=True,
+                dtype=next(iter(weights.values())).dtype,
+            )
+            if number != starts[-1]:
+                slots = server.call(train_batches, rows, to=client_ids, allow_missing=True)
+        reply = server.call(close_round, rows, to=client_ids, reduce=mean)
+    else:
+        reply = server.call(train_alone, RoundStart(weights, ratio), to=client_ids, reduce=mean)
+    row_bytes += bytes_of_rows(server)
+    facts = facts_of(server, client_ids, weights) | {ROW_BYTES: float(row_bytes)}
     names = ("row_age", "rows_trained", *((MOVED,) if reports_moves(cfg) else ()))
     if "loss" not in reply:  # no selected client has a training node
         return state, RoundReport(client_ids, None, facts | dict.fromkeys(names, 0.0))
     facts |= {name: float(reply[name].t) for name in names}
     new = ServerState(under("weights", reply), state.memory)
     return new, RoundReport(client_ids, float(reply["loss"].t), facts)
+
+
+def bytes_of_rows(server: Server[FedAISOptions]) -> int:
+    """Return the bytes of all rows, and of the places that they were requested by, so far."""
+    sizes = server.fed.ledger.bytes_by_kind
+    return sizes.get(Kind.EMBEDDINGS, 0) + sizes.get(Kind.HALO_KEYS, 0)
 
 
 def mean_of_models(server: Server[FedAISOptions], weights: Params) -> WeightedMean:

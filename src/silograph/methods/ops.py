@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
+import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError
@@ -39,7 +40,7 @@ from silograph.evaluation.evaluate import tallies
 from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange import sent_weights
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
-from silograph.exchange.pull import PullForm, pull
+from silograph.exchange.pull import PullForm, fetch_rows, pull
 from silograph.federation.base import (
     Federation,
     Gather,
@@ -48,6 +49,7 @@ from silograph.federation.base import (
     overwrites,
     positions_of,
     reads,
+    replies_with,
 )
 from silograph.federation.messages import (
     Empty,
@@ -236,6 +238,7 @@ Step = Callable[[Clients[Options], Before, Request], tuple[After, Reply]]
 def op(
     kind: Kind,
     *,
+    replies: Kind | None = None,
     reads_library: bool = True,
     reads_only: Sequence[str] = (),
     writes: Sequence[str] = (),
@@ -246,6 +249,7 @@ def op(
 
     Args:
         kind: content of its messages.
+        replies: content of the replies, if it is another.
         reads_library: whether it gets what training needs, besides its own state.
         reads_only: how names of the fields begin that it reads, if it is not even these.
         writes: how names of the fields begin that it writes to in place; all others stay.
@@ -293,6 +297,8 @@ def op(
         reads(*(reads_only or (*sorted(own), *library_fields)))(run)
         if writes:
             overwrites(*writes)(run)
+        if replies is not None:
+            replies_with(replies)(run)
         return cast(ClientOp[Request, Reply], run)
 
     return declare
@@ -331,6 +337,13 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Anyone:
+    """An op that clients run whether or not they take part in the round, if they are asked."""
+
+    op: ClientOp[Any, Any]
+
+
+@dataclass(frozen=True)
 class Fetch(Generic[Request]):
     """Rows of neighbors in other clients: some ask, the owners answer, and who asked stores.
 
@@ -357,13 +370,18 @@ class Fetch(Generic[Request]):
 
     def form(self, cfg: MethodConfig[Any]) -> PullForm:
         """Return what the messages hold."""
-        rows = specs_of(self.answer.declaration.reply, cfg)
-        marks = {n for n in ("answered", "changed", "version") if rows.pop(n, None) is not None}
-        missing: Literal["fail", "keep"] = "keep" if "answered" in marks else "fail"
-        return PullForm(rows, missing, since="changed" in marks, some=self.all_answer)
+        return pull_form(self.answer, cfg, some=self.all_answer)
 
 
-Part = ClientOp[Any, Any] | Group | Fetch[Any]
+def pull_form(answer: ClientOp[Any, Any], cfg: MethodConfig[Any], *, some: bool) -> PullForm:
+    """Return what the messages of a pull hold, by the reply of those who answer."""
+    rows = specs_of(answer.declaration.reply, cfg)
+    marks = {n for n in ("answered", "changed", "version") if rows.pop(n, None) is not None}
+    missing: Literal["fail", "keep"] = "keep" if "answered" in marks else "fail"
+    return PullForm(rows, missing, since="changed" in marks, some=some)
+
+
+Part = ClientOp[Any, Any] | Anyone | Group | Fetch[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -377,6 +395,11 @@ def when(condition: Callable[[MethodConfig[Any]], bool], *parts: Part) -> Group:
     return Group(parts, condition)
 
 
+def anyone(part: ClientOp[Any, Any]) -> Anyone:
+    """Return a call that clients answer whether or not they take part in the round."""
+    return Anyone(part)
+
+
 def calls(*parts: Part) -> Callable[[Function], Function]:
     """Declare which ops a round or a set-up calls, in order; silos refuse any other call.
 
@@ -384,7 +407,7 @@ def calls(*parts: Part) -> Callable[[Function], Function]:
         ConfigError: a part is no op.
     """
     for part in parts:
-        if not isinstance(part, Group | Fetch) and not hasattr(part, "declaration"):
+        if not isinstance(part, Anyone | Group | Fetch) and not hasattr(part, "declaration"):
             raise ConfigError(
                 f"expected ops that @op(KIND) has made, got {getattr(part, '__name__', part)}: see "
                 "docs/methods.md"
@@ -439,6 +462,8 @@ def _steps_of(
                 steps.append(answers if only_answers else Either((asks, answers, stores), answers))
             case Fetch() if not only_answers:
                 steps.extend(_steps_of(part.parts, cfg, call))
+            case Anyone():
+                steps.append(Maybe(call(part.op)))
             case _ if not isinstance(part, Group | Fetch) and not only_answers:
                 steps.append(call(part))
     return tuple(steps)
@@ -447,10 +472,13 @@ def _steps_of(
 def _ops_in(parts: Sequence[Part]) -> Iterator[ClientOp[Any, Any]]:
     """Yield the ops of an order of calls."""
     for part in parts:
-        if isinstance(part, Group | Fetch):
-            yield from _ops_in(part.parts)
-        else:
-            yield part
+        match part:
+            case Group() | Fetch():
+                yield from _ops_in(part.parts)
+            case Anyone():
+                yield part.op
+            case _:
+                yield part
 
 
 # --- The server ----------------------------------------------------------------------------------
@@ -502,9 +530,48 @@ class Server(Generic[Options]):
         With `allow_missing` the call goes on without clients that are away or fail.
         """
         inbox, kind, key = self._inbox(op, request, to), op.declaration.kind, self.call_key
+        rows = reduce is None and any(f.is_rows for f in declared_fields(op.declaration.reply))
         return self.fed.call(
-            op, inbox, what=kind, key=key, to=to, reduce=reduce, lacking=allow_missing
+            op, inbox, what=kind, key=key, to=to, reduce=reduce, rows=rows, lacking=allow_missing
         )
+
+    def fetch_rows(
+        self,
+        slots: Payload,
+        op: ClientOp[Any, Any],
+        request: Any,
+        into: type[Request],
+        *,
+        to: Sequence[str] | None = None,
+        of_anyone: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> Request:
+        """Fetch the rows that clients want, and return the next request to them.
+
+        Args:
+            slots: which ones: what a call to the clients has returned, `slot` and maybe `version`.
+            op: how owners send rows; it gets `request` and the fields `row` and maybe `since`.
+            request: fields that owners and the clients get besides.
+            into: class of the next request, with the fields of the rows and those of `request`.
+            to: the clients that want rows.
+            of_anyone: whether owners need not be among these (see `anyone`).
+            dtype: of floating point values in the run.
+        """
+        fields = cast("Mapping[str, Shared]", to_payload(request))
+        form = pull_form(op, self.cfg, some=of_anyone)
+        what = op.declaration.kind
+        rows = fetch_rows(
+            self.fed,
+            slots,
+            op,
+            what=what,
+            key=self.call_key,
+            inbox=fields,
+            to=to,
+            form=form,
+            dtype=dtype,
+        )
+        return from_payload(into, {**fields, **rows})
 
     def fetch(
         self, fetch: Fetch[Request], request: Request, *, to: Sequence[str] | None = None
@@ -751,6 +818,7 @@ __all__ = [
     "Empty",
     "Fetch",
     "Server",
+    "anyone",
     "calls",
     "op",
     "program",

@@ -224,7 +224,7 @@ def _scored(config: ResolvedConfig, method: Method, method_config: MethodConfig,
 def kinds_sent(program: Program) -> tuple[str, ...]:
     """Return the kinds of what a client sends in a run, sorted."""
     both = program.setup, program.round(1), program.round(program.rounds)
-    return tuple(sorted({call.what.value for steps in both for call in calls_of(steps)}))
+    return tuple(sorted({call.reply_kind.value for steps in both for call in calls_of(steps)}))
 
 
 # --- The most work that one call can be at a silo, of what is fixed before the first round -------

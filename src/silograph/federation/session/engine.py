@@ -38,6 +38,7 @@ from silograph.federation.base import (
     decoder_of,
     fold_of,
     positions_of,
+    reply_kind,
 )
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
@@ -634,6 +635,7 @@ class Session:
         rows = rows or bool(decoder_of(reduce).known)
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
+        answer_envelope = replace(envelope, kind=reply_kind(op, what))
         positions = positions_of(self.ids, to)
         agreed_call, after = self._course.find(self._round, op, what, key)
         self._course.advance(self._round, after)
@@ -649,7 +651,8 @@ class Session:
 
         # 2. Read the answers in client order; a reply that breaks a rule drops its client.
         def read(place: int, peer: Peer) -> Answer:
-            answer = read_answer(place, self._answer(peer, Type.REPLY), envelope, reduce, rows=rows)
+            body = self._answer(peer, Type.REPLY)
+            answer = read_answer(place, body, answer_envelope, reduce, rows=rows)
             request = take_all(inbox, torch.tensor([place]))
             agreed_call.check_reply(request, answer.reply, self._extents[int(positions[place])])
             position = int(positions[place])
@@ -676,7 +679,7 @@ class Session:
         up = np.array([answer.size for answer in answers])
         scores = np.array([int(count_sizes(answer.reply, 1)[0]) for answer in answers])
         meters = [answer.meter for answer in answers]
-        self._account.up(envelope, positions[places], up, scores, meters)
+        self._account.up(answer_envelope, positions[places], up, scores, meters)
         if reduce is None:
             return join_replies(answers, len(positions))
         reduction = Reduction(reduce, len(self.ids), compiled=self._compiled)

@@ -442,11 +442,11 @@ class Responder:
                 private=True,
             )
         agreed_call.check_reply(inbox, reply, prepared.extent, own=True)
-        answer = Envelope(name, envelope.kind, envelope.round, envelope.step)
+        answer = replace(envelope, kind=agreed_call.reply_kind)
         frame = encode(answer, reply, 0)
-        body = reply_body(envelope.kind, meter, frame)
+        body = reply_body(answer.kind, meter, frame)
         check_size(body)
-        self._bounds.check(envelope.kind, self.audit.sent, len(frame))
+        self._bounds.check(answer.kind, self.audit.sent, len(frame))
         self.audit.record_reply(answer, reply, frame, begins=begins)
         self._state = new
         seconds = round(time.monotonic() - began, 6)
