@@ -497,6 +497,7 @@ class InProcess:
         rows = rows or bool(decoder_of(reduce).known)
         op = per_client(op) if self._single_client_ops else op
         envelope = self._account.open(op.__name__, what)
+        answer_envelope = replace(envelope, kind=reply_kind(op, what))
         order = _Order(op, key, rows, envelope.round)
         positions = self._positions if to is None else positions_of(self._ids, to)
         size, where = positions.numel(), f"inbox of {op.__name__}"
@@ -523,14 +524,13 @@ class InProcess:
             sizes.append(frame_sizes(op.__name__, reply, clients))
             counts.append(count_sizes(reply, clients))
             meters.append(meter)
-            reply = self._send_over_wire(envelope, reply, clients)
+            reply = self._send_over_wire(answer_envelope, reply, clients)
             if fold is not None:
                 fold.add(reply, target.positions, self._states[target.block].holds)
             else:
                 replies.append(reply)
             del reply  # `join` frees what it has copied
         up, scores = np.concatenate(sizes), np.concatenate(counts)
-        answer_envelope = replace(envelope, kind=reply_kind(op, what))
         self._account.up(answer_envelope, positions, up, scores, meters)
         if fold is not None:
             return fold.result()
