@@ -1,6 +1,5 @@
 """From lines of `overhead.jsonl` to the tables and plots of `overhead.md`."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from side import Row
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.reproduce.reproduce import Curves, svg_of
+from silograph.study.study import read_lines
 
 HERE = Path(__file__).parent
 RUNS = HERE / "pubmed.jsonl"  # lines of the recipe local_bias/pubmed
@@ -201,7 +201,7 @@ def convergence(row: Row) -> dict[str, tuple[list[float], list[float]]]:
     """Return validation micro F1 against the time of training, at rate .01 and seed 0."""
     runs = {
         line["labels"]["variant"]: line["curve"]
-        for line in map(json.loads, RUNS.read_text().splitlines())
+        for line in read_lines(RUNS)
         if line["labels"]["lr"] == 0.01 and line["labels"]["seed"] == 0 and "curve" in line
     }
     lines = {}

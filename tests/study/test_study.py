@@ -2,6 +2,7 @@
 
 import io
 import json
+import lzma
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +24,8 @@ from silograph.study.study import (
     ExecutionOptions,
     StudyFile,
     check_processes,
+    pack,
+    packed_path,
     read_lines,
     run_missing_cells,
 )
@@ -215,6 +218,43 @@ def test_a_line_that_was_cut_off_is_dropped_and_no_other(tmp_path: Path) -> None
             file.add(some_line(2))
         assert [line["config"]["seed"] for line in read_lines(path)] == [*[0, 1][:whole], 2]
         assert path.read_bytes().count(b"\n") == whole + 1
+
+
+def test_packed_lines_come_before_those_that_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    for seed in (0, 1, 2):
+        with StudyFile(path) as file:
+            file.add(some_line(seed))
+        pack(path)
+        assert not path.exists()
+    with StudyFile(path) as file:
+        file.add(some_line(3))
+        assert file.find_line(digest_of(some_line(1))) == some_line(1)
+    assert read_lines(path) == [some_line(seed) for seed in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-20], r"expected packed lines in .*s\.jsonl\.xz, got: .*: restore the"),
+        (lambda _: b"text", r"expected packed lines in .*s\.jsonl\.xz, got: .*: restore the"),
+        (lambda _: lzma.compress(b"nonsense\n"), r"the JSON of a cell in line 1 of .*s\.jsonl\.xz"),
+        (lambda _: lzma.compress(bytes(9001)), r"expected at most 9,000 bytes of lines in .*\.xz"),
+    ],
+)
+def test_packed_lines_that_are_damaged_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, message: str
+) -> None:
+    path = tmp_path / "s.jsonl"
+    with StudyFile(path) as file:
+        file.add(some_line(0))
+    pack(path)
+    monkeypatch.setattr("silograph.study.study.MOST_PACKED", 9000)
+    packed = packed_path(path)
+    packed.write_bytes(damage(packed.read_bytes()))
+    for read in (StudyFile, read_lines):
+        with pytest.raises(ConfigError, match=message):
+            read(path)
 
 
 def test_the_latest_line_of_a_cell_counts(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from silograph.experiment.run.run import check_mode
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line, digest_of, is_final
 from silograph.study.study import (
+    PACKED,
     ExecutionOptions,
     StudyFile,
     check_processes,
@@ -328,7 +329,8 @@ def _copy_lines(recipe: Recipe, file: StudyFile) -> int:
 def _read_neighboring_lines(path: Path) -> dict[str, Line]:
     """Return finished lines of the other files of a folder by cell; other files have none."""
     line_by_digest: dict[str, Line] = {}
-    for lines_file in sorted(path.parent.glob("*.jsonl")):
+    found = path.parent.glob("*.jsonl*")
+    for lines_file in sorted({file.with_name(file.name.removesuffix(PACKED)) for file in found}):
         if lines_file != path:
             with contextlib.suppress(ConfigError, KeyError, TypeError, AttributeError):
                 line_by_digest |= {
