@@ -1,7 +1,7 @@
 """Messages and ops as methods are written: what annotations say is what crosses, and no more."""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from silograph.core.errors import ConfigError, OpError, ProtocolError
 from silograph.core.payload import Ragged, Shared, Stacked
 from silograph.federation.field_specs import FieldSpec
 from silograph.federation.messages import from_payload, is_own_field, specs_of, to_payload
+from silograph.federation.ops import CallContext, Part, for_each, steps_of
 from silograph.federation.program import calls_of, possible_calls
 from silograph.methods import (
     FEDAVG,
@@ -33,6 +34,7 @@ from silograph.methods import (
     program,
     repeat,
     train,
+    when,
 )
 from silograph.methods.ops import scores_start
 
@@ -74,6 +76,26 @@ def test_a_message_is_its_fields_and_back() -> None:
     assert specs_of(Message, []).keys() == sent.keys() - {"rows/a"}
     assert is_own_field(Message, "rows/b")
     assert not is_own_field(Message, "rowsmore")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A state with another one in it, under a name that Python keeps for itself."""
+
+    pass_: Message
+    count: Annotated[Stacked, FieldSpec(Stacked)]
+
+
+def test_a_state_in_a_state_has_names_below_its_own() -> None:
+    outer = Outer(message(), Stacked(torch.zeros(2)))
+    stored = to_payload(outer)
+    assert set(stored) == {"pass/one", "pass/each", "pass/rows/a", "pass/named/a", "count"}
+    again = from_payload(Outer, stored)
+    assert to_payload(again.pass_).keys() == to_payload(outer.pass_).keys()
+    assert again.count is outer.count
+    assert specs_of(Outer, ["a"]).keys() == stored.keys()
+    assert is_own_field(Outer, "pass/rows/a")
+    assert not is_own_field(Outer, "pass_")
 
 
 def test_a_field_that_is_missing_is_named() -> None:
@@ -161,6 +183,21 @@ def test_a_program_has_the_declared_calls(cfg: Any) -> None:
         first = list(possible_calls(after[0]))
         assert [call.op for call, _ in first] == [train_twice]
     assert not list(possible_calls(next(rest for _, rest in first)))
+
+
+def test_calls_in_several_contexts_have_their_keys(cfg: Any) -> None:
+    def twice(context: CallContext) -> list[CallContext]:
+        return [replace(context, key=context.key.fold(n), kind=Kind.EVALUATION) for n in range(2)]
+
+    steps = steps_of(calls_made_twice(twice), CallContext(cfg, sg.methods.Key.of(0), 1))
+    keys = [sg.methods.Key.of(0).fold(n) for n in range(2)]
+    assert [(call.op, call.key, call.what) for call in calls_of(steps)] == [
+        (train, key, Kind.EVALUATION) for key in keys
+    ]
+
+
+def calls_made_twice(twice: Callable[[CallContext], list[CallContext]]) -> tuple[Part, ...]:
+    return when(lambda cfg: cfg.participation == 0, train), for_each(twice, train)
 
 
 def test_state_goes_from_round_to_round(make_graph: MakeGraph) -> None:

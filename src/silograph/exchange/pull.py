@@ -14,7 +14,7 @@ C: clients. A: clients that ask. k: slots that are asked for. W: boundary rows t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
 from silograph.federation.messages import SpecsByConfig, from_payload, specs_of, to_payload
+from silograph.federation.ops import CallContext, ClientOp, Exchange
 from silograph.federation.program import Call, Either, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
@@ -49,6 +50,7 @@ from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import StoredRows, stored_stages, surroundings, to_send
 
 Stored = TypeVar("Stored")
+Request = TypeVar("Request")
 NO_VERSION = -1  # of a row that a requester does not have
 LATER = "later versions of changed rows, got those that were asked for or earlier ones"
 
@@ -269,6 +271,59 @@ def _fetch(
         call, serve, request, wanted, called_owners, named=ask is not None or form.some
     )
     return None if owners_reply is None else _reply_to_requesters(call, request, owners_reply)
+
+
+def pull_form(answer: ClientOp[Any, Any], cfg: Any, *, some: bool) -> PullForm:
+    """Return what the messages of a pull hold, by the reply of those who answer."""
+    rows = specs_of(answer.declaration.reply, cfg)
+    marks = {n for n in ("answered", "changed", "version") if rows.pop(n, None) is not None}
+    missing: Literal["fail", "keep"] = "keep" if "answered" in marks else "fail"
+    return PullForm(rows, missing, since="changed" in marks, some=some)
+
+
+@dataclass(frozen=True)
+class Fetch(Exchange, Generic[Request]):
+    """Rows of neighbors in other clients: some ask, the owners answer, and who asked stores.
+
+    All three ops get the request besides the fields that `pull` describes: a reply with `slot` and
+    maybe `version`; a request with `row` and maybe `since`, a reply with the rows, and maybe
+    `answered`, `changed` and `version`; and what came of these.
+
+    Attributes:
+        ask: names the slots; None: all are wanted.
+        answer: sends rows.
+        store: takes what came.
+    """
+
+    ask: ClientOp[Request, Any] | None
+    answer: ClientOp[Any, Any]
+    store: ClientOp[Any, Any]
+
+    @property
+    def parts(self) -> tuple[ClientOp[Any, Any], ...]:
+        """The ops."""
+        return (() if self.ask is None else (self.ask,)) + (self.answer, self.store)
+
+    def carry(
+        self,
+        fed: Federation,
+        request: Request,
+        context: CallContext,
+        *,
+        to: Sequence[str] | None = None,
+        allow_missing: bool = False,
+    ) -> None:
+        """Fetch rows for clients; the form of the messages says whether they may be missing."""
+        del allow_missing
+        pull(
+            fed,
+            *(self.ask, self.answer, self.store),
+            what=context.kind_of(self.answer),
+            key=context.key,
+            inbox=to_payload(request),
+            to=to,
+            form=pull_form(self.answer, context.cfg, some=False),
+        )
 
 
 def announce(

@@ -13,7 +13,8 @@ where a run does not have the field. The type says how values are held:
 
 - `Tensor`: one for all clients (`Shared` on the wire);
 - `Stacked`, `Patched` or `Ragged`: a part for each client;
-- a mapping from names to one of these; `X | None` where some runs lack the field.
+- a mapping from names to one of these; `X | None` where some runs lack the field;
+- another such class: its fields are `NAME/FIELD`. A field `pass_` is `pass` on the wire.
 
 So specs, sizes, the table of what leaves a silo and the messages themselves follow from one class.
 """
@@ -54,7 +55,9 @@ class _Declared:
     """A field of a message.
 
     Attributes:
+        attribute: of the class.
         name: of the field, and how its names on the wire begin.
+        message: its class, where it is a message or state itself.
         specs: what its values must be; None in a class that never crosses, such as a mean.
         is_mapping: whether it holds several values by name.
         is_shared: whether values are tensors, one for all clients.
@@ -62,7 +65,9 @@ class _Declared:
         is_optional: whether it may be None.
     """
 
+    attribute: str
     name: str
+    message: Any
     specs: Specs | None
     is_mapping: bool
     is_shared: bool
@@ -88,8 +93,19 @@ def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
             kind = get_args(kind)[0]
         is_mapping = get_origin(kind) is Mapping
         value_type = get_args(kind)[1] if is_mapping else kind
-        held = value_type is Tensor, value_type is Ragged
-        declared.append(_Declared(field.name, specs, is_mapping, *held, is_optional))
+        is_message = dataclasses.is_dataclass(kind) and kind not in get_args(Field)
+        declared.append(
+            _Declared(
+                attribute=field.name,
+                name=field.name.rstrip("_"),
+                message=kind if is_message else None,
+                specs=specs,
+                is_mapping=is_mapping,
+                is_shared=value_type is Tensor,
+                is_rows=value_type is Ragged,
+                is_optional=is_optional,
+            )
+        )
     return tuple(declared)
 
 
@@ -109,6 +125,10 @@ def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
         if field.specs is round_number:
             specs[field.name] = exactly(number)
             continue
+        if field.message is not None:
+            inner = specs_of(field.message, cfg, number)
+            specs |= {f"{field.name}/{name}": spec for name, spec in inner.items()}
+            continue
         own = field.specs(cfg) if callable(field.specs) else field.specs
         if own is None:
             raise TypeError(f"{cls.__name__}.{field.name}: expected Annotated[type, specs]")
@@ -120,10 +140,12 @@ def to_payload(message: Any) -> dict[str, Any]:
     """Return the fields of a message or a state as they are sent or stored."""
     payload: dict[str, Any] = {}
     for field in declared_fields(type(message)):
-        value = getattr(message, field.name)
+        value = getattr(message, field.attribute)
         if value is None:
             continue
-        if not field.is_mapping:
+        if field.message is not None:
+            payload |= {f"{field.name}/{name}": part for name, part in to_payload(value).items()}
+        elif not field.is_mapping:
             payload[field.name] = Shared(value) if field.is_shared else value
         elif field.is_shared:
             payload |= {f"{field.name}/{name}": Shared(t) for name, t in value.items()}
@@ -140,16 +162,21 @@ def from_payload(cls: type[Message], payload: Mapping[str, Field]) -> Message:
     """
     values: dict[str, Any] = {}
     for field in declared_fields(cls):
+        if field.message is not None:
+            values[field.attribute] = from_payload(field.message, below(field.name, payload))
+            continue
         if field.is_mapping:
             parts = below(field.name, payload)
-            values[field.name] = {n: f.t for n, f in parts.items()} if field.is_shared else parts
+            values[field.attribute] = (
+                {n: f.t for n, f in parts.items()} if field.is_shared else parts
+            )
             if field.is_optional and not parts:
-                values[field.name] = None
+                values[field.attribute] = None
             continue
         part = payload.get(field.name)
         if part is None and not field.is_optional:
             raise ProtocolError(f"expected the field {field.name!r} of {cls.__name__}, got none")
-        values[field.name] = part.t if part is not None and field.is_shared else part
+        values[field.attribute] = part.t if part is not None and field.is_shared else part
     return cls(**values)
 
 

@@ -24,10 +24,10 @@ order, for simulations and real federations alike.
 C: clients of a block.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,25 +40,39 @@ from silograph.evaluation.evaluate import tallies
 from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange import sent_weights
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
-from silograph.exchange.pull import PullForm, fetch_rows, pull
+from silograph.exchange.pull import Fetch, fetch_rows, pull_form
 from silograph.federation.base import (
     Federation,
     Gather,
     Reduce,
     WeightedMean,
-    overwrites,
     positions_of,
-    reads,
     replies_with,
 )
 from silograph.federation.messages import (
     Empty,
     declared_fields,
     from_payload,
-    is_own_field,
     round_number,
     specs_of,
     to_payload,
+)
+from silograph.federation.ops import (
+    BlockClients,
+    CallContext,
+    ClientOp,
+    Exchange,
+    OpDeclaration,
+    Problem,
+    anyone,
+    as_op,
+    calls,
+    message_types,
+    ops_in,
+    order_of,
+    repeat,
+    steps_of,
+    when,
 )
 from silograph.federation.program import (
     AlikeRounds,
@@ -67,7 +81,6 @@ from silograph.federation.program import (
     Either,
     Maybe,
     OtherNetwork,
-    Repeat,
     Steps,
 )
 from silograph.graph.block.block import ClientBlock
@@ -96,7 +109,7 @@ TRAINING_STATE = "optimizer/", "neighbors/", "tables/", "sent/", *LOCAL_GRAPH
 
 
 @dataclass
-class Clients(Generic[Options]):
+class Clients(BlockClients, Generic[Options]):
     """The clients of a block, as an op sees them.
 
     Attributes:
@@ -110,9 +123,6 @@ class Clients(Generic[Options]):
     """
 
     cfg: MethodConfig[Options]
-    block: ClientBlock
-    key: Key
-    state: State
     start: tuple[Mapping[str, Shared], Params] | None = None
 
     @property
@@ -158,78 +168,38 @@ class Clients(Generic[Options]):
         return embeddings(self.cfg, self.block, self.state, weights)
 
 
+def decodes(declared: OpDeclaration) -> bool:
+    """Return whether the request has weights in the form that the run sends them in."""
+    return any(f.specs is sent_weights.inbox_spec for f in declared_fields(declared.request))
+
+
+def encodes(declared: OpDeclaration) -> bool:
+    """Return whether the reply has such weights."""
+    forms = sent_weights.reply_spec, sent_weights.later_reply_spec
+    return any(f.specs in forms for f in declared_fields(declared.reply))
+
+
+def sends_scores(declared: OpDeclaration) -> bool:
+    """Return whether clients score the weights that they receive, and send the counts."""
+    return any(f.name == RECEIVED for f in declared_fields(declared.reply))
+
+
 @dataclass(frozen=True)
-class OpDeclaration:
-    """What an op takes and gives.
+class TrainingDeclaration(OpDeclaration):
+    """What an op of a method takes and gives."""
 
-    Attributes:
-        kind: content of its messages.
-        before: class of the clients' state before it.
-        request: class of the message to clients.
-        after: class of their state after it.
-        reply: class of the message to the server.
-    """
-
-    kind: Kind
-    before: type
-    request: type
-    after: type
-    reply: type
-
-    @property
-    def decodes(self) -> bool:
-        """Whether the request has weights in the form that the run sends them in."""
-        return any(f.specs is sent_weights.inbox_spec for f in declared_fields(self.request))
-
-    @property
-    def encodes(self) -> bool:
-        """Whether the reply has such weights."""
-        forms = sent_weights.reply_spec, sent_weights.later_reply_spec
-        return any(f.specs in forms for f in declared_fields(self.reply))
-
-    @property
-    def scores_start(self) -> bool:
-        """Whether clients score the weights that they receive, and send the counts."""
-        return any(f.name == RECEIVED for f in declared_fields(self.reply))
-
-    def find_problem(self, cfg: Any) -> Callable[[Payload, Payload], str | None]:
+    def find_problem(self, cfg: Any) -> Problem:
         """Return what finds numbers of a reply that contradict each other or the request."""
-        compare = getattr(self.reply, "find_problem", None)
-        check_counts = (
-            tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
-            if self.scores_start and cfg.received
-            else None
-        )
+        find_own = super().find_problem(cfg)
+        if not sends_scores(self) or not cfg.received:
+            return find_own
+        check_counts = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
 
         def find(inbox: Payload, reply: Payload) -> str | None:
-            problem = None
-            if compare is not None:
-                request: Any = from_payload(self.request, inbox)
-                problem = compare(from_payload(self.reply, reply), request, cfg)
-            if problem is None and check_counts is not None:
-                problem = check_counts(inbox, reply)
-            return cast(str | None, problem)
+            problem = find_own(inbox, reply)
+            return check_counts(inbox, reply) if problem is None else problem
 
         return find
-
-
-class ClientOp(Generic[Request, Reply]):
-    """An op: the type of what `op` returns.
-
-    It is a plain function at run time, with the parameters that engines, sessions and pickle
-    expect, and with a `declaration`.
-    """
-
-    __name__: str
-    __module__: str
-    __qualname__: str
-    declaration: OpDeclaration
-
-    def __call__(
-        self, cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-    ) -> tuple[State, Payload]:
-        """Run the op at the clients of a block."""
-        raise NotImplementedError
 
 
 Step = Callable[[Clients[Options], Before, Request], tuple[After, Reply]]
@@ -261,27 +231,22 @@ def op(
     def declare(
         function: Step[Options, Before, Request, After, Reply],
     ) -> ClientOp[Request, Reply]:
-        before, request_type, after, reply_type = _message_types(function)
-        declaration = OpDeclaration(kind, before, request_type, after, reply_type)
+        declaration = TrainingDeclaration(kind, *message_types(function))
+        is_decoded, is_encoded = decodes(declaration), encodes(declaration)
+        has_weights = is_decoded or is_encoded
 
         def run(
             cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
         ) -> tuple[State, Payload]:
-            is_encoded = not cfg.sent.plain
-            if is_encoded and declaration.decodes:
+            is_plain = not has_weights or cfg.sent.plain
+            if is_decoded and not is_plain:
                 inbox = {**inbox, **sent_weights.decode_weights(cfg, block, state, inbox)}
-            library = {
-                n: f
-                for n, f in state.items()
-                if not (is_own_field(before, n) or is_own_field(after, n))
-            }
-            clients = Clients[Any](cfg, block, key, library)
-            new, message = function(
-                clients, from_payload(before, state), from_payload(request_type, inbox)
-            )
+            clients = Clients[Any](cfg, block, key, declaration.others_in(state))
+            before: Any = from_payload(declaration.before, state)
+            new, message = function(clients, before, from_payload(declaration.request, inbox))
             new_state: State = {**clients.state, **to_payload(new)}
             fields = to_payload(message)
-            if not is_encoded or not declaration.encodes:
+            if is_plain or not is_encoded:
                 return new_state, fields
             if clients.start is None:
                 start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
@@ -289,196 +254,13 @@ def op(
             base, untouched = clients.start
             return sent_weights.encode_reply(cfg, new_state, base, fields, untouched)
 
-        run.__name__ = run.__qualname__ = function.__name__
-        run.__module__, run.__doc__ = function.__module__, function.__doc__
-        run.__dict__["declaration"] = declaration
-        own = {field.name for cls in (before, after) for field in declared_fields(cls)}
         library_fields = TRAINING_STATE if reads_library else ()
-        reads(*(reads_only or (*sorted(own), *library_fields)))(run)
-        if writes:
-            overwrites(*writes)(run)
+        read = reads_only or (*declaration.own_fields, *library_fields)
         if replies is not None:
             replies_with(replies)(run)
-        return cast(ClientOp[Request, Reply], run)
+        return as_op(run, function, declaration, read, writes)
 
     return declare
-
-
-def _message_types(function: Callable[..., Any]) -> tuple[type, type, type, type]:
-    """Return the classes of an op's state and request, and of its new state and reply."""
-    hints = get_type_hints(function)
-    returned = get_args(hints.pop("return", None))
-    types = (*list(hints.values())[1:], *returned)
-    if len(types) != 4 or not all(map(is_dataclass, types)):
-        raise ConfigError(
-            f"expected op {function.__name__}(clients: Clients[OPTIONS], state: STATE, request: "
-            "REQUEST) -> tuple[STATE, REPLY], each a dataclass, got other annotations"
-        )
-    before, request, after, reply = types
-    return before, request, after, reply
-
-
-# --- The order of calls --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Group:
-    """Calls that are made again, or by some runs only.
-
-    Attributes:
-        parts: the calls.
-        condition: whether a run makes them, by the method's config.
-        at_most: how often it makes them; None: once.
-    """
-
-    parts: "tuple[Part, ...]"
-    condition: Callable[[MethodConfig[Any]], bool] = lambda _: True
-    at_most: Callable[[MethodConfig[Any]], int] | None = None
-
-
-@dataclass(frozen=True)
-class Anyone:
-    """An op that clients run whether or not they take part in the round, if they are asked."""
-
-    op: ClientOp[Any, Any]
-
-
-@dataclass(frozen=True)
-class Fetch(Generic[Request]):
-    """Rows of neighbors in other clients: some ask, the owners answer, and who asked stores.
-
-    All three ops get the request besides the fields that `exchange.pull` describes: a reply with
-    `slot` and maybe `version`; a request with `row` and maybe `since`, a reply with the rows, and
-    maybe `answered`, `changed` and `version`; and what came of these.
-
-    Attributes:
-        ask: names the slots; None: all are wanted.
-        answer: sends rows.
-        store: takes what came.
-        all_answer: whether clients that take no part in the round answer, too.
-    """
-
-    ask: ClientOp[Request, Any] | None
-    answer: ClientOp[Any, Any]
-    store: ClientOp[Any, Any]
-    all_answer: bool = False
-
-    @property
-    def parts(self) -> "tuple[Part, ...]":
-        """The ops."""
-        return (() if self.ask is None else (self.ask,)) + (self.answer, self.store)
-
-    def form(self, cfg: MethodConfig[Any]) -> PullForm:
-        """Return what the messages hold."""
-        return pull_form(self.answer, cfg, some=self.all_answer)
-
-
-def pull_form(answer: ClientOp[Any, Any], cfg: MethodConfig[Any], *, some: bool) -> PullForm:
-    """Return what the messages of a pull hold, by the reply of those who answer."""
-    rows = specs_of(answer.declaration.reply, cfg)
-    marks = {n for n in ("answered", "changed", "version") if rows.pop(n, None) is not None}
-    missing: Literal["fail", "keep"] = "keep" if "answered" in marks else "fail"
-    return PullForm(rows, missing, since="changed" in marks, some=some)
-
-
-Part = ClientOp[Any, Any] | Anyone | Group | Fetch[Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def repeat(*parts: Part, at_most: Callable[[MethodConfig[Any]], int]) -> Group:
-    """Return calls that are made again, in an order of calls."""
-    return Group(parts, at_most=at_most)
-
-
-def when(condition: Callable[[MethodConfig[Any]], bool], *parts: Part) -> Group:
-    """Return calls that only some runs make, in an order of calls."""
-    return Group(parts, condition)
-
-
-def anyone(part: ClientOp[Any, Any]) -> Anyone:
-    """Return a call that clients answer whether or not they take part in the round."""
-    return Anyone(part)
-
-
-def calls(*parts: Part) -> Callable[[Function], Function]:
-    """Declare which ops a round or a set-up calls, in order; silos refuse any other call.
-
-    Raises:
-        ConfigError: a part is no op.
-    """
-    for part in parts:
-        if not isinstance(part, Anyone | Group | Fetch) and not hasattr(part, "declaration"):
-            raise ConfigError(
-                f"expected ops that @op(KIND) has made, got {getattr(part, '__name__', part)}: see "
-                "docs/methods.md"
-            )
-
-    def mark(function: Function) -> Function:
-        function.__dict__["order"] = parts
-        return function
-
-    return mark
-
-
-def order_of(function: Callable[..., Any]) -> tuple[Part, ...]:
-    """Return the declared calls of a round or a set-up."""
-    return cast("tuple[Part, ...]", function.__dict__.get("order", ()))
-
-
-def _call(cfg: MethodConfig[Any], key: Key, number: int, part: ClientOp[Any, Any]) -> Call:
-    """Return what both ends check of a call in a round."""
-    declared = part.declaration
-    request = specs_of(declared.request, cfg, number)
-    reply = specs_of(declared.reply, cfg, number)
-    return Call(part, declared.kind, key, request, reply, declared.find_problem(cfg))
-
-
-def _steps_of(
-    parts: Sequence[Part],
-    cfg: MethodConfig[Any],
-    call: Callable[[ClientOp[Any, Any]], Call],
-    *,
-    only_answers: bool = False,
-) -> tuple[Steps, ...]:
-    """Return the program of a client.
-
-    Args:
-        parts: the declared calls.
-        cfg: of the method.
-        call: returns what both ends check of an op.
-        only_answers: whether it takes no part, but answers those who ask for its rows.
-    """
-    steps: list[Steps] = []
-    for part in parts:
-        match part:
-            case Group() if part.condition(cfg):
-                inner = _steps_of(part.parts, cfg, call, only_answers=only_answers)
-                if inner and part.at_most is not None:
-                    inner = (Repeat(inner, part.at_most(cfg)),)
-                steps.extend(inner)
-            case Fetch() if part.all_answer:
-                asks = () if part.ask is None else call(part.ask)
-                answers, stores = Maybe(call(part.answer)), Maybe(call(part.store))
-                steps.append(answers if only_answers else Either((asks, answers, stores), answers))
-            case Fetch() if not only_answers:
-                steps.extend(_steps_of(part.parts, cfg, call))
-            case Anyone():
-                steps.append(Maybe(call(part.op)))
-            case _ if not isinstance(part, Group | Fetch) and not only_answers:
-                steps.append(call(part))
-    return tuple(steps)
-
-
-def _ops_in(parts: Sequence[Part]) -> Iterator[ClientOp[Any, Any]]:
-    """Yield the ops of an order of calls."""
-    for part in parts:
-        match part:
-            case Group() | Fetch():
-                yield from _ops_in(part.parts)
-            case Anyone():
-                yield part.op
-            case _:
-                yield part
 
 
 # --- The server ----------------------------------------------------------------------------------
@@ -494,6 +276,7 @@ class Server(Generic[Options]):
         round: number of the round from 1; 0: set-up.
         key: of the run.
         used_rows: which rows of first weights each client uses, where only these are sent.
+        key_of_calls: of the clients' draws, where a round has several; None: one for all its calls.
     """
 
     fed: Federation
@@ -501,6 +284,7 @@ class Server(Generic[Options]):
     round: int
     key: Key
     used_rows: Params = field(default_factory=dict)
+    key_of_calls: Key | None = None
 
     @property
     def options(self) -> Options:
@@ -510,7 +294,14 @@ class Server(Generic[Options]):
     @property
     def call_key(self) -> Key:
         """Key of the clients' draws."""
+        if self.key_of_calls is not None:
+            return self.key_of_calls
         return self.key.fold("train", self.round) if self.round else self.key
+
+    @property
+    def context(self) -> CallContext:
+        """What calls depend on."""
+        return CallContext(self.cfg, self.call_key, self.round)
 
     def select(self) -> tuple[str, ...]:
         """Return the ids of the clients that train in the round."""
@@ -557,7 +348,7 @@ class Server(Generic[Options]):
             of_anyone: whether owners need not be among these (see `anyone`).
             dtype: of floating point values in the run.
         """
-        fields = cast("Mapping[str, Shared]", to_payload(request))
+        fields = to_payload(request)
         form = pull_form(op, self.cfg, some=of_anyone)
         what = op.declaration.kind
         rows = fetch_rows(
@@ -573,14 +364,16 @@ class Server(Generic[Options]):
         )
         return from_payload(into, {**fields, **rows})
 
+    def exchange(self, calls_: Exchange, request: Any, *, to: Sequence[str] | None = None) -> Any:
+        """Let rows go from clients to others; see `Exchange.carry`."""
+        return calls_.carry(self.fed, request, self.context, to=to)
+
     def fetch(
         self, fetch: Fetch[Request], request: Request, *, to: Sequence[str] | None = None
     ) -> int:
         """Fetch rows for clients (all by default) from all clients; return the bytes sent."""
-        bytes_before, what = self.fed.ledger.bytes, fetch.answer.declaration.kind
-        inbox, form = cast("Mapping[str, Shared]", to_payload(request)), fetch.form(self.cfg)
-        ops = fetch.ask, fetch.answer, fetch.store
-        pull(self.fed, *ops, what=what, key=self.call_key, inbox=inbox, to=to, form=form)
+        bytes_before = self.fed.ledger.bytes
+        self.exchange(fetch, request, to=to)
         return self.fed.ledger.bytes - bytes_before
 
     def average(
@@ -606,7 +399,7 @@ class Server(Generic[Options]):
             The averages, None where no client could train; and the report of the round.
         """
         inbox, declared = self._inbox(op, request, self.select), op.declaration
-        if mean is None and declared.decodes:
+        if mean is None and decodes(declared):
             weights = under("weights", to_payload(request))
             untouched = untouched_rows_after_round(self.cfg, weights)
             mean = WeightedMean("nodes", untouched)
@@ -659,7 +452,7 @@ class Server(Generic[Options]):
         to: Sequence[str] | Callable[[], Sequence[str]] | None,
     ) -> Payload:
         inbox = to_payload(request)
-        if self.cfg.sent.plain or not op.declaration.decodes:
+        if self.cfg.sent.plain or not decodes(op.declaration):
             return inbox
         positions = positions_of(self.fed.ids, to() if callable(to) else to)
         cfg, weights = self.cfg, under("weights", inbox)
@@ -723,17 +516,17 @@ class TypedMethod:
         if self.setup is None:
             own: tuple[Steps, ...] = (Call(begin, Kind.CONTROL, key),)
         else:
-            own = _steps_of(order_of(self.setup), cfg, partial(_call, cfg, key, 0))
+            own = steps_of(order_of(self.setup), CallContext(cfg, key))
         return *own, sent_weights.learn_steps(cfg, key)
 
     def round_steps(self, cfg: MethodConfig[Any], t: int, key: Key) -> Steps:
         """Return the calls of a round."""
         parts = order_of(self.written_round)
-        call = partial(_call, cfg, key.fold("train", t), t)
-        own = _steps_of(parts, cfg, call)
+        context = CallContext(cfg, key.fold("train", t), t)
+        own = steps_of(parts, context)
         if cfg.everyone_trains:
             return own
-        answers = _steps_of(parts, cfg, call, only_answers=True)
+        answers = steps_of(parts, context, only_answers=True)
         return Either(own, answers) if answers else Maybe(own)
 
     def client_state(self, cfg: MethodConfig[Any]) -> dict[str, Any]:
@@ -781,7 +574,7 @@ def program(
                 "ops that it calls in their order, got none: see docs/methods.md"
             )
     typed = TypedMethod(round_, setup, state, trained)
-    requests = (op.declaration.request for op in _ops_in(order_of(round_)))
+    requests = (op.declaration.request for op in ops_in(order_of(round_)))
     has_number = any(f.specs is round_number for cls in requests for f in declared_fields(cls))
     steps = typed.round_steps if has_number else AlikeRounds(typed.round_steps)
     calls_ = Calls(typed.setup_steps, steps, typed.client_state, server_model, other_network)
@@ -806,10 +599,10 @@ def scores_start(round_: Round[Any]) -> bool:
     typed = getattr(round_, "__self__", None)
     if not isinstance(typed, TypedMethod):
         return False
-    ops = list(_ops_in(order_of(typed.written_round)))
+    ops = list(ops_in(order_of(typed.written_round)))
     modules = [f.__module__ or "" for f in (written_function(round_), *ops)]
     is_ours = all(name.startswith("silograph.") for name in modules)
-    return is_ours and any(op.declaration.scores_start for op in ops)
+    return is_ours and any(sends_scores(op.declaration) for op in ops)
 
 
 __all__ = [
