@@ -38,7 +38,6 @@ KERNELS = (
     "silograph.federation.fold_kernel.add_rows",
     "silograph.federation.fold_kernel.add_slices",
     "silograph.federation.fold_kernel.compare",
-    "silograph.federation.fold_kernel.to_mean",
 )
 WARM_UP = 5
 

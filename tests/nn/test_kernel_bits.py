@@ -74,7 +74,8 @@ from silograph.nn.kernels.optim import rest
 
 print("ready", flush=True)
 sys.stdin.readline()
-rest(np.ones((1, 1)), StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0), 1)
+rule = StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0)
+rest(np.ones(1), rule, 1, np.empty((4, 1)))
 print(sum(rest.stats.cache_misses.values()))
 """
 

@@ -1,5 +1,6 @@
 """Kernels equal what they stand in for: draws bit for bit, losses and steps up to rounding."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -30,7 +31,7 @@ pytest.importorskip("numba")
 
 import numba
 
-from silograph.nn.kernels import arrays, draws, layers, memory, training
+from silograph.nn.kernels import arrays, blas, draws, layers, memory, training
 from silograph.nn.kernels import training as loss_kernels
 
 MakeGraph = Callable[..., Graph]
@@ -64,6 +65,46 @@ def test_python_cannot_call_what_kernels_copy() -> None:
         with pytest.raises(TypeError, match=r"^mix is for kernels to copy: Python cannot call it$"):
             draws.mix(word)
         assert copies(word) == mix(7)  # now it is compiled for such numbers
+
+
+SIZES = (0, 1, 2, 5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_have_the_bits_of_numpy_dot_in_kernels(dtype: Any) -> None:
+    """Of vectors, matrices and empty ones, each of both factors in rows or in columns."""
+
+    @numba.njit
+    def dot(a: Any, b: Any, out: Any) -> None:
+        np.dot(a, b, out)
+
+    @numba.njit
+    def multiply(a: Any, b: Any, out: Any) -> None:
+        blas.multiply(a, b, out)
+
+    rng = np.random.default_rng(0)
+    for (m, k, n), orders in itertools.product(
+        itertools.product(SIZES, repeat=3), itertools.product("CF", repeat=2)
+    ):
+        a, b = (
+            np.asarray(rng.normal(size=shape), dtype, order=order)  # type: ignore[call-overload]
+            for shape, order in zip(((m, k), (k, n)), orders, strict=True)
+        )
+        expected, got = np.full((m, n), 7, dtype), np.full((m, n), 7, dtype)
+        dot(a, b, expected)
+        multiply(a, b, got)
+        assert np.array_equal(got, expected), (m, k, n, orders)
+
+
+def test_products_of_strided_matrices_or_mixed_types_are_not_compiled() -> None:
+    @numba.njit
+    def multiply(a: Any, b: Any, out: Any) -> None:
+        blas.multiply(a, b, out)
+
+    square = np.ones((4, 4))
+    for factors in ((square[::2, ::2], square[:2, :2].copy()), (square, square.astype(np.float32))):
+        with pytest.raises(numba.TypingError, match="products need contiguous matrices"):
+            multiply(*factors, np.empty((len(factors[0]), factors[1].shape[1])))
 
 
 @LAW
@@ -264,7 +305,8 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
         "import numpy as np\n"
         "from silograph.nn.kernels.optim import rest\n"
         "from silograph.nn.kernels.arrays import StepRule\n"
-        "rest(np.ones((1, 1)), StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0), 1)\n"
+        "rule = StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0)\n"
+        "rest(np.ones(1), rule, 1, np.empty((4, 1)))\n"
         "print(sum(rest.stats.cache_misses.values()))\n"
     )
 
@@ -277,6 +319,6 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
         return done.stdout.strip() or done.stderr
 
     assert [misses(), misses()] == ["1", "0"]
-    loss = package / "nn" / "kernels" / "loss.py"
-    loss.write_text(loss.read_text() + "\n# changed\n")
+    masks = package / "nn" / "kernels" / "masks.py"
+    masks.write_text(masks.read_text() + "\n# changed\n")
     assert [misses(), misses()] == ["1", "0"]

@@ -181,7 +181,11 @@ def test_log_odds_are_those_of_torch(gaps: list[float], shift: float, task: Labe
     """
     logits = np.array([gaps]) + shift
     odds = np.empty(len(gaps))
-    called(count_kernels.odds_of)(logits, 0, task == "multilabel", CLIP, odds)
+    by_task = {
+        "multiclass": count_kernels.odds_of_classes,
+        "multilabel": count_kernels.odds_of_bits,
+    }
+    called(by_task[task])(logits, 0, CLIP, odds)
     expected = log_odds(torch.from_numpy(logits), task)[0].numpy()
     bound = 1e-10 + 4 * np.finfo(np.float64).eps * np.exp(np.minimum(np.abs(expected), 40))
     certain = np.abs(expected) > 33  # 1 - p is a few units in the last place

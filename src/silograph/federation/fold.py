@@ -221,13 +221,9 @@ class Fold:
         alike = around.shape == total.shape and around.dtype is total.dtype
         if not (self._compiled and alike and total.dtype in COMPILED):
             return around + total / self._weight
-        from silograph.federation.fold_kernel import to_mean
-
         mean = torch.empty_like(total)
-        sums, base, mean_values = (
-            t.contiguous().numpy().reshape(-1) for t in (total, around, mean)
-        )
-        to_mean(sums, sums.dtype.type(self._weight), base, mean_values)
+        values = np.divide(total.numpy(), total.numpy().dtype.type(self._weight), out=mean.numpy())
+        values += around.numpy()
         return mean
 
 

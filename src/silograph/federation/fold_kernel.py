@@ -40,14 +40,6 @@ def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
 
 @kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
-def to_mean(total: np.ndarray, weight: float, around: np.ndarray, mean: np.ndarray) -> None:
-    """mean[h] = around[h] + total[h] / weight."""
-    for h in range(total.shape[0]):
-        mean[h] = around[h] + total[h] / weight
-
-
-@kept_on_disk
-@njit(error_model="numpy", cache=True, nogil=True)
 def add_slices(
     total: np.ndarray,
     slices: np.ndarray,

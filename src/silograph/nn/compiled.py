@@ -280,7 +280,9 @@ def rest(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     weight = start.clone(memory_format=torch.contiguous_format)
     with flush_subnormals():  # as rows are in training
-        kernels_optim.rest(weight.numpy(), step_rule(training), steps)
+        values = weight.numpy().reshape(-1)
+        memory = np.empty((4, kernels_optim.TOGETHER), values.dtype)
+        kernels_optim.rest(values, step_rule(training), steps, memory)
     return weight
 
 
@@ -460,7 +462,10 @@ def _train(
         s, spare = _memory_of_thread(data, shape, rule, params, first, end)
         kernels.train(first, end, data.called, step_arrays, params, seed, outputs, s, spare)
 
+    before = params.steps.copy()
     run_in_threads(block, train)
+    if shape.fanout is None:  # all steps of a client do the same
+        outputs.work[:] = (params.steps - before)[:, None] * _whole_counts(model, block)
     return outputs, {}
 
 

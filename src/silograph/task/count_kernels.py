@@ -13,6 +13,8 @@ from silograph.core.self_contained import Function, SelfContained, copied
 
 NDArray = np.ndarray
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+LARGEST = float(np.finfo(np.float64).max)
+KNOWN, TRUE_POSITIVE, FALSE_POSITIVE, FALSE_NEGATIVE = range(4)  # places in `Sums.hits`
 
 
 class Sums(NamedTuple):
@@ -30,24 +32,32 @@ def _compiled(function: Function) -> Function:
 
 
 @_compiled
-def bounded(odds: float, clip: float) -> float:
-    """Return log-odds within +-clip; NaN, of a model that diverged, ranks lowest."""
-    if np.isnan(odds):
-        return -clip
-    return float(min(max(odds, -clip), clip))
+def within(value: float, limit: float) -> float:
+    """Return a number within +-limit; NaN stays."""
+    if value < -limit:
+        return -limit
+    return limit if value > limit else value
 
 
 @_compiled
-def odds_of(logits: NDArray, i: int, multilabel: bool, clip: float, odds: NDArray) -> None:
-    """Fill `odds` (K,) with the log-odds of row i."""
-    classes = logits.shape[1]
-    if multilabel:
-        for c in range(classes):
-            odds[c] = bounded(logits[i, c], clip)
-        return
-    largest, top = np.finfo(np.float64).max, -np.inf
+def bounded(odds: float, clip: float) -> float:
+    """Return log-odds within +-clip; NaN, of a model that diverged, ranks lowest."""
+    return -clip if np.isnan(odds) else within(odds, clip)
+
+
+@_compiled
+def odds_of_bits(logits: NDArray, i: int, clip: float, odds: NDArray) -> None:
+    """Fill `odds` (K,) with the log-odds of the label bits of row i."""
+    for c in range(logits.shape[1]):
+        odds[c] = bounded(np.float64(logits[i, c]), clip)
+
+
+@_compiled
+def odds_of_classes(logits: NDArray, i: int, clip: float, odds: NDArray) -> None:
+    """Fill `odds` (K,) with the log-odds of the classes of row i."""
+    classes, top = logits.shape[1], -np.inf
     for c in range(classes):  # an infinite logit is certain; a finite one keeps NaN away
-        odds[c] = min(max(np.float64(logits[i, c]), -largest), largest)
+        odds[c] = within(np.float64(logits[i, c]), LARGEST)
         if odds[c] > top or np.isnan(odds[c]):
             top = odds[c]
     total = 0.0
@@ -87,47 +97,57 @@ def bits_entropy(logits: NDArray, y: NDArray, i: int) -> float:
         if y[i, c] >= 0:
             known += 1
             v = np.float64(logits[i, c])
-            bits += max(v, 0.0) - v * (y[i, c] == 1) + np.log1p(np.exp(-abs(v)))
-    return float(bits / max(known, 1))
-
-
-@_compiled
-def add_hit(true: bool, positive: bool, hits: NDArray, part: int, g: int, c: int) -> None:
-    """Count a known label of class or bit c at client g; see `tally`."""
-    hits[part, 0, g, c] += 1
-    hits[part, 1, g, c] += positive and true
-    hits[part, 2, g, c] += positive and not true
-    hits[part, 3, g, c] += true and not positive
+            bits += (v if v > 0 else 0.0) - v * (y[i, c] == 1) + np.log1p(np.exp(-abs(v)))
+    return float(bits / known) if known > 0 else 0.0
 
 
 @_compiled
 def count_bits(logits: NDArray, y: NDArray, i: int, hits: NDArray, part: int, g: int) -> None:
-    """Count the known bits of row i."""
+    """Count the known bits of row i at client g."""
     for c in range(logits.shape[1]):
         if y[i, c] >= 0:
-            add_hit(y[i, c] == 1, logits[i, c] > 0, hits, part, g, c)
+            hits[part, KNOWN, g, c] += 1
+            if y[i, c] == 1:
+                hits[part, TRUE_POSITIVE if logits[i, c] > 0 else FALSE_NEGATIVE, g, c] += 1
+            elif logits[i, c] > 0:
+                hits[part, FALSE_POSITIVE, g, c] += 1
 
 
 @_compiled
 def count_class(best: int, y: int, hits: NDArray, part: int, g: int) -> None:
-    """Count a row of class y, where class `best` was predicted, for every class."""
+    """Count a row of class y at client g, where class `best` was predicted."""
     for c in range(hits.shape[3]):
-        add_hit(y == c, best == c, hits, part, g, c)
+        hits[part, KNOWN, g, c] += 1
+    if y == best:
+        hits[part, TRUE_POSITIVE, g, y] += 1
+    else:
+        hits[part, FALSE_POSITIVE, g, best] += 1
+        hits[part, FALSE_NEGATIVE, g, y] += 1
 
 
 @_compiled
-def count_scores(
-    odds: NDArray, y: NDArray, multilabel: bool, middle: float, steepness: float, bins: NDArray
-) -> None:
-    """Count the scores (K,) of a row with labels y in `bins` (K, 2, B); see `counts.bins_of`."""
-    last = bins.shape[2] - 1
+def bin_of(odds: float, middle: float, steepness: float, bins: int) -> int:
+    """Return the bin of log-odds; see `counts.bins_of`."""
+    z = steepness * (odds + middle)
+    place = np.int64((1 + z / (1 + abs(z))) / 2 * bins)
+    if place < 0:
+        return 0
+    return int(place) if place < bins else bins - 1
+
+
+@_compiled
+def score_bits(odds: NDArray, y: NDArray, middle: float, steepness: float, bins: NDArray) -> None:
+    """Count the scores (K,) of the known bits y (K,) of a row in `bins` (K, 2, B)."""
     for c in range(odds.shape[0]):
-        if multilabel and y[c] < 0:
-            continue
-        true = y[c] == 1 if multilabel else y[0] == c
-        z = steepness * (odds[c] + middle)
-        place = (1 + z / (1 + abs(z))) / 2 * bins.shape[2]
-        bins[c, int(true), min(max(int(place), 0), last)] += 1
+        if y[c] >= 0:
+            bins[c, 1 if y[c] == 1 else 0, bin_of(odds[c], middle, steepness, bins.shape[2])] += 1
+
+
+@_compiled
+def score_classes(odds: NDArray, y: int, middle: float, steepness: float, bins: NDArray) -> None:
+    """Count the scores (K,) of a row of class y in `bins` (K, 2, B)."""
+    for c in range(odds.shape[0]):
+        bins[c, 1 if y == c else 0, bin_of(odds[c], middle, steepness, bins.shape[2])] += 1
 
 
 @kept_on_disk
@@ -136,42 +156,46 @@ def count_scores(
 )
 def tally(
     logits: NDArray,
-    y: NDArray,
+    classes: NDArray | None,
+    bits: NDArray | None,
     val: NDArray,
     group: NDArray,
-    multilabel: bool,
     clip: float,
     middle: float,
     steepness: float,
+    odds: NDArray,
     sums: Sums,
 ) -> None:
     """Add up what judged rows tell of each client.
 
     Args:
         logits: (j, K).
-        y: (j, 1) classes or (j, K) bits.
+        classes: (j,) labels; None, and no code is compiled for them, where rows have bits.
+        bits: (j, K) labels; None where rows have classes.
         val: (j,) bool.
         group: (j,) client.
-        multilabel: what `y` is.
         clip: largest log-odds.
         middle: negative log-odds in the middle of the bins.
         steepness: of the scale there.
+        odds: memory, (K,) float64.
         sums: the outputs; the first of `sums.bins` is of test nodes, the second, if there is one,
             of validation nodes.
     """
     nodes, loss, hits, bins = sums.nodes, sums.loss, sums.hits, sums.bins
-    odds = np.empty(logits.shape[1])
     for i in range(logits.shape[0]):
         part, g = 0 if val[i] else 1, group[i]
-        nodes[part, g] += 1
-        if multilabel:
-            count_bits(logits, y, i, hits, part, g)
-            loss[part, g] += bits_entropy(logits, y, i)
-        else:
-            best = largest_of(logits, i)
-            count_class(best, y[i, 0], hits, part, g)
-            loss[part, g] += cross_entropy(logits, i, best, y[i, 0])
         table = 1 - part
-        if table < bins.shape[0]:
-            odds_of(logits, i, multilabel, clip, odds)
-            count_scores(odds, y[i], multilabel, middle, steepness, bins[table, g])
+        nodes[part, g] += 1
+        if bits is not None:
+            count_bits(logits, bits, i, hits, part, g)
+            loss[part, g] += bits_entropy(logits, bits, i)
+            if table < bins.shape[0]:
+                odds_of_bits(logits, i, clip, odds)
+                score_bits(odds, bits[i], middle, steepness, bins[table, g])
+        if classes is not None:
+            best = largest_of(logits, i)
+            count_class(best, classes[i], hits, part, g)
+            loss[part, g] += cross_entropy(logits, i, best, classes[i])
+            if table < bins.shape[0]:
+                odds_of_classes(logits, i, clip, odds)
+                score_classes(odds, classes[i], middle, steepness, bins[table, g])

@@ -113,8 +113,7 @@ class Truth:
     @cached_property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Labels, `val` and `group` as arrays for the kernels."""
-        y = self.y if self.y.dim() == 2 else self.y[:, None]
-        labels, val, group = (t.contiguous().numpy() for t in (y, self.val, self.group))
+        labels, val, group = (t.contiguous().numpy() for t in (self.y, self.val, self.group))
         return labels, val, group
 
 
@@ -386,11 +385,12 @@ def _tally_compiled(rows: JudgedRows, *, val_histogram: bool) -> dict[str, Tenso
     nodes, loss = np.zeros((parts, c), np.int32), np.zeros((parts, c))
     hits = np.zeros((parts, len(HITS), c, k), np.int32)
     bins = np.zeros((1 + val_histogram, c, k, 2, BINS), np.int32)  # of testing, then of validation
-    logits, bits = rows.logits.contiguous().numpy(), rows.task == "multilabel"
     y, val, group = rows.truth.arrays
+    labels = (None, y) if rows.task == "multilabel" else (y, None)
     scale = middle_of(classes_of_scores(rows)), STEEPNESS
     outputs = count_kernels.Sums(nodes, loss, hits, bins)
-    count_kernels.tally(logits, y, val, group, bits, CLIP, *scale, outputs)
+    logits, odds = rows.logits.contiguous().numpy(), np.empty(k)
+    count_kernels.tally(logits, *labels, val, group, CLIP, *scale, odds, outputs)
     fields: dict[str, Tensor] = {}
     for number, part in enumerate(("val", "test")):
         fields[f"{part}.nodes"] = torch.from_numpy(nodes[number])

@@ -35,7 +35,6 @@ PLAIN_NAMES = {
     "tally": "scores",
     "add_rows": "sums of rows",
     "add_slices": "sums of weights",
-    "to_mean": "means of weights",
     "compare": "comparison of weights",
     "compiled_loop": "selection of clients",
 }
@@ -101,6 +100,10 @@ def told_of_compiling(
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Not literals, for each of which numba would compile the called function anew.
+ZERO = cast(int, np.int64(0))
+TRAINING, PREDICTING = cast(bool, np.True_), cast(bool, np.False_)
+
 Array = np.ndarray
 Absent = Any  # None, in kernels that have no code for the member: see `core.pointers`
 
@@ -387,6 +390,14 @@ def copy_rows(of: Array, to: Array) -> None:
     for i in range(to.shape[0]):
         for j in range(to.shape[1]):
             to[i, j] = of[i, j]
+
+
+@compiled
+def clear(rows: Array) -> None:
+    """Fill rows (n, d) with 0."""
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            rows[i, j] = 0
 
 
 @compiled

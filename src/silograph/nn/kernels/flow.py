@@ -18,6 +18,7 @@ from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     SUM,
+    ZERO,
     Array,
     CalledArrays,
     Filled,
@@ -30,6 +31,7 @@ from silograph.nn.kernels.arrays import (
     StepRule,
     TrainedWeights,
     Weights,
+    clear,
     compiled,
     kernel,
 )
@@ -220,7 +222,7 @@ def score(
     """Fill the logits of a hop's union: a graph convolution of two layers."""
     s, m, width, n = f.s, f.s.m[0], shape.width, f.s.nodes.shape[0]
     bias = (shape.layers + 1) * width
-    last, z, h = bias + width, table(s.z, 0, m, width)[0], hidden(hop, width, m, f)[0]
+    last, z, h = bias + width, table(s.z, ZERO, m, width)[0], hidden(hop, width, m, f)[0]
     drawn = shape.memory.fanout is not None  # it is; a literal would be compiled anew
     gather(rows, x, k, drawn, s)
     map_first(rows, x, k, drawn, x.col, w.first, z, s)
@@ -232,7 +234,7 @@ def score(
     starts, ends = s.ptr[hop][:m], s.ptr[hop][1 : m + 1]
     add_sum(starts, ends, s.col, s.value, z, h)
     rectify(h)
-    y, logit = table(f.spare, 0, m, 1)[0], table(f.logit.reshape(-1), hop * n, m, 1)[0]
+    y, logit = table(f.spare, ZERO, m, 1)[0], table(f.logit.reshape(-1), hop * n, m, 1)[0]
     product(h, table(w.flat, last, width, 1)[0], y)
     for i in range(m):
         logit[i, 0] = w.flat[last + width]
@@ -348,10 +350,14 @@ def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow
     s, g, bias = f.s, f.s.flat, last - width
     starts, ends = s.ptr[hop][:m], s.ptr[hop][1 : m + 1]
     logit = table(f.logit.reshape(-1), hop * s.nodes.shape[0], m, 1)[0]
-    y, h, z = table(f.spare, 0, m, 1)[0], hidden(hop, width, m, f)[0], table(s.z, 0, m, width)[0]
-    below, zero = table(s.grad[1], 0, m, width)[0], h.dtype.type(0)
-    y[:] = 0
-    z[:] = 0
+    y, h, z = (
+        table(f.spare, ZERO, m, 1)[0],
+        hidden(hop, width, m, f)[0],
+        table(s.z, ZERO, m, width)[0],
+    )
+    below, zero = table(s.grad[1], ZERO, m, width)[0], h.dtype.type(0)
+    clear(y)
+    clear(z)
     add_sum(starts, ends, s.col, s.value, logit, y)
     for i in range(m):
         g[last + width] += logit[i, 0]
@@ -389,9 +395,10 @@ def learn(
     """Take step t of Adam on the trajectory balance of what the hops' logits hold."""
     s, m, width, w, grad = f.s, f.s.m[0], shape.width, own.weights, f.s.flat
     last = (shape.layers + 2) * width
-    total, size = table(s.grad[0], 0, m, width)[0], last + width + 1
-    total[:] = 0
-    grad[:] = 0
+    total, size = table(s.grad[0], ZERO, m, width)[0], last + width + 1
+    clear(total)
+    for i in range(grad.shape[0]):
+        grad[i] = 0
     factor = grad.dtype.type(2 * balance)
     for hop in range(shape.hops):
         many = s.m[1 + hop]

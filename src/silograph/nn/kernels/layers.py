@@ -10,6 +10,7 @@ from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,
     SUM,
+    ZERO,
     Array,
     InputArrays,
     ModelShape,
@@ -20,10 +21,11 @@ from silograph.nn.kernels.arrays import (
     TrainedWeights,
     Weights,
     add_rows,
-    allocating,
+    clear,
     compiled,
     copy,
 )
+from silograph.nn.kernels.blas import multiply
 from silograph.nn.kernels.draws import drop, fold
 from silograph.nn.kernels.masks import matrix, pull_of, step_flat_under, step_under
 from silograph.nn.kernels.optim import step
@@ -32,10 +34,10 @@ _DROPOUT = np.uint64(hash_text("dropout"))
 CHUNK = 16  # rows of a gradient that stay in the first cache until their step
 
 
-@allocating
+@compiled
 def product(a: Array, b: Array, out: Array) -> None:
-    """Fill `out` with the product of two matrices; numba's own counts references."""
-    np.dot(a, b, out)
+    """Fill `out` with the product of two matrices."""
+    multiply(a, b, out)
 
 
 @compiled
@@ -89,7 +91,8 @@ def begin(own: Array, a: int, nodes: Array, bias: Array, r: Array, out: Array) -
 @compiled
 def add_columns(g: Array, total: Array) -> None:
     """Fill `total` with the sum of the rows of g."""
-    total[:] = 0
+    for j in range(total.shape[0]):
+        total[j] = 0
     for i in range(g.shape[0]):
         for j in range(g.shape[1]):
             total[j] += g[i, j]
@@ -124,7 +127,7 @@ def map_first(
     if x.dense.shape[0] > 0:
         product(s.x[:m] if drawn else x.dense[a : a + m], w, out)
     else:
-        out[:] = 0
+        clear(out)
         add_sum(s.x_start[:m], s.x_end[:m], col, x.value, w, out)
 
 
@@ -146,7 +149,7 @@ def gather(rows: RowArrays, x: InputArrays, k: int, drawn: bool, s: Scratch) -> 
 def mapped(shape: ModelShape, layer: int, s: Scratch) -> tuple[Array, Array]:
     """Return the memory of a layer's mapped rows (m, D), and of own rows (left, D) where rooted."""
     width, left = shape.width[layer + 1], s.m[layer + 1] * (shape.form[layer] == ROOTED)
-    return table(s.z, 0, s.m[layer], width)[0], table(s.self_z, 0, left, width)[0]
+    return table(s.z, ZERO, s.m[layer], width)[0], table(s.self_z, ZERO, left, width)[0]
 
 
 @compiled
@@ -213,7 +216,7 @@ def rectify(out: Array) -> None:
     """Set what is negative to 0, in place."""
     zero, flat = out.dtype.type(0), out.reshape(-1)
     for i in range(flat.shape[0]):
-        flat[i] = max(flat[i], zero)
+        flat[i] = zero if zero > flat[i] else flat[i]
 
 
 @compiled
@@ -235,7 +238,6 @@ def forward(
     x: InputArrays,
     shape: ModelShape,
     k: int,
-    drawn: bool,
     x_col: Array,
     w: Weights,
     key: Any,
@@ -249,16 +251,15 @@ def forward(
         x: its features.
         shape: the model.
         k: the client.
-        drawn: whether the edges are those that `sample` drew; else all.
         x_col: row of the first matrices of every sparse entry.
         w: the client's weights.
         key: key of the step.
-        training: whether hidden activations are dropped; then dense features that are after
-            dropout are in `s.x`.
+        training: whether hidden activations are dropped, and edges are those that `sample` drew,
+            if it drew any; then dense features that are after dropout are in `s.x`.
         s: the thread's memory.
     """
     last, ready = shape.layers - 1, training and shape.x_threshold > 0
-    sampled = drawn and shape.fanout is not None  # no literal: it would be compiled for each
+    sampled = training and shape.fanout is not None
     gather(rows, x, k, sampled and not ready, s)
     for layer in range(shape.layers):
         left = s.m[layer + 1]
@@ -293,17 +294,18 @@ def step_first(
     if not sparse:
         product((s.x[:many] if ready else x.dense[a : a + many]).T, gz, s.rows[:used])
     elif shape.fanout is not None:
-        s.rows[:used] = 0
+        clear(s.rows[:used])
         add_back(s.x_start[:many], s.x_end[:many], x.col, x.value, gz, s.rows[:used])
     chunk = CHUNK if sparse and not drawn else used
     p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start
     p1, p2 = own.raw.first, own.raw.second
     pull = 0.0 if own.under is None else pull_of(own.raw.value, p0, own.under.near)
-    for i in range(0, used, max(chunk, 1)):
-        lo, hi = i * width, min(i + chunk, used) * width
+    for i in range(0, used, chunk if chunk > 0 else 1):
+        count = chunk if i + chunk < used else used - i
+        lo, hi = i * width, (i + count) * width
         if sparse and not drawn:
-            first, count = x.used_off[k] + i, min(chunk, used - i)
-            s.rows[:count] = 0
+            first = x.used_off[k] + i
+            clear(s.rows[:count])
             ends = x.t_ptr[first : first + count + 1]
             add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
         if own.under is None:
@@ -322,9 +324,9 @@ def back_through_sum(
     """
     m, left, form = gz.shape[0], g.shape[0], shape.form[layer]
     if form == ROOTED:
-        gz[:] = 0
+        clear(gz)
     else:
-        gz[left:] = 0
+        clear(gz[left:])
         own = rows.own if form == SUM else rows.own[:0]
         begin(own, a, s.nodes, rows.own[:0], g, gz[:left])
     if form == LINEAR:
@@ -386,21 +388,21 @@ def backward_step(
         inputs, width, form = shape.width[layer], shape.width[layer + 1], shape.form[layer]
         at, at_self, at_bias = shape.place[layer, 0], shape.place[layer, 1], shape.place[layer, 2]
         m, left = s.m[layer], s.m[layer + 1]
-        g = s.out[:left] if layer == last else table(s.grad[side], 0, left, width)[0]
-        gz = table(s.z, 0, m, width)[0]
+        g = s.out[:left] if layer == last else table(s.grad[side], ZERO, left, width)[0]
+        gz = table(s.z, ZERO, m, width)[0]
         add_columns(g, s.flat[at_bias : at_bias + width])
         back_through_sum(rows, shape, layer, a, g, gz, s)
         if layer == 0:
-            step_first(rows, x, shape, k, gz, pointer_to(matrix(own, False)), steps, t, s)
-            if form == ROOTED:
-                step_first(rows, x, shape, k, g, pointer_to(matrix(own, True)), steps, t, s)
+            for i in range(2 if form == ROOTED else 1):
+                first, mapped_gradient = pointer_to(matrix(own, i > 0)), g if i > 0 else gz
+                step_first(rows, x, shape, k, mapped_gradient, first, steps, t, s)
             continue
-        h, below = entering(shape, layer, m, s)[0], table(s.grad[1 - side], 0, m, inputs)[0]
+        h, below = entering(shape, layer, m, s)[0], table(s.grad[1 - side], ZERO, m, inputs)[0]
         product(h.T, gz, table(s.flat, at, inputs, width)[0])
         product(gz, table(w.flat, at, inputs, width)[0].T, below)
         if form == ROOTED:
             product(h[:left].T, g, table(s.flat, at_self, inputs, width)[0])
-            more = table(s.self_z, 0, left, inputs)[0]
+            more = table(s.self_z, ZERO, left, inputs)[0]
             product(g, table(w.flat, at_self, inputs, width)[0].T, more)
             add_rows(more, below)
         rectify_back(h, below, shape.scale if shape.threshold > 0 else 1.0)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from silograph.core.pointers import pointer_to
-from silograph.nn.kernels.arrays import Array, StepRule, compiled, copy, kernel
+from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
 
 TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
 
@@ -44,7 +44,8 @@ def sgd(p: Array, g: Array, m: Array, steps: StepRule, t: int) -> None:
     else:
         mu = p.dtype.type(steps.beta1)
         if t == 1:
-            m[:] = 0
+            for h in range(p.shape[0]):
+                m[h] = 0
         for h in range(p.shape[0]):
             m[h] = mu * m[h] + g[h] + decay * p[h]
             p[h] -= lr * m[h]
@@ -73,16 +74,24 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
 
 
 @kernel
-def rest(p: Array, steps: StepRule, count: int) -> None:
-    """Take the first `count` steps of a fresh optimizer with gradient 0 on every row of (R, D)."""
-    flat, rule = p.reshape(-1), pointer_to(steps)
-    most = min(flat.shape[0], TOGETHER)
-    grad, moments = np.empty(most, p.dtype), np.empty((2, most), p.dtype)
-    start = np.empty(most, p.dtype)
-    for begin in range(0, flat.shape[0], TOGETHER):
-        part = flat[begin : begin + TOGETHER]
-        n = part.shape[0]
-        copy(part, start[:n])
+def rest(p: Array, steps: StepRule, count: int, memory: Array) -> None:
+    """Take the first `count` steps of a fresh optimizer with gradient 0 on weights p (N,).
+
+    `memory` is (4, `TOGETHER`): a kernel that allocates takes longer to compile.
+    """
+    rest_range(p, pointer_to(steps), count, memory[0], memory[1], memory[2], memory[3])
+
+
+@compiled
+def rest_range(
+    p: Array, steps: StepRule, count: int, start: Array, grad: Array, m: Array, v: Array
+) -> None:
+    """Do what `rest` does."""
+    for begin in range(0, p.shape[0], TOGETHER):
+        part = p[begin : begin + TOGETHER]
+        for h in range(part.shape[0]):
+            start[h] = part[h]
         for t in range(count):
-            grad[:n] = 0
-            step(part, grad[:n], start[:n], moments[0, :n], moments[1, :n], rule, t + 1)
+            for h in range(part.shape[0]):
+                grad[h] = 0
+            step(part, grad, start, m, v, steps, t + 1)

@@ -18,6 +18,7 @@ from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,
     SUM,
+    ZERO,
     Array,
     CalledArrays,
     InputArrays,
@@ -28,6 +29,7 @@ from silograph.nn.kernels.arrays import (
     Weights,
     add_rows,
     allocating,
+    clear,
     compiled,
     copy,
     kernel,
@@ -241,7 +243,7 @@ def forward(
         m = size + others + slots
         if layer > 0:
             gather_stored(rows, shape, a, first_row, layer, batch, i, key, s)
-        z, root = table(s.z, 0, m, width)[0], table(s.root, 0, size, width)[0]
+        z, root = table(s.z, ZERO, m, width)[0], table(s.root, ZERO, size, width)[0]
         has_rows = layer > 0 or x.dense.shape[0] > 0
         h = entering(shape, layer, m, most, s)[0] if has_rows else s.out
         if layer > 0:
@@ -254,10 +256,10 @@ def forward(
             if form == ROOTED:
                 product(h[:size], w.second, root)
         else:
-            z[:] = 0
+            clear(z)
             add_sum(s.start[:m], s.end[:m], x.col, x.value, w.first, z)
             if form == ROOTED:
-                root[:] = 0
+                clear(root)
                 add_sum(s.start[:size], s.end[:size], x.col, x.value, w.second, root)
         out = s.out[:size] if layer == last else entering(shape, layer + 1, size, most, s)[0]
         side = batch.later if layer > 0 else batch.first
@@ -304,7 +306,7 @@ def step_first(
     if x.dense.shape[0] > 0:
         product(entering(shape, 0, m, s.out.shape[0], s)[0].T, gz, grad)
     else:
-        grad[:] = 0
+        clear(grad)
         add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
     flat = p.reshape(-1)
     step(flat, grad.reshape(-1), flat, m1.reshape(-1), m2.reshape(-1), steps, t)
@@ -332,10 +334,10 @@ def backward_step(
         others, slots = senders_of(batch, shape, layer, i)
         m = size + others + slots
         last = layer == shape.layers - 1
-        g = s.out[:size] if last else table(s.grad[turn], 0, size, width)[0]
-        gz = table(s.z, 0, m, width)[0]
+        g = s.out[:size] if last else table(s.grad[turn], ZERO, size, width)[0]
+        gz = table(s.z, ZERO, m, width)[0]
         add_columns(g, s.flat[at_bias : at_bias + width])
-        gz[:] = 0
+        clear(gz)
         side = batch.later if layer > 0 else batch.first
         if form != ROOTED:
             own = side.own
@@ -351,12 +353,12 @@ def backward_step(
                 step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, s)
             continue
         h = entering(shape, layer, m, most, s)[0]
-        below = table(s.grad[1 - turn], 0, size, inputs)[0]
+        below = table(s.grad[1 - turn], ZERO, size, inputs)[0]
         product(h.T, gz, table(s.flat, at, inputs, width)[0])
         product(gz[:size], table(w.flat, at, inputs, width)[0].T, below)
         if form == ROOTED:
             product(h[:size].T, g, table(s.flat, at_self, inputs, width)[0])
-            more = table(s.root, 0, size, inputs)[0]
+            more = table(s.root, ZERO, size, inputs)[0]
             product(g, table(w.flat, at_self, inputs, width)[0].T, more)
             add_rows(more, below)
         zero, factor = h.dtype.type(0), h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)

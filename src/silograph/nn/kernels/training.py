@@ -7,7 +7,9 @@ import numpy as np
 from silograph.core.key import hash_text
 from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import (
-    LINEAR,
+    PREDICTING,
+    TRAINING,
+    ZERO,
     Array,
     CalledArrays,
     Filled,
@@ -45,7 +47,7 @@ def softmax_gradient(o: Array, i: int, y: int, weight: Any) -> float:
     """Replace logits o[i] (K,) by the gradient of `weight` times the cross-entropy; return that."""
     top = o[i, 0]
     for c in range(1, o.shape[1]):
-        top = max(top, o[i, c])
+        top = o[i, c] if o[i, c] > top else top
     truth, total = o[i, y] - top, o.dtype.type(0)
     for c in range(o.shape[1]):
         o[i, c] = np.exp(o[i, c] - top)
@@ -67,9 +69,9 @@ def bits_gradient(o: Array, i: int, y: Array, weight: Any) -> float:
         if y[c] < 0:
             o[i, c] = 0
         else:
-            loss += max(v, 0) - v * y[c] + np.log1p(np.exp(-abs(v)))
+            loss += (0.0 if v < 0 else float(v)) - v * y[c] + np.log1p(np.exp(-abs(v)))
             o[i, c] = (1 / (1 + np.exp(-v)) - y[c]) * weight / known
-    return float(loss / max(known, 1))
+    return float(loss / known) if known > 0 else 0.0
 
 
 @compiled
@@ -105,19 +107,16 @@ class StepArrays(NamedTuple):
 
 
 @compiled
-def count(
-    rows: RowArrays, x: InputArrays, shape: ModelShape, k: int, s: Scratch, work: Array
-) -> None:
-    """Add to `work`: rows of each layer (L + 1), edges (L), feature entries (2), one step."""
-    a, layers, drawn = rows.off[k], shape.layers, shape.fanout is not None
+def count(x: InputArrays, shape: ModelShape, s: Scratch, work: Array) -> None:
+    """Add to `work`: rows of each layer (L + 1), edges (L), feature entries (2), one step.
+
+    Steps that draw neighbors are counted here. Others are alike: Python counts them.
+    """
+    layers = shape.layers
     for layer in range(layers + 1):
         work[layer] += s.m[layer]
     for layer in range(layers):
-        left = s.m[layer + 1]
-        if drawn:
-            work[layers + 1 + layer] += s.ptr[layer, left] - s.ptr[layer, 0]
-        elif shape.form[layer] != LINEAR:
-            work[layers + 1 + layer] += rows.ptr[a + left] - rows.ptr[a]
+        work[layers + 1 + layer] += s.ptr[layer, s.m[layer + 1]] - s.ptr[layer, 0]
     if x.dense.shape[0] == 0:
         starts, ends, own = s.x_start, s.x_end, s.m[1]
         for i in range(s.m[0]):
@@ -144,9 +143,10 @@ def take_step(
     if shape.x_threshold > 0:
         seen = pointer_to(after_dropout(x, s))
         drop_features(rows, x, shape, k, key, s)
-    forward(rows, seen, shape, k, shape.fanout is not None, x.col, own.weights, key, True, s)
+    forward(rows, seen, shape, k, x.col, own.weights, key, TRAINING, s)
     loss = loss_gradient(rows, shape, k, seeds, s)
-    count(rows, x, shape, k, s, work)
+    if shape.fanout is not None:
+        count(x, shape, s, work)
     backward_step(rows, seen, shape, k, own, of.steps, num_steps, s)
     return loss
 
@@ -165,7 +165,7 @@ def train_client(
     rows, shape = of.rows, of.shape
     train = rows.train[rows.train_off[k] : rows.train_off[k + 1]]
     keys, size = rows.row_key[rows.off[k] : rows.off[k + 1]], train.shape[0]
-    batch = size if shape.batch == 0 else min(shape.batch, size)
+    batch = size if shape.batch == 0 or shape.batch > size else shape.batch
     loss = 0.0
     for epoch in range(shape.epochs):
         epoch_key = fold(fold(key, _EPOCH), epoch)
@@ -176,7 +176,8 @@ def train_client(
         loss = 0.0
         for b in range((size + batch - 1) // batch):
             step_key = fold(fold(epoch_key, _BATCH), b)
-            seeds = order[b * batch : min((b + 1) * batch, size)]
+            end = (b + 1) * batch
+            seeds = order[b * batch : end if end < size else size]
             if shape.fanout is None:
                 whole(rows, k, s)
             else:
@@ -203,6 +204,12 @@ def fill_in(begun: Array, rows: Array, lo: int, hi: int) -> None:
 
 
 @compiled
+def part(matrices: Array, flat: Array, lo: int, hi: int) -> Weights:
+    """Return rows `lo` to `hi` of first matrices (M, U, D), and the other weights `flat` (P,)."""
+    return Weights(matrices[0, lo:hi], matrices[matrices.shape[0] - 1, lo:hi], flat)
+
+
+@compiled
 def weights_of(
     called: CalledArrays, x: InputArrays, params: ParamArrays, k: int, memory: Spare
 ) -> TrainedWeights:
@@ -210,7 +217,7 @@ def weights_of(
     lo, hi, last = called.used_off[k], called.used_off[k + 1], params.rows.shape[0] - 1
     count, first = hi - lo, x.used_off[called.position[k]]
     used = x.used[first : first + count]
-    w = Weights(params.rows[0, lo:hi], params.rows[last, lo:hi], params.flat[k])
+    w = part(params.rows, params.flat[k], lo, hi)
     fill_in(params.begun.rows, params.rows, lo, hi)
     fill_in(params.begun.first_rows, params.first_rows, lo, hi)
     fill_in(params.begun.second_rows, params.second_rows, lo, hi)
@@ -218,24 +225,22 @@ def weights_of(
         start_matrix(w.first, params.start[params.which[0, k]], used)
         if last > 0:
             start_matrix(w.second, params.start[params.which[last, k]], used)
-    begun = Weights(memory.start[0, :count], memory.start[last, :count], memory.start_flat)
+    begun = part(memory.start, memory.start_flat, ZERO, count)
     if begun.flat.shape[0] > 0:  # something pulls
         copy_rows(w.first, begun.first)
         copy_rows(w.second, begun.second)
         copy(w.flat, begun.flat)
     if params.first_flat.shape[0] > 0:
-        one, two = params.first_rows, params.second_rows
-        m1 = Weights(one[0, lo:hi], one[last, lo:hi], params.first_flat[k])
-        m2 = Weights(two[0, lo:hi], two[last, lo:hi], params.second_flat[k])
+        m1 = part(params.first_rows, params.first_flat[k], lo, hi)
+        m2 = part(params.second_rows, params.second_flat[k], lo, hi)
     else:
-        one, two, flat = memory.moments[0], memory.moments[1], memory.moments_flat
-        m1 = Weights(one[0, :count], one[last, :count], flat[0])
-        m2 = Weights(two[0, :count], two[last, :count], flat[1])
+        m1 = part(memory.moments[0], memory.moments_flat[0], ZERO, count)
+        m2 = part(memory.moments[1], memory.moments_flat[1], ZERO, count)
     if params.masks is None:
         return TrainedWeights(w, begun, m1, m2, None)
-    product = memory.product[0, :count], memory.product[last, :count]
+    product = part(memory.product, memory.product_flat, ZERO, count)
     under = masking(params, k, lo, hi, w, memory)
-    own = TrainedWeights(Weights(product[0], product[1], memory.product_flat), begun, m1, m2, under)
+    own = TrainedWeights(product, begun, m1, m2, under)
     apply_masks(pointer_to(own), last + 1, 0.0)
     return own
 
@@ -243,14 +248,13 @@ def weights_of(
 @compiled
 def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory: Spare) -> Masking:
     """Return what the weights of client k are products of."""
-    of, last = params.masks, params.rows.shape[0] - 1
+    of = params.masks
     fill_in(of.begun.rows, of.rows, lo, hi)
     fill_in(of.begun.first_rows, of.first_rows, lo, hi)
     fill_in(of.begun.second_rows, of.second_rows, lo, hi)
-    mask = Weights(of.rows[0, lo:hi], of.rows[last, lo:hi], of.flat[k])
-    one, two = of.first_rows, of.second_rows
-    m1 = Weights(one[0, lo:hi], one[last, lo:hi], of.first_flat[k])
-    m2 = Weights(two[0, lo:hi], two[last, lo:hi], of.second_flat[k])
+    mask = part(of.rows, of.flat[k], lo, hi)
+    m1 = part(of.first_rows, of.first_flat[k], lo, hi)
+    m2 = part(of.second_rows, of.second_flat[k], lo, hi)
     return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
@@ -270,7 +274,7 @@ def say(
     if own.under is not None:
         apply_masks(own, matrices, own.under.least)
     whole(rows, g, s)
-    forward(rows, x, shape, g, False, x.col, own.weights, np.uint64(0), False, s)
+    forward(rows, x, shape, g, x.col, own.weights, np.uint64(0), PREDICTING, s)
     copy_rows(s.out, logits[called.off[k] : called.off[k + 1]])
 
 
@@ -385,6 +389,6 @@ def predict_range(
     for k in range(k0, k1):
         g = called.position[k]
         whole(rows, g, s)
-        forward(rows, x, shape, g, False, x_col, w, np.uint64(0), False, s)
+        forward(rows, x, shape, g, x_col, w, np.uint64(0), PREDICTING, s)
         lo, hi = called.off[k], called.off[k + 1]
         copy_rows(s.out, logits[lo:hi])
