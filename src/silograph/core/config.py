@@ -12,7 +12,8 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -412,7 +413,7 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             line = str(unknown(what, name, names))
             raise ConfigError(line if line.endswith("?") else f"{line}{hint}")
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        return cast(T, _validator(cast(Any, kind)).validate_python(dict(values)))
     except ValidationError as error:
         first = error.errors()[0]
         loc = [str(part) for part in first["loc"] if isinstance(part, str)]
@@ -423,6 +424,12 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
         where = ".".join(loc) or source
         source_hint = "" if source == "options" else f" ({source})"
         raise ConfigError(f"{where}: {reason}, got {shown(first['input'])}{source_hint}") from None
+
+
+@lru_cache(maxsize=256)
+def _validator(kind: type) -> TypeAdapter[Any]:
+    """Return what makes values of a class. To make it takes longer than to use it."""
+    return TypeAdapter(kind)
 
 
 # --- Changes of a config, as a flag over a run file makes them -----------------------------------
