@@ -263,10 +263,10 @@ def test_a_limit_of_bytes_is_kept_to_the_last_round(
     make_graph: MakeGraph, share: float, every: int, interval: str
 ) -> None:
     """Also where few rounds are scored, which costs much and not in every round."""
-    options = {"batches": 10, "tau": 1, "interval": interval}
+    options = {"batches": 5, "tau": 1, "interval": interval}
     given = {"rounds": 20, "lr": 0.01, "participation": 1.0, "eval_every": every}
     run = {**RUN, "clients": 6, **given, "options": options}
-    graph = make_graph(200)
+    graph = make_graph(100)
     full = go(graph, **run)
     least = go(graph, **{**run, "options": {**options, "tau": 100, "interval": "fixed"}})
     limit = int(least.ledger.bytes + share * (full.ledger.bytes - least.ledger.bytes))

@@ -30,6 +30,7 @@ from silograph.federation.decoder import slices
 COMPILED = (torch.float32, torch.float64)
 CACHED = 2**16  # values that are added in one step
 LARGE = 2**20  # values of slices that are folded in one call
+FEW = 2**12  # values of slices that NumPy adds faster than torch
 
 
 class Fold:
@@ -116,6 +117,9 @@ class Fold:
         factors = torch.ones_like(weights) if name == self._by else weights
         if self._compiled and total.dtype in COMPILED:
             _add_compiled(total, t, around, factors)
+            return
+        if t.numel() <= FEW and total.dtype in COMPILED and total.is_cpu and t.is_cpu:
+            _add_few(total, t, around, factors)
             return
         around = torch.zeros_like(total) if around is None else around.expand(total.shape)
         # Many small slices in one call; large ones one by one, as they are held twice meanwhile.
@@ -239,8 +243,32 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor | None, factors:
     """Add (slices[i] - around) * factors[i] to the total, one i after the other, where not 0.
 
     Raises:
+        ProtocolError: see `_arrays_to_add`: the kernel looks at no bounds.
+    """
+    from silograph.federation.fold_kernel import add_slices
+
+    add_slices(*_arrays_to_add(total, slices, around, factors))
+
+
+def _add_few(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor) -> None:
+    """Do what `_add_compiled` does, to the same bits, in NumPy."""
+    sums, values, base, by, has_weight = _arrays_to_add(total, slices, around, factors)
+    terms = np.empty((1 + np.count_nonzero(has_weight), len(sums)), sums.dtype)
+    terms[0] = sums
+    with np.errstate(all="ignore"):  # as torch does
+        np.subtract(values[has_weight], base, out=terms[1:])
+        terms[1:] *= by[has_weight][:, None]
+        sums[:] = np.add.accumulate(terms, axis=0)[-1]  # `sum` would add in pairs
+
+
+def _arrays_to_add(
+    total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor
+) -> tuple[np.ndarray, ...]:
+    """Return the arguments of `add_slices`; the sums are the total's memory.
+
+    Raises:
         ProtocolError: slices (k, ...) of another shape than the total, or another number of them
-            than of factors (k,): the kernel looks at no bounds.
+            than of factors (k,).
     """
     if slices.shape[1:] != total.shape:
         raise ProtocolError(
@@ -252,16 +280,13 @@ def _add_compiled(total: Tensor, slices: Tensor, around: Tensor | None, factors:
             f"expected a place and a weight for each of {len(slices)} slices, got weights "
             f"{tuple(factors.shape)}"
         )
-    from silograph.federation.fold_kernel import add_slices
-
-    by, sums = factors.numpy(), total.numpy().reshape(-1)
+    by, sums = factors.cpu().numpy(), total.numpy().reshape(-1)
     base = np.zeros_like(sums)
     if around is not None:
-        base = around.expand(total.shape).numpy().reshape(-1)
+        base = around.cpu().expand(total.shape).numpy().reshape(-1)
     parts = slices.numpy().reshape(len(by), -1), base, by
     has_weight = by != 0  # weight 0 is out, even where a slice is NaN
-    arrays = sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), has_weight
-    add_slices(*arrays)
+    return sums, *(np.ascontiguousarray(part, sums.dtype) for part in parts), has_weight
 
 
 # --- Reducing replies: fields that are folded, and fields that are gathered by client ------------

@@ -17,6 +17,7 @@ from runs import (
     assert_close,
     files_of,
     go,
+    little_work,
     outcome,
     rows_of,
     run_until,
@@ -57,6 +58,7 @@ def test_tiers_give_the_same_model_and_the_same_ledger(
 ) -> None:
     graph = make_graph(60, features=12, sparse=sparse)
     options = {"method": method, "keep_optimizer": keep, "rounds": 3, **SCHEDULES[schedule]}
+    options |= little_work(method)
     ours, theirs = (go(graph, kernels=kernels, **options) for kernels in ("compiled", "torch"))
     assert_close(ours, theirs, 1e-10)
     records = zip(ours.ledger.records, theirs.ledger.records, strict=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from runs import FAST, MakeGraph, blind, go, same_bits, weights_of
+from runs import FAST, MakeGraph, blind, go, little_work, same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.evaluation.evaluate import sum_histograms
 from silograph.experiment.run.result import Result
@@ -33,7 +33,7 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_test_labels_decide_nothing(make_graph: MakeGraph, method: str) -> None:
     graph = make_graph(80)
-    options: dict[str, Any] = {"method": method, "rounds": 12, "lr": 0.1}
+    options: dict[str, Any] = {"method": method, "rounds": 12, "lr": 0.1, **little_work(method)}
     test = prepare(config_of(**options), graph).cut.split.test
     wrong = torch.where(test, (graph.y + 1) % graph.num_classes, graph.y)
     first, second = go(graph, **options), go(replace(graph, y=wrong), **options)

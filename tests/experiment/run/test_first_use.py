@@ -7,6 +7,7 @@ import pytest
 
 SCRIPT = """
 import sys
+import numpy as np
 import silograph as sg
 from silograph.experiment.run import run as loop
 
@@ -19,7 +20,11 @@ def watched(*given):
     return found
 
 loop._run_round = watched
-sg.run("digits", method=sys.argv[1], clients=3, rounds=2, progress="none", kernels="torch")
+numbers = np.arange(60)
+ring = np.stack([numbers, (numbers + 1) % 60])
+graph = sg.from_arrays(edge_index=ring, x=np.eye(60)[:, :7], y=numbers % 3)
+options = {"clients": 3, "partition": "random", "rounds": 2, "kernels": "torch"}
+sg.run(graph, method=sys.argv[1], progress="none", **options)
 print(len(new), sorted(new)[:9])
 """
 

@@ -130,7 +130,7 @@ def test_grouping_changes_no_bit(
     graph = make_graph(60)
     if (module, method) == (Constant, "fedper"):
         pytest.skip("FedPer needs a layer beside its private one")
-    options = {"method": method, "batch_size": 3, "model": module} | OWN
+    options = {"method": method, "batch_size": 3, "model": module, "rounds": 2} | OWN
     one, many = (go(graph, block_size=size, **options) for size in (1, 4))
     assert rows_of(one) == rows_of(many)
     assert list(one.ledger.records) == list(many.ledger.records)

@@ -16,7 +16,7 @@ import torch
 import silograph as sg
 from forked import completed
 from remote_runs import setup_of
-from runs import dying, files_of, run_until, some_of
+from runs import dying, files_of, little_work, run_until, some_of
 from silograph.core.errors import CheckpointError, ConfigError
 from silograph.evaluation.scoring import personal
 from silograph.experiment.run import run as loop
@@ -76,6 +76,7 @@ def test_resumed_in_every_round(
     """One run dies in every round, each time after it was resumed from its last checkpoint."""
     graph, out = make_graph(), tmp_path / "cut"
     options = {"method": method, "checkpoint_every": every, **some_of(method, 0.6)}
+    options |= little_work(method)
     sg.run(graph, **OPTIONS | options, out=str(tmp_path / "whole"))
     run_until(monkeypatch, graph, 1, out, **OPTIONS | options)
     for last in range(2, OPTIONS["rounds"] + 1):

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv
 
 import silograph as sg
 from bank_graphs import bank_graph
-from runs import FAST, go, rows_of, same_bits, weights_of
+from runs import FAST, go, little_work, rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
 from silograph.experiment.resolve.data import with_edges
@@ -52,17 +52,16 @@ SKIPPED = {"fedacs", "fedmf", "fedgnn", "fesog"}  # of ratings
 @pytest.mark.parametrize("method", sorted({*METHODS} - SKIPPED))
 def test_a_method_uses_weights_or_refuses_them(graph: Graph, method: str, tmp_path: Path) -> None:
     bare, out = replace(graph, edge_weight=None), str(tmp_path / "run")
+    options: dict[str, Any] = {"method": method, **little_work(method)}
     if method not in LOCAL:
         line = f"^expected edges without weights for method {method}, which .*: add edge_weights=ig"
         with pytest.raises(ConfigError, match=line):
             go(graph, method=method, out=out)
         assert not Path(out).exists()
     else:
-        assert rows_of(go(graph, method=method, rounds=2)) != rows_of(
-            go(bare, method=method, rounds=2)
-        )
-    ignored = go(graph, method=method, rounds=1, edge_weights="ignore")
-    assert rows_of(ignored) == rows_of(go(bare, method=method, rounds=1))
+        assert rows_of(go(graph, rounds=2, **options)) != rows_of(go(bare, rounds=2, **options))
+    ignored = go(graph, rounds=1, edge_weights="ignore", **options)
+    assert rows_of(ignored) == rows_of(go(bare, rounds=1, **options))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "llcg", "centralized"])
