@@ -68,6 +68,7 @@ def run_method(name: str, graph: Graph, **other: Any) -> None:
         method=name,
         rounds=2,
         hidden=8,
+        dtype="float64",  # that of most tests: masks need not be compiled for another one
         strict=True,
         block_size=1,
         options=OPTIONS.get(name, {}),
