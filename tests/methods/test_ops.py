@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import torch
@@ -79,23 +79,38 @@ def test_a_message_is_its_fields_and_back() -> None:
 
 
 @dataclass(frozen=True)
-class Outer:
-    """A state with another one in it, under a name that Python keeps for itself."""
+class StatePart:
+    """A part of a state, with names of its own."""
 
-    pass_: Message
+    PREFIX: ClassVar[str] = "part/"
+    rows: Annotated[Mapping[str, Ragged], some_rows]
     count: Annotated[Stacked, FieldSpec(Stacked)]
 
 
-def test_a_state_in_a_state_has_names_below_its_own() -> None:
-    outer = Outer(message(), Stacked(torch.zeros(2)))
-    stored = to_payload(outer)
-    assert set(stored) == {"pass/one", "pass/each", "pass/rows/a", "pass/named/a", "count"}
-    again = from_payload(Outer, stored)
-    assert to_payload(again.pass_).keys() == to_payload(outer.pass_).keys()
-    assert again.count is outer.count
-    assert specs_of(Outer, ["a"]).keys() == stored.keys()
-    assert is_own_field(Outer, "pass/rows/a")
-    assert not is_own_field(Outer, "pass_")
+@dataclass(frozen=True)
+class Moved:
+    """Another part, without a prefix."""
+
+    moved: Annotated[Stacked, FieldSpec(Stacked)]
+
+
+@dataclass(frozen=True)
+class LargerPart(StatePart, Moved):
+    """Both of them, and a field more of the first."""
+
+    maybe: Annotated[Stacked | None, FieldSpec(Stacked)]
+
+
+def test_parts_of_a_state_have_names_of_their_own() -> None:
+    rows, one = message().rows["a"], Stacked(torch.zeros(2))
+    stored = to_payload(LargerPart(one, {"a": rows}, one, one))
+    assert set(stored) == {"moved", "part/rows/a", "part/count", "part/maybe"}
+    assert specs_of(LargerPart, ["a"]).keys() == stored.keys()
+    again = from_payload(LargerPart, {**stored, "rows/a": one})
+    assert again.rows == {"a": rows}
+    assert again.count is again.maybe is again.moved is one
+    assert is_own_field(LargerPart, "part/rows/a")
+    assert not is_own_field(LargerPart, "rows/a")
 
 
 def test_a_field_that_is_missing_is_named() -> None:

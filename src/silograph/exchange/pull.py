@@ -299,29 +299,15 @@ class Fetch(Exchange, Generic[Request]):
     answer: ClientOp[Any, Any]
     store: ClientOp[Any, Any]
 
-    @property
-    def parts(self) -> tuple[ClientOp[Any, Any], ...]:
-        """The ops."""
-        return (() if self.ask is None else (self.ask,)) + (self.answer, self.store)
-
-    def carry(
-        self,
-        fed: Federation,
-        request: Request,
-        context: CallContext,
-        *,
-        to: Sequence[str] | None = None,
-        allow_missing: bool = False,
-    ) -> None:
+    def carry(self, fed: Federation, request: Request, context: CallContext) -> None:
         """Fetch rows for clients; the form of the messages says whether they may be missing."""
-        del allow_missing
         pull(
             fed,
             *(self.ask, self.answer, self.store),
             what=context.kind_of(self.answer),
             key=context.key,
             inbox=to_payload(request),
-            to=to,
+            to=context.to,
             form=pull_form(self.answer, context.cfg, some=False),
         )
 

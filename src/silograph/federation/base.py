@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -54,6 +54,7 @@ class AwayError(ProtocolError):
 
 
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
+OneOp = TypeVar("OneOp", bound=Op)
 
 
 def reads(*names: str) -> Callable[[Op], Op]:
@@ -473,7 +474,7 @@ def _short(text: str) -> str:
 # --- `per_client`: an op written for one client, used on any block -------------------------------
 
 
-def per_client(op: Op) -> Op:
+def per_client(op: OneOp) -> OneOp:
     """Return the op that splits a block into blocks of one, maps `op`, and joins the results.
 
     It means the same as a batched op; only speed differs.
@@ -499,4 +500,4 @@ def per_client(op: Op) -> Op:
             replies.append(reply)
         return state_of(join(states)), join(replies)
 
-    return lifted
+    return cast(OneOp, lifted)

@@ -14,7 +14,9 @@ where a run does not have the field. The type says how values are held:
 - `Tensor`: one for all clients (`Shared` on the wire);
 - `Stacked`, `Patched` or `Ragged`: a part for each client;
 - a mapping from names to one of these; `X | None` where some runs lack the field;
-- another such class: its fields are `NAME/FIELD`. A field `pass_` is `pass` on the wire.
+
+Where a class has `PREFIX`, the names of its fields begin with it, so that parts of a state are told
+apart: `PREFIX: ClassVar[str] = "pass/"`.
 
 So specs, sizes, the table of what leaves a silo and the messages themselves follow from one class.
 """
@@ -23,6 +25,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import get_annotations
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -56,8 +59,7 @@ class _Declared:
 
     Attributes:
         attribute: of the class.
-        name: of the field, and how its names on the wire begin.
-        message: its class, where it is a message or state itself.
+        name: on the wire, and how its names there begin if it holds several values.
         specs: what its values must be; None in a class that never crosses, such as a mean.
         is_mapping: whether it holds several values by name.
         is_shared: whether values are tensors, one for all clients.
@@ -67,7 +69,6 @@ class _Declared:
 
     attribute: str
     name: str
-    message: Any
     specs: Specs | None
     is_mapping: bool
     is_shared: bool
@@ -93,12 +94,10 @@ def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
             kind = get_args(kind)[0]
         is_mapping = get_origin(kind) is Mapping
         value_type = get_args(kind)[1] if is_mapping else kind
-        is_message = dataclasses.is_dataclass(kind) and kind not in get_args(Field)
         declared.append(
             _Declared(
                 attribute=field.name,
-                name=field.name.rstrip("_"),
-                message=kind if is_message else None,
+                name=_prefix(cls, field.name) + field.name,
                 specs=specs,
                 is_mapping=is_mapping,
                 is_shared=value_type is Tensor,
@@ -107,6 +106,12 @@ def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
             )
         )
     return tuple(declared)
+
+
+def _prefix(cls: type, attribute: str) -> str:
+    """Return how the name of a field begins, by the class in which it is declared."""
+    owner = next(c for c in cls.__mro__ if attribute in get_annotations(c))
+    return getattr(owner, "PREFIX", "")
 
 
 def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
@@ -125,14 +130,12 @@ def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
         if field.specs is round_number:
             specs[field.name] = exactly(number)
             continue
-        if field.message is not None:
-            inner = specs_of(field.message, cfg, number)
-            specs |= {f"{field.name}/{name}": spec for name, spec in inner.items()}
-            continue
         own = field.specs(cfg) if callable(field.specs) else field.specs
         if own is None:
             raise TypeError(f"{cls.__name__}.{field.name}: expected Annotated[type, specs]")
-        specs |= {field.name: own} if isinstance(own, FieldSpec) else own
+        own = {field.attribute: own} if isinstance(own, FieldSpec) else own
+        prefix = field.name.removesuffix(field.attribute)
+        specs |= {prefix + name: spec for name, spec in own.items()}
     return specs
 
 
@@ -143,9 +146,7 @@ def to_payload(message: Any) -> dict[str, Any]:
         value = getattr(message, field.attribute)
         if value is None:
             continue
-        if field.message is not None:
-            payload |= {f"{field.name}/{name}": part for name, part in to_payload(value).items()}
-        elif not field.is_mapping:
+        if not field.is_mapping:
             payload[field.name] = Shared(value) if field.is_shared else value
         elif field.is_shared:
             payload |= {f"{field.name}/{name}": Shared(t) for name, t in value.items()}
@@ -162,16 +163,10 @@ def from_payload(cls: type[Message], payload: Mapping[str, Field]) -> Message:
     """
     values: dict[str, Any] = {}
     for field in declared_fields(cls):
-        if field.message is not None:
-            values[field.attribute] = from_payload(field.message, below(field.name, payload))
-            continue
         if field.is_mapping:
             parts = below(field.name, payload)
-            values[field.attribute] = (
-                {n: f.t for n, f in parts.items()} if field.is_shared else parts
-            )
-            if field.is_optional and not parts:
-                values[field.attribute] = None
+            held = {n: f.t for n, f in parts.items()} if field.is_shared else parts
+            values[field.attribute] = None if field.is_optional and not parts else held
             continue
         part = payload.get(field.name)
         if part is None and not field.is_optional:
@@ -182,5 +177,10 @@ def from_payload(cls: type[Message], payload: Mapping[str, Field]) -> Message:
 
 def is_own_field(cls: Any, name: str) -> bool:
     """Return whether a name on the wire, or in a state, is that of a field of a class."""
-    root = name.partition("/")[0]
-    return any(field.name == root for field in declared_fields(cls))
+    return f"{name}/".startswith(_own_names(cls))
+
+
+@cache
+def _own_names(cls: Any) -> tuple[str, ...]:
+    """Return how the names of fields of a class begin, each with a slash."""
+    return tuple(f"{field.name}/" for field in declared_fields(cls))

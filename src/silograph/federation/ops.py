@@ -12,13 +12,13 @@ it need as well.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, State
-from silograph.federation.base import Federation, Reduce, overwrites, reads
+from silograph.federation.base import Federation, Reduce, overwrites, reads, replies_with
 from silograph.federation.messages import (
     declared_fields,
     from_payload,
@@ -33,26 +33,51 @@ Before = TypeVar("Before")
 After = TypeVar("After")
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
+OwnClients = TypeVar("OwnClients", bound="Clients")
+Step = Callable[[OwnClients, Before, Request], tuple[After, Reply]]
 Problem = Callable[[Payload, Payload], str | None]
 
 # --- Ops -----------------------------------------------------------------------------------------
 
 
 @dataclass
-class BlockClients:
+class Clients:
     """The clients of a block, as an op sees them.
+
+    An op gets the class that its first parameter is annotated with: this one in rooms below
+    methods, whose `Clients` can train.
 
     Attributes:
         cfg: what all ops of the run read.
         block: their graphs.
         key: of the op's draws.
-        state: what they keep besides the op's own state; it stays.
+        state: what they keep besides the op's own state, as far as the op reads it; it stays.
     """
 
+    LIBRARY: ClassVar[tuple[str, ...]] = ()  # how names of fields of `state` begin
     cfg: Any
     block: ClientBlock
     key: Key
     state: State
+
+    def decode(self, declared: "OpDeclaration", inbox: Payload) -> Payload:
+        """Return what has come, as the request has it."""
+        del declared
+        return inbox
+
+    def encode(
+        self, declared: "OpDeclaration", inbox: Payload, state: State, reply: Payload
+    ) -> tuple[State, Payload]:
+        """Return the new state and the reply as it is sent."""
+        del declared, inbox
+        return state, reply
+
+    @staticmethod
+    def reply_check(declared: "OpDeclaration", cfg: Any) -> Problem | None:
+        """Return what finds a problem with a reply, besides its own class."""
+        del declared, cfg
+        nothing: Problem | None = None
+        return nothing
 
 
 @dataclass(frozen=True)
@@ -61,6 +86,7 @@ class OpDeclaration:
 
     Attributes:
         kind: content of its messages.
+        clients: class of its first argument.
         before: class of the clients' state before it.
         request: class of the message to clients.
         after: class of their state after it.
@@ -68,6 +94,7 @@ class OpDeclaration:
     """
 
     kind: Kind
+    clients: type[Clients]
     before: type
     request: type
     after: type
@@ -81,18 +108,23 @@ class OpDeclaration:
 
     def others_in(self, state: State) -> State:
         """Return the fields of a state that are not the op's own."""
-        classes = (self.before, self.after)
-        return {n: f for n, f in state.items() if not any(is_own_field(cls, n) for cls in classes)}
+        return {
+            name: part
+            for name, part in state.items()
+            if not (is_own_field(self.before, name) or is_own_field(self.after, name))
+        }
 
-    def find_problem(self, cfg: Any) -> Problem:
+    def find_problem(self, cfg: Any) -> Problem | None:
         """Return what finds numbers of a reply that contradict each other or the request."""
         compare = getattr(self.reply, "find_problem", None)
+        check = self.clients.reply_check(self, cfg)
+        if compare is None:
+            return check
 
         def find(inbox: Payload, reply: Payload) -> str | None:
-            if compare is None:
-                return None
             request: Any = from_payload(self.request, inbox)
-            return cast(str | None, compare(from_payload(self.reply, reply), request, cfg))
+            problem: str | None = compare(from_payload(self.reply, reply), request, cfg)
+            return check(inbox, reply) if problem is None and check is not None else problem
 
         return find
 
@@ -118,75 +150,71 @@ class ClientOp(Generic[Request, Reply]):
 
 def op(
     kind: Kind,
-) -> Callable[
-    [Callable[[BlockClients, Before, Request], tuple[After, Reply]]], ClientOp[Request, Reply]
-]:
+    *,
+    replies: Kind | None = None,
+    reads_library: bool = True,
+    reads_only: Sequence[str] = (),
+    writes: Sequence[str] = (),
+) -> Callable[[Step[OwnClients, Before, Request, After, Reply]], ClientOp[Request, Reply]]:
     """Declare a function (clients, state, request) -> (state, reply) as an op.
 
-    It gets its own state only. Ops of methods get what training needs, too (`methods.ops.op`).
+    It gets its own state and, in a method, what training needs, so calls to some clients copy no
+    more.
 
     Args:
         kind: content of its messages.
+        replies: content of the replies, if it is another.
+        reads_library: whether it gets what training needs, besides its own state.
+        reads_only: how names of the fields begin that it reads, if it is not even these.
+        writes: how names of the fields begin that it writes to in place; all others stay.
 
     Raises:
         ConfigError: its annotations do not say what its state, request and reply are.
     """
 
     def declare(
-        function: Callable[[BlockClients, Before, Request], tuple[After, Reply]],
+        function: Step[OwnClients, Before, Request, After, Reply],
     ) -> ClientOp[Request, Reply]:
-        declaration = OpDeclaration(kind, *message_types(function))
+        declared = _declaration_of(function, kind)
 
         def run(
             cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
         ) -> tuple[State, Payload]:
-            clients = BlockClients(cfg, block, key, declaration.others_in(state))
-            before: Any = from_payload(declaration.before, state)
-            new, reply = function(clients, before, from_payload(declaration.request, inbox))
-            return {**clients.state, **to_payload(new)}, to_payload(reply)
+            clients: Any = declared.clients(cfg, block, key, declared.others_in(state))
+            inbox = clients.decode(declared, inbox)
+            before: Any = from_payload(declared.before, state)
+            new, message = function(clients, before, from_payload(declared.request, inbox))
+            new_state, reply = {**clients.state, **to_payload(new)}, to_payload(message)
+            encoded: tuple[State, Payload] = clients.encode(declared, inbox, new_state, reply)
+            return encoded
 
-        return as_op(run, function, declaration, declaration.own_fields)
+        run.__name__ = run.__qualname__ = function.__name__
+        run.__module__, run.__doc__ = function.__module__, function.__doc__
+        run.__dict__["declaration"] = declared
+        library = declared.clients.LIBRARY if reads_library else ()
+        reads(*(reads_only or (*declared.own_fields, *library)))(run)
+        if writes:
+            overwrites(*writes)(run)
+        if replies is not None:
+            replies_with(replies)(run)
+        return cast(ClientOp[Request, Reply], run)
 
     return declare
 
 
-def as_op(
-    run: Callable[..., tuple[State, Payload]],
-    function: Callable[..., Any],
-    declaration: OpDeclaration,
-    read: Sequence[str],
-    written: Sequence[str] = (),
-) -> ClientOp[Any, Any]:
-    """Return the op that runs a function, under that function's name.
-
-    Args:
-        run: what engines call.
-        function: as the op is written.
-        declaration: of its messages.
-        read: how names of the fields of the state begin that it gets.
-        written: how names of those begin that it writes to in place.
-    """
-    run.__name__ = run.__qualname__ = function.__name__
-    run.__module__, run.__doc__ = function.__module__, function.__doc__
-    run.__dict__["declaration"] = declaration
-    reads(*read)(run)
-    if written:
-        overwrites(*written)(run)
-    return cast(ClientOp[Any, Any], run)
-
-
-def message_types(function: Callable[..., Any]) -> tuple[type, type, type, type]:
-    """Return the classes of an op's state and request, and of its new state and reply."""
+def _declaration_of(function: Callable[..., Any], kind: Kind) -> OpDeclaration:
+    """Return what the annotations of an op say."""
     hints = get_type_hints(function)
-    returned = get_args(hints.pop("return", None))
-    types = (*list(hints.values())[1:], *returned)
-    if len(types) != 4 or not all(map(is_dataclass, types)):
+    after, reply = get_args(hints.pop("return", None))[:2] or (None, None)
+    clients, *messages = (*hints.values(), after, reply)
+    clients = get_origin(clients) or clients
+    are_messages = len(messages) == 4 and all(map(is_dataclass, messages))
+    if not are_messages or not (isinstance(clients, type) and issubclass(clients, Clients)):
         raise ConfigError(
             f"expected op {function.__name__}(clients: Clients[OPTIONS], state: STATE, request: "
             "REQUEST) -> tuple[STATE, REPLY], each a dataclass, got other annotations"
         )
-    before, request, after, reply = types
-    return before, request, after, reply
+    return OpDeclaration(kind, clients, *messages)
 
 
 # --- The order of calls --------------------------------------------------------------------------
@@ -202,12 +230,16 @@ class CallContext:
         key: of the clients' draws.
         number: of the round.
         kind: of the calls; None: that of each op.
+        to: ids of the clients that are called; None: all.
+        allow_missing: whether calls go on without clients that are away or fail.
     """
 
     cfg: Any
     key: Key
     number: int = 0
     kind: Kind | None = None
+    to: Sequence[str] | None = None
+    allow_missing: bool = False
 
     def kind_of(self, op: ClientOp[Any, Any]) -> Kind:
         """Return the kind of a call."""
@@ -225,49 +257,40 @@ class CallContext:
         fed: Federation,
         op: ClientOp[Request, Any],
         request: Request,
-        *,
         reduce: Reduce | None = None,
     ) -> Payload:
-        """Call an op at all clients, and return what `reduce` makes of the replies."""
-        inbox, what = to_payload(request), self.kind_of(op)
-        return fed.call(op, inbox, what=what, key=self.key, reduce=reduce)
+        """Call an op, and return what `reduce` makes of the replies."""
+        inbox, what, lacking = to_payload(request), self.kind_of(op), self.allow_missing
+        return fed.call(
+            op, inbox, what=what, key=self.key, to=self.to, reduce=reduce, lacking=lacking
+        )
 
 
 class CallGroup(ABC):
     """Several calls, as a part of an order of calls."""
 
-    @property
     @abstractmethod
-    def parts(self) -> "tuple[Part, ...]":
-        """The calls."""
+    def ops(self) -> Iterator[ClientOp[Any, Any]]:
+        """Yield the ops, in order."""
 
     def steps(self, context: CallContext, *, only_answers: bool = False) -> tuple[Steps, ...]:
         """Return the program of a client; see `steps_of`."""
-        return steps_of(self.parts, context, only_answers=only_answers)
+        return steps_of(tuple(self.ops()), context, only_answers=only_answers)
 
 
 class Exchange(CallGroup):
-    """Calls that one call of the server's makes, in which rows go from clients to others."""
+    """Calls that one call of the server's makes, in which rows go from clients to others.
+
+    It is a dataclass of the ops, in their order.
+    """
+
+    def ops(self) -> Iterator[ClientOp[Any, Any]]:
+        """Yield the ops, in order."""
+        return (op for op in vars(self).values() if op is not None)
 
     @abstractmethod
-    def carry(
-        self,
-        fed: Federation,
-        request: Any,
-        context: CallContext,
-        *,
-        to: Sequence[str] | None = None,
-        allow_missing: bool = False,
-    ) -> Any:
-        """Make the calls.
-
-        Args:
-            fed: the federation.
-            request: what all ops get besides rows.
-            context: of the calls.
-            to: clients that take part; None: all.
-            allow_missing: whether to go on without clients that are away.
-        """
+    def carry(self, fed: Federation, request: Any, context: CallContext) -> Any:
+        """Make the calls; `request` is what all ops get besides rows."""
 
 
 Part = ClientOp[Any, Any] | CallGroup
@@ -280,25 +303,24 @@ class Group(CallGroup):
     """Calls that are made again, or by some runs only.
 
     Attributes:
-        calls: the calls.
+        parts: the calls.
         contexts: the contexts in which they are made, one after the other.
         at_most: how often they are made in each, by the config; None: once.
     """
 
-    calls: tuple[Part, ...]
+    parts: tuple[Part, ...]
     contexts: Contexts = lambda context: (context,)
     at_most: Callable[[Any], int] | None = None
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The calls."""
-        return self.calls
+    def ops(self) -> Iterator[ClientOp[Any, Any]]:
+        """Yield the ops, in order."""
+        return ops_in(self.parts)
 
     def steps(self, context: CallContext, *, only_answers: bool = False) -> tuple[Steps, ...]:
         """Return the program of a client; see `steps_of`."""
         steps: list[Steps] = []
         for each in self.contexts(context):
-            inner = steps_of(self.calls, each, only_answers=only_answers)
+            inner = steps_of(self.parts, each, only_answers=only_answers)
             if inner and self.at_most is not None:
                 inner = (Repeat(inner, self.at_most(each.cfg)),)
             steps.extend(inner)
@@ -311,10 +333,9 @@ class Anyone(CallGroup):
 
     op: ClientOp[Any, Any]
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The op."""
-        return (self.op,)
+    def ops(self) -> Iterator[ClientOp[Any, Any]]:
+        """Yield the op."""
+        yield self.op
 
     def steps(self, context: CallContext, *, only_answers: bool = False) -> tuple[Steps, ...]:
         """Return the program of a client; see `steps_of`."""
@@ -390,6 +411,6 @@ def ops_in(parts: Sequence[Part]) -> Iterator[ClientOp[Any, Any]]:
     """Yield the ops of an order of calls."""
     for part in parts:
         if isinstance(part, CallGroup):
-            yield from ops_in(part.parts)
+            yield from part.ops()
         else:
             yield part

@@ -1154,7 +1154,7 @@ def setup(server: Server[FedAISOptions], weights: Params) -> ServerState:
     """Set up the clients, which share features if they may."""
     server.call(begin_stored, Empty())
     if shares_features(server.cfg):
-        server.fetch(FETCH_FEATURES, Empty())
+        server.exchange(FETCH_FEATURES, Empty())
     return ServerState(weights, {})
 
 

@@ -25,7 +25,7 @@ C: clients of a block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypedDict, TypeVar
 
@@ -47,7 +47,6 @@ from silograph.federation.base import (
     Reduce,
     WeightedMean,
     positions_of,
-    replies_with,
 )
 from silograph.federation.messages import (
     Empty,
@@ -58,22 +57,21 @@ from silograph.federation.messages import (
     to_payload,
 )
 from silograph.federation.ops import (
-    BlockClients,
     CallContext,
     ClientOp,
     Exchange,
     OpDeclaration,
     Problem,
     anyone,
-    as_op,
     calls,
-    message_types,
+    op,
     ops_in,
     order_of,
     repeat,
     steps_of,
     when,
 )
+from silograph.federation.ops import Clients as OpClients
 from silograph.federation.program import (
     AlikeRounds,
     Call,
@@ -84,7 +82,7 @@ from silograph.federation.program import (
     Steps,
 )
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Init, MethodConfig, Round, RoundReport, ServerState
+from silograph.methods.base import Init, MethodConfig, Options, Round, RoundReport, ServerState
 from silograph.methods.local_training import (
     begin,
     embeddings,
@@ -97,7 +95,6 @@ from silograph.methods.local_training import (
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, Start
 
-Options = TypeVar("Options")
 Before = TypeVar("Before")
 After = TypeVar("After")
 Request = TypeVar("Request")
@@ -109,7 +106,7 @@ TRAINING_STATE = "optimizer/", "neighbors/", "tables/", "sent/", *LOCAL_GRAPH
 
 
 @dataclass
-class Clients(BlockClients, Generic[Options]):
+class Clients(OpClients, Generic[Options]):
     """The clients of a block, as an op sees them.
 
     Attributes:
@@ -122,6 +119,7 @@ class Clients(BlockClients, Generic[Options]):
             data moves, where the run sends changes; None: the request's, after a round.
     """
 
+    LIBRARY = TRAINING_STATE
     cfg: MethodConfig[Options]
     start: tuple[Mapping[str, Shared], Params] | None = None
 
@@ -167,100 +165,42 @@ class Clients(BlockClients, Generic[Options]):
         """
         return embeddings(self.cfg, self.block, self.state, weights)
 
+    def decode(self, declared: OpDeclaration, inbox: Payload) -> Payload:
+        """Return what has come, with weights as they are before they are sent."""
+        if not has_sent_weights(declared.request) or self.cfg.sent.plain:
+            return inbox
+        weights = sent_weights.decode_weights(self.cfg, self.block, self.state, inbox)
+        return {**inbox, **weights}
 
-def decodes(declared: OpDeclaration) -> bool:
-    """Return whether the request has weights in the form that the run sends them in."""
-    return any(f.specs is sent_weights.inbox_spec for f in declared_fields(declared.request))
+    def encode(
+        self, declared: OpDeclaration, inbox: Payload, state: State, reply: Payload
+    ) -> tuple[State, Payload]:
+        """Return the new state, and the reply with weights in the form of the run."""
+        if not has_sent_weights(declared.reply) or self.cfg.sent.plain:
+            return state, reply
+        if self.start is None:
+            start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
+            self.start = start, untouched_rows_after_round(self.cfg, under("weights", start))
+        base, untouched = self.start
+        return sent_weights.encode_reply(self.cfg, state, base, reply, untouched)
+
+    @staticmethod
+    def reply_check(declared: OpDeclaration, cfg: Any) -> Problem | None:
+        """Return what finds a problem with counts of the weights that clients received."""
+        if not sends_scores(declared) or not cfg.received:
+            return None
+        return tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
 
 
-def encodes(declared: OpDeclaration) -> bool:
-    """Return whether the reply has such weights."""
-    forms = sent_weights.reply_spec, sent_weights.later_reply_spec
-    return any(f.specs in forms for f in declared_fields(declared.reply))
+def has_sent_weights(message: type) -> bool:
+    """Return whether a message has weights in the form that the run sends them in."""
+    forms = sent_weights.inbox_spec, sent_weights.reply_spec, sent_weights.later_reply_spec
+    return any(f.specs in forms for f in declared_fields(message))
 
 
 def sends_scores(declared: OpDeclaration) -> bool:
     """Return whether clients score the weights that they receive, and send the counts."""
     return any(f.name == RECEIVED for f in declared_fields(declared.reply))
-
-
-@dataclass(frozen=True)
-class TrainingDeclaration(OpDeclaration):
-    """What an op of a method takes and gives."""
-
-    def find_problem(self, cfg: Any) -> Problem:
-        """Return what finds numbers of a reply that contradict each other or the request."""
-        find_own = super().find_problem(cfg)
-        if not sends_scores(self) or not cfg.received:
-            return find_own
-        check_counts = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
-
-        def find(inbox: Payload, reply: Payload) -> str | None:
-            problem = find_own(inbox, reply)
-            return check_counts(inbox, reply) if problem is None else problem
-
-        return find
-
-
-Step = Callable[[Clients[Options], Before, Request], tuple[After, Reply]]
-
-
-def op(
-    kind: Kind,
-    *,
-    replies: Kind | None = None,
-    reads_library: bool = True,
-    reads_only: Sequence[str] = (),
-    writes: Sequence[str] = (),
-) -> Callable[[Step[Options, Before, Request, After, Reply]], ClientOp[Request, Reply]]:
-    """Declare a function (clients, state, request) -> (state, reply) as an op.
-
-    It gets the method's own state and what training needs, so calls to some clients copy no more.
-
-    Args:
-        kind: content of its messages.
-        replies: content of the replies, if it is another.
-        reads_library: whether it gets what training needs, besides its own state.
-        reads_only: how names of the fields begin that it reads, if it is not even these.
-        writes: how names of the fields begin that it writes to in place; all others stay.
-
-    Raises:
-        ConfigError: its annotations do not say what its state, request and reply are.
-    """
-
-    def declare(
-        function: Step[Options, Before, Request, After, Reply],
-    ) -> ClientOp[Request, Reply]:
-        declaration = TrainingDeclaration(kind, *message_types(function))
-        is_decoded, is_encoded = decodes(declaration), encodes(declaration)
-        has_weights = is_decoded or is_encoded
-
-        def run(
-            cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-        ) -> tuple[State, Payload]:
-            is_plain = not has_weights or cfg.sent.plain
-            if is_decoded and not is_plain:
-                inbox = {**inbox, **sent_weights.decode_weights(cfg, block, state, inbox)}
-            clients = Clients[Any](cfg, block, key, declaration.others_in(state))
-            before: Any = from_payload(declaration.before, state)
-            new, message = function(clients, before, from_payload(declaration.request, inbox))
-            new_state: State = {**clients.state, **to_payload(new)}
-            fields = to_payload(message)
-            if is_plain or not is_encoded:
-                return new_state, fields
-            if clients.start is None:
-                start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
-                clients.start = start, untouched_rows_after_round(cfg, under("weights", start))
-            base, untouched = clients.start
-            return sent_weights.encode_reply(cfg, new_state, base, fields, untouched)
-
-        library_fields = TRAINING_STATE if reads_library else ()
-        read = reads_only or (*declaration.own_fields, *library_fields)
-        if replies is not None:
-            replies_with(replies)(run)
-        return as_op(run, function, declaration, read, writes)
-
-    return declare
 
 
 # --- The server ----------------------------------------------------------------------------------
@@ -364,17 +304,9 @@ class Server(Generic[Options]):
         )
         return from_payload(into, {**fields, **rows})
 
-    def exchange(self, calls_: Exchange, request: Any, *, to: Sequence[str] | None = None) -> Any:
-        """Let rows go from clients to others; see `Exchange.carry`."""
-        return calls_.carry(self.fed, request, self.context, to=to)
-
-    def fetch(
-        self, fetch: Fetch[Request], request: Request, *, to: Sequence[str] | None = None
-    ) -> int:
-        """Fetch rows for clients (all by default) from all clients; return the bytes sent."""
-        bytes_before = self.fed.ledger.bytes
-        self.exchange(fetch, request, to=to)
-        return self.fed.ledger.bytes - bytes_before
+    def exchange(self, rows: Exchange, request: Any, *, to: Sequence[str] | None = None) -> Any:
+        """Let rows go from clients to others, by default from all to all."""
+        return rows.carry(self.fed, request, replace(self.context, to=to))
 
     def average(
         self,
@@ -399,7 +331,7 @@ class Server(Generic[Options]):
             The averages, None where no client could train; and the report of the round.
         """
         inbox, declared = self._inbox(op, request, self.select), op.declaration
-        if mean is None and decodes(declared):
+        if mean is None and has_sent_weights(declared.request):
             weights = under("weights", to_payload(request))
             untouched = untouched_rows_after_round(self.cfg, weights)
             mean = WeightedMean("nodes", untouched)
@@ -452,7 +384,7 @@ class Server(Generic[Options]):
         to: Sequence[str] | Callable[[], Sequence[str]] | None,
     ) -> Payload:
         inbox = to_payload(request)
-        if self.cfg.sent.plain or not decodes(op.declaration):
+        if self.cfg.sent.plain or not has_sent_weights(op.declaration.request):
             return inbox
         positions = positions_of(self.fed.ids, to() if callable(to) else to)
         cfg, weights = self.cfg, under("weights", inbox)
