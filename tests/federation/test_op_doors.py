@@ -191,7 +191,8 @@ def test_a_share_is_one(case: Case, share: float) -> None:
 
 def test_each_boundary_row_is_served_once(case: Case) -> None:
     row = Ragged(torch.zeros(10, dtype=torch.int32), torch.tensor([0, 10, 10, 10, 10]))
-    for op, more in ((serve, {}), (bns.serve, STAGE)):
+    share = {"share": Shared(torch.tensor(0.5))}
+    for op, more in ((serve, share), (bns.serve, STAGE)):
         cfg, state = passing(case)
         with refused("expected boundary rows in ascending order, got another order"):
             op(cfg, case.block, state, {**more, "row": row}, KEY)

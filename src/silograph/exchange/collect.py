@@ -5,14 +5,12 @@ between the two; fetched nodes have no label there, and what connects them to ea
 unknown. Features leave their silo. This is the "neighbor collection" of Zhang, Luo, Feng, Liu, Zhou
 and Zheng, "Tackling the local bias in federated graph learning", 2021, section 4.2 (a share of .2).
 
-State: `collected/slot` (k,) int32 as the client counts its slots, ascending; `collected/x` (k, F).
-
 C: clients. n: rows. k: fetched rows. F: features.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,20 +18,24 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets, owners
-from silograph.exchange.pull import pull, pull_steps, rows_of_width
+from silograph.core.payload import Ragged, Shared, Stacked, State, offsets, owners
+from silograph.exchange.pull import Fetch
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import (
+    BOUNDARY,
     COUNT,
     NODES,
     SLOTS,
     TRAIN,
     FieldSpec,
     FieldSpecs,
+    exactly,
     places,
 )
 from silograph.federation.fold import Fold
-from silograph.federation.program import Call, Steps
+from silograph.federation.messages import Empty, specs_of, to_payload
+from silograph.federation.ops import CallContext, Clients, op, steps_of, when
+from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock, dense_rows, extended, with_neighbors
 from silograph.graph.column_statistics import (
     LARGEST,
@@ -106,6 +108,109 @@ SLOT, ROWS = "collected/slot", "collected/x"
 LOCAL_GRAPH = (SLOT, ROWS, COUNTS, GENERATED)  # what `local_graph` reads of the state
 
 
+@dataclass(frozen=True)
+class CollectForm:
+    """What messages and state of fetched rows depend on.
+
+    Attributes:
+        features: F.
+        share: of each client's slots, in [0, 1]; rounded to whole slots.
+    """
+
+    features: int
+    share: float = 0.0
+
+
+def features_spec(rows: str, *, fewer: bool = False) -> Callable[[CollectForm], FieldSpec]:
+    """Return the spec of features of fetched rows."""
+    return lambda form: FieldSpec(Ragged, (form.features,), rows=rows, fewer=fewer)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """State of a client: fetched rows.
+
+    Attributes:
+        slot: (k,) int32 as the client counts its slots, ascending.
+        x: (k, F), once they have come.
+    """
+
+    PREFIX: ClassVar[str] = "collected/"
+    slot: Annotated[Ragged, places(SLOTS)]
+    x: Annotated[Ragged | None, features_spec(f"own/{SLOT}")] = None
+
+
+@dataclass(frozen=True)
+class ShareOfHalo:
+    """Share of the own slots to fetch, () float64."""
+
+    share: Annotated[Tensor, lambda form: exactly(form.share, torch.float64)]
+
+
+@dataclass(frozen=True)
+class ChosenSlots:
+    """The slots (k,) int32 to fetch."""
+
+    slot: Annotated[Ragged, places(SLOTS)]
+
+
+@dataclass(frozen=True)
+class RequestedRows(ShareOfHalo):
+    """The boundary rows (k,) int32 that somebody wants."""
+
+    row: Annotated[Ragged, places(BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class SentFeatures:
+    """Their features (k, F)."""
+
+    rows: Annotated[Ragged, features_spec("inbox/row")]
+
+
+@dataclass(frozen=True)
+class FetchedFeatures(ShareOfHalo):
+    """Features (k, F) of the slots that a client has chosen."""
+
+    rows: Annotated[Ragged, features_spec(SLOTS, fewer=True)]
+
+
+@op(Kind.HALO_KEYS)
+def choose(clients: Clients, _state: Empty, request: ShareOfHalo) -> tuple[Collected, ChosenSlots]:
+    """Draw slots, without replacement."""
+    halo, share = clients.block.halo, request.share
+    if not bool(((share >= 0) & (share <= 1)).all()):  # so not if it is NaN
+        raise ProtocolError(f"expected a share in [0, 1], got {share.flatten()[:4].tolist()}")
+    num_slots = (share * halo.off.diff()).round().long()
+    client = owners(halo.off)
+    word = clients.key.uniform(halo.key)[:, 0]
+    order = torch.argsort(word, stable=True)
+    order = order[torch.argsort(client[order], stable=True)]  # by client, then by draw
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device) - halo.off[client]
+    slot = (rank < num_slots[client]).nonzero()[:, 0]
+    own = (slot - halo.off[client[slot]]).int()
+    chosen = Ragged(own, offsets(num_slots))
+    return Collected(chosen), ChosenSlots(chosen)
+
+
+@op(Kind.FEATURES)
+def serve(clients: Clients, state: Empty, request: RequestedRows) -> tuple[Empty, SentFeatures]:
+    """Send features of boundary rows."""
+    block, row = clients.block, request.row
+    boundary_rows = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
+    return state, SentFeatures(Ragged(dense_rows(block, boundary_rows), row.off))
+
+
+@op(Kind.FEATURES)
+def keep(_clients: Clients, state: Collected, request: FetchedFeatures) -> tuple[Collected, Empty]:
+    """Keep what was fetched."""
+    return replace(state, x=request.rows), Empty()
+
+
+NEIGHBORS = Fetch(choose, serve, keep)
+
+
 def collect(fed: Federation, share: float, key: Key) -> None:
     """Let every client fetch the features of a share of its halo.
 
@@ -114,64 +219,18 @@ def collect(fed: Federation, share: float, key: Key) -> None:
         share: of each client's slots, in [0, 1]; rounded to whole slots.
         key: key of the draw.
     """
-    inbox = {"share": Shared(torch.tensor(share, dtype=torch.float64))}
-    pull(fed, choose, serve, keep, what=Kind.FEATURES, key=key, inbox=inbox)
+    request = ShareOfHalo(torch.tensor(share, dtype=torch.float64))
+    NEIGHBORS.carry(fed, request, CallContext(CollectForm(0, share), key))
 
 
 def collect_steps(share: float, features: int, key: Key) -> Steps:
     """Return the calls of `collect`."""
-    share_spec = {"share": FieldSpec(Shared, (), torch.float64, low=share, high=share)}
-    what = Kind.FEATURES
-    return pull_steps(
-        choose, serve, keep, what=what, key=key, inbox=share_spec, form=rows_of_width(features)
-    )
+    return NEIGHBORS.steps(CallContext(CollectForm(features, share), key))
 
 
 def collected_specs(features: int) -> FieldSpecs:
     """Return what the state holds of fetched rows."""
-    return {SLOT: places(SLOTS), ROWS: FieldSpec(Ragged, (features,), rows=f"own/{SLOT}")}
-
-
-def choose(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Draw slots, without replacement. In: `share`. Out: `slot` (k,) int32."""
-    del cfg
-    sizes, share = block.halo.off.diff(), inbox["share"].t
-    if not bool(((share >= 0) & (share <= 1)).all()):  # so not if it is NaN
-        raise ProtocolError(f"expected a share in [0, 1], got {share.flatten()[:4].tolist()}")
-    num_slots = (share * sizes).round().long()
-    client = owners(block.halo.off)
-    word = key.uniform(block.halo.key)[:, 0]
-    order = torch.argsort(word, stable=True)
-    order = order[torch.argsort(client[order], stable=True)]  # by client, then by draw
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device) - block.halo.off[client]
-    slot = (rank < num_slots[client]).nonzero()[:, 0]
-    own = (slot - block.halo.off[client[slot]]).int()
-    field = Ragged(own, offsets(num_slots))
-    return {**state, SLOT: field}, {"slot": field}
-
-
-def serve(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send features of boundary rows. In: `share`, `row` (k,). Out: `rows` (k, F)."""
-    del cfg, key
-    row = inbox["row"]
-    assert isinstance(row, Ragged)  # from `pull`
-    boundary_rows = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    return state, {"rows": Ragged(dense_rows(block, boundary_rows), row.off)}
-
-
-def keep(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Keep what was fetched. In: `share`, `rows` (k, F). Out: nothing."""
-    del cfg, block, key
-    rows = inbox["rows"]
-    assert isinstance(rows, Ragged)  # from `pull`
-    return {**state, ROWS: rows}, {}
+    return specs_of(Collected, CollectForm(features))
 
 
 def local_graph(block: ClientBlock, state: State) -> ClientBlock:
@@ -249,6 +308,130 @@ class SumSpec:
 SumSpecs = Mapping[str, SumSpec]
 
 
+def columns(
+    field: str,
+    form: type[Shared] | type[Stacked],
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    deviating: bool = False,
+) -> Callable[[SumSpecs], FieldSpecs]:
+    """Return specs (W,) float64 for each sum, or for those whose deviation is asked for."""
+    return lambda sums: {
+        f"{field}/{name}": FieldSpec(form, (spec.width,), torch.float64, low=low, high=high)
+        for name, spec in sums.items()
+        if spec.deviation or not deviating
+    }
+
+
+def count_specs(sums: SumSpecs) -> FieldSpecs:
+    """Return the specs of how many rows each sum has."""
+    return {f"count/{name}": replace(COUNT, among=spec.among) for name, spec in sums.items()}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over training rows, by name.
+
+    Attributes:
+        count: (C,) int64 how many rows there are.
+        total: (C, W) float64.
+    """
+
+    count: Annotated[Mapping[str, Stacked], count_specs]
+    total: Annotated[
+        Mapping[str, Stacked], columns("total", Stacked, -LARGEST_TOTAL, LARGEST_TOTAL)
+    ]
+
+    def find_problem(self, request: Empty, cfg: object) -> str | None:
+        """Return which sums cannot be those of as many rows, or None."""
+        del request, cfg
+        if (problem := _finite_problem(self)) is not None:
+            return problem
+        for name, total in self.total.items():
+            if bool((total.t.abs() > LARGEST * self.count[name].t.double()[:, None]).any()):
+                return f"sums of {name} of at most {LARGEST:g} a row, got more"
+        return None
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means (W,) of all clients, by name, of those whose deviation is asked for."""
+
+    mean: Annotated[
+        Mapping[str, Tensor], columns("mean", Shared, -LARGEST, LARGEST, deviating=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Sums (C, W) of squared differences from these means."""
+
+    squares: Annotated[
+        Mapping[str, Stacked], columns("squares", Stacked, 0, LARGEST_SQUARES, deviating=True)
+    ]
+
+    def find_problem(self, request: Means, cfg: object) -> str | None:
+        """Return which sums are NaN or infinite, which no bound refuses, or None."""
+        del request, cfg
+        return _finite_problem(self)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Means and deviations (W,) of all clients, by name."""
+
+    mean: Annotated[Mapping[str, Tensor], columns("mean", Shared, -LARGEST, LARGEST)]
+    deviation: Annotated[Mapping[str, Tensor], columns("deviation", Shared, 0, deviating=True)]
+
+
+@dataclass(frozen=True)
+class KeptResult:
+    """State of a client: the same, (C, W)."""
+
+    PREFIX: ClassVar[str] = "statistics/"
+    mean: Annotated[Mapping[str, Stacked], columns("mean", Stacked)]
+    deviation: Annotated[Mapping[str, Stacked], columns("deviation", Stacked, 0, deviating=True)]
+
+
+def _finite_problem(reply: Sums | Squares) -> str | None:
+    """Return the problem with sums that are NaN or infinite, or None."""
+    parts = to_payload(reply).items()
+    bad = next((name for name, part in parts if not bool(part.t.isfinite().all())), None)
+    return None if bad is None else f"finite sums, got NaN or infinity in {bad!r}"
+
+
+@op(Kind.STATISTICS)
+def send_sums(clients: Clients, state: Empty, _: Empty) -> tuple[Empty, Sums]:
+    """Send counts and sums."""
+    sums = clients.block.sums.items()
+    counts = {name: Stacked(own.count) for name, own in sums}
+    return state, Sums(counts, {name: Stacked(own.total) for name, own in sums})
+
+
+@op(Kind.STATISTICS)
+def send_squares(clients: Clients, state: Empty, request: Means) -> tuple[Empty, Squares]:
+    """Send squared differences."""
+    sums, means = clients.block.sums, request.mean.items()
+    return state, Squares({n: Stacked(sums[n].squares_around(mean)) for n, mean in means})
+
+
+@op(Kind.STATISTICS)
+def keep_statistics(clients: Clients, _state: Empty, request: Result) -> tuple[KeptResult, Empty]:
+    """Keep the result."""
+
+    def kept(values: Mapping[str, Tensor]) -> dict[str, Stacked]:
+        size = clients.block.num_clients
+        return {name: Stacked(t.expand(size, *t.shape).clone()) for name, t in values.items()}
+
+    return KeptResult(kept(request.mean), kept(request.deviation)), Empty()
+
+
+def asks_deviation(specs: SumSpecs) -> bool:
+    """Return whether the deviation of any sum is asked for."""
+    return any(spec.deviation for spec in specs.values())
+
+
 def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, ColumnStatistics]:
     """Compute means and deviations of the sums of all clients; return them by name, each (W,).
 
@@ -257,20 +440,19 @@ def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, Colu
         specs: the sums, by name.
         key: of the calls; nothing is drawn.
     """
-    what, deviating = Kind.STATISTICS, [name for name, spec in specs.items() if spec.deviation]
-    sums = fed.call(send_sums, {}, what=what, key=key, reduce=Sum())
+    context, deviating = CallContext(specs, key), [n for n, s in specs.items() if s.deviation]
+    sums = context.call(fed, send_sums, Empty(), Sum())
     count = {name: sums[f"count/{name}"].t for name in specs}
     mean = {name: mean_of(count[name], sums[f"total/{name}"].t) for name in specs}
     deviation = {name: torch.ones_like(mean[name]) for name in specs}
-    if deviating:
-        around = {f"mean/{name}": Shared(mean[name]) for name in deviating}
-        replies = fed.call(send_squares, around, what=what, key=key, reduce=Sum())
+    if asks_deviation(specs):
+        around = Means({name: mean[name] for name in deviating})
+        replies = context.call(fed, send_squares, around, Sum())
         for name in deviating:
             squares = replies[f"squares/{name}"].t
             deviation[name] = deviation_of(mean[name], count[name], squares)
-    inbox = {f"mean/{name}": Shared(t) for name, t in mean.items()}
-    inbox |= {f"deviation/{name}": Shared(deviation[name]) for name in deviating}
-    fed.call(keep_statistics, inbox, what=what, key=key)
+    result = Result(mean, {name: deviation[name] for name in deviating})
+    context.call(fed, keep_statistics, result)
     return {name: ColumnStatistics(mean[name].cpu(), deviation[name].cpu()) for name in specs}
 
 
@@ -297,42 +479,17 @@ def _add_in_client_order(slices: Tensor) -> Tensor:
     return fold.result()["sum"].t
 
 
+STATISTICS = send_sums, when(asks_deviation, send_squares), keep_statistics
+
+
 def statistics_steps(specs: SumSpecs, key: Key) -> Steps:
     """Return the calls of `fit_statistics`."""
-    what = Kind.STATISTICS
-    sums: dict[str, FieldSpec] = {}
-    squares: dict[str, FieldSpec] = {}
-    result: dict[str, FieldSpec] = {}
-    for name, spec in specs.items():
-        shape, wide = (spec.width,), torch.float64
-        sums[f"count/{name}"] = FieldSpec(
-            Stacked, (), torch.int64, low=0, high=COUNT.high, among=spec.among
-        )
-        sums[f"total/{name}"] = FieldSpec(
-            Stacked, shape, wide, low=-LARGEST_TOTAL, high=LARGEST_TOTAL
-        )
-        result[f"mean/{name}"] = FieldSpec(Shared, shape, wide, low=-LARGEST, high=LARGEST)
-        if spec.deviation:
-            squares[f"squares/{name}"] = FieldSpec(
-                Stacked, shape, wide, low=0, high=LARGEST_SQUARES
-            )
-            result[f"deviation/{name}"] = FieldSpec(Shared, shape, wide, low=0)
-    around = {n: f for n, f in result.items() if f"squares/{n.removeprefix('mean/')}" in squares}
-    return (
-        Call(send_sums, what, key, {}, sums, _sums_problem),
-        Call(send_squares, what, key, around, squares, _finite_problem) if squares else (),
-        Call(keep_statistics, what, key, result, {}),
-    )
+    return steps_of(STATISTICS, CallContext(specs, key))
 
 
 def statistics_state(specs: SumSpecs) -> FieldSpecs:
     """Return what the state holds of the result."""
-    fields: dict[str, FieldSpec] = {}
-    for name, spec in specs.items():
-        fields[MEAN + name] = FieldSpec(Stacked, (spec.width,), torch.float64)
-        if spec.deviation:
-            fields[DEVIATION + name] = FieldSpec(Stacked, (spec.width,), torch.float64, low=0)
-    return fields
+    return specs_of(KeptResult, specs)
 
 
 def statistics_in(state: State) -> dict[str, ColumnStatistics]:
@@ -348,59 +505,3 @@ def statistics_in(state: State) -> dict[str, ColumnStatistics]:
             )
             results[name] = ColumnStatistics(mean_values, deviation_values)
     return results
-
-
-def _finite_problem(inbox: Payload, reply: Payload) -> str | None:
-    """Return the problem with sums that are NaN or infinite, which no bound refuses, or None."""
-    del inbox
-    bad = next((name for name, field in reply.items() if not bool(field.t.isfinite().all())), None)
-    return None if bad is None else f"finite sums, got NaN or infinity in {bad!r}"
-
-
-def _sums_problem(inbox: Payload, reply: Payload) -> str | None:
-    """Return which sums cannot be those of as many rows, or None."""
-    if (problem := _finite_problem(inbox, reply)) is not None:
-        return problem
-    for field in reply:
-        if field.startswith("total/"):
-            name = field.removeprefix("total/")
-            count, total = reply[f"count/{name}"].t, reply[field].t
-            if bool((total.abs() > LARGEST * count.double()[:, None]).any()):
-                return f"sums of {name} of at most {LARGEST:g} a row, got more"
-    return None
-
-
-def send_sums(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send counts and sums. In: nothing. Out: by name `count` (C,) int64, `total` (C, W) f64."""
-    del cfg, inbox, key
-    reply: dict[str, Stacked] = {}
-    for name, sums in block.sums.items():
-        reply |= {f"count/{name}": Stacked(sums.count), f"total/{name}": Stacked(sums.total)}
-    return state, reply
-
-
-def send_squares(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send squared differences. In: by name `mean` (W,) f64. Out: `squares` (C, W) f64."""
-    del cfg, key
-    names = [field.removeprefix("mean/") for field in inbox]
-    return state, {
-        f"squares/{name}": Stacked(block.sums[name].squares_around(inbox[f"mean/{name}"].t))
-        for name in names
-    }
-
-
-def keep_statistics(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Keep the result. In: by name `mean` (W,), `deviation` (W,) f64. Out: nothing."""
-    del cfg, key
-    clients = block.num_clients
-    fields = {
-        f"statistics/{name}": Stacked(field.t.expand(clients, *field.t.shape).clone())
-        for name, field in inbox.items()
-    }
-    return {**state, **fields}, {}

@@ -69,7 +69,7 @@ def places(of: str) -> FieldSpec:
     return FieldSpec(Ragged, (), torch.int32, rows=of, fewer=True, below=of)
 
 
-def exactly(value: int, dtype: torch.dtype = torch.int32) -> FieldSpec:
+def exactly(value: float, dtype: torch.dtype = torch.int32) -> FieldSpec:
     """Return the spec of a number that the server can only send as it is."""
     return FieldSpec(Shared, (), dtype, low=value, high=value)
 
