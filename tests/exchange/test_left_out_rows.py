@@ -14,7 +14,7 @@ from runs import MakeGraph, weights_of
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged
 from silograph.core.setting_values import RowMinimum
-from silograph.exchange.passes import by_sums, gradients
+from silograph.exchange.passes import gradients
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
@@ -67,8 +67,7 @@ def test_gradients_are_those_of_sums_without_what_is_left_out(
     block, route, uncut = cut_of(make_graph(60), 4, "random")
     weights = MODEL.init_weights(KEY, torch.float64)
     fed = InProcess(replace(PLAIN, row_minimum=least), block, route, 2)
-    crossing = by_sums(row_minimum=least)
-    grads, loss = gradients(fed, MODEL, weights, KEY, crossing=crossing)
+    grads, loss = gradients(fed, MODEL, weights, KEY, row_minimum=least)
 
     adj = torch.zeros(60, 60, dtype=torch.float64)
     adj[uncut.adj.row, uncut.adj.indices.long()] = 1

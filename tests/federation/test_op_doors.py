@@ -20,9 +20,9 @@ from silograph.federation.fold import Fold
 from silograph.graph.block.block import ClientBlock
 from silograph.methods import bns, cagnet
 from silograph.methods.base import MethodConfig
+from silograph.methods.label_guided import draw, learn
 from silograph.nn.fit import check_places, stacked_copies
 from silograph.nn.reach import boundary_reach, partial_reach
-from silograph.sampling.label_guided import draw, learn
 from silograph.task.counts import judged_rows, judges_of, tally
 
 pytest.importorskip("numba")
@@ -118,13 +118,15 @@ def test_places_exist_and_ascend() -> None:
 
 def test_stages_are_those_with_a_sum(case: Case) -> None:
     model = replace(case.model, conv="appnp", hops=2, teleport=0.1)
-    cfg = replace(case.config(), model=model)
+    cfg, nobody = replace(case.config(), model=model), torch.zeros(C + 1, dtype=torch.int64)
+    rows = Ragged(torch.zeros(0, H), nobody)
+    other: Payload = {"rows": rows, "row": Ragged(nobody[:0], nobody), "all": Shared(rows.t)}
     for number in (-1, 0, 4, 2**40):
-        inbox = {"stage": Shared(torch.tensor(number))}
+        inbox: Payload = {**other, "stage": Shared(torch.tensor(number))}
         for op in (contribute, bns.serve, bns.store, cagnet.send, cagnet.hear_back):
             text = f"expected the number of a stage with a sum, one of [2, 3], got {number}"
             with refused(text):
-                op(cfg, case.block, {}, inbox, KEY)
+                op(cfg, case.block, {"cagnet/place": rows}, inbox, KEY)
 
 
 def test_weights_of_edges_and_slots_are_as_many(case: Case) -> None:

@@ -24,11 +24,11 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.graph.partition.partition import make_partition
 from silograph.methods.base import MethodConfig
-from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions, step
+from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions, draw, step
+from silograph.methods.ops import Server
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
-from silograph.sampling.label_guided import draw
 from silograph.task.counts import node_loss
 from together import KEY, SHARED, cut_of, model_of, train, train_centrally
 
@@ -181,7 +181,7 @@ def test_bytes_of_drawn_rows_are_those_of_slots_with_a_drawn_sender(
     fed = InProcess(cfg, block, route, 4)
     weights = model.init_weights(KEY, torch.float64)
     LABEL_GUIDED.init(fed, cfg, weights, KEY)
-    step(fed, cfg, weights, KEY)
+    step(Server(fed, cfg, 0, KEY), weights)
 
     local = draw(cfg, block, fed.states()[0], {}, KEY)[0]["pass/rows"]
     assert isinstance(local, Ragged)

@@ -30,6 +30,7 @@ from silograph.methods.bns import BNS, BNSOptions
 from silograph.methods.cagnet import CAGNET
 from silograph.methods.cagnet import step as broadcast_step
 from silograph.methods.label_guided import LABEL_GUIDED, LabelGuidedOptions
+from silograph.methods.ops import Server
 from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.nn.optim import Adam
@@ -212,7 +213,7 @@ def test_the_way_back_is_autograd_of_the_drawn_loss(
     cfg = config_of(model, BNSOptions(rate))
     weights = model.init_weights(KEY, torch.float64)
     fed = InProcess(cfg, block, route, 4)
-    grads, loss = bns.step(fed, cfg, weights, KEY)
+    grads, loss = bns.step(Server(fed, cfg, 0, KEY), weights)
 
     drawn = bns.draw(cfg, block, {}, {}, KEY)[0]["pass/slot"].t
     assert bool((drawn > 0).any()) == some
@@ -244,7 +245,7 @@ def test_bytes_are_those_of_drawn_rows(make_graph: Callable[..., Graph]) -> None
     model = model_of("gcn", layers=2, dropout=0.0, residual=False)
     cfg = config_of(model, BNSOptions(0.5))
     fed = InProcess(cfg, block, route, 4)
-    bns.step(fed, cfg, model.init_weights(KEY, torch.float64), KEY)
+    bns.step(Server(fed, cfg, 0, KEY), model.init_weights(KEY, torch.float64))
     slot = bns.draw(cfg, block, {}, {}, KEY)[0]["pass/slot"].t.nonzero()[:, 0]
     row = torch.unique(route.target[slot])
     slots = torch.searchsorted(slot, route.slot_off)
@@ -281,7 +282,7 @@ def test_a_broadcast_costs_all_rows_at_every_silo(make_graph: Callable[..., Grap
     fed = InProcess(cfg, block, route, 4)
     start = model.init_weights(KEY, torch.float64)
     CAGNET.init(fed, cfg, start, KEY)
-    broadcast_step(fed, cfg, start, KEY)
+    broadcast_step(Server(fed, cfg, 0, KEY), start)
     stage: Payload = {"stage": Shared(torch.tensor(0, dtype=torch.int32))}
     for kind, send, hear, widths in (
         (Kind.EMBEDDINGS, "send", "hear", (6, 3)),

@@ -18,6 +18,7 @@ from silograph.core.payload import Payload, State
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.exchange.passes import end, forward, gradients, logits_of
 from silograph.federation.in_process import BlockState, InProcess
+from silograph.federation.messages import to_payload
 from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
@@ -28,7 +29,7 @@ from silograph.methods.graphsaint import (
     draw_subgraph,
     presample,
     walk,
-    weighted_step_fields,
+    weighted_subgraph,
 )
 from silograph.nn.model import Model
 from silograph.nn.reach import entries_among
@@ -42,6 +43,8 @@ Outcomes = dict[tuple[int, ...], float]
 
 @dataclass(frozen=True)
 class How:
+    """Options of the method; a walk may have no step."""
+
     sampler: Sampler = "node"
     budget: int = 2
     walk_length: int = 2
@@ -78,7 +81,7 @@ def tiny() -> Blocks:
     return make_block(graph, whole(graph), Split(train, ~train, train & False), torch.float64)
 
 
-def hits(block: ClientBlock, how: How) -> list[tuple[frozenset[int], float]]:
+def hits(block: ClientBlock, how: Any) -> list[tuple[frozenset[int], float]]:
     """What one draw hits, with its probability, written out by hand."""
     n, adjacent = len(block.row_key), block.adj.scipy().toarray()
     degree = adjacent.sum(1)
@@ -99,7 +102,7 @@ def hits(block: ClientBlock, how: How) -> list[tuple[frozenset[int], float]]:
     return [(frozenset(walk), p) for walk, p in walks]
 
 
-def outcomes(block: ClientBlock, how: How) -> Outcomes:
+def outcomes(block: ClientBlock, how: Any) -> Outcomes:
     """Every subgraph with its probability, by enumeration of all draws."""
     found: Outcomes = {}
     for draws in itertools.product(hits(block, how), repeat=how.budget):
@@ -162,7 +165,7 @@ def test_a_walk_of_one_step_has_a_closed_form(tiny: Blocks) -> None:
 @pytest.mark.parametrize(
     "how", [How("node"), How("edge"), How("walk", budget=1), How("walk", 2, 1)], ids=str
 )
-def test_subgraphs_are_drawn_as_often_as_they_should(tiny: Blocks, how: How) -> None:
+def test_subgraphs_are_drawn_as_often_as_they_should(tiny: Blocks, how: Any) -> None:
     block, _ = tiny
     expected, repeats = outcomes(block, how), 1500
     seen = dict.fromkeys(expected, 0)
@@ -191,8 +194,9 @@ def test_subgraphs_do_not_depend_on_the_order_of_nodes(
     )
     none = torch.zeros(40, dtype=torch.bool)
     one, other = (make_block(g, whole(g), Split(none, none, none))[0] for g in (graph, moved))
+    six: Any = How(sampler, 6)
     for number in range(5):
-        plain, turned = (draw_subgraph(b, How(sampler, 6), KEY.fold(number)) for b in (one, other))
+        plain, turned = (draw_subgraph(b, six, KEY.fold(number)) for b in (one, other))
         assert 1 < len(plain) < 30
         assert plain.tolist() == sorted(order[turned].tolist())
 
@@ -230,7 +234,8 @@ def take_drawn(
     """Take the subgraph that the test has drawn, with the exact probabilities."""
     rows, (single, joint) = torch.tensor(cfg.drawn), cfg.probabilities
     entries = entries_among(block.adj, rows)
-    return {**state, **weighted_step_fields(block, rows, entries, single, joint[entries])}, {}
+    step = weighted_subgraph(block, rows, entries, single, joint[entries])
+    return {**state, **to_payload(step)}, {}
 
 
 def drawn(tiny: Blocks, cfg: Config) -> tuple[InProcess, Key]:
@@ -243,7 +248,7 @@ def drawn(tiny: Blocks, cfg: Config) -> tuple[InProcess, Key]:
 @pytest.mark.law(sample=3)
 @pytest.mark.parametrize("how", [How("node", 3), How("edge"), How("walk", 2, 1)], ids=str)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
-def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: How) -> None:
+def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: Any) -> None:
     """Of those that are drawn at all: the edge sampler misses nodes without edges."""
     model = model_of(conv)
     weights = model.init_weights(KEY, torch.float64)
@@ -265,7 +270,7 @@ def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: How) ->
 
 
 @pytest.mark.parametrize("how", [How("node", 3), How("walk", 2, 1)], ids=str)
-def test_the_loss_and_its_gradient_are_unbiased(tiny: Blocks, how: How) -> None:
+def test_the_loss_and_its_gradient_are_unbiased(tiny: Blocks, how: Any) -> None:
     """Of a model whose rows do not hear each other, any depth: there the loss alone is drawn."""
     model = model_of("mlp", layers=3)
     weights = model.init_weights(KEY, torch.float64)
@@ -288,7 +293,7 @@ def test_the_loss_and_its_gradient_are_unbiased(tiny: Blocks, how: How) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_subgraphs_are_counted_until_they_cover_the_graph(tiny: Blocks, sampler: Sampler) -> None:
     block, _ = tiny
-    how = How(sampler, sample_coverage=7)
+    how: Any = How(sampler, sample_coverage=7)
     fed = InProcess(Config(model_of(), how), *tiny, 1)
     (steps,) = fed.call(presample, {}, what=Kind.STATISTICS, key=KEY)["steps"].t.tolist()
     state = fed.states()[0]
@@ -330,7 +335,7 @@ def test_counts_converge_to_the_probabilities(tiny: Blocks, sampler: Sampler) ->
 
 @pytest.mark.parametrize("how", [How("node"), How("edge", 1), How("walk", 1, 1)], ids=str)
 def test_weights_from_few_subgraphs_have_the_expectation_that_is_stated(
-    tiny: Blocks, how: How
+    tiny: Blocks, how: Any
 ) -> None:
     """All sequences of three subgraphs drawn ahead, then one that is trained on."""
     block, _ = tiny
@@ -360,7 +365,7 @@ def test_a_step_reads_weights_off_the_counts(
     tiny: Blocks, sampler: Sampler, normalize: bool
 ) -> None:
     block, _ = tiny
-    how = How(sampler, sample_coverage=2, normalize=normalize)
+    how: Any = How(sampler, sample_coverage=2, normalize=normalize)
     fed = InProcess(Config(model_of(), how), *tiny, 1)
     fed.call(presample, {}, what=Kind.STATISTICS, key=KEY)
     number, nodes, edges = (

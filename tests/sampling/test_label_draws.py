@@ -18,12 +18,12 @@ from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.exchange.passes import end, forward, gradients, logits_of, predict
 from silograph.exchange.pull import pull
 from silograph.federation.in_process import BlockState, InProcess
+from silograph.federation.messages import to_payload
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
-from silograph.nn.model import Model
-from silograph.sampling.label_guided import (
+from silograph.methods.label_guided import (
+    LabelGuidedOptions,
     Normalize,
-    Weighing,
     draw_distinct_rows,
     hear_drawn,
     inclusion_probability,
@@ -31,24 +31,26 @@ from silograph.sampling.label_guided import (
     set_up_sampler,
     shares,
     tell_drawn,
-    weighted_pass_fields,
+    weighted_rows,
 )
+from silograph.nn.model import Model
 
 KEY = Key.of(3)
 Blocks = tuple[ClientBlock, Route]
 
 
-@dataclass(frozen=True)
-class Options:
-    normalize: Normalize = "paper"
-    rows: Literal["drawn", "all"] = "drawn"
-    weigh_loss: bool = False
+def Options(  # noqa: N802
+    normalize: Normalize = "paper",
+    rows: Literal["drawn", "all"] = "drawn",
+    weigh_loss: bool = False,
+) -> LabelGuidedOptions:
+    return LabelGuidedOptions(1, normalize, rows, weigh_loss)
 
 
 @dataclass(frozen=True)
 class Config:
     model: Model
-    options: Weighing
+    options: LabelGuidedOptions
     drawn: tuple[tuple[int, ...], ...] = ()
     kernels: str = "torch"
     row_minimum: RowMinimum = NO_MINIMUM
@@ -66,7 +68,8 @@ def take_drawn(
     off = torch.tensor([0, *itertools.accumulate(len(part) for part in parts)])
     drawn = Ragged(torch.cat(parts), off)
     share, draws = state["sampler/share"].t, state["sampler/draws"].t
-    return {**state, **weighted_pass_fields(block, drawn, share, draws, cfg.options)}, {}
+    rows = weighted_rows(block, drawn, share, draws, cfg.options)
+    return {**state, **to_payload(rows)}, {}
 
 
 @pytest.fixture
@@ -211,7 +214,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
     ids=lambda options: f"{options.normalize}-{options.rows}",
 )
 def test_many_draws_agree_within_their_spread(
-    make_graph: Callable[..., Graph], cut_block: Callable[..., Blocks], options: Options
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Blocks], options: LabelGuidedOptions
 ) -> None:
     """Logits of a row, over those draws that evaluate it, are those of all rows on average."""
     cut = cut_block(make_graph(40), 3)
@@ -371,4 +374,5 @@ def every_second(
     off = torch.tensor([0, *itertools.accumulate(len(part) for part in parts)])
     drawn = Ragged(torch.cat(parts), off)
     share, draws = state["sampler/share"].t, state["sampler/draws"].t
-    return {**state, **weighted_pass_fields(block, drawn, share, draws, cfg.options)}, {}
+    rows = weighted_rows(block, drawn, share, draws, cfg.options)
+    return {**state, **to_payload(rows)}, {}

@@ -7,14 +7,14 @@ clients' own models are scored; how the server's model is scored is what the val
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import NO_STATE, Payload, Ragged, Shared, Stacked, State, under
+from silograph.core.payload import NO_STATE, Payload, Ragged, Stacked, State, under
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
@@ -34,21 +34,27 @@ from silograph.evaluation.evaluate import (
 )
 from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
 from silograph.exchange.passes import (
+    AtStage,
+    Pass,
+    StartOfPass,
+    TrainingRows,
+    at_sums,
     begin,
     begin_inside,
-    begin_step,
+    cross,
     divisible,
     finish,
-    inputs_of,
+    inputs_at,
     predict_steps,
-    stage_inboxes,
-    stage_of,
-    sum_specs,
+    prediction,
+    with_product,
 )
 from silograph.exchange.passes import predict as predict_together
-from silograph.exchange.pull import finish_alone, pull, pull_steps, rows_of_width
+from silograph.exchange.pull import Fetch, finish_alone
 from silograph.federation.base import Federation
-from silograph.federation.field_specs import FieldSpecs
+from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, FieldSpecs
+from silograph.federation.messages import Empty
+from silograph.federation.ops import ClientOp, Clients, op
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
@@ -218,34 +224,27 @@ class HaloFrom:
         if self.by == "sums":
             predict_together(fed, staged, under("weights", inbox), key, finish_alone)
             return call_for_counts(fed, judge_left, {}, key, rules)
-        inbox = {**inbox, "train": Shared(torch.tensor(False))}
-        what = Kind.EVALUATION
-        fed.call(begin_inside if self.layer else begin, inbox, what=what, key=key)
-        for stage_inbox in stage_inboxes(staged)[self.layer :]:
-            pull(fed, None, serve_all, store_all, what=what, key=key, inbox=stage_inbox)
+        context = prediction(staged, key)
+        context.call(fed, self._begin, StartOfPass(under("weights", inbox), torch.tensor(False)))
+        for stage in at_sums(context)[self.layer :]:
+            cross(fed, BOUNDARY_ROWS, stage)
         return call_for_counts(fed, judge_left, {}, key, rules)
+
+    @property
+    def _begin(self) -> ClientOp[StartOfPass, TrainingRows]:
+        """The op that begins a pass."""
+        return begin_inside if self.layer else begin
 
     def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; `rules`: what the replies hold."""
         del takes
-        staged, what = divisible(model), Kind.EVALUATION
+        staged = divisible(model)
         scoring = scoring_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":
             return predict_steps(staged, key, finish_alone), scoring
-        pulls = (
-            pull_steps(
-                None,
-                serve_all,
-                store_all,
-                what=what,
-                key=key,
-                inbox=stage_specs,
-                form=rows_of_width(width),
-            )
-            for stage_specs, width in sum_specs(staged)[self.layer :]
-        )
-        op = begin_inside if self.layer else begin
-        return begin_step(staged, key, train=False, op=op), *pulls, scoring
+        context = prediction(staged, key)
+        rows = tuple(BOUNDARY_ROWS.steps(stage) for stage in at_sums(context)[self.layer :])
+        return context.declare(self._begin), rows, scoring
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
@@ -256,25 +255,40 @@ class HaloFrom:
 HaloSums = partial(HaloFrom, 1, by="sums")  # needs no row of a single node to cross
 
 
-def serve_all(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compute the messages of a stage; send boundary rows. In: `stage`. Out: `rows` (k, O)."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
+@dataclass(frozen=True)
+class SentMessages:
+    """Messages (B, O) of all boundary rows."""
+
+    rows: Annotated[Ragged, lambda form: FieldSpec(Ragged, (form.width,), rows=BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class HaloMessages(AtStage):
+    """The same of all halo slots, (S, O)."""
+
+    rows: Annotated[Ragged, lambda form: FieldSpec(Ragged, (form.width,), rows=SLOTS)]
+
+
+@op(Kind.EVALUATION)
+def serve_all(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, SentMessages]:
+    """Compute the messages of a stage; send those of boundary rows."""
+    halo = clients.block.halo
+    at, params = inputs_at(clients, state, request)
     z = before(params, at)
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[block.halo.boundary]
-    new = {**state, f"pass/z/{at.number}": Ragged(z, at.reach.off)}
-    return new, {"rows": Ragged(rows, block.halo.boundary_off)}
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[halo.boundary]
+    return with_product(state, at, z), SentMessages(Ragged(rows, halo.boundary_off))
 
 
-def store_all(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Sum the received rows and finish the stage. In: `stage`, `rows` (k, O). Out: nothing."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["rows"].t, state[f"pass/z/{at.number}"].t)
-    remote_sums = gathered(at.reach, block.halo.adj, rows)
-    return finish(cfg, block, state, key, at, params, remote_sums), {}
+@op(Kind.EVALUATION)
+def store_all(clients: Clients, state: Pass, request: HaloMessages) -> tuple[Pass, Empty]:
+    """Sum the received rows and finish the stage."""
+    at, params = inputs_at(clients, state, request)
+    rows = check_like(request.rows.t, state.z[str(at.number)].t)
+    remote_sums = gathered(at.reach, clients.block.halo.adj, rows)
+    return finish(clients, state, at, params, remote_sums), Empty()
+
+
+BOUNDARY_ROWS = Fetch[AtStage](None, serve_all, store_all)
 
 
 # --- on receipt ----------------------------------------------------------------------------------

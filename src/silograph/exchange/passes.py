@@ -1,13 +1,32 @@
 """Passes through a model whose sums over neighbors reach other silos.
 
-First the ops of the clients, then the server's part.
+First the messages, then the ops of the clients, then the server's part:
+
+    begin            weights come, stages without a sum are done
+    contribute ->    for every stage with a sum, forward: partial sums cross (`SumRelay`),
+      -> absorb      the stage is finished, and those without a sum that follow
+    lose             loss and its gradient, of the clients' own training rows
+    return_sums ->   the same stages backward: cotangents cross,
+      -> walk_back   gradients of the stage, and of those without a sum before it
+    hand_in          gradients of the weights, to be summed
+
+Every client sends sums over its own rows, scaled on its side; a raw row, an edge or a label never
+leaves. What a sum still tells is worked out in docs/exchange.md.
+
+Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021,
+eq. 2 and 4. What we changed: the square roots of the degrees are inverse, as the normalized
+Laplacian wants; the gradient of W^l is (Z^{l-1})^T L dH^l, where eq. 4 is misprinted; convolutions
+other than GCN; rows cross only where a sampled row is touched.
+
+C: clients. r: rows that take part. S: halo slots. B: boundary rows. I, O: width of what enters a
+stage, and of its sum.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,16 +41,34 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
-    named,
     offsets,
     under,
 )
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import report_rows
-from silograph.exchange.rows import Relayed, relay_steps, relay_sum
-from silograph.federation.base import Federation, Op, Sum
-from silograph.federation.field_specs import COUNT, LOSS, FieldSpec, FieldSpecs, exactly
-from silograph.federation.program import Call, Steps
+from silograph.exchange.rows import Relayed, SumRelay
+from silograph.federation.base import Federation, Sum
+from silograph.federation.field_specs import (
+    BOUNDARY,
+    COUNT,
+    LOSS,
+    SLOTS,
+    FieldSpec,
+    FieldSpecs,
+    exactly,
+    places,
+)
+from silograph.federation.messages import Empty
+from silograph.federation.ops import (
+    CallContext,
+    ClientOp,
+    Clients,
+    Exchange,
+    Part,
+    for_each,
+    op,
+)
+from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
@@ -65,241 +102,412 @@ from silograph.nn.reach import (
 from silograph.nn.segment import segment_sum
 from silograph.task.registry import task_of
 
+# --- State of a client while a pass is under way -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The state of a client in a pass, and before it the rows that take part.
+
+    A method that runs on some rows names them before the pass begins (see
+    `silograph.nn.reach.partial_reach`), or, where all rows take part, the weights of messages to
+    and from other silos (see `boundary_reach`). It leaves these out if all rows count alike.
+
+    Attributes:
+        rows: (r,) int64 that take part, as each client counts, ascending.
+        own: (r, 1) weights of their messages to themselves.
+        cross: (r, 1) of those to other silos.
+        inner: (e,) of those along edges inside a client.
+        heard: (S,) whether a halo slot's row takes part.
+        loss: (r,) weights of their losses.
+        slot: (S,) weights of messages to and from halo slots.
+        train: (C,) bool, whether entries are dropped.
+        weights: (C, ...) views of one tensor, by name.
+        x: (r, I) what enters a stage, by its number.
+        z: (r, O) what the first half of a stage gives, until its sum is complete.
+        s: (r, O) its sum.
+        grad: (r, O) gradient of what leaves the stage at hand.
+        sum: (r, O) gradient of its sum, until those of other silos have come.
+        enter: (r, I) gradient of what enters it.
+        origin: (r, O) gradient of the restart.
+        gradient: of the weights, by name.
+    """
+
+    PREFIX: ClassVar[str] = "pass/"
+    rows: Ragged | None = None
+    own: Ragged | None = None
+    cross: Ragged | None = None
+    inner: Ragged | None = None
+    heard: Ragged | None = None
+    loss: Ragged | None = None
+    slot: Ragged | None = None
+    train: Stacked | None = None
+    weights: Mapping[str, Stacked] = field(default_factory=dict)
+    x: Mapping[str, Ragged] = field(default_factory=dict)
+    z: Mapping[str, Ragged] = field(default_factory=dict)
+    s: Mapping[str, Ragged] = field(default_factory=dict)
+    grad: Ragged | None = None
+    sum: Ragged | None = None
+    enter: Ragged | None = None
+    origin: Ragged | None = None
+    gradient: Mapping[str, Stacked | Ragged] = field(default_factory=dict)
+
+
+InPass = TypeVar("InPass", bound=Pass)
+
+# --- Messages ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PassForm:
+    """What messages of a pass depend on; annotations read it in place of the method's config.
+
+    Attributes:
+        model: the shape.
+        train: whether gradients are wanted.
+        is_named: whether clients name the slots of what they send, as not all rows take part.
+        row_minimum: how many nodes and silos must contribute to a row.
+        stage: number of the stage at hand, which has a sum.
+    """
+
+    model: Staged
+    train: bool = False
+    is_named: bool = False
+    row_minimum: RowMinimum = NO_MINIMUM
+    stage: int = -1
+
+    @property
+    def width(self) -> int:
+        """Width O of the sum of the stage at hand."""
+        return sum_width(self.model, self.stage)
+
+    @property
+    def names_slots(self) -> bool:
+        """Whether partial sums come with slots."""
+        return self.is_named or self.row_minimum.nodes > 1
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether sums come with the places of their rows."""
+        return self.names_slots or self.row_minimum.silos > 1
+
+
+def sum_width(model: Staged, number: int) -> int:
+    """Return the width of the sum of a stage."""
+    stage = model.stages[number]
+    maps = stage.conv.maps  # what the rows are mapped by before they are summed
+    return model.weight_shapes[f"{number}.{maps[0]}"][-1] if maps else stage.inputs
+
+
+def stages_with_sums(model: Staged) -> list[int]:
+    """Return the numbers of the stages that sum over neighbors."""
+    return [number for number, stage in enumerate(model.stages) if stage.conv.sums]
+
+
+def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
+    """Return, for every stage that has a sum, specs of the inbox of its ops, and its width."""
+    return [({"stage": exactly(n)}, sum_width(model, n)) for n in stages_with_sums(model)]
+
+
+@lru_cache(maxsize=64)  # programs ask for specs in every round
+def weight_specs(
+    model: AnyModel | Staged, form: type[Shared] | type[Stacked], prefix: str = "weights"
+) -> FieldSpecs:
+    """Return the specs of the weights of a model, or of what has their shapes."""
+    shapes = model.weight_shapes.items()
+    return MappingProxyType({f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes})
+
+
+def partial_sums_spec(form: PassForm) -> FieldSpec:
+    """Return the spec of partial sums (k, O): for every slot, or for those that are named."""
+    return FieldSpec(Ragged, (form.width,), rows="own/slot" if form.names_slots else SLOTS)
+
+
+def sums_spec(form: PassForm) -> FieldSpec:
+    """Return the spec of sums (k, O): of every boundary row, or of those that are named."""
+    return FieldSpec(Ragged, (form.width,), rows="own/row" if form.names_rows else BOUNDARY)
+
+
+@dataclass(frozen=True)
+class StartOfPass:
+    """The server's weights, and whether gradients are wanted."""
+
+    weights: Annotated[Mapping[str, Tensor], lambda form: weight_specs(form.model, Shared)]
+    train: Annotated[Tensor, lambda form: exactly(form.train, torch.bool)]
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Number of training rows that take part, and of all (C,)."""
+
+    part: Annotated[Stacked, COUNT]
+    all: Annotated[Stacked, COUNT]
+
+
+@dataclass(frozen=True)
+class AtStage:
+    """The number of the stage at hand."""
+
+    stage: Annotated[Tensor, lambda form: exactly(form.stage)]
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """Sums over a client's own messages.
+
+    Attributes:
+        rows: (k, O) one for each slot that is named, or for all slots in their order.
+        slot: (k,) int32, where not all slots have one.
+        left_out: (C,) slots without one because too few nodes contribute, where some may be.
+    """
+
+    rows: Annotated[Ragged, partial_sums_spec]
+    slot: Annotated[Ragged | None, lambda form: {"slot": places(SLOTS)} if form.names_slots else {}]
+    left_out: Annotated[
+        Stacked | None, lambda form: {"left_out": COUNT} if form.row_minimum.nodes > 1 else {}
+    ]
+
+
+@dataclass(frozen=True)
+class RemoteSums(AtStage):
+    """Sums over neighbors in other silos.
+
+    Attributes:
+        sum: (k, O).
+        row: (k,) int32 their boundary rows, where not all have one.
+    """
+
+    sum: Annotated[Ragged, sums_spec]
+    row: Annotated[Ragged | None, lambda form: {"row": places(BOUNDARY)} if form.names_rows else {}]
+
+
+@dataclass(frozen=True)
+class LossCount:
+    """By how many training rows the loss is divided."""
+
+    count: Annotated[Tensor, FieldSpec(Shared, (), torch.int64, low=1)]
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Loss of a client's training rows, (C,), a part of the sum over all clients."""
+
+    loss: Annotated[Stacked, LOSS]
+
+
+@dataclass(frozen=True)
+class WeightGradients:
+    """Gradients of the weights, (C, ...), to be summed."""
+
+    gradient: Annotated[
+        Mapping[str, Stacked | Patched], lambda form: weight_specs(form.model, Stacked, "gradient")
+    ]
+
+
 # --- The clients' part ---------------------------------------------------------------------------
-#
-#     begin            weights come, stages without a sum are done
-#     contribute ->    for every stage with a sum, forward: partial sums cross (`relay_sum`),
-#       -> absorb      the stage is finished, and those without a sum that follow
-#     lose             loss and its gradient, of the clients' own training rows
-#     return_sums ->   the same stages backward: cotangents cross,
-#       -> walk_back   gradients of the stage, and of those without a sum before it
-#     hand_in          gradients of the weights, to be summed
-#
-# Every client sends sums over its own rows, scaled on its side; a raw row, an edge or a label
-# never leaves. What a sum still tells is worked out in docs/exchange.md.
-#
-# Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning",
-# 2021, eq. 2 and 4. What we changed: the square roots of the degrees are inverse, as the
-# normalized Laplacian wants; the gradient of W^l is (Z^{l-1})^T L dH^l, where eq. 4 is
-# misprinted; convolutions other than GCN; rows cross only where a sampled row is touched.
-#
-# State while a pass is under way, all under `pass/`: `weights/*` (C, ...) views of one tensor;
-# `x/i` (r, I) what enters stage i; `s/i` (r, O) its sum; `grad` (r, O) of what leaves the stage
-# at hand; `origin` (r, O) gradient of the restart; `gradient/*` of the weights. Before `begin` an
-# op may put there which rows take part: `rows` (r,) as each client counts, with weights `own`,
-# `cross` (r, 1), `loss` (r,), `inner` (e,) and `heard` (S,) (see
-# `silograph.nn.reach.partial_reach`); or, where all rows do, `slot` (S,) weights of messages to
-# and from other silos (see `boundary_reach`).
-#
-# C: clients. r: rows that take part.
 
 
-NewState = dict[str, Stacked | Ragged]
+@op(Kind.WEIGHTS)
+def begin(clients: Clients, state: Pass, request: StartOfPass) -> tuple[Pass, TrainingRows]:
+    """Start a pass."""
+    return start_pass(clients, state, request)
 
 
-def begin(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Start a pass.
-
-    In: `weights/*`, `train`. Out: `part`, `all` (C,) training rows.
-    """
-    clients = block.num_clients
-    new: NewState = dict(state)
-    weights = under("weights", inbox)
-    check_weights(cfg.model, weights, block, shared=True)
-    for name, w in weights.items():  # one tensor, seen by every client
-        new[f"pass/weights/{name}"] = Stacked(w.expand(clients, *w.shape))
-    new["pass/train"] = Stacked(inbox["train"].t.expand(clients))
-    reach = reach_of(block, new, key)
+def start_pass(clients: Clients, rows: Pass, request: StartOfPass) -> tuple[Pass, TrainingRows]:
+    """Return the pass with its weights, and what the stages up to the first sum give."""
+    block, num_clients, weights = clients.block, clients.block.num_clients, request.weights
+    check_weights(clients.cfg.model, weights, block, shared=True)
+    views = {name: Stacked(w.expand(num_clients, *w.shape)) for name, w in weights.items()}
+    started = replace(rows, weights=views, train=Stacked(request.train.expand(num_clients)))
+    reach = reach_of(clients, started)
     part = segment_sum(block.split.train[reach.rows].long(), reach.off)
-    counts = {"part": Stacked(part), "all": Stacked(block.num_train)}
-    return _forward_without_sums(cfg, block, new, key, 0), counts
+    counts = TrainingRows(Stacked(part), Stacked(block.num_train))
+    return _forward_without_sums(clients, started, 0), counts
 
 
-def begin_inside(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
+@op(Kind.EVALUATION)
+def begin_inside(clients: Clients, state: Pass, request: StartOfPass) -> tuple[Pass, TrainingRows]:
     """As `begin`, and do the first stage with a sum over each client's own edges and degrees."""
-    new, counts = begin(cfg, block, state, inbox, key)
-    number = next(n for n, stage in enumerate(cfg.model.staged.stages) if stage.conv.sums)
-    at, params = inputs_of(cfg, block, new, key, number)
+    started, counts = start_pass(clients, state, request)
+    at, params = inputs_of(clients, started, stages_with_sums(clients.cfg.model.staged)[0])
     z = before(params, at)
-    inner = replace(at.reach, degree=block.adj.degree.to(z.dtype)[:, None], operators={})
-    at = replace(at, reach=inner)
+    degree = clients.block.adj.degree.to(z.dtype)[:, None]
+    inner = replace(at.reach, degree=degree, operators={})
     no_remote_sums = z.new_zeros(len(inner.rows), z.shape[1])
-    started = {**new, f"pass/z/{number}": Ragged(z, inner.off)}
-    return finish(cfg, block, started, key, at, params, no_remote_sums), counts
+    started = with_product(started, at, z)
+    at = replace(at, reach=inner)
+    return finish(clients, started, at, params, no_remote_sums), counts
 
 
-def contribute(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compute partial sums for other silos. In: `stage`. Out: `rows`, and `slot` if not all.
-
-    Sums over fewer than `cfg.row_minimum.nodes` own nodes are not sent; if there can be such,
-    `left_out` (C,) counts them.
-    """
-    number = stage_of(cfg, inbox)
-    at, params = inputs_of(cfg, block, state, key, number)
+@op(Kind.PARTIAL_SUMS)
+def contribute(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
+    """Compute partial sums for other silos; those of too few own nodes are not sent."""
+    at, params = inputs_at(clients, state, request)
     z = before(params, at)
     messages = messages_out(scales_of(at.stage.conv), z, at.reach)
-    reply = _reply_with_sums(cfg, block, messages, at.reach)
-    return {**state, f"pass/z/{number}": Ragged(z, at.reach.off)}, reply
+    return with_product(state, at, z), _partial_sums(clients, messages, at.reach)
 
 
-def absorb(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Finish the stage and those without a sum that follow. In: `stage`, `sum`, `row`."""
-    number = stage_of(cfg, inbox)
-    at, params = inputs_of(cfg, block, state, key, number)
-    remote_sums = _sums_from_others(block, at.reach, inbox, state[f"pass/z/{number}"].t)
-    return finish(cfg, block, state, key, at, params, remote_sums), {}
+@op(Kind.PARTIAL_SUMS)
+def absorb(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
+    """Finish the stage and those without a sum that follow."""
+    at, params = inputs_at(clients, state, request)
+    own = state.z[str(at.number)].t
+    remote_sums = _sums_from_others(clients.block, at.reach, request, own)
+    return finish(clients, state, at, params, remote_sums), Empty()
 
 
-def stage_of(cfg: Any, inbox: Payload) -> int:
-    """Return the number of the stage that an inbox names.
+def inputs_at(clients: Clients, state: Pass, request: AtStage) -> tuple[Inputs, Params]:
+    """Return what the stage of a request reads, and its weights."""
+    return inputs_of(clients, state, check_stage(clients.cfg.model.staged, int(request.stage)))
+
+
+def check_stage(model: Staged, number: int) -> int:
+    """Return the number of a stage.
 
     Raises:
         ProtocolError: the model has no such stage, or it has no sum over neighbors.
     """
-    number, steps = int(inbox["stage"].t), cfg.model.staged.stages
-    if not 0 <= number < len(steps) or not steps[number].conv.sums:
-        of = [i for i, stage in enumerate(steps) if stage.conv.sums]
+    of = stages_with_sums(model)
+    if number not in of:
         raise ProtocolError(f"expected the number of a stage with a sum, one of {of}, got {number}")
     return number
 
 
+def stage_of(cfg: Any, inbox: Payload) -> int:
+    """Return the number of the stage that an inbox names; see `check_stage`."""
+    return check_stage(cfg.model.staged, int(inbox["stage"].t))
+
+
+def with_product(state: InPass, at: Inputs, z: Tensor) -> InPass:
+    """Return the pass with what the first half of a stage gives, (r, O)."""
+    return replace(state, z={**state.z, str(at.number): Ragged(z, at.reach.off)})
+
+
 def finish(
-    cfg: Any,
-    block: ClientBlock,
-    state: State,
-    key: Key,
-    at: Inputs,
-    params: Params,
-    remote_sums: Tensor,
-) -> State:
+    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Tensor
+) -> InPass:
     """Finish a stage, and do those without a sum that follow.
 
     Args:
-        cfg: has `model`.
-        block: C clients.
+        clients: of the pass.
         state: holds z of the stage.
-        key: of the pass.
         at: what the stage reads.
         params: its weights.
         remote_sums: (r, O) sums over neighbors in other silos, scaled by those.
     """
-    new = dict(state)
-    z = new.pop(f"pass/z/{at.number}").t
-    s = summed(scales_of(at.stage.conv), z, remote_sums, at.reach)
-    new[f"pass/s/{at.number}"] = Ragged(s, at.reach.off)
-    new[f"pass/x/{at.number + 1}"] = Ragged(after(params, at, s), at.reach.off)
-    return _forward_without_sums(cfg, block, new, key, at.number + 1)
+    number, z = str(at.number), dict(state.z)
+    s = summed(scales_of(at.stage.conv), z.pop(number).t, remote_sums, at.reach)
+    output = after(params, at, s)
+    finished = _with_stage(replace(state, z=z), at, s, output)
+    return _forward_without_sums(clients, finished, at.number + 1)
 
 
-def lose(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compute the loss.
+def _with_stage(state: InPass, at: Inputs, s: Tensor, output: Tensor) -> InPass:
+    """Return the pass with the sum of a stage, and what enters the next one."""
+    off = at.reach.off
+    sums = {**state.s, str(at.number): Ragged(s, off)}
+    return replace(state, s=sums, x={**state.x, str(at.number + 1): Ragged(output, off)})
 
-    In: `count` of training rows in all silos. Out: `loss` (C,), to be summed.
-    """
-    model, reach = cfg.model.staged, reach_of(block, state, key)
-    last = len(model.stages)
+
+@op(Kind.CONTROL)
+def lose(clients: Clients, state: Pass, request: LossCount) -> tuple[Pass, LossSum]:
+    """Compute the loss of the own training rows, and its gradient."""
+    block, model, started = clients.block, clients.cfg.model.staged, state
+    reach, last = reach_of(clients, started), len(model.stages)
     train = block.split.train[reach.rows]
-    logits = state[f"pass/x/{last}"].t.detach().requires_grad_()
+    logits = started.x[str(last)].t.detach().requires_grad_()
     with torch.enable_grad():
         losses = task_of(model.task).loss(logits[train], block.y[reach.rows][train])
-        if "pass/loss" in state:
-            losses = losses * state["pass/loss"].t[train]
-        losses = losses / inbox["count"].t
+        if started.loss is not None:
+            losses = losses * started.loss.t[train]
+        losses = losses / request.count
         (grad,) = torch.autograd.grad(losses.sum(), logits)
-    counts = segment_sum(train.long(), reach.off)
-    off = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    off = offsets(segment_sum(train.long(), reach.off))
     report_rows(off, LOSS_FLOPS * model.outputs)
-    new: NewState = {**state, "pass/grad": Ragged(grad, reach.off)}
-    if any(stage.teleport for stage in model.stages):
-        new["pass/origin"] = Ragged(torch.zeros_like(grad), reach.off)
-    new = _backward_without_sums(cfg, block, new, key, last - 1)
-    return new, {"loss": Stacked(segment_sum(losses.detach(), off))}
+    restarts = any(stage.teleport for stage in model.stages)
+    origin = Ragged(torch.zeros_like(grad), reach.off) if restarts else None
+    started = replace(started, grad=Ragged(grad, reach.off), origin=origin)
+    lost = _backward_without_sums(clients, started, last - 1)
+    return lost, LossSum(Stacked(segment_sum(losses.detach(), off)))
 
 
-def return_sums(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Backpropagate to the sum; compute cotangents for others.
+@op(Kind.COTANGENTS)
+def return_sums(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
+    """Backpropagate to the sum; compute cotangents for others."""
+    at, params = inputs_at(clients, state, request)
+    new, s = back_to_sum(clients, state, at, params)
+    messages = messages_back(scales_of(at.stage.conv), s, at.reach)
+    return new, _partial_sums(clients, messages, at.reach)
 
-    In: `stage`. Out: as `contribute`.
+
+def back_to_sum(clients: Clients, state: Pass, at: Inputs, params: Params) -> tuple[Pass, Tensor]:
+    """Backpropagate to the sum of a stage; return the pass, and dLoss/ds (r, O)."""
+    new, s = _through_second_half(clients, state, at, params)
+    return replace(new, sum=Ragged(s, at.reach.off)), s
+
+
+def _through_second_half(
+    clients: Clients, state: InPass, at: Inputs, params: Params
+) -> tuple[InPass, Tensor]:
+    """Backpropagate from what leaves a stage to its sum; return dLoss/ds (r, O)."""
+    assert state.grad is not None  # from the loss, or the stage after
+    s, grad = state.s[str(at.number)].t, state.grad.t
+    gradients = after_back(params, at, s, grad, clients.block.num_clients)
+    assert gradients.s is not None  # what leaves a stage depends on it
+    return _add_gradients(clients.block, state, at, gradients), gradients.s
+
+
+@op(Kind.COTANGENTS)
+def walk_back(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
+    """Backpropagate through the stage, and those without a sum before it."""
+    at, params = inputs_at(clients, state, request)
+    own = gradient_of_sum(state)
+    remote_sums = _sums_from_others(clients.block, at.reach, request, own)
+    return finish_back(clients, state, at, params, remote_sums), Empty()
+
+
+def gradient_of_sum(state: Pass) -> Tensor:
+    """Return dLoss/ds (r, O) of the own sums of the stage at hand.
+
+    Raises:
+        ProtocolError: they were not computed.
     """
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    new, s = back_to_sum(block, state, at, params)
-    return new, _reply_with_sums(
-        cfg, block, messages_back(scales_of(at.stage.conv), s, at.reach), at.reach
-    )
-
-
-def back_to_sum(
-    block: ClientBlock, state: State, at: Inputs, params: Params
-) -> tuple[NewState, Tensor]:
-    """Backpropagate to the sum of a stage; return the state, and dLoss/ds (r, O)."""
-    s, grad = state[f"pass/s/{at.number}"].t, state["pass/grad"].t
-    gradients = after_back(params, at, s, grad, block.num_clients)
-    new = _add_gradients(block, state, at, gradients)
-    assert gradients.s is not None  # a stage with a sum depends on it
-    return new | {"pass/sum": Ragged(gradients.s, at.reach.off)}, gradients.s
-
-
-def walk_back(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Backpropagate through the stage, and those without a sum before it. In: as `absorb`."""
-    at, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    remote_sums = _sums_from_others(block, at.reach, inbox, state["pass/sum"].t)
-    return finish_back(cfg, block, state, key, at, params, remote_sums), {}
+    if state.sum is None:
+        raise ProtocolError("expected the gradient of a sum before those of others, got none")
+    return state.sum.t
 
 
 def finish_back(
-    cfg: Any,
-    block: ClientBlock,
-    state: State,
-    key: Key,
-    at: Inputs,
-    params: Params,
-    remote_sums: Tensor,
-) -> State:
+    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Tensor
+) -> InPass:
     """Backpropagate from the sum of a stage; `remote_sums` (r, O) as in `finish`, of gradients."""
-    new = dict(state)
-    s = new.pop("pass/sum").t
+    s = gradient_of_sum(state)
     z = summed_back(scales_of(at.stage.conv), s, remote_sums, at.reach)
-    gradients = before_back(params, at, z, block.num_clients)
-    new = _add_gradients(block, new, at, gradients)
-    return _backward_without_sums(cfg, block, _pass_gradient_down(at, new), key, at.number - 1)
+    gradients = before_back(params, at, z, clients.block.num_clients)
+    new = _add_gradients(clients.block, replace(state, sum=None), at, gradients)
+    return _backward_without_sums(clients, _pass_gradient_down(at, new), at.number - 1)
 
 
-def hand_in(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send the gradients of the weights and end the pass. In: nothing. Out: `gradient/*`."""
-    del cfg, inbox, key
-    reply: dict[str, Stacked | Patched] = {}
-    for name, field in _fields("pass/gradient/", state).items():
-        if isinstance(field, Stacked):
-            reply[f"gradient/{name}"] = field
+@op(Kind.GRADIENTS)
+def hand_in(clients: Clients, state: Pass, _: Empty) -> tuple[Empty, WeightGradients]:
+    """Send the gradients of the weights and end the pass."""
+    block, gradients = clients.block, dict[str, Stacked | Patched]()
+    for name, part in state.gradient.items():
+        if isinstance(part, Stacked):
+            gradients[name] = part
         else:  # features that no row has give their weights no gradient
             assert isinstance(block.x, SparseRows)
-            shape = block.num_features, *field.t.shape[1:]
-            which = torch.zeros(block.num_clients, dtype=torch.int64, device=field.t.device)
-            base = field.t.new_zeros(1, *shape)
-            patch = Patched(base, which, field.t, block.x.used.feature, field.off)
-            reply[f"gradient/{name}"] = patch
-    return end(state), reply
+            shape = block.num_features, *part.t.shape[1:]
+            which = torch.zeros(block.num_clients, dtype=torch.int64, device=part.t.device)
+            base = part.t.new_zeros(1, *shape)
+            gradients[name] = Patched(base, which, part.t, block.x.used.feature, part.off)
+    return Empty(), WeightGradients(gradients)
 
 
 def end(state: State) -> State:
     """Return the state without what belongs to a pass."""
-    return {name: field for name, field in state.items() if not name.startswith("pass/")}
+    return {name: part for name, part in state.items() if not name.startswith("pass/")}
 
 
 def logits_of(model: Staged, state: State) -> Tensor:
@@ -307,260 +515,173 @@ def logits_of(model: Staged, state: State) -> Tensor:
     return state[f"pass/x/{len(model.stages)}"].t
 
 
-def reach_of(block: ClientBlock, state: State, key: Key) -> Reach:
+def reach_of(clients: Clients, state: Pass) -> Reach:
     """Return which rows send messages to which in this pass: all, unless the state names some."""
-    if "pass/rows" not in state and "pass/slot" not in state:
+    block = clients.block
+    if state.rows is None and state.slot is None:
         return full_reach(block)
     cached = block.memo.get("reach")
-    if isinstance(cached, tuple) and cached[0] == key:
+    if isinstance(cached, tuple) and cached[0] == clients.key:
         cached_reach: Reach = cached[1]
         return cached_reach
-    if "pass/slot" in state:
-        reach = boundary_reach(block, state["pass/slot"].t)
+    if state.slot is not None:
+        reach = boundary_reach(block, state.slot.t)
     else:
-        local = state["pass/rows"]
-        assert isinstance(local, Ragged)  # a run of rows a client
-        rows = check_places(local, block.off, "rows that take part")
-        weights = {
-            name: state[f"pass/{name}"].t if f"pass/{name}" in state else None
-            for name in ("own", "cross", "inner", "heard")
-        }
-        reach = partial_reach(block, rows, **weights)
-    block.memo["reach"] = (key, reach)  # for the other ops of the pass
+        assert state.rows is not None  # see above
+        rows = check_places(state.rows, block.off, "rows that take part")
+        weights = {"own": state.own, "cross": state.cross}
+        weights |= {"inner": state.inner, "heard": state.heard}
+        own_weights = {name: None if part is None else part.t for name, part in weights.items()}
+        reach = partial_reach(block, rows, **own_weights)
+    block.memo["reach"] = (clients.key, reach)  # for the other ops of the pass
     return reach
 
 
-def inputs_of(
-    cfg: Any, block: ClientBlock, state: State, key: Key, number: int
-) -> tuple[Inputs, Params]:
-    """Return what a stage reads, and its weights."""
-    model: Staged = cfg.model.staged
-    reach = reach_of(block, state, key)
-    steps = model.stages
-    stage = steps[number]
-    x = entering(block, reach) if number == 0 else state[f"pass/x/{number}"].t
+def inputs_of(clients: Clients, state: Pass, number: int) -> tuple[Inputs, Params]:
+    """Return what a stage reads, and its weights.
+
+    Raises:
+        ProtocolError: the pass has not begun.
+    """
+    if state.train is None:
+        raise ProtocolError("expected a pass that has begun, got none")
+    model: Staged = clients.cfg.model.staged
+    block, key, reach = clients.block, clients.key, reach_of(clients, state)
+    stage = model.stages[number]
+    x = entering(block, reach) if number == 0 else state.x[str(number)].t
     origin = None
     if stage.teleport:
-        first = next(i for i, step in enumerate(steps) if step.teleport)
-        origin = state[f"pass/x/{first}"].t
-    weights = {name: w[0] for name, w in under("pass/weights", state).items()}
-    train = bool(state["pass/train"].t[0])
-    at = Inputs(model, number, x, origin, block.row_key[reach.rows], key if train else None, reach)
+        first = next(i for i, step in enumerate(model.stages) if step.teleport)
+        origin = state.x[str(first)].t
+    drop_key = key if bool(state.train.t[0]) else None
+    at = Inputs(model, number, x, origin, block.row_key[reach.rows], drop_key, reach)
+    weights = {name: w.t[0] for name, w in state.weights.items()}
     return at, stage_weights(block, number, stage, weights)
 
 
-def _forward_without_sums(
-    cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int
-) -> NewState:
+def _forward_without_sums(clients: Clients, state: InPass, number: int) -> InPass:
     """Run the stages from `number` on up to the next one with a sum."""
-    steps = cfg.model.staged.stages
-    while number < len(steps) and not steps[number].conv.sums:
-        at, params = inputs_of(cfg, block, state, key, number)
+    stages = clients.cfg.model.staged.stages
+    while number < len(stages) and not stages[number].conv.sums:
+        at, params = inputs_of(clients, state, number)
         s = before(params, at)
-        new = {f"pass/s/{number}": s, f"pass/x/{number + 1}": after(params, at, s)}
-        state = state | {name: Ragged(t, at.reach.off) for name, t in new.items()}
+        state = _with_stage(state, at, s, after(params, at, s))
         number += 1
     return state
 
 
-def _backward_without_sums(
-    cfg: Any, block: ClientBlock, state: NewState, key: Key, number: int
-) -> NewState:
+def _backward_without_sums(clients: Clients, state: InPass, number: int) -> InPass:
     """Backpropagate through the stages from `number` down to the next one with a sum."""
-    steps = cfg.model.staged.stages
-    while number >= 0 and not steps[number].conv.sums:
-        at, params = inputs_of(cfg, block, state, key, number)
-        s, grad = state[f"pass/s/{number}"].t, state["pass/grad"].t
-        after_sum = after_back(params, at, s, grad, block.num_clients)
-        state = _add_gradients(block, state, at, after_sum)
-        assert after_sum.s is not None  # a stage depends on what its first half gives
-        before_sum = before_back(params, at, after_sum.s, block.num_clients)
-        state = _pass_gradient_down(at, _add_gradients(block, state, at, before_sum))
+    block, stages = clients.block, clients.cfg.model.staged.stages
+    while number >= 0 and not stages[number].conv.sums:
+        at, params = inputs_of(clients, state, number)
+        state, s = _through_second_half(clients, state, at, params)
+        gradients = before_back(params, at, s, block.num_clients)
+        state = _pass_gradient_down(at, _add_gradients(block, state, at, gradients))
         number -= 1
     return state
 
 
-def _add_gradients(block: ClientBlock, state: State, at: Inputs, gradients: Gradients) -> NewState:
+def _add_gradients(block: ClientBlock, state: InPass, at: Inputs, gradients: Gradients) -> InPass:
     """Add gradients of half a stage to those of weights, of the restart and of its input."""
-    new: NewState = dict(state)
+    totals, off = dict(state.gradient), at.reach.off
     for name, g in gradients.weights.items():
-        field = f"pass/gradient/{at.number}.{name}"
-        total = new[field].t + g if field in new else g
+        full_name = f"{at.number}.{name}"
+        total = totals[full_name].t + g if full_name in totals else g
         if isinstance(at.x, SparseRows) and name in at.stage.conv.maps:
             assert isinstance(block.x, SparseRows)  # as are the inputs
-            new[field] = Ragged(total, block.x.used.off)
+            totals[full_name] = Ragged(total, block.x.used.off)
         else:
-            new[field] = Stacked(total)
+            totals[full_name] = Stacked(total)
+    origin, enter = state.origin, state.enter
     if gradients.origin is not None:
-        new["pass/origin"] = Ragged(new["pass/origin"].t + gradients.origin, at.reach.off)
+        assert origin is not None  # from `lose`
+        origin = Ragged(origin.t + gradients.origin, off)
     if gradients.x is not None:
-        entering_grad = new["pass/enter"].t if "pass/enter" in new else 0
-        new["pass/enter"] = Ragged(entering_grad + gradients.x, at.reach.off)
-    return new
+        enter = Ragged((0 if enter is None else enter.t) + gradients.x, off)
+    return replace(state, gradient=totals, origin=origin, enter=enter)
 
 
-def _pass_gradient_down(at: Inputs, state: NewState) -> NewState:
+def _pass_gradient_down(at: Inputs, state: InPass) -> InPass:
     """Use the gradient of the stage's input as that of the output of the stage before."""
-    new = dict(state)
-    gradient = new.pop("pass/enter", None)
+    gradient = state.enter
     if gradient is None:
-        return new
-    steps = at.model.stages
-    first = next((i for i, step in enumerate(steps) if step.teleport), None)
+        return state
+    first = next((i for i, step in enumerate(at.model.stages) if step.teleport), None)
     if at.number == first:  # the restart adds it again in every stage
-        gradient = Ragged(gradient.t + new["pass/origin"].t, at.reach.off)
-    return new | {"pass/grad": gradient}
+        assert state.origin is not None  # from `lose`
+        gradient = Ragged(gradient.t + state.origin.t, at.reach.off)
+    return replace(state, enter=None, grad=gradient)
 
 
-def _reply_with_sums(
-    cfg: Any, block: ClientBlock, messages: Tensor, reach: Reach
-) -> dict[str, Ragged | Stacked]:
+def _partial_sums(clients: Clients, messages: Tensor, reach: Reach) -> PartialSums:
     """Return sums over own messages (r, D), for every slot to which enough of them contribute."""
+    least = clients.cfg.row_minimum.nodes
     rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
-    if cfg.row_minimum.nodes == 1:
-        reply: dict[str, Ragged | Stacked] = {"rows": Ragged(rows, off)}
-        return reply if slots is None else {**reply, "slot": Ragged(slots, off)}
+    if least == 1:
+        return PartialSums(Ragged(rows, off), None if slots is None else Ragged(slots, off), None)
     count = count_contributors(messages, reach)
-    is_sent = count >= cfg.row_minimum.nodes
+    is_sent = count >= least
     left_out = segment_sum(((count > 0) & ~is_sent).long(), off)
     if slots is None:
-        slots = slots_in_client(block, torch.arange(len(rows), device=rows.device))
+        slots = slots_in_client(clients.block, torch.arange(len(rows), device=rows.device))
     off = offsets(segment_sum(is_sent.long(), off))
-    return {
-        "rows": Ragged(rows[is_sent], off),
-        "slot": Ragged(slots[is_sent], off),
-        "left_out": Stacked(left_out),
-    }
+    return PartialSums(Ragged(rows[is_sent], off), Ragged(slots[is_sent], off), Stacked(left_out))
 
 
-def _sums_from_others(block: ClientBlock, reach: Reach, inbox: Payload, own: Tensor) -> Tensor:
+def _sums_from_others(block: ClientBlock, reach: Reach, request: RemoteSums, own: Tensor) -> Tensor:
     """Return sums over neighbors in other silos (r, D), in the form of the own rows (r, D)."""
-    total, row = inbox["sum"], inbox.get("row")
-    assert isinstance(total, Ragged)  # from `relay_sum`
-    assert row is None or isinstance(row, Ragged)
-    check_like(total.t, own)
-    return placed(block, reach, total, row)
+    check_like(request.sum.t, own)
+    return placed(block, reach, request.sum, request.row)
 
 
-def _fields(prefix: str, state: State) -> dict[str, Stacked | Ragged]:
-    return {k.removeprefix(prefix): f for k, f in state.items() if k.startswith(prefix)}
-
-
-Carry = Callable[[Federation, Mapping[str, Shared], Key], Relayed | None]
-CarrySteps = Callable[[FieldSpecs, int, Key], Steps]
+# --- The server's part ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The way in which the sums of a stage include neighbors in other silos.
+    """How the sums of a stage include neighbors in other silos.
 
     Attributes:
-        forward: completes the sums of a stage; gets the inbox of its ops, `stage`, and the step's
-            key; returns counts of what it carried, if these are sums.
+        forward: completes the sums of a stage; its ops get `AtStage` besides rows.
         backward: the same for the gradients.
-        forward_steps: the calls of `forward`, from specs of the ops' inbox, the width of the
-            stage's sum, and the key.
-        backward_steps: those of `backward`.
     """
 
-    forward: Carry
-    backward: Carry
-    forward_steps: CarrySteps
-    backward_steps: CarrySteps
+    forward: Exchange
+    backward: Exchange
 
 
-def share_sums(
-    fed: Federation,
-    stage_inbox: Mapping[str, Shared],
-    key: Key,
-    *,
-    what: Kind = Kind.PARTIAL_SUMS,
-    silos: int = 1,
-    lacking: bool = False,
-) -> Relayed:
-    """Add up partial sums at the rows' owners, of rows to which at least `silos` contribute."""
-    return relay_sum(
-        fed, contribute, absorb, what=what, key=key, inbox=stage_inbox, silos=silos, lacking=lacking
+SUMS, COTANGENTS = SumRelay(contribute, absorb), SumRelay(return_sums, walk_back)
+BY_SUMS = Crossing(SUMS, COTANGENTS)
+
+
+def at_sums(context: CallContext) -> list[CallContext]:
+    """Return the context of each stage with a sum, from that of a pass."""
+    form = context.cfg
+    return [replace(context, cfg=replace(form, stage=n)) for n in stages_with_sums(form.model)]
+
+
+def back_at_sums(context: CallContext) -> Iterable[CallContext]:
+    """Return the same backward."""
+    return reversed(at_sums(context))
+
+
+def pass_calls(crossing: Crossing = BY_SUMS) -> tuple[Part, ...]:
+    """Return the calls of `gradients`, in the context of a pass (`PassForm`)."""
+    forward, backward = (
+        for_each(at_sums, crossing.forward),
+        for_each(back_at_sums, crossing.backward),
     )
+    return begin, forward, lose, backward, hand_in
 
 
-def share_cotangents(
-    fed: Federation, stage_inbox: Mapping[str, Shared], key: Key, *, silos: int = 1
-) -> Relayed:
-    """Add up partial sums of the gradients at the rows' owners; see `share_sums`."""
-    what = Kind.COTANGENTS
-    return relay_sum(
-        fed, return_sums, walk_back, what=what, key=key, inbox=stage_inbox, silos=silos
-    )
-
-
-def sums_steps(
-    stage_specs: FieldSpecs,
-    width: int,
-    key: Key,
-    *,
-    what: Kind = Kind.PARTIAL_SUMS,
-    named: bool = False,
-    row_minimum: RowMinimum = NO_MINIMUM,
-) -> Steps:
-    """Return the calls of `share_sums`; `named`: whether not all rows take part."""
-    return relay_steps(
-        contribute,
-        absorb,
-        what=what,
-        key=key,
-        width=width,
-        named=named,
-        row_minimum=row_minimum,
-        inbox=stage_specs,
-    )
-
-
-def cotangents_steps(
-    stage_specs: FieldSpecs,
-    width: int,
-    key: Key,
-    *,
-    named: bool = False,
-    row_minimum: RowMinimum = NO_MINIMUM,
-) -> Steps:
-    """Return the calls of `share_cotangents`."""
-    return relay_steps(
-        return_sums,
-        walk_back,
-        what=Kind.COTANGENTS,
-        key=key,
-        width=width,
-        named=named,
-        row_minimum=row_minimum,
-        inbox=stage_specs,
-    )
-
-
-def by_sums(*, named: bool = False, row_minimum: RowMinimum = NO_MINIMUM) -> Crossing:
-    """Return the crossing of partial sums; `named`: whether not all rows take part."""
-    return Crossing(
-        partial(share_sums, silos=row_minimum.silos),
-        partial(share_cotangents, silos=row_minimum.silos),
-        partial(sums_steps, named=named, row_minimum=row_minimum),
-        partial(cotangents_steps, named=named, row_minimum=row_minimum),
-    )
-
-
-def noted(crossing: Crossing, carried: list[Relayed]) -> Crossing:
-    """Return the same crossing, which appends counts of what its sums carried to a list."""
-
-    def noting(carry: Carry) -> Carry:
-        def carry_on(fed: Federation, stage_inbox: Mapping[str, Shared], key: Key) -> None:
-            relayed = carry(fed, stage_inbox, key)
-            carried.extend([] if relayed is None else [relayed])
-
-        return carry_on
-
-    return replace(crossing, forward=noting(crossing.forward), backward=noting(crossing.backward))
-
-
-BY_SUMS = by_sums()
+def cross(
+    fed: Federation, exchange: Exchange, at: CallContext, relayed: list[Relayed] | None = None
+) -> None:
+    """Let rows of a stage cross; append the counts of sums to a list."""
+    counts = exchange.carry(fed, AtStage(torch.tensor(at.cfg.stage, dtype=torch.int32)), at)
+    if relayed is not None and counts is not None:
+        relayed.append(counts)
 
 
 def divisible(model: AnyModel) -> Staged:
@@ -581,7 +702,7 @@ def predict(
     model: Staged,
     weights: Mapping[str, Tensor],
     key: Key,
-    first: Op | None = None,
+    first: ClientOp[Empty, Empty] | None = None,
     row_minimum: RowMinimum = NO_MINIMUM,
 ) -> None:
     """Compute the model's logits at the clients, with sums over the neighbors in all silos.
@@ -597,59 +718,35 @@ def predict(
             without silos that are away; None: it is as others.
         row_minimum: how many nodes and silos must contribute to a row.
     """
-    _begin(fed, weights, key, train=False)
-    for stage_inbox in stage_inboxes(model):
-        if first is not None and int(stage_inbox["stage"].t) == 0:
-            fed.call(first, {}, what=Kind.EVALUATION, key=key)
+    context = prediction(model, key, row_minimum)
+    context.call(fed, begin, StartOfPass(weights, torch.tensor(False)), Sum())
+    for stage in at_sums(context):
+        if first is not None and stage.cfg.stage == 0:
+            stage.call(fed, first, Empty())
         else:
-            what, lacking = Kind.EVALUATION, first is not None
-            share_sums(fed, stage_inbox, key, what=what, silos=row_minimum.silos, lacking=lacking)
+            cross(fed, SUMS, replace(stage, allow_missing=first is not None))
 
 
-@lru_cache(maxsize=64)  # programs ask for specs in every round
-def weight_specs(
-    model: AnyModel | Staged, form: type[Shared] | type[Stacked], prefix: str = "weights"
-) -> FieldSpecs:
-    """Return the specs of the weights of a model, or of what has their shapes."""
-    shapes = model.weight_shapes.items()
-    return MappingProxyType({f"{prefix}/{name}": FieldSpec(form, shape) for name, shape in shapes})
+def prediction(model: Staged, key: Key, row_minimum: RowMinimum = NO_MINIMUM) -> CallContext:
+    """Return the context of a pass that is counted as evaluation."""
+    return CallContext(PassForm(model, row_minimum=row_minimum), key, kind=Kind.EVALUATION)
 
 
 def predict_steps(
-    model: Staged, key: Key, first: Op | None = None, row_minimum: RowMinimum = NO_MINIMUM
+    model: Staged,
+    key: Key,
+    first: ClientOp[Empty, Empty] | None = None,
+    row_minimum: RowMinimum = NO_MINIMUM,
 ) -> Steps:
     """Return the calls of `predict`."""
-    what = Kind.EVALUATION
-    steps: tuple[Steps, ...] = (begin_step(model, key, train=False),)
-    for stage_specs, width in sum_specs(model):
-        if first is not None and stage_specs["stage"].low == 0:
-            steps = (*steps, Call(first, what, key))
+    context = prediction(model, key, row_minimum)
+    steps: list[Steps] = [context.declare(begin)]
+    for stage in at_sums(context):
+        if first is not None and stage.cfg.stage == 0:
+            steps.append(stage.declare(first))
         else:
-            steps = (
-                *steps,
-                sums_steps(stage_specs, width, key, what=what, row_minimum=row_minimum),
-            )
-    return steps
-
-
-def begin_step(model: Staged, key: Key, *, train: bool, op: Op = begin) -> Call:
-    """Return the call that starts a pass, by default that of all stages."""
-    inbox_specs = {**weight_specs(model, Shared), "train": exactly(train, torch.bool)}
-    what = Kind.WEIGHTS if train else Kind.EVALUATION
-    return Call(op, what, key, inbox_specs, {"part": COUNT, "all": COUNT})
-
-
-def _begin(
-    fed: Federation, weights: Mapping[str, Tensor], key: Key, *, train: bool
-) -> dict[str, Tensor]:
-    """Start a pass; return `part` and `all`, training rows that take part and all there are."""
-    inbox: Payload = {
-        **{name: Shared(w) for name, w in named("weights", weights).items()},
-        "train": Shared(torch.tensor(train)),
-    }
-    what = Kind.WEIGHTS if train else Kind.EVALUATION
-    counts = fed.call(begin, inbox, what=what, key=key, reduce=Sum())
-    return {name: field.t for name, field in counts.items()}
+            steps.extend(SUMS.steps(stage))
+    return tuple(steps)
 
 
 def forward(
@@ -658,16 +755,19 @@ def forward(
     weights: Mapping[str, Tensor],
     key: Key,
     crossing: Crossing = BY_SUMS,
+    row_minimum: RowMinimum = NO_MINIMUM,
+    relayed: list[Relayed] | None = None,
 ) -> dict[str, Tensor]:
     """Compute the model's logits at the clients, with dropout, and store what backward needs.
 
     Returns:
         `part` and `all`, the number of training rows that take part and of all.
     """
-    counts = _begin(fed, weights, key, train=True)
-    for stage_inbox in stage_inboxes(model):
-        crossing.forward(fed, stage_inbox, key)
-    return counts
+    context = CallContext(PassForm(model, train=True, row_minimum=row_minimum), key)
+    counts = context.call(fed, begin, StartOfPass(weights, torch.tensor(True)), Sum())
+    for stage in at_sums(context):
+        cross(fed, crossing.forward, stage, relayed)
+    return {name: part.t for name, part in counts.items()}
 
 
 def gradients(
@@ -678,6 +778,8 @@ def gradients(
     *,
     weighed: bool = False,
     crossing: Crossing = BY_SUMS,
+    row_minimum: RowMinimum = NO_MINIMUM,
+    relayed: list[Relayed] | None = None,
 ) -> tuple[Params, float | None]:
     """Return the gradient of the loss of all silos' training rows, and the loss.
 
@@ -689,51 +791,18 @@ def gradients(
         weighed: whether rows' losses have weights whose mean over the training rows of all silos
             is 1; the loss is divided by their number then, else by that of those that take part.
         crossing: how sums reach other silos.
+        row_minimum: how many nodes and silos must contribute to a row.
+        relayed: gets counts of what sums carried.
 
     Returns:
         Gradients by name, without those that are 0 for want of rows; None for the loss if no
         training row takes part.
     """
-    counts = forward(fed, model, weights, key, crossing)
+    counts = forward(fed, model, weights, key, crossing, row_minimum, relayed)
     count = counts["all" if weighed else "part"]
-    total = {"count": Shared(count.clamp(min=1))}
-    loss = fed.call(lose, total, what=Kind.CONTROL, key=key, reduce=Sum())["loss"]
-    for stage_inbox in reversed(stage_inboxes(model)):
-        crossing.backward(fed, stage_inbox, key)
-    reply = fed.call(hand_in, {}, what=Kind.GRADIENTS, key=key, reduce=Sum())
+    context = CallContext(PassForm(model, train=True, row_minimum=row_minimum), key)
+    loss = context.call(fed, lose, LossCount(count.clamp(min=1)), Sum())["loss"]
+    for stage in back_at_sums(context):
+        cross(fed, crossing.backward, stage, relayed)
+    reply = context.call(fed, hand_in, Empty(), Sum())
     return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
-
-
-def gradient_steps(model: Staged, key: Key, crossing: Crossing = BY_SUMS) -> Steps:
-    """Return the calls of `gradients`."""
-    sums = sum_specs(model)
-    count = {"count": FieldSpec(Shared, (), torch.int64, low=1)}
-    gradient_specs = weight_specs(model, Stacked, "gradient")
-    return (
-        begin_step(model, key, train=True),
-        *(crossing.forward_steps(stage_specs, width, key) for stage_specs, width in sums),
-        Call(lose, Kind.CONTROL, key, count, {"loss": LOSS}),
-        *(
-            crossing.backward_steps(stage_specs, width, key)
-            for stage_specs, width in reversed(sums)
-        ),
-        Call(hand_in, Kind.GRADIENTS, key, {}, gradient_specs),
-    )
-
-
-def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
-    """Return, for every stage that has a sum, specs of the inbox of its ops, and its width."""
-    shapes = model.weight_shapes
-    specs: list[tuple[FieldSpecs, int]] = []
-    for number, stage in enumerate(model.stages):
-        if stage.conv.sums:
-            maps = stage.conv.maps  # what the rows are mapped by before they are summed
-            width = shapes[f"{number}.{maps[0]}"][-1] if maps else stage.inputs
-            specs.append(({"stage": exactly(number)}, width))
-    return specs
-
-
-def stage_inboxes(model: Staged) -> list[dict[str, Shared]]:
-    """Return the inbox of the ops of every stage that has a sum."""
-    numbers = [number for number, stage in enumerate(model.stages) if stage.conv.sums]
-    return [{"stage": Shared(torch.tensor(number, dtype=torch.int32))} for number in numbers]

@@ -28,18 +28,22 @@ from silograph.core.payload import (
     Ragged,
     Shared,
     Stacked,
-    State,
     offsets,
     owners,
-    under,
 )
-from silograph.exchange.passes import divisible, finish, inputs_of
+from silograph.exchange.passes import Pass, divisible, finish, inputs_of, with_product
 from silograph.exchange.rows import all_places, by_owner, places_in, ragged_field
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small
 from silograph.federation.field_specs import BOUNDARY, NODES, SLOTS, FieldSpec, FieldSpecs, places
-from silograph.federation.messages import SpecsByConfig, from_payload, specs_of, to_payload
-from silograph.federation.ops import CallContext, ClientOp, Exchange
+from silograph.federation.messages import (
+    Empty,
+    SpecsByConfig,
+    from_payload,
+    specs_of,
+    to_payload,
+)
+from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
 from silograph.federation.program import Call, Either, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
@@ -77,11 +81,6 @@ class PullForm:
 
 
 PLAIN = PullForm()
-
-
-def rows_of_width(width: int, dtype: torch.dtype | None = None) -> PullForm:
-    """Return the form of plain rows (k, D) of this width D; no dtype is the run's."""
-    return PullForm({"rows": FieldSpec(Ragged, (width,), dtype)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -877,26 +876,35 @@ def row_values(
     return [from_small(f.t[at], scale.get(n), torch.float64) for n, f in rows.items()]
 
 
-def finish_alone(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Finish the first stage of a pass without other clients. In, out: nothing.
+@dataclass(frozen=True)
+class HaloFeatures:
+    """Features of the halo, as stage 0, where a client keeps these."""
+
+    halo_rows: Mapping[str, Ragged]
+
+
+@dataclass(frozen=True)
+class PassAlone(Pass, HaloFeatures):
+    """What a client reads and writes that finishes a stage alone."""
+
+
+@op(Kind.EVALUATION)
+def finish_alone(clients: Clients, state: PassAlone, _: Empty) -> tuple[PassAlone, Empty]:
+    """Finish the first stage of a pass without other clients.
 
     These are its own features, with degrees of its own graph; where it keeps those of its halo, all
     neighbors' features with their full degrees.
     """
-    del inbox
-    at, params = inputs_of(cfg, block, state, key, 0)
+    block, features = clients.block, state.halo_rows.get("0")
+    at, params = inputs_of(clients, state, 0)
     z = before(params, at)
     remote_sums = torch.zeros_like(z)
-    field = state.get(f"{HALO}0")
-    if field is None:
+    if features is None:
         degree = block.adj.degree.to(z.dtype)[:, None]
         at = replace(at, reach=replace(at.reach, degree=degree, operators={}))
     else:
-        first = under("pass/weights", state).items()
-        whole = {name.removeprefix("0."): w[0] for name, w in first if name.startswith("0.")}
-        sent = at.stage.conv.map(whole, field.t, block.halo.off)
+        first = {n: w.t[0] for n, w in state.weights.items() if n.startswith("0.")}
+        whole = {name.removeprefix("0."): w for name, w in first.items()}
+        sent = at.stage.conv.map(whole, features.t, block.halo.off)
         remote_sums = sparse_product(block.halo.adj, sent)
-    new = {**state, "pass/z/0": Ragged(z, at.reach.off)}
-    return finish(cfg, block, new, key, at, params, remote_sums), {}
+    return finish(clients, with_product(state, at, z), at, params, remote_sums), Empty()

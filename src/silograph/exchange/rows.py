@@ -1,7 +1,7 @@
 """Rows across clients: the only ways in which what belongs to single nodes may leave a client.
 
 `relay_sum` carries sums over neighbors to the nodes' owners, `pull` (in a module of its own)
-fetches boundary rows into halo slots, `broadcast` shows all rows to all, `publish` one client's
+fetches boundary rows into halo slots, `Broadcast` shows all rows to all, `publish` one client's
 rows to the others. The server forwards by `Route` and adds in client order; it never learns a
 node's name, only its place among its owner's boundary rows.
 
@@ -10,7 +10,7 @@ C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -18,20 +18,20 @@ from torch import Tensor
 from silograph.core.errors import DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, offsets, owners
+from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, offsets, owners
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import (
     BOUNDARY,
     COUNT,
-    NODES,
     SLOTS,
     FieldSpec,
     FieldSpecs,
     places,
 )
+from silograph.federation.messages import Empty, to_payload
+from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
-from silograph.graph.block.block import ClientBlock
 
 # --- places --------------------------------------------------------------------------------------
 # Places of rows: how clients count their slots and boundary rows, and how the federation does.
@@ -155,6 +155,36 @@ def relay_sum(
     return Relayed(sent, left_out, withheld)
 
 
+@dataclass(frozen=True)
+class SumRelay(Exchange):
+    """Partial sums of boundary rows, for which enough clients must have sent a row.
+
+    The ops get the request besides the fields that `relay_sum` describes. The config of the context
+    has `row_minimum`, the least numbers of nodes and silos that must contribute to a row.
+
+    Attributes:
+        contribute: sends partial sums.
+        absorb: gets the sums of these.
+    """
+
+    contribute: ClientOp[Any, Any]
+    absorb: ClientOp[Any, Any]
+
+    def carry(self, fed: Federation, request: Any, context: CallContext) -> Relayed:
+        """Add up partial sums, and send them to the rows' owners."""
+        return relay_sum(
+            fed,
+            self.contribute,
+            self.absorb,
+            what=context.kind_of(self.contribute),
+            key=context.key,
+            inbox=to_payload(request),
+            to=context.to,
+            silos=context.cfg.row_minimum.silos,
+            lacking=context.allow_missing,
+        )
+
+
 def _rows_with_targets(
     fed: Federation, reply: Payload, contribute: Op, members: Tensor, *, lacking: bool
 ) -> tuple[Tensor, Tensor]:
@@ -222,40 +252,24 @@ def relay_steps(
     )
 
 
-def broadcast(
-    fed: Federation,
-    send: Op,
-    take: Op,
-    *,
-    what: Kind,
-    key: Key,
-    inbox: Mapping[str, Shared] | None = None,
-) -> None:
-    """Send all rows of all clients to all clients.
+@dataclass(frozen=True)
+class Broadcast(Exchange):
+    """All rows of all clients, to all.
 
-    Args:
-        fed: the federation.
+    Attributes:
         send: replies `rows` (k, D).
         take: gets `all` (K, D), the rows of all clients in client order.
-        what: kind of the rows.
-        key: key of the ops' draws.
-        inbox: what both ops get besides.
     """
-    full_inbox: dict[str, Field] = dict(inbox or {})
-    reply = fed.call(send, full_inbox, what=what, key=key, rows=True)
-    full_inbox["all"] = Shared(ragged_field(reply, "rows", send).t)
-    fed.call(take, full_inbox, what=what, key=key)
 
+    send: ClientOp[Any, Any]
+    take: ClientOp[Any, Any]
 
-def broadcast_steps(
-    send: Op, take: Op, *, what: Kind, key: Key, width: int, inbox: FieldSpecs | None = None
-) -> Steps:
-    """Return the calls of `broadcast`; the arguments are those of `broadcast`, D is `width`."""
-    inbox_specs = dict(inbox or {})
-    return (
-        Call(send, what, key, inbox_specs, {"rows": FieldSpec(Ragged, (width,), rows=NODES)}),
-        Call(take, what, key, {**inbox_specs, "all": FieldSpec(Shared, (None, width))}),
-    )
+    def carry(self, fed: Federation, request: Any, context: CallContext) -> None:
+        """Send all rows to all clients; the ops get the request besides them."""
+        what, inbox = context.kind_of(self.send), to_payload(request)
+        reply = fed.call(self.send, inbox, what=what, key=context.key, rows=True)
+        inbox["all"] = Shared(ragged_field(reply, "rows", self.send).t)
+        fed.call(self.take, inbox, what=what, key=context.key)
 
 
 def publish(
@@ -367,6 +381,58 @@ def _whole(field: Field) -> Tensor:
 # --- Before training: both owners of every cross-client edge must know of it ---------------------
 
 
+@dataclass(frozen=True)
+class EdgesToSlots:
+    """Number of own edges to each halo slot, (S, 1)."""
+
+    rows: Annotated[Ragged, FieldSpec(Ragged, (1,), torch.int64, rows=SLOTS)]
+
+
+@dataclass(frozen=True)
+class EdgesOfOthers:
+    """Number of edges to each boundary row that other clients know, (B, 1)."""
+
+    sum: Annotated[Ragged, FieldSpec(Ragged, (1,), torch.int64, rows=BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Number of boundary rows whose owner knows of another number of edges, (C,)."""
+
+    wrong: Annotated[Stacked, COUNT]
+
+
+@op(Kind.HALO_KEYS)
+def tell_edges(clients: Clients, state: Empty, _: Empty) -> tuple[Empty, EdgesToSlots]:
+    """Count the own edges to every halo slot."""
+    halo = clients.block.halo
+    counts = torch.bincount(halo.adj.indices.long(), minlength=halo.adj.num_cols)
+    return state, EdgesToSlots(Ragged(counts[:, None], halo.off))
+
+
+@op(Kind.HALO_KEYS)
+def compare_edges(
+    clients: Clients, _state: Empty, request: EdgesOfOthers
+) -> tuple[Disagreement, Empty]:
+    """Compare with the own edges."""
+    block = clients.block
+    reported_degree = torch.zeros(len(block.row_key), dtype=torch.int64, device=block.off.device)
+    reported_degree[block.halo.boundary] = request.sum.t[:, 0]
+    wrong = block.count(reported_degree != block.halo.adj.degree)
+    return Disagreement(Stacked(wrong)), Empty()
+
+
+@op(Kind.CONTROL)
+def tell_disagreement(
+    _clients: Clients, state: Disagreement, _: Empty
+) -> tuple[Empty, Disagreement]:
+    """Tell how many rows differ."""
+    return Empty(), state
+
+
+AGREEMENT = tell_edges, compare_edges, tell_disagreement
+
+
 def agree_on_edges(fed: Federation, key: Key) -> None:
     """Check that as many cross-client edges end at each boundary row as its owner knows.
 
@@ -374,50 +440,11 @@ def agree_on_edges(fed: Federation, key: Key) -> None:
         DataError: a client whose neighbors do not agree.
     """
     relay_sum(fed, tell_edges, compare_edges, what=Kind.HALO_KEYS, key=key)
-    reply = fed.call(tell_disagreement, {}, what=Kind.CONTROL, key=key)
-    wrong = reply["wrong"].t.tolist()
-    for name, count in zip(fed.ids, wrong, strict=True):
+    reply = CallContext(None, key).call(fed, tell_disagreement, Empty())
+    for name, count in zip(fed.ids, reply["wrong"].t.tolist(), strict=True):
         if count:
             raise DataError(
                 f"expected both owners of a cross-client edge to know of it, got {count} nodes of "
                 f"{name} with other numbers of edges than their neighbors say: list each edge at "
                 "both owners; clients that hold copies of a node cannot be trained as one"
             )
-
-
-def agreement_steps(key: Key) -> Steps:
-    """Return the calls of `agree_on_edges`."""
-    what = Kind.HALO_KEYS
-    return (
-        relay_steps(tell_edges, compare_edges, what=what, key=key, width=1, dtype=torch.int64),
-        Call(tell_disagreement, Kind.CONTROL, key, {}, {"wrong": COUNT}),
-    )
-
-
-def tell_edges(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Count the own edges to every halo slot. In: nothing. Out: `rows` (S, 1) int64."""
-    del cfg, inbox, key
-    counts = torch.bincount(block.halo.adj.indices.long(), minlength=block.halo.adj.num_cols)
-    return state, {"rows": Ragged(counts[:, None], block.halo.off)}
-
-
-def compare_edges(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compare with the own edges. In: `sum` (B, 1) int64. Out: nothing."""
-    del cfg, key
-    reported_degree = torch.zeros(len(block.row_key), dtype=torch.int64, device=block.off.device)
-    reported_degree[block.halo.boundary] = inbox["sum"].t[:, 0]
-    wrong = block.count(reported_degree != block.halo.adj.degree)
-    return {**state, "agreement/wrong": Stacked(wrong)}, {}
-
-
-def tell_disagreement(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Tell how many rows differ. In: nothing. Out: `wrong` (C,) int64."""
-    del cfg, block, inbox, key
-    new = {name: field for name, field in state.items() if name != "agreement/wrong"}
-    return new, {"wrong": state["agreement/wrong"]}

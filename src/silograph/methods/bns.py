@@ -14,50 +14,49 @@ from each pair of silos; judged with complete sums.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
-from functools import partial
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, State
+from silograph.core.payload import Ragged
 from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import (
+    COTANGENTS,
+    AtStage,
     Crossing,
-    cotangents_steps,
+    Pass,
+    PassForm,
     divisible,
     finish,
-    gradient_steps,
     gradients,
-    inputs_of,
+    inputs_at,
     reach_of,
-    share_cotangents,
-    stage_of,
+    with_product,
 )
-from silograph.exchange.pull import pull, pull_steps, rows_of_width
-from silograph.federation.base import Federation
-from silograph.federation.field_specs import FieldSpecs
-from silograph.federation.program import Call, Steps
-from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState
+from silograph.exchange.pull import Fetch
+from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, places
+from silograph.federation.messages import Empty
+from silograph.methods.base import Method, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
-    calls_of_global_training,
+    calls_of_steps,
     check_together,
     start_together,
     steps_together,
+    without_optimizer,
 )
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import check_like, check_places
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
 
 
-@dataclass(frozen=True, config=STRICT)
+@options_class(frozen=True, config=STRICT)
 class BNSOptions:
     """The options of BNS-GCN."""
 
@@ -66,88 +65,100 @@ class BNSOptions:
     )
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
-    """Take `local_epochs` steps, all silos together."""
-    return steps_together(fed, cfg, state, t, key, step)
+# --- Before each step: which halo slots are heard ------------------------------------------------
 
 
-def step(
-    fed: Federation, cfg: MethodConfig, weights: Mapping[str, Tensor], key: Key
-) -> tuple[Params, float | None]:
-    """Draw slots, and return the gradients of the loss."""
-    fed.call(draw, {}, what=Kind.CONTROL, key=key)
-    return gradients(fed, divisible(cfg.model), weights, key, crossing=BY_ROWS)
-
-
-def fetch(fed: Federation, request: Mapping[str, Shared], key: Key) -> None:
-    """Fetch the rows of the drawn slots and finish a stage."""
-    pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=request)
-
-
-def draw(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Draw slots. In: nothing. Out: nothing."""
-    del inbox
+@op(Kind.CONTROL)
+def draw(clients: Clients[BNSOptions], _state: Empty, _: Empty) -> tuple[Pass, Empty]:
+    """Draw slots; a message of a drawn one weighs 1 / rate."""
+    block, rate = clients.block, clients.options.rate
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    rate = cfg.options.rate
-    is_drawn = key.fold("boundary").uniform(block.halo.key)[:, 0] < rate
+    is_drawn = clients.key.fold("boundary").uniform(block.halo.key)[:, 0] < rate
     weight = is_drawn.to(block.adj.values.dtype) / rate
-    return {**state, "pass/slot": Ragged(weight, block.halo.off)}, {}
+    return Pass(slot=Ragged(weight, block.halo.off)), Empty()
 
 
-def ask(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Name the drawn slots. In: `stage`. Out: `slot` (t,) int32."""
-    del cfg, inbox
-    reach = reach_of(block, state, key)
+# --- In each layer: their rows -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DrawnSlots:
+    """The drawn slots (t,) int32 of a client."""
+
+    slot: Annotated[Ragged, places(SLOTS)]
+
+
+@dataclass(frozen=True)
+class WantedRows(AtStage):
+    """The boundary rows (k,) int32 that somebody has drawn."""
+
+    row: Annotated[Ragged, places(BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class SentRows:
+    """These rows (k, O), after the linear map and scaled."""
+
+    rows: Annotated[Ragged, lambda form: rows_spec(form, "inbox/row")]
+
+
+@dataclass(frozen=True)
+class ReceivedRows(AtStage):
+    """The rows (t, O) of the slots that a client has drawn."""
+
+    rows: Annotated[Ragged, lambda form: rows_spec(form, SLOTS)]
+
+
+def rows_spec(form: PassForm, rows: str) -> FieldSpec:
+    """Return the spec of rows; of slots there may be fewer, those that are drawn."""
+    return FieldSpec(Ragged, (form.width,), rows=rows, fewer=rows == SLOTS)
+
+
+@op(Kind.HALO_KEYS)
+def ask(clients: Clients, state: Pass, _: AtStage) -> tuple[Pass, DrawnSlots]:
+    """Name the drawn slots."""
+    reach = reach_of(clients, state)
     assert reach.slots is not None  # some are drawn, by name
-    return state, {"slot": Ragged(reach.slots, reach.slot_off)}
+    return state, DrawnSlots(Ragged(reach.slots, reach.slot_off))
 
 
-def serve(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compute rows, and send the requested ones. In: `stage`, `row` (k,). Out: `rows`."""
-    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    z = before(params, stage_inputs)
-    row = inbox["row"]
-    assert isinstance(row, Ragged)  # from `pull`
-    requested_rows = block.halo.boundary[
-        check_places(row, block.halo.boundary_off, "boundary rows")
-    ]
-    rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)[requested_rows]
-    new = {**state, f"pass/z/{stage_inputs.number}": Ragged(z, stage_inputs.reach.off)}
-    return new, {"rows": Ragged(rows, row.off)}
+@op(Kind.EMBEDDINGS)
+def serve(clients: Clients, state: Pass, request: WantedRows) -> tuple[Pass, SentRows]:
+    """Compute rows, and send the requested ones."""
+    halo = clients.block.halo
+    at, params = inputs_at(clients, state, request)
+    z = before(params, at)
+    place = check_places(request.row, halo.boundary_off, "boundary rows")
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[halo.boundary[place]]
+    return with_product(state, at, z), SentRows(Ragged(rows, request.row.off))
 
 
-def store(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Add the received rows and finish the stage. In: `stage`, `rows` (t, O). Out: nothing."""
-    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["rows"].t, state[f"pass/z/{stage_inputs.number}"].t)
-    halo_sum = gathered(stage_inputs.reach, stage_inputs.reach.outer.transposed, rows)
-    return finish(cfg, block, state, key, stage_inputs, params, halo_sum), {}
+@op(Kind.EMBEDDINGS)
+def store(clients: Clients, state: Pass, request: ReceivedRows) -> tuple[Pass, Empty]:
+    """Add the received rows and finish the stage."""
+    at, params = inputs_at(clients, state, request)
+    rows = check_like(request.rows.t, state.z[str(at.number)].t)
+    halo_sum = gathered(at.reach, at.reach.outer.transposed, rows)
+    return finish(clients, state, at, params, halo_sum), Empty()
 
 
-def fetch_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:
-    """Return the calls of `fetch`."""
-    what = Kind.EMBEDDINGS
-    return pull_steps(
-        ask, serve, store, what=what, key=key, inbox=request_specs, form=rows_of_width(width)
-    )
+BY_ROWS = Crossing(Fetch(ask, serve, store), COTANGENTS)
 
 
-BY_ROWS = Crossing(fetch, share_cotangents, fetch_steps, partial(cotangents_steps, named=True))
+# --- Server --------------------------------------------------------------------------------------
 
 
-def step_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the calls of `step`."""
-    return Call(draw, Kind.CONTROL, key), gradient_steps(divisible(cfg.model), key, BY_ROWS)
+@calls(calls_of_steps(draw, crossing=BY_ROWS, is_named=lambda _: True))
+def train_round(server: Server, state: ServerState) -> tuple[ServerState, RoundReport]:
+    """Take `local_epochs` steps, all silos together."""
+    return steps_together(server, state, step)
+
+
+def step(server: Server, weights: Mapping[str, Tensor]) -> tuple[Params, float | None]:
+    """Draw slots, and return the gradients of the loss."""
+    server.call(draw, Empty())
+    model = divisible(server.cfg.model)
+    return gradients(server.fed, model, weights, server.call_key, crossing=BY_ROWS)
 
 
 BNS = Method(
@@ -156,11 +167,9 @@ BNS = Method(
     reference="Wan et al., BNS-GCN: Efficient full-graph training of graph convolutional networks "
     "with partition-parallelism and random boundary node sampling, MLSys 2022",
     options=BNSOptions,
-    init=start_together,
-    round=fit_round,
+    **program(train_round, setup=start_together, trained=without_optimizer),
     check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
-    calls=calls_of_global_training(step_steps),
     rows="single",
 )

@@ -16,175 +16,212 @@ message, their own rows included, 1 / C more bytes than need be; judged through 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets
+from silograph.core.payload import Ragged, Shared, Stacked, offsets
 from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import (
+    AtStage,
     Crossing,
+    Pass,
     back_to_sum,
     divisible,
     finish,
     finish_back,
-    gradient_steps,
+    gradient_of_sum,
     gradients,
-    inputs_of,
-    stage_of,
+    inputs_at,
+    with_product,
 )
-from silograph.exchange.pull import pull, pull_steps, rows_of_width
-from silograph.exchange.rows import broadcast, broadcast_steps
-from silograph.federation.base import Federation
-from silograph.federation.field_specs import COUNT, SLOTS, FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Steps
+from silograph.exchange.pull import Fetch
+from silograph.exchange.rows import Broadcast
+from silograph.federation.field_specs import BOUNDARY, COUNT, NODES, SLOTS, FieldSpec
+from silograph.federation.messages import Empty
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
+from silograph.methods.base import Method, Needs, NoOptions, RoundReport, ServerState
 from silograph.methods.global_training import (
-    calls_of_global_training,
+    START_TOGETHER,
+    calls_of_steps,
     check_together,
     start_together,
     steps_together,
+    without_optimizer,
 )
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import check_like
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import Reach, gathered, messages_back, messages_out
 
+# --- Set-up: the positions of each client's halo in a broadcast ----------------------------------
 
-def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
+
+@dataclass(frozen=True)
+class NodeCount:
+    """Number of nodes, (C,)."""
+
+    nodes: Annotated[Stacked, COUNT]
+
+
+@dataclass(frozen=True)
+class FirstRow:
+    """Where the rows of a client begin in a broadcast, (C,) int64."""
+
+    first: Annotated[Stacked, FieldSpec(Stacked, (), torch.int64, low=0)]
+
+
+@dataclass(frozen=True)
+class BoundaryPlaces:
+    """Positions (B, 1) of boundary rows in a broadcast."""
+
+    rows: Annotated[Ragged, FieldSpec(Ragged, (1,), torch.int64, rows=BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class HaloPlaces:
+    """The same of halo slots, (S, 1)."""
+
+    rows: Annotated[Ragged, FieldSpec(Ragged, (1,), torch.int64, rows=SLOTS)]
+
+
+@dataclass(frozen=True)
+class SetupState:
+    """Where a client's own rows begin in a broadcast, until it knows where its halo is."""
+
+    PREFIX: ClassVar[str] = "cagnet/"
+    first: Stacked
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """Positions (S,) of halo slots in a broadcast."""
+
+    PREFIX: ClassVar[str] = "cagnet/"
+    place: Annotated[Ragged, FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=0)]
+
+
+@op(Kind.STATISTICS)
+def tell_size(clients: Clients, state: Empty, _: Empty) -> tuple[Empty, NodeCount]:
+    """Count nodes."""
+    return state, NodeCount(Stacked(clients.block.off.diff()))
+
+
+@op(Kind.CONTROL)
+def learn_place(_clients: Clients, _state: Empty, request: FirstRow) -> tuple[SetupState, Empty]:
+    """Store where the own rows begin in a broadcast."""
+    return SetupState(request.first), Empty()
+
+
+@op(Kind.HALO_KEYS)
+def tell_place(clients: Clients, state: SetupState, _: Empty) -> tuple[SetupState, BoundaryPlaces]:
+    """Send the positions of boundary rows in a broadcast."""
+    block, boundary = clients.block, clients.block.halo.boundary
+    client = block.client[boundary]
+    position = boundary - block.off[client] + state.first.t[client]
+    return state, BoundaryPlaces(Ragged(position[:, None], block.halo.boundary_off))
+
+
+@op(Kind.HALO_KEYS)
+def hear_place(
+    clients: Clients, _state: SetupState, request: HaloPlaces
+) -> tuple[ClientState, Empty]:
+    """Store the positions of the halo in a broadcast."""
+    place = Ragged(request.rows.t[:, 0], clients.block.halo.off)
+    return ClientState(place), Empty()
+
+
+POSITIONS = Fetch[Empty](None, tell_place, hear_place)
+
+
+@calls(*START_TOGETHER, tell_size, learn_place, POSITIONS)
+def setup(server: Server, weights: Params) -> ServerState:
     """Set up the clients, and send each the positions of its halo in a broadcast."""
-    state = start_together(fed, cfg, weights, key)
-    counts = fed.call(tell_size, {}, what=Kind.STATISTICS, key=key)["nodes"].t
-    first = {"first": Stacked(offsets(counts)[:-1])}
-    fed.call(learn_place, first, what=Kind.CONTROL, key=key)
-    pull(fed, None, tell_place, hear_place, what=Kind.HALO_KEYS, key=key)
+    state = start_together(server, weights)
+    counts = server.call(tell_size, Empty())["nodes"].t
+    server.call(learn_place, FirstRow(Stacked(offsets(counts)[:-1])))
+    server.exchange(POSITIONS, Empty())
     return state
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
-    """Take `local_epochs` steps, all silos together."""
-    return steps_together(fed, cfg, state, t, key, step)
+# --- In each layer: all rows to all silos, and on the way back all gradients ---------------------
 
 
-def step(
-    fed: Federation, cfg: MethodConfig, weights: Mapping[str, Tensor], key: Key
-) -> tuple[Params, float | None]:
-    """Return the gradients of the loss."""
-    return gradients(fed, divisible(cfg.model), weights, key, crossing=BY_BROADCASTS)
+@dataclass(frozen=True)
+class OwnRows:
+    """All rows (n, O) of a client: after the linear map and scaled, or gradients of its sums."""
+
+    rows: Annotated[Ragged, lambda form: FieldSpec(Ragged, (form.width,), rows=NODES)]
 
 
-def show(fed: Federation, request: Mapping[str, Shared], key: Key) -> None:
-    """Broadcast all rows of a stage."""
-    broadcast(fed, send, hear, what=Kind.EMBEDDINGS, key=key, inbox=request)
+@dataclass(frozen=True)
+class AllRows(AtStage):
+    """The rows (N, O) of all clients, in client order."""
+
+    all: Annotated[Tensor, lambda form: FieldSpec(Shared, (None, form.width))]
 
 
-def show_back(fed: Federation, request: Mapping[str, Shared], key: Key) -> None:
-    """Broadcast the gradients of all sums of a stage."""
-    broadcast(fed, send_back, hear_back, what=Kind.COTANGENTS, key=key, inbox=request)
+@dataclass(frozen=True)
+class PassWithHalo(Pass, ClientState):
+    """What a client reads and writes that gets all rows in a pass."""
 
 
-def tell_size(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Count nodes. In: nothing. Out: `nodes` (C,)."""
-    del cfg, inbox, key
-    return state, {"nodes": Stacked(block.off.diff())}
+@op(Kind.EMBEDDINGS)
+def send(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, OwnRows]:
+    """Compute all rows."""
+    at, params = inputs_at(clients, state, request)
+    z = before(params, at)
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)
+    return with_product(state, at, z), OwnRows(Ragged(rows, clients.block.off))
 
 
-def learn_place(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Store where the own rows begin in a broadcast. In: `first` (C,). Out: nothing."""
-    del cfg, block, key
-    return {**state, "cagnet/first": Stacked(inbox["first"].t)}, {}
+@op(Kind.EMBEDDINGS)
+def hear(clients: Clients, state: PassWithHalo, request: AllRows) -> tuple[PassWithHalo, Empty]:
+    """Take the halo's rows and finish the stage."""
+    at, params = inputs_at(clients, state, request)
+    own = state.z[str(at.number)].t
+    halo_sum = sum_over_halo(clients.block, state, at.reach, check_like(request.all, own))
+    return finish(clients, state, at, params, halo_sum), Empty()
 
 
-def tell_place(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send the positions of boundary rows in a broadcast. In: nothing. Out: `rows` (B, 1) int64."""
-    del cfg, inbox, key
-    boundary, client = block.halo.boundary, block.client[block.halo.boundary]
-    position = boundary - block.off[client] + state["cagnet/first"].t[client]
-    return state, {"rows": Ragged(position[:, None], block.halo.boundary_off)}
+@op(Kind.COTANGENTS)
+def send_back(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, OwnRows]:
+    """Compute gradients back to the sum."""
+    at, params = inputs_at(clients, state, request)
+    new, s = back_to_sum(clients, state, at, params)
+    rows = messages_back(scales_of(at.stage.conv), s, at.reach)
+    return new, OwnRows(Ragged(rows, clients.block.off))
 
 
-def hear_place(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Store the positions of the halo in a broadcast. In: `rows` (S, 1) int64. Out: nothing."""
-    del cfg, key
-    new = dict(state)
-    del new["cagnet/first"]
-    return {**new, "cagnet/place": Ragged(inbox["rows"].t[:, 0], block.halo.off)}, {}
-
-
-def send(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compute all rows. In: `stage`. Out: `rows` (n, O)."""
-    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    z = before(params, stage_inputs)
-    rows = messages_out(scales_of(stage_inputs.stage.conv), z, stage_inputs.reach)
-    new = {**state, f"pass/z/{stage_inputs.number}": Ragged(z, stage_inputs.reach.off)}
-    return new, {"rows": Ragged(rows, block.off)}
-
-
-def hear(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Take the halo's rows and finish the stage. In: `stage`, `all` (N, O). Out: nothing."""
-    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["all"].t, state[f"pass/z/{stage_inputs.number}"].t)
-    halo_sum = gathered(
-        stage_inputs.reach, _incoming(block, state, stage_inputs.reach, len(rows)), rows
-    )
-    return finish(cfg, block, state, key, stage_inputs, params, halo_sum), {}
-
-
-def send_back(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Compute gradients back to the sum. In: `stage`. Out: `rows` (n, O)."""
-    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    new, s = back_to_sum(block, state, stage_inputs, params)
-    return new, {
-        "rows": Ragged(
-            messages_back(scales_of(stage_inputs.stage.conv), s, stage_inputs.reach), block.off
-        )
-    }
-
-
+@op(Kind.COTANGENTS)
 def hear_back(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Take the halo's gradients and go on back from the sum. In: `stage`, `all` (N, O).
-
-    Out: nothing.
-    """
-    stage_inputs, params = inputs_of(cfg, block, state, key, stage_of(cfg, inbox))
-    rows = check_like(inbox["all"].t, state["pass/sum"].t)
-    halo_sum = gathered(
-        stage_inputs.reach, _incoming(block, state, stage_inputs.reach, len(rows)), rows
-    )
-    return finish_back(cfg, block, state, key, stage_inputs, params, halo_sum), {}
+    clients: Clients, state: PassWithHalo, request: AllRows
+) -> tuple[PassWithHalo, Empty]:
+    """Take the halo's gradients and go on back from the sum."""
+    at, params = inputs_at(clients, state, request)
+    own = gradient_of_sum(state)
+    halo_sum = sum_over_halo(clients.block, state, at.reach, check_like(request.all, own))
+    return finish_back(clients, state, at, params, halo_sum), Empty()
 
 
-def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR:
+def sum_over_halo(block: ClientBlock, state: ClientState, reach: Reach, rows: Tensor) -> Tensor:
+    """Return sums (n, O) over neighbors in other silos, from the rows (N, O) of all clients."""
+    return gathered(reach, _incoming(block, state.place.t, reach, len(rows)), rows)
+
+
+def _incoming(block: ClientBlock, position: Tensor, reach: Reach, total: int) -> CSR:
     """Return the edges from other silos by place in a broadcast, (n, N): no row is copied.
 
     Raises:
         ProtocolError: a halo slot whose place is none of the broadcast's.
     """
-    position, cached = state["cagnet/place"].t, block.memo.get("cagnet")
+    cached = block.memo.get("cagnet")
     if isinstance(cached, tuple) and cached[0] is position and cached[1].num_cols == total:
         incoming_edges: CSR = cached[1]
         return incoming_edges
@@ -204,45 +241,22 @@ def _incoming(block: ClientBlock, state: State, reach: Reach, total: int) -> CSR
     return incoming
 
 
-def show_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:
-    """Return the calls of `show`."""
-    return broadcast_steps(
-        send, hear, what=Kind.EMBEDDINGS, key=key, width=width, inbox=request_specs
-    )
+BY_BROADCASTS = Crossing(Broadcast(send, hear), Broadcast(send_back, hear_back))
 
 
-def show_back_steps(request_specs: FieldSpecs, width: int, key: Key) -> Steps:
-    """Return the calls of `show_back`."""
-    what = Kind.COTANGENTS
-    return broadcast_steps(
-        send_back, hear_back, what=what, key=key, width=width, inbox=request_specs
-    )
+# --- Server --------------------------------------------------------------------------------------
 
 
-BY_BROADCASTS = Crossing(show, show_back, show_steps, show_back_steps)
+@calls(calls_of_steps(crossing=BY_BROADCASTS))
+def train_round(server: Server, state: ServerState) -> tuple[ServerState, RoundReport]:
+    """Take `local_epochs` steps, all silos together."""
+    return steps_together(server, state, step)
 
 
-def setup_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the calls of `init` besides those of all global training."""
-    del cfg
-    first = {"first": FieldSpec(Stacked, (), torch.int64, low=0)}
-    what, dtype = Kind.HALO_KEYS, torch.int64
-    return (
-        Call(tell_size, Kind.STATISTICS, key, {}, {"nodes": COUNT}),
-        Call(learn_place, Kind.CONTROL, key, first),
-        pull_steps(None, tell_place, hear_place, what=what, key=key, form=rows_of_width(1, dtype)),
-    )
-
-
-def step_steps(cfg: MethodConfig, key: Key) -> Steps:
-    """Return the calls of `step`."""
-    return gradient_steps(divisible(cfg.model), key, BY_BROADCASTS)
-
-
-def state_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return the specs of the client state between rounds, without logits."""
-    del cfg
-    return {"cagnet/place": FieldSpec(Ragged, (), torch.int64, rows=SLOTS, low=0)}
+def step(server: Server, weights: Mapping[str, Tensor]) -> tuple[Params, float | None]:
+    """Return the gradients of the loss."""
+    model = divisible(server.cfg.model)
+    return gradients(server.fed, model, weights, server.call_key, crossing=BY_BROADCASTS)
 
 
 CAGNET = Method(
@@ -250,11 +264,9 @@ CAGNET = Method(
     title="one model on the joined graph, all rows broadcast in every layer (CAGNET)",
     reference="Tripathy et al., Reducing communication in graph neural network training, SC 2020",
     options=NoOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round, setup=setup, state=ClientState, trained=without_optimizer),
     check=check_together,
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
-    calls=calls_of_global_training(step_steps, setup_steps, state_specs),
     rows="single",
 )

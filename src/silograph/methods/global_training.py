@@ -5,6 +5,7 @@ methods do differently is which rows take part and how sums reach other silos; t
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -13,34 +14,22 @@ from torch import Tensor
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, State
-from silograph.evaluation.evaluate import logits_specs, no_logits
-from silograph.exchange.passes import divisible
-from silograph.exchange.rows import agree_on_edges, agreement_steps
-from silograph.federation.base import Federation
-from silograph.federation.field_specs import FieldSpecs
-from silograph.federation.program import Call, Calls, Steps
-from silograph.graph.block.block import ClientBlock
+from silograph.exchange.passes import BY_SUMS, Crossing, PassForm, divisible, pass_calls
+from silograph.exchange.rows import AGREEMENT, agree_on_edges
+from silograph.federation.messages import Empty
+from silograph.federation.ops import CallContext, Group, Part, for_each
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
+from silograph.methods.ops import Clients, Server, calls, op
 from silograph.nn.conv import Params
 from silograph.nn.mini_batches import Fanout, Full
 
 # Gradients by name at given weights, those that are 0 left out, and the loss if there is one.
-GlobalStep = Callable[
-    [Federation, MethodConfig, Mapping[str, Tensor], Key], tuple[Params, float | None]
-]
+GlobalStep = Callable[[Server, Mapping[str, Tensor]], tuple[Params, float | None]]
 
 
-def start_together(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Set up the clients, and let owners agree on the edges between them.
-
-    Raises:
-        DataError: owners disagree on an edge.
-    """
-    del cfg
-    fed.call(start, {}, what=Kind.CONTROL, key=key)
-    agree_on_edges(fed, key)
-    return ServerState(weights=weights, memory={})
+def without_optimizer(cfg: MethodConfig) -> MethodConfig:
+    """Return the config of the clients, which keep no optimizer: the server takes the steps."""
+    return replace(cfg, keep_optimizer=False)
 
 
 def check_together(cfg: MethodConfig) -> None:
@@ -60,71 +49,82 @@ def check_together(cfg: MethodConfig) -> None:
         )
 
 
-def start(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Set up the state of every client. In: nothing. Out: nothing."""
-    del inbox, key
-    return {**state, **no_logits(cfg.model, block)}, {}
+# --- Set-up --------------------------------------------------------------------------------------
+
+
+@op(Kind.CONTROL)
+def start(clients: Clients, state: Empty, _: Empty) -> tuple[Empty, Empty]:
+    """Set up the state of every client."""
+    clients.begin(without_optimizer(clients.cfg))
+    return state, Empty()
+
+
+START_TOGETHER = start, *AGREEMENT
+
+
+@calls(*START_TOGETHER)
+def start_together(server: Server, weights: Params) -> ServerState:
+    """Set up the clients, and let owners agree on the edges between them.
+
+    Raises:
+        DataError: owners disagree on an edge.
+    """
+    server.call(start, Empty())
+    agree_on_edges(server.fed, server.key)
+    return ServerState(weights, {})
+
+
+# --- Round ---------------------------------------------------------------------------------------
+
+
+def step_keys(cfg: MethodConfig, key: Key, batches: int = 1) -> list[Key]:
+    """Return the key of every step of a round, from that of the round's calls."""
+    steps = product(range(cfg.schedule.epochs), range(batches))
+    return [key.fold("epoch", epoch, "batch", batch) for epoch, batch in steps]
+
+
+def calls_of_steps(
+    *own: Part,
+    crossing: Crossing = BY_SUMS,
+    is_named: Callable[[MethodConfig], bool] = lambda _: False,
+) -> Group:
+    """Return the calls of all steps of a round, for its order of calls.
+
+    Args:
+        own: calls of the method in each step, before the pass.
+        crossing: how sums reach other silos.
+        is_named: whether clients name the slots of partial sums, as not all rows take part.
+    """
+
+    def each_step(context: CallContext) -> list[CallContext]:
+        return [replace(context, key=key) for key in step_keys(context.cfg, context.key)]
+
+    def in_pass(context: CallContext) -> list[CallContext]:
+        cfg = context.cfg
+        form = PassForm(divisible(cfg.model), True, is_named(cfg), cfg.row_minimum)
+        return [replace(context, cfg=form)]
+
+    return for_each(each_step, *own, for_each(in_pass, *pass_calls(crossing)))
 
 
 def steps_together(
-    fed: Federation,
-    cfg: MethodConfig,
-    state: ServerState,
-    t: int,
-    key: Key,
-    step: GlobalStep,
-    *,
-    batches: int = 1,
+    server: Server, state: ServerState, step: GlobalStep, *, batches: int = 1
 ) -> tuple[ServerState, RoundReport]:
     """Take `local_epochs` times `batches` steps, all silos together; the loss is the last one's."""
-    assert state.weights is not None  # set by init
+    assert state.weights is not None  # set by the set-up
+    cfg = server.cfg
     weights = {name: w[None].clone() for name, w in state.weights.items()}
     memory = {name: m.clone() for name, m in state.memory.items()}
     if not memory or not cfg.keep_optimizer:
         memory = cfg.optimizer.init(weights)
     loss: float | None = None
-    for step_key in _step_keys(cfg, t, key, batches):
+    for key in step_keys(cfg, server.call_key, batches):
         shared = {name: w[0] for name, w in weights.items()}
-        grads, step_loss = step(fed, cfg, shared, step_key)
+        grads, step_loss = step(replace(server, key_of_calls=key), shared)
         if step_loss is None:  # no training node took part: weight decay alone is no step
             continue
         loss = step_loss
         grads = {name: grads.get(name, torch.zeros_like(w)) for name, w in shared.items()}
         cfg.optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, memory)
     new = ServerState({name: w[0] for name, w in weights.items()}, memory)
-    return new, RoundReport(tuple(fed.ids), loss)
-
-
-def _step_keys(cfg: MethodConfig, t: int, key: Key, batches: int = 1) -> list[Key]:
-    """Return the key of every step of a round."""
-    return [
-        key.fold("train", t, "epoch", epoch, "batch", batch)
-        for epoch, batch in product(range(cfg.schedule.epochs), range(batches))
-    ]
-
-
-def calls_of_global_training(
-    step: Callable[[MethodConfig, Key], Steps],
-    setup: Callable[[MethodConfig, Key], Steps] | None = None,
-    state: Callable[[MethodConfig], FieldSpecs] | None = None,
-) -> Calls:
-    """Return the calls of a method that trains all silos together.
-
-    Args:
-        step: the calls of a step, from its key.
-        setup: those of `init` after `start_together`, if there are more.
-        state: what it keeps between rounds besides logits, if anything.
-    """
-    return Calls(
-        setup=lambda cfg, key: (
-            Call(start, Kind.CONTROL, key),
-            agreement_steps(key),
-            () if setup is None else setup(cfg, key),
-        ),
-        round=lambda cfg, t, key: tuple(
-            step(cfg, step_key) for step_key in _step_keys(cfg, t, key)
-        ),
-        state=lambda cfg: {**logits_specs(cfg.model), **(state(cfg) if state else {})},
-    )
+    return new, RoundReport(tuple(server.fed.ids), loss)

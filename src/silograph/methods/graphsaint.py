@@ -1,154 +1,204 @@
 """GraphSAINT: centralized training on drawn subgraphs. A reference, not a federation.
 
 Zeng, Zhou, Srivastava, Kannan and Prasanna, "GraphSAINT: Graph sampling based inductive learning
-method", ICLR 2020 (algorithm 1). Every step runs a whole GNN on a subgraph, drawn anew by nodes,
-edges or random walks, whose sums and losses are divided so that what was likely to be drawn counts
-less (`silograph.methods.graphsaint`).
+method", ICLR 2020, algorithms 1 and 2 and section 3.2. Every step runs a whole GNN on a subgraph,
+drawn anew. Draws are with replacement, and a subgraph has all edges among the nodes that were hit:
+
+    node   `budget` nodes, P(u) ~ |A~[:, u]|^2, A~ = D^-1 (A + I)
+    edge   both ends of `budget` edges, p_e ~ 1 / deg(u) + 1 / deg(v)
+    walk   what `budget` walks of `walk_length` steps visit, from uniform roots
+
+A message u -> v is divided by alpha = p(u, v) / p(v), the loss of v by lambda = p(v). Both are
+estimated: before training, subgraphs are drawn until they hold every node `sample_coverage` times
+on the mean, and C_v, C_{u,v} of those N hold v, and both ends of the edge.
 
 What we changed: convolutions scale by the degrees of the whole graph as they do elsewhere, GCN on
 both sides (the paper: the mean over neighbors); a node's own message is not divided, since it is
 there whenever the node is. Judged on the whole graph, as `centralized` is.
+
+With the subgraph at hand counted as well, alpha = (C_{u,v} + 1) / (C_v + 1) and lambda = (C_v + 1)
+/ (N + 1). The paper's C_{u,v} / C_v and C_v / N can be 0 for what is drawn in training, and the
+authors' code then puts in .1. Ours cannot, and is all but unbiased: for a given N
+
+    E[1 / lambda] = (1 - (1 - p(v))^(N + 1)) / p(v)
+    E[1 / alpha]  = 1 + (p(v) / p(u, v) - 1) (1 - (1 - p(u, v))^N).
+
+A~ has self loops, so that nodes without edges are drawn, too; the edge sampler never draws those.
+Subgraphs are of all nodes: those that are not for training send messages and have no loss. Clients
+draw from their own graphs; edges to other clients take no part.
+
+C: clients. n: rows. r: drawn rows. nnz: entries of the adjacency.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, replace
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.errors import DataError
 from silograph.core.key import Key, mix_words
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Stacked, State
+from silograph.core.payload import Ragged, Stacked
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import divisible, gradients
-from silograph.federation.base import Federation, per_client
+from silograph.exchange.passes import Pass, divisible, gradients
+from silograph.federation.base import per_client
+from silograph.federation.field_specs import COUNT
+from silograph.federation.messages import Empty
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Method, MethodConfig, Needs, RoundReport, ServerState, Uncut
-from silograph.methods.global_training import check_together, start_together, steps_together
+from silograph.methods.global_training import (
+    START_TOGETHER,
+    calls_of_steps,
+    check_together,
+    start_together,
+    steps_together,
+    without_optimizer,
+)
+from silograph.methods.ops import Clients, Server, calls, op, program, when
 from silograph.nn.conv import Params
 from silograph.nn.reach import entries_among
-from silograph.sampling.label_guided import WeightedSampler, build_sampler
-
-# --- graphsaint ----------------------------------------------------------------------------------
-# GraphSAINT's subgraphs: how they are drawn, and by what their sums and losses are divided.
-#
-# Zeng, Zhou, Srivastava, Kannan and Prasanna, "GraphSAINT: Graph sampling based inductive
-# learning method", ICLR 2020, algorithm 2 and section 3.2. Draws are with replacement, and a
-# subgraph has all edges among the nodes that were hit:
-#
-#     node   `budget` nodes, P(u) ~ |A~[:, u]|^2, A~ = D^-1 (A + I)
-#     edge   both ends of `budget` edges, p_e ~ 1 / deg(u) + 1 / deg(v)
-#     walk   what `budget` walks of `walk_length` steps visit, from uniform roots
-#
-# A message u -> v is divided by alpha = p(u, v) / p(v), the loss of v by lambda = p(v). Both are
-# estimated: before training, subgraphs are drawn until they hold every node `sample_coverage`
-# times on the mean, and C_v, C_{u,v} of those N hold v, and both ends of the edge.
-#
-# What we changed: with the subgraph at hand counted as well, alpha = (C_{u,v} + 1) / (C_v + 1)
-# and lambda = (C_v + 1) / (N + 1). The paper's C_{u,v} / C_v and C_v / N can be 0 for what is
-# drawn in training, and the authors' code then puts in .1. Ours cannot, and is all but unbiased:
-# for a given N
-#
-#     E[1 / lambda] = (1 - (1 - p(v))^(N + 1)) / p(v)
-#     E[1 / alpha]  = 1 + (p(v) / p(u, v) - 1) (1 - (1 - p(u, v))^N).
-#
-# A~ has self loops, so that nodes without edges are drawn, too; the edge sampler never draws
-# those. Subgraphs are of all nodes: those that are not for training send messages and have no
-# loss.
-#
-# State: `saint/nodes` (n,) int32 C_v, `saint/edges` (nnz,) int32 C_{u,v} by entry of the
-# adjacency, `saint/subgraphs` (C,) int64 N, and for a step what `silograph.exchange.passes`
-# reads. Clients draw from their own graphs; edges to other clients take no part.
-#
-# C: clients. n: rows. r: drawn rows. nnz: entries of the adjacency.
-
+from silograph.sampling.weighted_sampler import WeightedSampler, build_sampler
 
 Sampler = Literal["node", "edge", "walk"]
+STEPS = "saint/steps"  # of a pass, in the server's memory
 
 
-class Sampling(Protocol):
-    """How subgraphs are drawn: options of a method."""
+@options_class(frozen=True, config=STRICT)
+class GraphSAINTOptions:
+    """What is drawn and how it is weighed; the help texts are the documentation of the fields."""
 
-    @property
-    def sampler(self) -> Sampler:
-        """Name of the sampler: `node`, `edge` or `walk`."""
+    sampler: Sampler = field(
+        default="walk", metadata={"help": "what subgraphs are drawn by: node, edge or walk"}
+    )
+    budget: Annotated[int, Field(ge=1)] = field(
+        default=1000,
+        metadata={"help": "nodes, edges or roots of walks drawn for a subgraph, with replacement"},
+    )
+    walk_length: Annotated[int, Field(ge=1)] = field(
+        default=2, metadata={"help": "walk: steps from a root"}
+    )
+    steps: Annotated[int, Field(ge=1)] | None = field(
+        default=None,
+        metadata={"help": "steps in a pass; none: until subgraphs have as many nodes as the graph"},
+    )
+    sample_coverage: Annotated[int, Field(ge=1)] = field(
+        default=50,
+        metadata={"help": "times that subgraphs drawn ahead hold a node, on the mean"},
+    )
+    normalize: bool = field(
+        default=True,
+        metadata={"help": "divide messages and losses by how likely they are drawn"},
+    )
 
-    @property
-    def budget(self) -> int:
-        """Number of nodes, edges or roots."""
 
-    @property
-    def walk_length(self) -> int:
-        """Steps of a walk."""
+def counts_ahead(cfg: MethodConfig[GraphSAINTOptions]) -> bool:
+    """Return whether subgraphs are drawn ahead: for their weights, or for the number of steps."""
+    return cfg.options.normalize or cfg.options.steps is None
 
-    @property
-    def sample_coverage(self) -> int:
-        """Mean number of the subgraphs drawn ahead that contain a node."""
 
-    @property
-    def normalize(self) -> bool:
-        """Whether messages and losses are divided."""
+# --- Before training: how often subgraphs hold each node and edge --------------------------------
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """Counts over the subgraphs drawn ahead, of runs that draw any.
+
+    They never leave this process, so nothing says what silos would check of them.
+
+    Attributes:
+        nodes: (n,) int32 C_v.
+        edges: (nnz,) int32 C_{u,v} by entry of the adjacency.
+        subgraphs: (C,) int64 N.
+    """
+
+    PREFIX: ClassVar[str] = "saint/"
+    nodes: Ragged | None
+    edges: Ragged | None
+    subgraphs: Stacked | None
+
+
+@dataclass(frozen=True)
+class PassSteps:
+    """How many subgraphs have as many nodes as the graph, (C,)."""
+
+    steps: Annotated[Stacked, COUNT]
 
 
 @per_client
+@op(Kind.STATISTICS)
 def presample(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Draw subgraphs ahead and count their nodes and edges.
-
-    In: nothing. Out: `steps` (C,), how many subgraphs have as many nodes as the graph.
-    """
-    del inbox
-    options: Sampling = cfg.options
+    clients: Clients[GraphSAINTOptions], _state: Empty, _: Empty
+) -> tuple[ClientState, PassSteps]:
+    """Draw subgraphs ahead and count their nodes and edges."""
+    block, options = clients.block, clients.options
     n, off = len(block.row_key), block.off
     nodes = torch.zeros(n, dtype=torch.int32, device=off.device)
     edges = torch.zeros(block.adj.nnz, dtype=torch.int32, device=off.device)
     number = total_nodes = 0
     while total_nodes < options.sample_coverage * n:
-        rows = draw_subgraph(block, options, key.fold("presample", number))
+        rows = draw_subgraph(block, options, clients.key.fold("presample", number))
         nodes[rows] += 1
         edges[entries_among(block.adj, rows)] += 1
         number, total_nodes = number + 1, total_nodes + len(rows)
-    counts: dict[str, Ragged | Stacked] = {
-        "saint/nodes": Ragged(nodes, off),
-        "saint/edges": Ragged(edges, torch.tensor([0, len(edges)], device=off.device)),
-        "saint/subgraphs": Stacked(torch.tensor([number], device=off.device)),
-    }
+    counts = ClientState(
+        nodes=Ragged(nodes, off),
+        edges=Ragged(edges, torch.tensor([0, len(edges)], device=off.device)),
+        subgraphs=Stacked(torch.tensor([number], device=off.device)),
+    )
     steps = max(1, round(n * number / total_nodes))
-    return {**state, **counts}, {"steps": Stacked(torch.tensor([steps], device=off.device))}
+    return counts, PassSteps(Stacked(torch.tensor([steps], device=off.device)))
+
+
+@calls(*START_TOGETHER, when(counts_ahead, presample))
+def setup(server: Server, weights: Params) -> ServerState:
+    """Draw subgraphs ahead if weights need them, and set the number of steps of a pass."""
+    state, steps = start_together(server, weights), server.options.steps
+    if counts_ahead(server.cfg):
+        steps_of_pass = server.call(presample, Empty())["steps"].t.max()
+    return replace(state, memory={STEPS: steps_of_pass if steps is None else torch.tensor(steps)})
+
+
+# --- Before each step: a subgraph, and by what its sums and losses are divided -------------------
+
+
+@dataclass(frozen=True)
+class StepState(Pass, ClientState):
+    """State of a client that has drawn the subgraph of a step."""
 
 
 @per_client
+@op(Kind.CONTROL)
 def draw(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Draw the subgraph of a step, and work out its weights. In: nothing. Out: nothing."""
-    del inbox
-    rows = draw_subgraph(block, cfg.options, key)
-    if not cfg.options.normalize:
-        return {**state, **step_row_fields(block, rows)}, {}
+    clients: Clients[GraphSAINTOptions], state: ClientState, _: Empty
+) -> tuple[StepState, Empty]:
+    """Draw the subgraph of a step, and work out its weights."""
+    block = clients.block
+    rows = draw_subgraph(block, clients.options, clients.key)
+    if not clients.options.normalize:
+        return StepState(**vars(state), **vars(subgraph_rows(block, rows))), Empty()
+    nodes, edges, number = (part.t for part in vars(state).values() if part is not None)
     entries = entries_among(block.adj, rows)
-    nodes, edges, number = (state[f"saint/{f}"].t for f in ("nodes", "edges", "subgraphs"))
     single, joint = ((count + 1) / (number.double() + 1) for count in (nodes, edges[entries]))
-    return {**state, **weighted_step_fields(block, rows, entries, single, joint)}, {}
+    drawn = weighted_subgraph(block, rows, entries, single, joint)
+    return StepState(**vars(state), **vars(drawn)), Empty()
 
 
-def step_row_fields(block: ClientBlock, rows: Tensor) -> dict[str, Ragged]:
-    """Return the fields with the rows of a step: rows (r,) of one client, ascending."""
+def subgraph_rows(block: ClientBlock, rows: Tensor) -> Pass:
+    """Return the rows of a step: rows (r,) of one client, ascending."""
     is_fetched = torch.zeros(int(block.halo.off[-1]), dtype=torch.bool, device=rows.device)
     off = torch.tensor([0, len(rows)], device=rows.device)
-    return {"pass/rows": Ragged(rows, off), "pass/heard": Ragged(is_fetched, block.halo.off)}
+    return Pass(rows=Ragged(rows, off), heard=Ragged(is_fetched, block.halo.off))
 
 
-def weighted_step_fields(
+def weighted_subgraph(
     block: ClientBlock, rows: Tensor, entries: Tensor, single: Tensor, joint: Tensor
-) -> dict[str, Ragged]:
-    """Return the fields with the rows of a step and their weights (see `stages`).
+) -> Pass:
+    """Return the rows of a step and their weights.
 
     Args:
         block: one client.
@@ -157,16 +207,16 @@ def weighted_step_fields(
         single: (n,) float64 probability that a subgraph holds a row.
         joint: (e,) float64 that it holds both ends of an entry.
     """
-    fields = step_row_fields(block, rows)
+    drawn = subgraph_rows(block, rows)
     assert block.adj.values is not None  # blocks carry values of the run's dtype
+    assert drawn.rows is not None  # see `subgraph_rows`
     dtype = block.adj.values.dtype
     inner, off = single[block.adj.row[entries]] / joint, torch.tensor([0, len(entries)])
-    fields["pass/inner"] = Ragged(inner.to(dtype), off.to(rows.device))
-    fields["pass/loss"] = Ragged((1 / single[rows]).to(dtype), fields["pass/rows"].off)
-    return fields
+    loss = Ragged((1 / single[rows]).to(dtype), drawn.rows.off)
+    return replace(drawn, inner=Ragged(inner.to(dtype), off.to(rows.device)), loss=loss)
 
 
-def draw_subgraph(block: ClientBlock, options: Sampling, key: Key) -> Tensor:
+def draw_subgraph(block: ClientBlock, options: GraphSAINTOptions, key: Key) -> Tensor:
     """Return the rows of a drawn subgraph of one client, (r,) int64 ascending.
 
     They do not depend on the order of the rows.
@@ -175,9 +225,9 @@ def draw_subgraph(block: ClientBlock, options: Sampling, key: Key) -> Tensor:
         DataError: edges are to be drawn, and there are none.
     """
     key = key.fold("subgraph", block.ids[0])
-    adj, urn = block.adj, _cached(block, options.sampler)
-    assert isinstance(urn, WeightedSampler)
-    hits = urn.draw(options.budget, key)
+    adj, sampler = block.adj, _cached(block, options.sampler)
+    assert isinstance(sampler, WeightedSampler)
+    hits = sampler.draw(options.budget, key)
     if options.sampler == "edge":
         hits = torch.cat([adj.row[hits], adj.indices[hits].long()])
     if options.sampler == "walk":
@@ -223,7 +273,7 @@ def walk(block: ClientBlock, roots: Tensor, length: int, key: Key) -> Tensor:
 
 
 def _cached(block: ClientBlock, what: Sampler | Literal["neighbors"]) -> object:
-    """Return the urn of a sampler, or the neighbors of all rows (nnz,), ordered by their keys."""
+    """Return what a sampler draws by, or all rows' neighbors (nnz,), ordered by their keys."""
     name = ("graphsaint", what)
     if name not in block.memo:
         block.memo[name] = (
@@ -252,63 +302,24 @@ def _sorted_neighbors(block: ClientBlock) -> Tensor:
     return neighbor[order]
 
 
-STEPS = "saint/steps"
+# --- Server (algorithm 1) ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, config=STRICT)
-class GraphSAINTOptions:
-    """What is drawn and how it is weighed; the help texts are the documentation of the fields."""
-
-    sampler: Sampler = field(
-        default="walk", metadata={"help": "what subgraphs are drawn by: node, edge or walk"}
-    )
-    budget: Annotated[int, Field(ge=1)] = field(
-        default=1000,
-        metadata={"help": "nodes, edges or roots of walks drawn for a subgraph, with replacement"},
-    )
-    walk_length: Annotated[int, Field(ge=1)] = field(
-        default=2, metadata={"help": "walk: steps from a root"}
-    )
-    steps: Annotated[int, Field(ge=1)] | None = field(
-        default=None,
-        metadata={"help": "steps in a pass; none: until subgraphs have as many nodes as the graph"},
-    )
-    sample_coverage: Annotated[int, Field(ge=1)] = field(
-        default=50,
-        metadata={"help": "times that subgraphs drawn ahead hold a node, on the mean"},
-    )
-    normalize: bool = field(
-        default=True,
-        metadata={"help": "divide messages and losses by how likely they are drawn"},
-    )
-
-
-def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
-    """Draw subgraphs ahead if weights need them, and set the number of steps of a pass."""
-    state = start_together(fed, cfg, weights, key)
-    steps = cfg.options.steps
-    if cfg.options.normalize or steps is None:
-        steps_of_pass = fed.call(presample, {}, what=Kind.STATISTICS, key=key)["steps"].t.max()
-    return replace(state, memory={STEPS: steps_of_pass if steps is None else torch.tensor(steps)})
-
-
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
+# In simulation only, where nobody needs to know beforehand how many steps a pass has.
+@calls(calls_of_steps(draw))
+def train_round(server: Server, state: ServerState) -> tuple[ServerState, RoundReport]:
     """Take the steps of `local_epochs` passes."""
     memory = dict(state.memory)
     steps = memory.pop(STEPS)
-    trained = replace(state, memory=memory)
-    new, report = steps_together(fed, cfg, trained, t, key, step, batches=int(steps))
+    new, report = steps_together(server, replace(state, memory=memory), step, batches=int(steps))
     return replace(new, memory={**new.memory, STEPS: steps}), report
 
 
-def step(
-    fed: Federation, cfg: MethodConfig, weights: Mapping[str, Tensor], key: Key
-) -> tuple[Params, float | None]:
+def step(server: Server, weights: Mapping[str, Tensor]) -> tuple[Params, float | None]:
     """Draw a subgraph, and return the gradients of its loss."""
-    fed.call(draw, {}, what=Kind.CONTROL, key=key)
-    return gradients(fed, divisible(cfg.model), weights, key, weighed=cfg.options.normalize)
+    server.call(draw, Empty())
+    model, weighed = divisible(server.cfg.model), server.options.normalize
+    return gradients(server.fed, model, weights, server.call_key, weighed=weighed)
 
 
 GRAPHSAINT = Method(
@@ -316,8 +327,7 @@ GRAPHSAINT = Method(
     title="one model on subgraphs drawn from the uncut graph (no silos)",
     reference="Zeng et al., GraphSAINT: Graph sampling based inductive learning method, ICLR 2020",
     options=GraphSAINTOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round, setup=setup, trained=without_optimizer),
     check=check_together,
     setting=Uncut(),
     evaluate=AllSilos(),
