@@ -37,6 +37,7 @@ from silograph.federation.base import Federation
 from silograph.federation.checkpoint import Checkpoint, from_bytes, to_bytes
 from silograph.federation.field_specs import COUNT, LOSS, FieldSpec
 from silograph.federation.frame import decode, encode
+from silograph.federation.messages import to_payload
 from silograph.federation.program import Call, Calls, Maybe, Steps, up_to
 from silograph.federation.session.message import (
     CallBody,
@@ -53,17 +54,17 @@ from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,
     METHODS,
+    Clients,
+    LocalModel,
     Method,
     MethodConfig,
     Needs,
     RoundReport,
     ServerState,
+    WeightedMean,
     knob_fields,
-    local_round,
     shared,
     state_specs,
-    train_from,
-    trained,
     weight_specs,
 )
 from silograph.methods.fedavg import FEDAVG_PROGRAM
@@ -140,14 +141,14 @@ def train_paced(
 ) -> tuple[State, Payload]:
     epochs, start = int(inbox["knobs/epochs"].t), under("weights", inbox)
     paced = replace(cfg, schedule=replace(cfg.schedule, epochs=epochs))
-    fitted, new = train_from(paced, block, state, start, key)
-    reply = dict(trained(fitted, block))
+    clients = Clients[Any](paced, block, key, dict(state))
+    reply = to_payload(LocalModel.of(clients.fit(start), block))
     for name, w in start.items():
         found = reply[f"weights/{name}"]
         t = found.stacked().t if isinstance(found, Patched) else found.t
         mix = inbox["knobs/mix"].t.view(-1, *[1] * w.dim()).to(w.dtype)
         reply[f"weights/{name}"] = Stacked(w.lerp(t, mix.expand_as(t)))
-    return new, reply
+    return clients.state, reply
 
 
 def again(
@@ -160,15 +161,16 @@ def paced_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
     assert state.weights is not None
-    chosen = fed.ids[t % 2 :]
-    cfg = replace(cfg, selected=tuple(chosen))
+    chosen, own = tuple(fed.ids[t % 2 :]), key.fold("train", t)
     inbox = {**shared("weights", state.weights), **knob_fields(cfg.knobs, fed.ids, chosen)}
-    reply, report = local_round(fed, cfg, train_paced, inbox, Kind.WEIGHTS, t, key)
-    weights = state.weights if reply is None else under("weights", reply)
+    mean = WeightedMean("nodes")
+    reply = fed.call(train_paced, inbox, what=Kind.WEIGHTS, key=own, to=chosen, reduce=mean)
+    weights = under("weights", reply)
     more = int(cfg.knobs["epochs"]) - 1
     for number in range(more):
         fed.call(again, {}, what=Kind.CONTROL, key=key.fold("again", t, number), to=chosen)
-    return ServerState(weights, {}), replace(report, facts={"again": float(more)})
+    report = RoundReport(chosen, float(reply["loss"].t), facts={"again": float(more)})
+    return ServerState(weights, {}), report
 
 
 def paced_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:

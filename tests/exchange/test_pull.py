@@ -20,12 +20,19 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, offsets
-from silograph.exchange.pull import PLAIN, PullForm, pull, pull_steps
+from silograph.exchange.pull import (
+    NO_VERSION,
+    PLAIN,
+    PullForm,
+    _reply_specs,
+    _version_problem,
+    pull,
+)
 from silograph.federation.base import AwayError, Federation, Op, Sum
-from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, FieldSpecs
+from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, FieldSpecs, places
 from silograph.federation.frame import DIMENSION, FIELD, HEADER, Envelope, decode, encode
 from silograph.federation.in_process import InProcess
-from silograph.federation.program import Call, Maybe, Program, Steps
+from silograph.federation.program import Call, Either, Maybe, Program, Steps
 from silograph.federation.session.engine import Session
 from silograph.federation.session.message import (
     CallBody,
@@ -47,12 +54,11 @@ from silograph.methods import (
     MethodConfig,
     Params,
     RoundReport,
+    Server,
     ServerState,
-    local_round,
-    shared,
+    average_and_step,
     state_specs,
     train,
-    under,
 )
 from silograph.methods.fedavg import FEDAVG_PROGRAM
 from silograph.methods.local_training import begin
@@ -349,6 +355,38 @@ def test_rows_of_an_owner_that_fell_back_come_where_askers_have_several_versions
 
 
 # Over a session, in which both ends hold each other to the program.
+
+
+def pull_steps(
+    ask: Op | None,
+    serve: Op,
+    store: Op,
+    *,
+    what: Kind,
+    key: Key,
+    inbox: FieldSpecs | None = None,
+    form: PullForm,
+) -> Steps:
+    """Return the calls of `pull`, as methods with typed ops derive them from their messages."""
+    inbox_specs = dict(inbox or {})
+    names_rows = ask is not None or form.some
+    request = {**inbox_specs, "row": places(BOUNDARY)} if names_rows else inbox_specs
+    ask_specs: dict[str, FieldSpec] = {"slot": places(SLOTS)}
+    if form.since:
+        version = FieldSpec(Ragged, (), torch.int32, low=NO_VERSION)
+        request["since"] = replace(version, rows="own/row")
+        ask_specs["version"] = replace(version, rows="own/slot")
+    serve_specs = _reply_specs(form, "inbox/row" if names_rows else BOUNDARY)
+    is_counted = ask is None or not form.asked
+    counted_by = SLOTS if is_counted else f"state/{form.asked}"
+    store_specs = _reply_specs(form, counted_by, fewer=is_counted and ask is not None)
+    problem = _version_problem if form.since else None
+    serve_call = Call(serve, what, key, request, serve_specs, problem)
+    store_call = Call(store, what, key, {**inbox_specs, **store_specs})
+    first = () if ask is None else Call(ask, Kind.HALO_KEYS, key, inbox_specs, ask_specs)
+    if not form.some:
+        return first, serve_call, store_call
+    return Either((first, Maybe(serve_call), Maybe(store_call)), Maybe(serve_call))
 
 
 def program(form: PullForm) -> Program:
@@ -690,8 +728,6 @@ def test_changed_rows_need_somebody_who_says_what_it_has(built: Built) -> None:
     fed, form = InProcess(None, *built, 2), replace(PLAIN, since=True)
     with pytest.raises(ProtocolError, match="clients that ask in a pull of changed rows"):
         pull(fed, None, serve, store, what=Kind.EMBEDDINGS, key=KEY, form=form)
-    with pytest.raises(ProtocolError, match="clients that ask in a pull of changed rows"):
-        pull_steps(None, serve, store, what=Kind.EMBEDDINGS, key=KEY, form=form)
 
 
 # A method whose selected clients pull from all.
@@ -724,16 +760,13 @@ def history_init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) 
 def history_round(
     fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
 ) -> tuple[ServerState, RoundReport]:
-    assert state.weights is not None
-    inbox = shared("weights", state.weights)
-    reply, report = local_round(fed, cfg, train, inbox, Kind.WEIGHTS, t, key)
-    weights = state.weights if reply is None else under("weights", reply)
+    new, report = average_and_step(Server(fed, cfg, t, key), state, train)
     to, own = report.participants, key.fold("pull", t)
     fed.call(move, {"t": Shared(torch.tensor(t))}, what=Kind.CONTROL, key=own, to=to)
     what = Kind.EMBEDDINGS
     pull(fed, ask, serve, store, what=what, key=own, to=to, form=METHOD_FORM)
     total = fed.call(tell_sum, {}, what=Kind.STATISTICS, key=own, reduce=Sum())
-    return ServerState(weights, {}), replace(report, facts={"halo": float(total["halo"].t)})
+    return new, replace(report, facts={"halo": float(total["halo"].t)})
 
 
 def history_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:

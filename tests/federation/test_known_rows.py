@@ -22,6 +22,7 @@ from silograph.federation.decoder import Decoder, onto, rows_for, rows_from
 from silograph.federation.field_specs import COUNT, LOSS, Extent, FieldSpec, check_against
 from silograph.federation.fold import Reduction
 from silograph.federation.frame import decode, encode
+from silograph.federation.messages import to_payload
 from silograph.federation.program import Call, Calls, Maybe, Steps
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.graph.block.block import ClientBlock, SparseRows
@@ -29,6 +30,8 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,
+    Clients,
+    LocalModel,
     Method,
     MethodConfig,
     Params,
@@ -38,8 +41,6 @@ from silograph.methods import (
     shared,
     stacked_copies,
     state_specs,
-    train_from,
-    trained,
     untouched_rows_after_round,
     weight_specs,
 )
@@ -131,12 +132,12 @@ def train_narrow(
     )
     zeros = first.t.new_zeros(block.num_features, first.t.shape[1])
     start["0.weight"] = onto(zeros, first, used).stacked().t
-    fitted, new = train_from(cfg, block, state, start, key)
-    reply: dict[str, Field] = dict(trained(fitted, block))
+    clients = Clients[Any](cfg, block, key, dict(state))
+    reply = to_payload(LocalModel.of(clients.fit(start), block))
     found = reply[FIRST]
     assert not isinstance(found, Ragged)
     reply[FIRST] = rows_from(found, used)  # type: ignore[arg-type]
-    return new, reply
+    return clients.state, reply
 
 
 def narrow_init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:

@@ -1,10 +1,10 @@
 """State fields that some clients have: as if every client were a block of its own."""
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from silograph.core.payload import (
     Patched,
     Payload,
     Ragged,
-    Shared,
     Stacked,
     State,
     offsets,
@@ -38,28 +37,23 @@ from silograph.federation.checkpoint import (
 )
 from silograph.federation.field_specs import Extent, FieldSpec, check_against
 from silograph.federation.in_process import BlockState, InProcess
-from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,
-    Calls,
+    Clients,
+    GlobalModel,
+    LocalModel,
     Method,
-    MethodConfig,
-    Params,
     RoundReport,
+    Server,
     ServerState,
-    weight_specs,
-)
-from silograph.methods.fedavg import FEDAVG_PROGRAM
-from silograph.methods.local_training import (
-    local_round,
-    local_steps,
-    shared,
-    start_from,
-    state_specs,
-    train_from,
-    trained,
+    average_and_step,
+    calls,
+    each_as_base,
+    exact_weights,
+    op,
+    program,
 )
 
 CLIENTS = 5
@@ -239,16 +233,16 @@ PLAN: list[tuple[Op, list[int] | None]] = [
 def talk(fed: Federation) -> list[Payload]:
     """Make the calls of the plan, replies reduced in every way, and once as they are."""
     found = []
-    for number, (op, at) in enumerate(PLAN):
+    for number, (visited, at) in enumerate(PLAN):
         to = None if at is None else [fed.ids[c] for c in at]
         mean = WeightedMean("n", {"w": torch.zeros(4, 2, dtype=torch.float64)})
         reduce: Reduce | None = [None, Gather("visits", "first", fold=mean), mean][number % 3]
-        if op is forget:
+        if visited is forget:
             reduce = None
-        elif op is grow:
+        elif visited is grow:
             reduce = [Sum(), None][number % 2]
         key = KEY.fold(number)
-        found.append(fed.call(op, {}, what=Kind.CONTROL, key=key, to=to, reduce=reduce))
+        found.append(fed.call(visited, {}, what=Kind.CONTROL, key=key, to=to, reduce=reduce))
     return found
 
 
@@ -321,46 +315,34 @@ def test_specs_say_which_fields_may_be_lacking() -> None:
 # A method whose clients keep something from their first round on.
 
 
+@dataclass(frozen=True)
+class LastModel:
+    """The client's own model of its last round, (C, ...), if it has trained."""
+
+    last: Annotated[Mapping[str, Stacked] | None, exact_weights(Stacked, "last", optional=True)]
+
+
+@op(Kind.WEIGHTS)
 def train_visited(
-    cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
+    clients: Clients[Any], state: LastModel, request: GlobalModel
+) -> tuple[LastModel, LocalModel]:
     """Train from the mean of the server's weights and the client's own last ones, if it has any."""
-    own, common = under("last", state), under("weights", inbox)
-    start = {n: (w + own[n]) / 2 for n, w in common.items()} if own else common
-    form = {f"weights/{n}": Stacked(w) for n, w in start.items()} if own else inbox
-    fitted, new = train_from(cfg, block, state, start_from("weights", form), key)
-    reply = trained(fitted, block)
-    dense = {n: f.stacked() if isinstance(f, Patched) else f for n, f in reply.items()}
-    kept = {n: f for n, f in dense.items() if n.startswith("weights/") and isinstance(f, Stacked)}
-    return {**new, **{n.replace("weights/", "last/"): f for n, f in kept.items()}}, dense
+    if state.last is None:
+        fitted = clients.fit(request.weights)
+    else:
+        own = {n: Stacked((w + state.last[n].t) / 2) for n, w in request.weights.items()}
+        fitted = clients.fit(each_as_base(own))
+    model = LocalModel.of(fitted, clients.block)
+    dense = {n: w.stacked() if isinstance(w, Patched) else w for n, w in model.weights.items()}
+    return LastModel(dense), replace(model, weights=dense)
 
 
-def visited_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
-    assert state.weights is not None
-    inbox = shared("weights", state.weights)
-    reply, report = local_round(fed, cfg, train_visited, inbox, Kind.WEIGHTS, t, key)
-    weights: Params = state.weights if reply is None else under("weights", reply)
-    return ServerState(weights, {}), report
+@calls(train_visited)
+def visited_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
+    return average_and_step(server, state, train_visited)
 
 
-def visited_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    takes, gives = (weight_specs(cfg.model, form) for form in (Shared, Stacked))
-    return local_steps(cfg, train_visited, takes, gives, Kind.WEIGHTS, t, key)
-
-
-def visited_state(cfg: MethodConfig) -> dict[str, FieldSpec]:
-    last = weight_specs(cfg.model, Stacked, "last").items()
-    return {**state_specs(cfg), **{n: replace(spec, optional=True) for n, spec in last}}
-
-
-VISITED: Method = replace(
-    FEDAVG,
-    name="visited",
-    round=visited_round,
-    calls=Calls(setup=FEDAVG_PROGRAM["calls"].setup, round=visited_steps, state=visited_state),
-)
+VISITED: Method = replace(FEDAVG, name="visited", **program(visited_round, state=LastModel))
 RUN: dict[str, Any] = {"method": VISITED, "participation": 0.5, "rounds": 5}
 
 

@@ -14,7 +14,7 @@ import torch
 from sessions import session
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Patched, Shared, Stacked, from_bases
+from silograph.core.payload import Patched, Stacked, from_bases
 from silograph.federation.base import Federation, Gather
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
@@ -24,8 +24,6 @@ from silograph.graph.graph import Graph
 from silograph.methods import (
     FEDAVG,
     LOCAL,
-    Call,
-    Calls,
     Clients,
     Empty,
     LocalModel,
@@ -34,14 +32,12 @@ from silograph.methods import (
     NoOptions,
     Params,
     RoundReport,
+    Server,
     ServerState,
-    begin,
+    calls,
     each_as_base,
-    local_steps,
     op,
-    start_from,
-    state_specs,
-    weight_specs,
+    program,
 )
 from silograph.methods.gcfl import ClusterModels, TrainedModels
 from silograph.nn.backends import BACKENDS
@@ -76,25 +72,31 @@ def train(
     return state, TrainedModels(**vars(LocalModel.of(fitted, clients.block)))
 
 
-def init(fed: Federation, cfg: MethodConfig, weights: Params, key: Key) -> ServerState:
+@op(Kind.CONTROL)
+def begin(clients: Clients[Any], _state: Empty, _: Empty) -> tuple[Empty, Empty]:
+    clients.begin()
+    return Empty(), Empty()
+
+
+@calls(begin)
+def setup(server: Server[Any], weights: Params) -> ServerState:
     """All clusters start from the same weights."""
-    fed.call(begin, {}, what=Kind.CONTROL, key=key)
+    server.call(begin, Empty())
     return ServerState(None, {name: torch.stack([w, w]) for name, w in weights.items()})
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig, state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
+@calls(train)
+def fit_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
     """One call to all clients, each with its cluster's base; a mean a cluster."""
     names = list(state.memory)
-    inbox = {f"weights/{name}": from_bases(w, CLUSTERS) for name, w in state.memory.items()}
+    models = ClusterModels({name: from_bases(w, CLUSTERS) for name, w in state.memory.items()})
     gather = Gather("nodes", *(f"weights/{name}" for name in names))
-    reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=key.fold("train", t), reduce=gather)
+    reply = server.call(train, models, reduce=gather)
     nodes = reply["by_client/nodes"].t.double()
     share = torch.nn.functional.one_hot(CLUSTERS).double() * nodes[:, None]
     share = (share / share.sum(0)).T  # (G, C)
     new = {name: _mean(share, reply[f"by_client/weights/{name}"].t) for name in names}
-    return ServerState(None, new), RoundReport(fed.ids, None)
+    return ServerState(None, new), RoundReport(server.fed.ids, None)
 
 
 def _mean(share: torch.Tensor, slices: torch.Tensor) -> torch.Tensor:
@@ -102,25 +104,13 @@ def _mean(share: torch.Tensor, slices: torch.Tensor) -> torch.Tensor:
     return mean
 
 
-def round_steps(cfg: MethodConfig, t: int, key: Key) -> Any:
-    weights = weight_specs(cfg.model, Stacked)
-    return local_steps(cfg, train, weights, weights, Kind.WEIGHTS, t, key)
-
-
 CLUSTERED = Method(
     name="clustered",
     title="a mean a cluster",
     reference="a law",
     options=NoOptions,
-    init=init,
-    round=fit_round,
+    **program(fit_round, setup=setup, server_model=False),
     evaluate=LOCAL.evaluate,
-    calls=Calls(
-        setup=lambda cfg, key: Call(begin, Kind.CONTROL, key),
-        round=round_steps,
-        state=state_specs,
-        server_model=False,
-    ),
 )
 
 
@@ -195,18 +185,12 @@ def test_a_session_gives_the_bits_and_the_bytes_of_a_simulation(
 
 
 def test_what_training_starts_from() -> None:
-    """Shared weights, one of several bases, or a base for each: all are what was sent."""
+    """One of several bases, or a base for each: both are what was sent."""
     t, which = Key.of(0).matrix(2, 6).view(2, 3, 2), torch.tensor([1, 0])
-    inbox: dict[str, Field] = {
-        "weights/a": Shared(t[0]),
-        "weights/b": Stacked(t),
-        "weights/c": from_bases(t, which),
-        "masks/d": Shared(t),
-    }
-    start = start_from("weights", inbox)
-    assert list(start) == ["a", "b", "c"]
-    assert start["a"] is inbox["weights/a"].t
-    assert start["c"] is inbox["weights/c"]
+    sent = {"b": Stacked(t), "c": from_bases(t, which)}
+    start = each_as_base(sent)
+    assert list(start) == ["b", "c"]
+    assert start["c"] is sent["c"]
     each = start["b"]
     assert isinstance(each, Patched)
     assert torch.equal(each.stacked().t, t)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,34 @@ from silograph.control.ddpg import PROFILE
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Ragged, Shared, Stacked, offsets
+from silograph.core.payload import Ragged, Stacked, offsets
+from silograph.exchange.passes import RemoteSums
 from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.in_process import InProcess
+from silograph.federation.messages import to_payload
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.fedgraph import (
+    FedGraphOptions,
+    LastRows,
+    ReceivedRows,
+    RequestedRows,
+    RoundStart,
+    RoundState,
     StageDraw,
     begin_round,
     draw_batch_rows,
-    listen,
+    forward,
+    name_slots,
     sampled_stage,
     serve,
-    step,
-    store,
     submit,
     take_back,
+    take_rows,
+    take_step,
 )
+from silograph.methods.ops import Clients
 from silograph.nn.conv import Params
 from silograph.nn.mini_batches import Reached
 
@@ -336,8 +347,8 @@ def test_what_cannot_be_run_is_refused(
         go(make_graph(), **{"method": "fedgraph", **options})
 
 
-def ops_of(graph: Graph, share: str = "hidden") -> tuple[Any, ClientBlock, dict[str, Any]]:
-    """A config, its block, and the state of a round that has begun."""
+def begun(graph: Graph, share: str = "hidden") -> tuple[Clients[FedGraphOptions], RoundState]:
+    """The clients of a block, and their state in a round that has begun."""
     given = {**ALL, "share": share}
     shape = {"block_size": 4, "layers": 3, "keep_optimizer": False}
     setup = setup_of(graph, **{**RUN, "options": given, **shape})
@@ -345,17 +356,20 @@ def ops_of(graph: Graph, share: str = "hidden") -> tuple[Any, ClientBlock, dict[
     block = setup.federation._blocks[0].all
     start = first_snapshot(setup).state.weights
     assert start is not None
-    inbox: dict[str, Any] = {f"weights/{n}": Shared(w) for n, w in start.items()}
-    inbox["knobs/kappa"] = Stacked(torch.full((4,), 9))
-    for name in ("keep_1", "keep_2"):
-        inbox[f"knobs/{name}"] = Stacked(torch.full((4,), 0.5, dtype=torch.float64))
-    state, _ = begin_round(setup.method_config, block, {}, inbox, Key.of(0))
-    return setup.method_config, block, dict(state)
+    clients = Clients(setup.method_config, block, Key.of(1), {})
+    rate = Stacked(torch.full((4,), 0.5, dtype=torch.float64))
+    knobs = {"kappa": Stacked(torch.full((4,), 9)), "keep_1": rate, "keep_2": rate}
+    return clients, begin_round(clients, RoundStart(start, knobs))
 
 
-def named(number: int, row: Ragged | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = {"stage": Shared(torch.tensor(number, dtype=torch.int32))}
-    return told if row is None else {**told, "row": row}
+def run_op(op: Any, clients: Clients[FedGraphOptions], state: RoundState, request: Any) -> Any:
+    """Run an op as engines do; return the state and the reply as fields."""
+    fields = {**clients.state, **to_payload(state)}
+    return op(clients.cfg, clients.block, fields, to_payload(request), clients.key)
+
+
+def stage(number: int) -> Tensor:
+    return torch.tensor(number, dtype=torch.int32)
 
 
 def boundary_of(block: ClientBlock, count: int) -> Ragged:
@@ -366,45 +380,58 @@ def boundary_of(block: ClientBlock, count: int) -> Ragged:
 
 def test_rows_of_a_layer_that_is_not_shared_are_refused(make_graph: MakeGraph) -> None:
     """No frame of `hidden` holds what enters layer 1: nobody may ask for that stage."""
-    cfg, block, state = ops_of(make_graph(60))
+    clients, state = begun(make_graph(60))
     with pytest.raises(ProtocolError, match="expected a stage that hears other silos, got stage 0"):
-        serve(cfg, block, state, named(0, boundary_of(block, 1)), Key.of(1))
+        run_op(serve, clients, state, RequestedRows(stage(0), boundary_of(clients.block, 1)))
 
 
-def test_other_rows_than_were_announced_are_refused(make_graph: MakeGraph) -> None:
-    cfg, block, state = ops_of(make_graph(60))
-    state, _ = listen(cfg, block, state, named(2, boundary_of(block, 2)), Key.of(1))  # type: ignore[assignment]
-    with pytest.raises(ProtocolError, match="expected the rows of stage 2 that were announced"):
-        serve(cfg, block, state, named(2, boundary_of(block, 1)), Key.of(1))
+def test_rows_come_after_their_requests_and_slots_in_their_order(make_graph: MakeGraph) -> None:
+    clients, state = begun(make_graph(60))
+    rows = Ragged(torch.zeros(0, 8).double(), offsets(torch.zeros(4).long()))
+    with pytest.raises(ProtocolError, match="a stage whose slots were named, got stage 1"):
+        run_op(forward, clients, state, ReceivedRows(stage(1), rows))
+    state = replace(state, requested_slots={"1": Ragged(torch.zeros(0).int(), rows.off)})
+    with pytest.raises(ProtocolError, match="which rows of stage 2 others need, got none"):
+        run_op(forward, clients, state, ReceivedRows(stage(1), rows))
+    first = RequestedRows(stage(1), boundary_of(clients.block, 1))
+    with pytest.raises(ProtocolError, match="a call for the rows of stage 1, got one for slots"):
+        run_op(name_slots, clients, state, first)
 
 
 def test_rows_of_another_shape_are_refused(make_graph: MakeGraph) -> None:
-    cfg, block, state = ops_of(make_graph(60))
+    clients, state = begun(make_graph(60))
     none = offsets(torch.zeros(4).long())
-    state["round/asked/1"] = Ragged(torch.zeros(0).int(), none)
-    wrong = {**named(1), "rows": Ragged(torch.zeros(0, 3).double(), none)}
+    state = replace(state, requested_slots={"1": Ragged(torch.zeros(0).int(), none)})
+    wrong = ReceivedRows(stage(1), Ragged(torch.zeros(0, 3).double(), none))
     with pytest.raises(ProtocolError, match=r"expected rows of shape \(0, 8\)"):
-        store(cfg, block, state, wrong, Key.of(1))
+        run_op(take_rows, clients, state, wrong)
 
 
 def test_gradients_of_rows_that_were_not_sent_are_refused(make_graph: MakeGraph) -> None:
-    cfg, block, state = ops_of(make_graph(60))
-    row = boundary_of(block, 1)
-    state, _ = listen(cfg, block, state, named(2, row), Key.of(1))  # type: ignore[assignment]
+    clients, state = begun(make_graph(60))
+    row = boundary_of(clients.block, 1)
+    state = replace(state, requested_rows={"2": row})
     total = Ragged(torch.zeros(len(row.t), 5).double(), row.off)
     with pytest.raises(ProtocolError, match="expected a gradient of 3 values for each row that"):
-        take_back(cfg, block, state, {**named(2, row), "sum": total}, Key.of(1))
+        run_op(take_back, clients, state, RemoteSums(stage(2), total, row))
+
+
+def test_a_round_ends_after_all_of_its_steps(make_graph: MakeGraph) -> None:
+    clients, state = begun(make_graph(60))
+    state = replace(state, steps=Stacked(torch.ones(4, dtype=torch.int32)))
+    with pytest.raises(ProtocolError, match="expected 0 steps before the last one, got 1"):
+        run_op(submit, clients, state, LastRows(None))
 
 
 def test_a_client_without_training_nodes_takes_no_step(make_graph: MakeGraph) -> None:
-    cfg, block, state = ops_of(make_graph(60), "none")
-    state["round/kappa"] = Stacked(torch.tensor([0, 3, 3, 3]))
-    before = {n: f.t.clone() for n, f in state.items() if n.startswith("round/weights")}
-    after, _ = step(cfg, block, state, {}, Key.of(1))
-    for name, t in before.items():
-        moved = (after[name].t != t).flatten(1).any(1)
+    clients, state = begun(make_graph(60), "none")
+    state = replace(state, kappa=Stacked(torch.tensor([0, 3, 3, 3])))
+    after = take_step(clients, state)
+    for name, before in state.weights.items():
+        moved = (after.weights[name].t != before.t).flatten(1).any(1)
         assert moved.tolist() == [False, True, True, True]
-    new, reply = submit(cfg, block, state, {}, Key.of(1))
-    assert all(torch.equal(reply[n].t, after[f"round/{n}"].t) for n in reply)
+    new, reply = run_op(submit, clients, state, LastRows(None))
+    for name, w in after.weights.items():
+        assert torch.equal(reply[f"weights/{name}"].t, w.t)
     assert reply["nodes"].t.tolist() == [0, 3, 3, 3]
-    assert not any(name.startswith("round/") for name in new)
+    assert set(new) == {"own/logits"}  # as the library keeps them

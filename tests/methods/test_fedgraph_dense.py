@@ -16,7 +16,7 @@ from silograph.experiment.run.setup import prepare
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
-from silograph.methods.fedgraph import fit_round
+from silograph.methods.fedgraph import FEDGRAPH
 from silograph.nn.conv import Params
 
 MakeGraph = Callable[..., Graph]
@@ -138,7 +138,7 @@ def test_a_round_is_that_of_dense_matrices(make_graph: MakeGraph, share: str, re
     knobs = {"kappa": KAPPA, **{f"keep_{n + 1}": KEEP[:, n] for n in range(3)}}
     cfg, key = replace(setup.method_config, knobs=knobs), Key.of(3)
     fed.start_round(1)
-    found, _ = fit_round(fed, cfg, start, 1, key)
+    found, _ = FEDGRAPH.round(fed, cfg, start, 1, key)
     last = key.fold("train", 1)
     keys = [last.fold("step", 0), last.fold("step", 1), last]
     expected = dense_round(

@@ -24,7 +24,6 @@ from silograph.graph.block.block import ClientBlock, Route, dense_rows
 from silograph.graph.graph import Graph
 from silograph.methods import FEDSAGEPLUS, MethodConfig
 from silograph.methods.fedsage import (
-    ANSWERS,
     FedSageOptions,
     NeighGen,
     first_least,
@@ -228,11 +227,11 @@ def test_a_generator_learns_degrees_and_features(
     cfg = config(graph, generator_epochs=80, feature_weight=0.1)
     state, _ = train_generator(cfg, block, {}, {}, KEY)
     gen = NeighGen(graph.num_features, 6, 5)
-    damaged = hide_rows(block, state["generator/hidden"].t)
-    first = {n: w.expand(2, *w.shape) for n, w in gen.init(KEY.fold("first")).items()}
+    damaged = hide_rows(block, state["hidden"].t)
+    first = gen.init(KEY.fold("generator").fold("first"))
+    first = {n: w.expand(2, *w.shape) for n, w in first.items()}
     before, after = (
-        float(objective(gen, w, block, damaged, KEY, 0.0))
-        for w in (first, under("generator/weights", state))
+        float(objective(gen, w, block, damaged, KEY, 0.0)) for w in (first, under("weights", state))
     )
     assert after < 0.5 * before
 
@@ -350,7 +349,7 @@ def test_wrong_answers_are_refused(make_graph: MakeGraph, cut_block: CutBlock) -
     state, _ = train_generator(cfg, block, {}, {}, KEY)
     false = Ragged(torch.zeros(1000, 7, dtype=torch.float64), torch.tensor([0, 1000]))
     with pytest.raises(ProtocolError, match=r"^expected answers to \d+ generated rows, got"):
-        learn(cfg, block, {**state, ANSWERS: false}, {}, KEY)
+        learn(cfg, block, {**state, "answers": false}, {}, KEY)
 
 
 @pytest.mark.parametrize("where", ["count", "rows", "width"])

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
     Patched,
-    Payload,
     Ragged,
     Shared,
     Stacked,
@@ -372,11 +371,6 @@ def check_stage(model: Staged, number: int) -> int:
     if number not in of:
         raise ProtocolError(f"expected the number of a stage with a sum, one of {of}, got {number}")
     return number
-
-
-def stage_of(cfg: Any, inbox: Payload) -> int:
-    """Return the number of the stage that an inbox names; see `check_stage`."""
-    return check_stage(cfg.model.staged, int(inbox["stage"].t))
 
 
 def with_product(state: InPass, at: Inputs, z: Tensor) -> InPass:

@@ -44,7 +44,6 @@ from silograph.federation.messages import (
     to_payload,
 )
 from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
-from silograph.federation.program import Call, Either, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import check_places, dtype_of
@@ -253,7 +252,7 @@ def _fetch(
     request = (
         _all_slots(fed, requesters)
         if ask is None or slots is None
-        else _read_requests(call, ask, slots, requesters)
+        else _read_requests(fed, form, ask, slots, requesters)
     )
     allowed = positions_of(fed.ids, owners) if form.some else requesters
     owner = torch.searchsorted(fed.route.boundary_off, request.target, right=True) - 1
@@ -311,31 +310,35 @@ class Fetch(Exchange, Generic[Request]):
         )
 
 
-def announce(
-    fed: Federation, ask: Op, listen: Op, *, key: Key, inbox: Mapping[str, Shared] | None = None
-) -> None:
-    """Tell owners which of their rows clients will ask for later.
+@dataclass(frozen=True, eq=False)
+class WantedRows:
+    """Boundary rows that clients have asked for, all of them at once.
 
-    Args:
-        fed: the federation.
-        ask: replies `slot` (k,) int32, as in `pull`.
-        listen: gets `row` (k,) int32, the boundary rows that somebody wants, ascending, each once.
-        key: key of the ops' draws.
-        inbox: what both ops get besides.
+    Attributes:
+        request: the slots that clients ask for.
+        rows: (W,) int64 boundary rows, ascending, each once.
+        by_owner: (W,) int32 the same as their owners count them.
     """
-    call = _PullCall(fed, Kind.HALO_KEYS, key, dict(inbox or {}), PLAIN)
-    all_clients = positions_of(fed.ids, None)
-    slots = call.make(ask, {}, None, Kind.HALO_KEYS, rows=True)
-    request = _read_requests(call, ask, slots, all_clients)
-    row, off = by_owner(torch.unique(request.target), fed.route.boundary_off, all_clients)
-    call.make(listen, {"row": Ragged(row, off)}, None, call.what)
+
+    request: _Request
+    rows: Tensor
+    by_owner: Ragged
 
 
-def announce_steps(ask: Op, listen: Op, *, key: Key, inbox: FieldSpecs | None = None) -> Steps:
-    """Return the calls of `announce`; the arguments are those of `announce`."""
-    inbox_specs, what = dict(inbox or {}), Kind.HALO_KEYS
-    ask_call = Call(ask, what, key, inbox_specs, {"slot": places(SLOTS)})
-    return ask_call, Call(listen, what, key, {**inbox_specs, "row": places(BOUNDARY)})
+def wanted_rows(fed: Federation, slots: Payload, ask: Op) -> WantedRows:
+    """Return the rows that belong to slots (k,) int32, which all clients have named in `ask`."""
+    members = positions_of(fed.ids, None)
+    request = _read_requests(fed, PLAIN, ask, slots, members)
+    rows = torch.unique(request.target)
+    return WantedRows(request, rows, Ragged(*by_owner(rows, fed.route.boundary_off, members)))
+
+
+def rows_for_slots(fed: Federation, wanted: WantedRows, sent: Payload, send: Op) -> Ragged:
+    """Return the rows (k, D) of all slots, from those (W, D) that their owners sent in `send`."""
+    runs = wanted.by_owner.off.diff()
+    rows = _rows_of_members(fed, sent, "rows", send, positions_of(fed.ids, None), runs).t
+    place = torch.searchsorted(wanted.rows, wanted.request.target)
+    return Ragged(rows[place.to(rows.device)], wanted.request.off)
 
 
 def _check_form(ask: Op | None, form: PullForm) -> None:
@@ -350,17 +353,19 @@ def _all_slots(fed: Federation, requesters: Tensor) -> _Request:
     return _Request(route.target[slots], offsets(route.slot_off.diff()[requesters]), None)
 
 
-def _read_requests(call: _PullCall, ask: Op, reply: Payload, requesters: Tensor) -> _Request:
+def _read_requests(
+    fed: Federation, form: PullForm, ask: Op, reply: Payload, requesters: Tensor
+) -> _Request:
     """Return which rows the clients want, by their replies to `ask`."""
     if not reply:  # all have gone
         no_slots = torch.zeros(0, dtype=torch.int64)
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
-    route = call.fed.route
+    route = fed.route
     slots = places_in(reply, "slot", route.slot_off, requesters, ask)
     off, since = ragged_field(reply, "slot", ask).off.cpu(), None
-    if call.form.since:
+    if form.since:
         runs = off.diff()
-        since = _rows_of_members(call.fed, reply, "version", ask, requesters, runs).t.cpu()
+        since = _rows_of_members(fed, reply, "version", ask, requesters, runs).t.cpu()
     return _Request(route.target[slots], off, since)
 
 
@@ -472,39 +477,6 @@ def _reply_to_requesters(
     return reply | {
         name: of(t[row.to(t.device)], is_sent) for name, t in owners_reply.fields.items()
     }
-
-
-def pull_steps(
-    ask: Op | None,
-    serve: Op,
-    store: Op,
-    *,
-    what: Kind,
-    key: Key,
-    inbox: FieldSpecs | None = None,
-    form: PullForm,
-) -> Steps:
-    """Return the calls of `pull`; the arguments are those of `pull`."""
-    _check_form(ask, form)
-    inbox_specs = dict(inbox or {})
-    names_rows = ask is not None or form.some
-    request = {**inbox_specs, "row": places(BOUNDARY)} if names_rows else inbox_specs
-    ask_specs: dict[str, FieldSpec] = {"slot": places(SLOTS)}
-    if form.since:
-        version = FieldSpec(Ragged, (), torch.int32, low=NO_VERSION)
-        request["since"] = replace(version, rows="own/row")
-        ask_specs["version"] = replace(version, rows="own/slot")
-    serve_specs = _reply_specs(form, "inbox/row" if names_rows else BOUNDARY)
-    is_counted = ask is None or not form.asked
-    counted_by = SLOTS if is_counted else f"state/{form.asked}"
-    store_specs = _reply_specs(form, counted_by, fewer=is_counted and ask is not None)
-    problem = _version_problem if form.since else None
-    serve_call = Call(serve, what, key, request, serve_specs, problem)
-    store_call = Call(store, what, key, {**inbox_specs, **store_specs})
-    first = () if ask is None else Call(ask, Kind.HALO_KEYS, key, inbox_specs, ask_specs)
-    if not form.some:
-        return first, serve_call, store_call
-    return Either((first, Maybe(serve_call), Maybe(store_call)), Maybe(serve_call))
 
 
 def _version_problem(inbox: Payload, reply: Payload) -> str | None:

@@ -9,7 +9,7 @@ C: clients. S: halo slots. B: boundary rows. k: rows of a reply. D: width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -19,15 +19,12 @@ from silograph.core.errors import DataError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, offsets, owners
-from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import (
     BOUNDARY,
     COUNT,
     SLOTS,
     FieldSpec,
-    FieldSpecs,
-    places,
 )
 from silograph.federation.messages import Empty, to_payload
 from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
@@ -210,48 +207,6 @@ def _select_rows(wanted: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor
     return values[mask.to(values.device)], target[mask]
 
 
-def relay_steps(
-    contribute: Op,
-    absorb: Op,
-    *,
-    what: Kind,
-    key: Key,
-    width: int,
-    dtype: torch.dtype | None = None,
-    named: bool = False,
-    row_minimum: RowMinimum = NO_MINIMUM,
-    inbox: FieldSpecs | None = None,
-) -> Steps:
-    """Return the calls of `relay_sum`.
-
-    Args:
-        contribute: as there.
-        absorb: as there.
-        what: as there.
-        key: as there.
-        width: D.
-        dtype: of the rows; None is the run's.
-        named: whether contributors name their slots even if they leave none out.
-        row_minimum: how many nodes and silos must contribute to a row (`silos` of `relay_sum`).
-        inbox: specs of what both ops get besides.
-    """
-    inbox_specs = dict(inbox or {})
-    named |= row_minimum.nodes > 1
-    if named:
-        reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows="own/slot"), "slot": places(SLOTS)}
-    else:
-        reply = {"rows": FieldSpec(Ragged, (width,), dtype, rows=SLOTS)}
-    if row_minimum.nodes > 1:
-        reply["left_out"] = COUNT
-    if named or row_minimum.silos > 1:
-        total = {"sum": FieldSpec(Ragged, (width,), dtype, rows="own/row"), "row": places(BOUNDARY)}
-    else:
-        total = {"sum": FieldSpec(Ragged, (width,), dtype, rows=BOUNDARY)}
-    return Call(contribute, what, key, inbox_specs, reply), Call(
-        absorb, what, key, inbox_specs | total
-    )
-
-
 @dataclass(frozen=True)
 class Broadcast(Exchange):
     """All rows of all clients, to all.
@@ -310,42 +265,41 @@ def publish(
         fed.call(take, own, what=kind, key=key, to=[name])
 
 
-def publish_steps(
-    send: Op,
-    answer: Op,
-    take: Op,
-    *,
-    what: Kind,
-    key: Key,
-    shown: FieldSpecs,
-    answers: FieldSpecs,
-    back: Kind | None = None,
-) -> Steps:
-    """Return the calls of `publish`: a silo answers others, and publishes once among them.
+@dataclass(frozen=True)
+class Publish(Exchange):
+    """The reply of each client to all others, and the sum of their answers to it; see `publish`.
 
-    The server makes all of a turn's calls, a silo either its own or an answer. It does not know how
-    many others there are, so that is `MOST_TURNS` times at most.
-
-    Args:
-        send: as there.
-        answer: as there.
-        take: as there.
-        what: as there.
-        key: as there.
-        shown: the fields of `send`.
-        answers: those of `answer`, which are those of `take`.
-        back: as there.
+    Attributes:
+        send: replies anything, rows included.
+        answer: gets that, shared; replies `Stacked` fields.
+        take: gets the sums of the answers.
     """
-    kind = back or what
-    inbox = {n: replace(s, form=Shared, shape=_shared_shape(s), rows="") for n, s in shown.items()}
-    other = Call(answer, kind, key, inbox, answers)
-    turn = Call(send, what, key, {}, shown), Maybe(other), Call(take, kind, key, answers)
-    return Repeat(Either(other, turn), MOST_TURNS)
 
+    send: ClientOp[Any, Any]
+    answer: ClientOp[Any, Any]
+    take: ClientOp[Any, Any]
 
-def _shared_shape(spec: FieldSpec) -> tuple[int | None, ...]:
-    """Return the shape of what one client sent once all others get it."""
-    return (None, *spec.shape) if spec.form is Ragged else spec.shape
+    @property
+    def parts(self) -> tuple[ClientOp[Any, Any], ...]:
+        """The ops."""
+        return self.send, self.answer, self.take
+
+    def steps(self, context: CallContext, *, only_answers: bool = False) -> tuple[Steps, ...]:
+        """Return the calls: a silo answers others, and publishes once among them.
+
+        The server makes all of a turn's calls, a silo either its own or an answer. It does not know
+        how many others there are, so that is `MOST_TURNS` times at most.
+        """
+        send, other, take = (context.declare(part) for part in self.parts)
+        return (
+            () if only_answers else (Repeat(Either(other, (send, Maybe(other), take)), MOST_TURNS),)
+        )
+
+    def carry(self, fed: Federation, request: Any, context: CallContext) -> None:
+        """Send the reply of each client to all others, one client after the other."""
+        del request  # what is shown is all that others get
+        what, back = context.kind_of(self.send), context.kind_of(self.answer)
+        publish(fed, *self.parts, what=what, key=context.key, to=context.to, back=back)
 
 
 def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:

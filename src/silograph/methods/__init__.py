@@ -24,7 +24,7 @@ from silograph.core.payload import (
 )
 from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
-from silograph.exchange.pull import PullForm, pull, pull_steps
+from silograph.exchange.pull import PullForm, pull
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, Gather, Op, Sum, WeightedMean, per_client
 from silograph.federation.decoder import Decoder, onto, rows_for, rows_from
@@ -71,21 +71,26 @@ from silograph.methods.local_training import (
     LocalModel,
     begin,
     each_as_base,
-    embeddings,
     exact_weights,
-    local_round,
-    local_steps,
     selected,
     shared,
     stacked,
-    start_from,
     state_specs,
-    train_from,
-    trained,
     untouched_rows_after_round,
     zero_weights,
 )
-from silograph.methods.ops import ClientOp, Clients, Fetch, Server, calls, op, program, repeat, when
+from silograph.methods.ops import (
+    ClientOp,
+    Clients,
+    Fetch,
+    Server,
+    anyone,
+    calls,
+    op,
+    program,
+    repeat,
+    when,
+)
 from silograph.methods.scaffold import SCAFFOLD
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, LossTerm, Proximal, Shift, StepNodes
@@ -241,6 +246,7 @@ __all__ = [
     "TrainingInputs",
     "Uncut",
     "WeightedMean",
+    "anyone",
     "average_and_step",
     "averaging",
     "begin",
@@ -248,14 +254,11 @@ __all__ = [
     "calls",
     "dense",
     "each_as_base",
-    "embeddings",
     "exact_weights",
     "knob_fields",
     "knob_specs",
     "learn_rows",
     "learn_rows_steps",
-    "local_round",
-    "local_steps",
     "named",
     "onto",
     "op",
@@ -263,7 +266,6 @@ __all__ = [
     "personal",
     "program",
     "pull",
-    "pull_steps",
     "repeat",
     "row_numbers",
     "rows_for",
@@ -273,11 +275,8 @@ __all__ = [
     "stack",
     "stacked",
     "stacked_copies",
-    "start_from",
     "state_specs",
     "train",
-    "train_from",
-    "trained",
     "under",
     "untouched_rows_after_round",
     "up_to",

@@ -196,7 +196,7 @@ class MethodConfig(Generic[Options]):
         knobs: values of the method's knobs in this round, () or (C,); at the server only, as they
             reach clients by messages (`silograph.control.knob_fields`).
         rates: how the learning rate of `optimizer` changes over rounds.
-        aggregator: combines the clients' weights at the server; `local_round` uses it.
+        aggregator: combines the clients' weights at the server; `Server.average` uses it.
         aggregator_options: of its `options` type.
         sent: how weights travel.
     """
@@ -288,7 +288,7 @@ class RoundReport:
             last round are columns `fact_NAME` of the table of clients.
         trained: what is known by client, (C, ...): `answered`, `nodes` and `loss` for an observed
             selector, and `received/*`, counts of the model with which clients began.
-        aggregator: name of what has combined the clients' weights; `local_round` sets it.
+        aggregator: name of what has combined the clients' weights; `Server.average` sets it.
     """
 
     participants: tuple[str, ...]

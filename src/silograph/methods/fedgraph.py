@@ -22,39 +22,71 @@ round has one iteration by default (`local_steps`), as the paper names no number
 
 The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay at the options' values.
 
-State in a round, all under `round/`: `weights/*`, `optimizer/*` (C, ...); `kappa`, `keep` (C, 3);
-`nodes`, `loss` (C,); and the fields of an iteration, see below. Between rounds `optimizer/*` if
-`keep_optimizer` is set, and the logits of evaluation.
+A round with one shared stage and one iteration is three calls:
+
+    open_round    weights, rates       ->  halo slots whose rows the stage needs
+    serve         rows that are wanted ->  these rows, times their owner's weights
+    submit        rows                 ->  weights after the step
+
+With several iterations `step` takes the place of `submit` in all but the last. With several shared
+stages, `name_slots` passes requests on from the last stage to the first, and `forward` rows from
+the first to the last. With `return_gradients` the rows of the last stage come by `take_rows`, and
+`send_back` and `take_back` carry gradients before the step.
 
 C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from silograph.control import FIXED, Controller, by_policy, knob_fields, knob_specs
+from silograph.control import FIXED, Controller, by_policy, knob_specs
 from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key, mix_words, signed
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, offsets, owners, under
+from silograph.core.payload import (
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    offsets,
+    owners,
+    stack,
+    under,
+)
 from silograph.core.setting_values import lin
 from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.evaluation.evaluate import remembered
 from silograph.evaluation.scoring import Evaluation, HaloFrom, OwnGraph
-from silograph.exchange.passes import divisible, stage_of, sum_specs, weight_specs
-from silograph.exchange.pull import PullForm, announce, announce_steps, pull, pull_steps
-from silograph.exchange.rows import relay_steps, relay_sum
-from silograph.federation.base import Federation
-from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
-from silograph.federation.program import Call, Calls, Steps
+from silograph.exchange.passes import (
+    AtStage,
+    PartialSums,
+    PassForm,
+    RemoteSums,
+    check_stage,
+    divisible,
+    stages_with_sums,
+)
+from silograph.exchange.pull import WantedRows, rows_for_slots, wanted_rows
+from silograph.exchange.rows import SumRelay
+from silograph.federation.field_specs import (
+    BOUNDARY,
+    LOSS,
+    SLOTS,
+    TRAINED,
+    FieldSpec,
+    FieldSpecs,
+    places,
+)
+from silograph.federation.messages import Empty
+from silograph.federation.ops import CallContext, for_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
@@ -66,16 +98,10 @@ from silograph.methods.base import (
     ServerState,
     Share,
 )
-from silograph.methods.local_training import (
-    begin,
-    local_round,
-    local_steps,
-    shared,
-    stacked,
-    state_specs,
-)
+from silograph.methods.local_training import AveragedModel, exact_weights
+from silograph.methods.ops import Clients, Server, calls, op, program, repeat, when
 from silograph.nn.conv import Messages, Params
-from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, stacked_copies
+from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, dtype_of, stacked_copies
 from silograph.nn.forward import Pass, forward_pass, rows_of_stage
 from silograph.nn.mini_batches import (
     Drawn,
@@ -89,25 +115,6 @@ from silograph.nn.mini_batches import (
 from silograph.nn.model import scales_of
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.task.registry import task_of
-
-# --- sampled passes ------------------------------------------------------------------------------
-# What clients do in a pass over drawn neighbors in all silos, each with weights of its own.
-#
-# Their stages and the method that drives them are below.
-#
-#     ask, listen      silos request the slots that a stage needs, owners store the rows' numbers
-#     ask, serve,      owners send the rows, multiplied by their weights
-#       store
-#     send_back,       with `return_gradients`, the gradients of the rows go to their owners
-#       take_back
-#
-# State between calls is tensors only. Draws follow from the key and the state, and a pass is
-# computed again where its values are needed. State: `round/weights/*` (C, ...),
-# `round/kappa` (C,), `round/keep` (C, 3); in an iteration `round/asked/i`, `round/wanted/i`,
-# `round/received/i` and `round/returned/i` of stage i.
-#
-# C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
-
 
 # --- Stages of a pass whose neighbors are drawn one by one, in all silos -------------------------
 #
@@ -303,243 +310,7 @@ SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
 LAYERS = 3  # that have a probability of their own; later ones have the last one's
 
 
-def shared_stages(cfg: Any) -> list[int]:
-    """Return the numbers of the stages that hear other silos."""
-    summing_stages = [n for n, stage in enumerate(divisible(cfg.model).stages) if stage.conv.sums]
-    return summing_stages[SHARED_FROM.get(cfg.options.share, len(summing_stages)) :]
-
-
-def ask(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Draw neighbors and name the slots among them. In: `stage`. Out: `slot` (k,) int32."""
-    number = _shared_stage(cfg, inbox)
-    slots = stages_of(cfg, block, state, key, number)[0].slots
-    return {**state, f"round/asked/{number}": slots}, {"slot": slots}
-
-
-def listen(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Store which rows others will request. In: `stage`, `row` (k,) int32. Out: nothing."""
-    del block, key
-    number, row = _shared_stage(cfg, inbox), inbox["row"]
-    assert isinstance(row, Ragged)  # from `announce`
-    return {**state, f"round/wanted/{number}": row}, {}
-
-
-def serve(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Send rows times the client's weights. In: `stage`, `row` (k,). Out: `rows` (k, O)."""
-    number, row = _shared_stage(cfg, inbox), inbox["row"]
-    name = f"round/wanted/{number}"
-    assert isinstance(row, Ragged)  # from `pull`
-    if name in state and not torch.equal(state[name].t, row.t):
-        raise ProtocolError(
-            f"expected the rows of stage {number} that were announced, got a call for others"
-        )
-    new = {**state, name: row}
-    stages, weights = stages_of(cfg, block, new, key, 0), under("round/weights", new)
-    inputs = sampled_inputs(block, stages, received_rows(new))
-    rows = _requested_messages(cfg, weights, inputs, stages[number], key, number)
-    return new, {"rows": Ragged(rows, row.off)}
-
-
-def store(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Store the rows of the requested slots. In: `stage`, `rows` (k, O). Out: nothing."""
-    del key
-    number, rows = _shared_stage(cfg, inbox), inbox["rows"]
-    expected_shape = len(state[f"round/asked/{number}"].t), width_of(cfg, number)
-    assert isinstance(rows, Ragged)  # from `pull`
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    if rows.t.shape != expected_shape or rows.t.dtype is not block.adj.values.dtype:
-        raise ProtocolError(
-            f"expected rows of shape {expected_shape} in {block.adj.values.dtype}, got "
-            f"{tuple(rows.t.shape)} in {rows.t.dtype}"
-        )
-    return {**state, f"round/received/{number}": rows}, {}
-
-
-def _shared_stage(cfg: Any, inbox: Payload) -> int:
-    """Return the number of the stage that an inbox names, if it hears other silos."""
-    number = stage_of(cfg, inbox)
-    if number not in shared_stages(cfg):
-        raise ProtocolError(f"expected a stage that hears other silos, got stage {number}")
-    return number
-
-
-def width_of(cfg: Any, number: int) -> int:
-    """Return the width O of a stage's sum."""
-    width_of_stage = {
-        int(request["stage"].low or 0): width for request, width in sum_specs(divisible(cfg.model))
-    }
-    return width_of_stage[number]
-
-
-def _stage_draws(cfg: Any, state: State) -> list[StageDraw]:
-    """Return the settings of the neighbor draws of every stage."""
-    keep, shared_numbers, draws = state["round/keep"].t, shared_stages(cfg), list[StageDraw]()
-    layer = 0
-    for number, stage in enumerate(divisible(cfg.model).stages):
-        keep_probability = keep[:, min(layer, LAYERS - 1)]
-        layer += stage.conv.sums
-        by_degree = cfg.options.rescale == "degree"
-        draws.append(
-            StageDraw(stage.conv.sums, keep_probability, number in shared_numbers, by_degree)
-        )
-    return draws
-
-
-def stages_of(
-    cfg: Any, block: ClientBlock, state: State, key: Key, first: int
-) -> list[SampledStage]:
-    """Return the stages from `first` on as drawn in this iteration, with the rows others request.
-
-    They follow from the key and the state alone; those of the current iteration are cached.
-    """
-    batch_sizes, draws = state["round/kappa"].t, _stage_draws(cfg, state)
-    cached = block.memo.get("fedgraph")
-    cached_stages: dict[int, SampledStage] = {}
-    rates = torch.cat([batch_sizes[:, None].double(), state["round/keep"].t], dim=1)
-    if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
-        cached_stages = cached[2]
-    last = len(draws) - 1
-    output_rows = (
-        cached_stages[last].output_rows
-        if last in cached_stages
-        else draw_batch_rows(block, batch_sizes, key.fold("batch"))
-    )
-    stages: list[SampledStage] = []
-    for number in range(last, first - 1, -1):
-        requested_rows = _requested_rows(block, state, number)
-        stage = cached_stages.get(number)
-        if stage is None or stage.output_rows is not output_rows:
-            stage_key = key.fold("neighbors", number)
-            stage = sampled_stage(
-                block, output_rows, last - number, draws[number], requested_rows, stage_key
-            )
-        elif not torch.equal(stage.requested_rows, requested_rows):
-            # The requests of other silos arrive after the stage was drawn for `ask`.
-            stage = with_requested_rows(block, stage, last - number, requested_rows)
-        cached_stages[number], output_rows = stage, stage.input_rows
-        stages.insert(0, stage)
-    block.memo["fedgraph"] = (key, rates, cached_stages)
-    return stages
-
-
-def _requested_rows(block: ClientBlock, state: State, number: int) -> Tensor:
-    """Return the rows whose messages of a stage other silos have requested, (m,) int64."""
-    positions = state.get(f"round/wanted/{number}")
-    if not isinstance(positions, Ragged):
-        return block.halo.boundary[:0]
-    boundary_positions = check_places(
-        positions, block.halo.boundary_off, "boundary rows that are wanted"
-    )
-    return block.halo.boundary[boundary_positions]
-
-
-def _requested_messages(
-    cfg: Any,
-    weights: Mapping[str, Tensor],
-    inputs: Pass,
-    stage: SampledStage,
-    key: Key,
-    number: int,
-) -> Tensor:
-    """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O)."""
-    model, entering = divisible(cfg.model), stage.input_rows
-    conv, prefix = model.stages[number].conv, f"{number}."
-    params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-    z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
-    row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
-    row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
-    scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
-    rows = z[row_position[stage.requested_rows]]
-    if scale is None:
-        return rows
-    report_rows(entering.off, z.shape[1])
-    return scale * rows
-
-
-def objective(
-    cfg: Any,
-    block: ClientBlock,
-    state: State,
-    key: Key,
-    weights: Mapping[str, Tensor],
-    received: Mapping[int, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of every client's batch (C,), and the objective of its step, ().
-
-    The objective is the sum of the losses, plus the inner products of sent rows with the gradients
-    that came back for them. These are gradients of summed losses, so they are divided by the sizes
-    of the batches.
-
-    Args:
-        cfg: of the method.
-        block: C clients.
-        state: of an iteration.
-        key: of it.
-        weights: (C, ...).
-        received: rows of other silos, by stage.
-    """
-    stages = stages_of(cfg, block, state, key, 0)
-    inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
-    logits = forward_pass(divisible(cfg.model), weights, inputs, key)
-    losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
-    nodes = batch.off.diff()
-    loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
-    total = loss.sum()
-    for name, gradient in under("round/returned", state).items():
-        stage = stages[int(name)]
-        rows = _requested_messages(cfg, weights, inputs, stage, key, int(name))
-        batch_size = nodes[block.client[stage.requested_rows]].clamp(min=1)[:, None]
-        total = total + (rows * gradient / batch_size).sum()
-    return loss, total
-
-
-def received_rows(state: State) -> dict[int, Tensor]:
-    """Return the rows received from other silos, by stage."""
-    return {int(number): t for number, t in under("round/received", state).items()}
-
-
-def send_back(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Return the gradients of the batch's summed loss for the rows received in a stage.
-
-    In: `stage`. Out: `rows` (k, O), `slot` (k,) int32.
-    """
-    number = _shared_stage(cfg, inbox)
-    received = received_rows(state)
-    rows_leaf = received[number] = received[number].detach().requires_grad_()
-    weights, requested_slots = under("round/weights", state), state[f"round/asked/{number}"]
-    assert isinstance(requested_slots, Ragged)  # from `ask`
-    with torch.enable_grad():
-        _, total = objective(cfg, block, state, key, weights, received)
-        (gradient,) = torch.autograd.grad(total, rows_leaf)
-    batch = stages_of(cfg, block, state, key, 0)[-1].output_rows
-    client = owners(requested_slots.off)
-    rows = gradient * batch.off.diff()[client].to(gradient.dtype)[:, None]
-    return state, {"rows": Ragged(rows, requested_slots.off), "slot": requested_slots}
-
-
-def take_back(
-    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Store the gradients of the sent rows. In: `stage`, `sum` (k, O), `row` (k,)."""
-    del block, key
-    number, total, row = _shared_stage(cfg, inbox), inbox["sum"], inbox["row"]
-    sent_rows, width = state[f"round/wanted/{number}"], width_of(cfg, number)
-    assert isinstance(total, Ragged)  # from `relay_sum`
-    if not torch.equal(sent_rows.t, row.t) or total.t.shape != (len(sent_rows.t), width):
-        raise ProtocolError(
-            f"expected a gradient of {width} values for each row that was sent, got others"
-        )
-    return {**state, f"round/returned/{number}": total}, {}
+# --- Options -------------------------------------------------------------------------------------
 
 
 KEEPS = ("keep_1", "keep_2", "keep_3")
@@ -612,15 +383,6 @@ def evaluation_of(options: FedGraphOptions) -> Evaluation:
     return OwnGraph() if first is None else HaloFrom(1 if first else 0)
 
 
-def init(
-    fed: Federation, cfg: MethodConfig[FedGraphOptions], weights: Params, key: Key
-) -> ServerState:
-    """Set up the clients."""
-    del cfg
-    fed.call(begin, {}, what=Kind.CONTROL, key=key)
-    return ServerState(weights=weights, memory={})
-
-
 def check(cfg: MethodConfig[FedGraphOptions]) -> None:
     """Raise `ConfigError` where sums cannot be shared, or the config asks for other steps."""
     if not any(stage.conv.sums for stage in divisible(cfg.model).stages):
@@ -638,117 +400,446 @@ def check(cfg: MethodConfig[FedGraphOptions]) -> None:
         )
 
 
-def fit_round(
-    fed: Federation, cfg: MethodConfig[FedGraphOptions], state: ServerState, t: int, key: Key
-) -> tuple[ServerState, RoundReport]:
-    """Take the iterations at all clients, and the mean of their weights (eq. 8)."""
-    assert state.weights is not None  # set by init
-    inbox = {**shared("weights", state.weights), **knob_fields(cfg.knobs, fed.ids)}
-    fed.call(begin_round, inbox, what=Kind.WEIGHTS, key=key.fold("begin", t))
-    for step_key in _step_keys(cfg, t, key):
-        _exchange_rows(fed, cfg, step_key)
-        if step_key != key.fold("train", t):
-            fed.call(step, {}, what=Kind.CONTROL, key=step_key)
-    reply, report = local_round(fed, cfg, submit, {}, Kind.WEIGHTS, t, key)
-    if reply is None:
-        return state, report
-    return ServerState(under("weights", reply), state.memory), report
+# --- Stages that hear other silos, and the contexts of their calls -------------------------------
 
 
-def _step_keys(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> list[Key]:
-    """Return the key of every iteration of a round; in the last one clients send their weights."""
-    last = key.fold("train", t)
-    return [*(last.fold("step", n) for n in range(cfg.options.local_steps - 1)), last]
+def shared_stages(cfg: MethodConfig[FedGraphOptions]) -> list[int]:
+    """Return the numbers of the stages that hear other silos."""
+    summing_stages = stages_with_sums(divisible(cfg.model))
+    return summing_stages[SHARED_FROM.get(cfg.options.share, len(summing_stages)) :]
 
 
-def _exchange_rows(fed: Federation, cfg: MethodConfig[FedGraphOptions], key: Key) -> None:
-    """Exchange the rows of an iteration. Requests for later layers are announced before any pull.
+def hears_others(cfg: MethodConfig[FedGraphOptions]) -> bool:
+    """Return whether any stage does."""
+    return bool(shared_stages(cfg))
 
-    So the rows that owners send include their own neighbors in other silos. Rows of the first
-    shared layer need nothing from other silos, so the request of `pull` itself is early enough.
+
+def trains_alone(cfg: MethodConfig[FedGraphOptions]) -> bool:
+    """Return whether no stage does, so that a round is one call."""
+    return not shared_stages(cfg)
+
+
+def returns_gradients(cfg: MethodConfig[FedGraphOptions]) -> bool:
+    """Return whether gradients of rows go back to their owners."""
+    return cfg.options.return_gradients
+
+
+def form_of(cfg: MethodConfig[FedGraphOptions], number: int) -> PassForm:
+    """Return what the messages of a stage depend on."""
+    return PassForm(divisible(cfg.model), is_named=True, stage=number)
+
+
+def at_stages(context: CallContext, numbers: Iterable[int]) -> list[CallContext]:
+    """Return the contexts of calls for some stages, one after the other."""
+    return [replace(context, cfg=form_of(context.cfg, number)) for number in numbers]
+
+
+def first_shared(context: CallContext) -> list[CallContext]:
+    """Return the context of the first shared stage."""
+    return at_stages(context, shared_stages(context.cfg)[:1])
+
+
+def later_shared_backward(context: CallContext) -> list[CallContext]:
+    """Return the contexts of all shared stages but the first, the last one first."""
+    return at_stages(context, reversed(shared_stages(context.cfg)[1:]))
+
+
+def earlier_shared(context: CallContext) -> list[CallContext]:
+    """Return the contexts of all shared stages but the last, in order."""
+    return at_stages(context, shared_stages(context.cfg)[:-1])
+
+
+def last_shared(context: CallContext) -> list[CallContext]:
+    """Return the context of the last shared stage."""
+    return at_stages(context, shared_stages(context.cfg)[-1:])
+
+
+def all_shared_backward(context: CallContext) -> list[CallContext]:
+    """Return the contexts of all shared stages, the last one first."""
+    return at_stages(context, reversed(shared_stages(context.cfg)))
+
+
+# --- State of a client ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundState:
+    """Within a round; between rounds a client keeps nothing but what the library keeps.
+
+    Draws follow from the key and the state, and a pass is computed again where its values are
+    needed. Mappings of the last four fields are by stages, and of the iteration at hand.
+
+    Attributes:
+        weights: (C, ...).
+        moments: (C, ...) optimizer state.
+        kappa: (C,) most nodes of a batch.
+        keep: (C, 3) probabilities by layer.
+        nodes: (C,) of the last batch.
+        loss: (C,) mean of it.
+        steps: (C,) int32 taken in this round.
+        requested_slots: (k,) int32 halo slots whose rows the client needs.
+        requested_rows: (k,) int32 boundary rows that others need.
+        received: (k, O) rows of the requested slots.
+        returned: (k, O) gradients of the requested rows.
     """
-    requests = [{"stage": Shared(torch.tensor(n, dtype=torch.int32))} for n in shared_stages(cfg)]
-    for request in reversed(requests[1:]):
-        announce(fed, ask, listen, key=key, inbox=request)
-    for request in requests:
-        pull(fed, ask, serve, store, what=Kind.EMBEDDINGS, key=key, inbox=request)
-    for request in reversed(requests) if cfg.options.return_gradients else ():
-        relay_sum(fed, send_back, take_back, what=Kind.COTANGENTS, key=key, inbox=request)
+
+    weights: Mapping[str, Stacked]
+    moments: Mapping[str, Stacked]
+    kappa: Stacked
+    keep: Stacked
+    nodes: Stacked
+    loss: Stacked
+    steps: Stacked
+    requested_slots: Mapping[str, Ragged] = field(default_factory=dict)
+    requested_rows: Mapping[str, Ragged] = field(default_factory=dict)
+    received: Mapping[str, Ragged] = field(default_factory=dict)
+    returned: Mapping[str, Ragged] = field(default_factory=dict)
 
 
-def begin_round(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Take the server's weights and the rates. In: `weights/*`, `knobs/*`. Out: nothing."""
-    del key
-    server_weights, clients = under("weights", inbox), block.num_clients
-    check_weights(cfg.model, server_weights, block, shared=True)
-    weights = stacked_copies(server_weights, clients)
-    memory = under("optimizer", state) if cfg.keep_optimizer else cfg.optimizer.init(weights)
-    keep_rates = [inbox["knobs/keep_1"].t]
+FedGraphClients = Clients[FedGraphOptions]
+
+
+def step_key(clients: FedGraphClients, state: RoundState) -> Key:
+    """Return the key of the draws of the iteration at hand."""
+    done = int(state.steps.t[0])  # all clients take as many
+    is_last = done == clients.options.local_steps - 1
+    return clients.key if is_last else clients.key.fold("step", done)
+
+
+def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[SampledStage]:
+    """Return the stages from `first` on as drawn in this iteration, with the rows others request.
+
+    They follow from the key and the state alone; those of the current iteration are cached.
+    """
+    block, key, draws = clients.block, step_key(clients, state), _stage_draws(clients.cfg, state)
+    batch_sizes = state.kappa.t
+    cached = block.memo.get("fedgraph")
+    cached_stages: dict[int, SampledStage] = {}
+    rates = torch.cat([batch_sizes[:, None].double(), state.keep.t], dim=1)
+    if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
+        cached_stages = cached[2]
+    last = len(draws) - 1
+    output_rows = (
+        cached_stages[last].output_rows
+        if last in cached_stages
+        else draw_batch_rows(block, batch_sizes, key.fold("batch"))
+    )
+    stages: list[SampledStage] = []
+    for number in range(last, first - 1, -1):
+        requested_rows = _requested_rows(block, state, number)
+        stage = cached_stages.get(number)
+        if stage is None or stage.output_rows is not output_rows:
+            stage_key = key.fold("neighbors", number)
+            stage = sampled_stage(
+                block, output_rows, last - number, draws[number], requested_rows, stage_key
+            )
+        elif not torch.equal(stage.requested_rows, requested_rows):
+            # The requests of other silos arrive after the stage was drawn for the own ones.
+            stage = with_requested_rows(block, stage, last - number, requested_rows)
+        cached_stages[number], output_rows = stage, stage.input_rows
+        stages.insert(0, stage)
+    block.memo["fedgraph"] = (key, rates, cached_stages)
+    return stages
+
+
+def _stage_draws(cfg: MethodConfig[FedGraphOptions], state: RoundState) -> list[StageDraw]:
+    """Return the settings of the neighbor draws of every stage."""
+    shared_numbers, draws, layer = shared_stages(cfg), list[StageDraw](), 0
+    for number, stage in enumerate(divisible(cfg.model).stages):
+        keep_probability = state.keep.t[:, min(layer, LAYERS - 1)]
+        layer += stage.conv.sums
+        by_degree = cfg.options.rescale == "degree"
+        draws.append(
+            StageDraw(stage.conv.sums, keep_probability, number in shared_numbers, by_degree)
+        )
+    return draws
+
+
+def _requested_rows(block: ClientBlock, state: RoundState, number: int) -> Tensor:
+    """Return the rows whose messages of a stage other silos have requested, (m,) int64."""
+    positions = state.requested_rows.get(str(number))
+    if positions is None:
+        return block.halo.boundary[:0]
+    boundary_positions = check_places(
+        positions, block.halo.boundary_off, "boundary rows that are wanted"
+    )
+    return block.halo.boundary[boundary_positions]
+
+
+# --- The round begins: weights and rates come, and clients name the slots of the last stage ------
+
+
+def rate_specs(cfg: MethodConfig[FedGraphOptions]) -> FieldSpecs:
+    """Return the specs of the rates, which a server cannot change if no controller moves them."""
+    return knob_specs(cfg.options, moved=controller_of(cfg.options) is not FIXED)
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """The server's weights, and the rates of each client: kappa, keep_1, keep_2 and keep_3."""
+
+    weights: Annotated[Mapping[str, Tensor], exact_weights(Shared)]
+    knobs: Annotated[Mapping[str, Stacked], rate_specs]
+
+
+@dataclass(frozen=True)
+class RequestedSlots:
+    """Halo slots whose rows a client needs, (k,) int32."""
+
+    slot: Annotated[Ragged, places(SLOTS)]
+
+
+@op(Kind.WEIGHTS, replies=Kind.HALO_KEYS)
+def open_round(
+    clients: FedGraphClients, _state: Empty, request: RoundStart
+) -> tuple[RoundState, RequestedSlots]:
+    """Take the server's weights and the rates, and name the slots of the last shared stage."""
+    return name_slots_of(clients, begin_round(clients, request), shared_stages(clients.cfg)[-1])
+
+
+def begin_round(clients: FedGraphClients, request: RoundStart) -> RoundState:
+    """Return the state of clients that have the server's weights and their rates."""
+    cfg, block = clients.cfg, clients.block
+    check_weights(cfg.model, request.weights, block, shared=True)
+    weights = stacked_copies(request.weights, block.num_clients)
+    memory = under("optimizer", clients.state) if cfg.keep_optimizer else None
+    keep_rates = [request.knobs[KEEPS[0]].t]
     for name in KEEPS[1:]:
-        rate = inbox.get(f"knobs/{name}")
-        keep_rates.append(keep_rates[-1] if rate is None else rate.t)
-    no_loss = next(iter(weights.values())).new_zeros(clients)
-    return {
-        **state,
-        **stacked("round/weights", weights),
-        **stacked("round/optimizer", memory),
-        "round/kappa": Stacked(inbox["knobs/kappa"].t),
-        "round/keep": Stacked(torch.stack(keep_rates, dim=1)),
-        "round/nodes": Stacked(torch.zeros_like(block.num_train)),
-        "round/loss": Stacked(no_loss),
-    }, {}
+        keep_rates.append(request.knobs[name].t if name in request.knobs else keep_rates[-1])
+    return RoundState(
+        weights=stack(weights),
+        moments=stack(cfg.optimizer.init(weights) if memory is None else memory),
+        kappa=request.knobs["kappa"],
+        keep=Stacked(torch.stack(keep_rates, dim=1)),
+        nodes=Stacked(torch.zeros_like(block.num_train)),
+        loss=Stacked(next(iter(weights.values())).new_zeros(block.num_clients)),
+        steps=Stacked(torch.zeros_like(block.num_train, dtype=torch.int32)),
+    )
 
 
-def step(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Take a step on the batch (eq. 5, 6); rows of others are constants. In, out: nothing."""
-    del inbox
-    weights = under("round/weights", state)
+def name_slots_of(
+    clients: FedGraphClients, state: RoundState, number: int
+) -> tuple[RoundState, RequestedSlots]:
+    """Draw the neighbors of a stage, and name the slots among them."""
+    slots = stages_of(clients, state, number)[0].slots
+    named = {**state.requested_slots, str(number): slots}
+    return replace(state, requested_slots=named), RequestedSlots(slots)
+
+
+# --- Rows: requests go from the last shared stage to the first, rows from the first to the last --
+
+
+@dataclass(frozen=True)
+class RequestedRows(AtStage):
+    """The boundary rows that others need of a stage, (k,) int32."""
+
+    row: Annotated[Ragged, places(BOUNDARY)]
+
+
+@dataclass(frozen=True)
+class SentRows:
+    """Rows (k, O) times their owner's weights, scaled by their degrees."""
+
+    rows: Annotated[Ragged, lambda form: FieldSpec(Ragged, (form.width,), rows="inbox/row")]
+
+
+@dataclass(frozen=True)
+class ReceivedRows(AtStage):
+    """The same for the slots that a client has named."""
+
+    rows: Annotated[
+        Ragged,
+        lambda form: FieldSpec(Ragged, (form.width,), rows=f"state/requested_slots/{form.stage}"),
+    ]
+
+
+def next_rows_spec(form: PassForm) -> FieldSpec:
+    """Return the spec of rows of the next stage with a sum."""
+    following = min(number for number in stages_with_sums(form.model) if number > form.stage)
+    return FieldSpec(Ragged, (replace(form, stage=following).width,), rows=BOUNDARY, fewer=True)
+
+
+@dataclass(frozen=True)
+class NextRows:
+    """Rows (k, O) of the next shared stage, those that others have requested."""
+
+    rows: Annotated[Ragged, next_rows_spec]
+
+
+@op(Kind.HALO_KEYS)
+def name_slots(
+    clients: FedGraphClients, state: RoundState, request: RequestedRows
+) -> tuple[RoundState, RequestedSlots]:
+    """Store which rows others will need of a stage, and name the slots of the one before.
+
+    So the rows that owners send include what they hear of other silos themselves.
+    """
+    numbers = shared_stages(clients.cfg)
+    number = _check_shared(clients, request.stage)
+    state = _with_requested(clients, state, number, request.row)
+    if number == numbers[0]:
+        raise ProtocolError(f"expected a call for the rows of stage {number}, got one for slots")
+    return name_slots_of(clients, state, numbers[numbers.index(number) - 1])
+
+
+@op(Kind.HALO_KEYS, replies=Kind.EMBEDDINGS)
+def serve(
+    clients: FedGraphClients, state: RoundState, request: RequestedRows
+) -> tuple[RoundState, SentRows]:
+    """Send the requested rows of the first shared stage."""
+    number = _check_shared(clients, request.stage)
+    state = _with_requested(clients, state, number, request.row)
+    return state, SentRows(_rows_to_send(clients, state, number))
+
+
+@op(Kind.EMBEDDINGS)
+def forward(
+    clients: FedGraphClients, state: RoundState, request: ReceivedRows
+) -> tuple[RoundState, NextRows]:
+    """Store the rows of a stage, and send those of the next one that others have requested."""
+    number = _check_shared(clients, request.stage)
+    state = _with_received(clients, state, number, request.rows)
+    following = min(n for n in shared_stages(clients.cfg) if n > number)
+    return state, NextRows(_rows_to_send(clients, state, following))
+
+
+def _check_shared(clients: FedGraphClients, stage: Tensor) -> int:
+    """Return the number of a stage; raise `ProtocolError` if it does not hear other silos."""
+    number = check_stage(divisible(clients.cfg.model), int(stage))
+    if number not in shared_stages(clients.cfg):
+        raise ProtocolError(f"expected a stage that hears other silos, got stage {number}")
+    return number
+
+
+def _with_requested(
+    clients: FedGraphClients, state: RoundState, number: int, rows: Ragged
+) -> RoundState:
+    """Return the state with the rows that others need of a stage."""
+    check_places(rows, clients.block.halo.boundary_off, "boundary rows that are wanted")
+    return replace(state, requested_rows={**state.requested_rows, str(number): rows})
+
+
+def _with_received(
+    clients: FedGraphClients, state: RoundState, number: int, rows: Ragged
+) -> RoundState:
+    """Return the state with the rows of the requested slots of a stage."""
+    requested = state.requested_slots.get(str(number))
+    if requested is None:
+        raise ProtocolError(f"expected rows of a stage whose slots were named, got stage {number}")
+    expected_shape = len(requested.t), form_of(clients.cfg, number).width
+    dtype = dtype_of(clients.block)
+    if rows.t.shape != expected_shape or rows.t.dtype is not dtype:
+        raise ProtocolError(
+            f"expected rows of shape {expected_shape} in {dtype}, got {tuple(rows.t.shape)} in "
+            f"{rows.t.dtype}"
+        )
+    return replace(state, received={**state.received, str(number): rows})
+
+
+def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> Ragged:
+    """Return the requested rows of a stage, which rest on what was received before it."""
+    requested = state.requested_rows.get(str(number))
+    if requested is None:
+        raise ProtocolError(f"expected to know which rows of stage {number} others need, got none")
+    weights = {name: w.t for name, w in state.weights.items()}
+    stages = stages_of(clients, state, 0)
+    inputs = sampled_inputs(clients.block, stages, received_rows(state))
+    key = step_key(clients, state)
+    rows = _messages_of(clients.cfg, weights, inputs, stages[number], key, number)
+    return Ragged(rows, requested.off)
+
+
+def received_rows(state: RoundState) -> dict[int, Tensor]:
+    """Return the rows received from other silos, by stage."""
+    return {int(number): rows.t for number, rows in state.received.items()}
+
+
+def _messages_of(
+    cfg: MethodConfig[FedGraphOptions],
+    weights: Mapping[str, Tensor],
+    inputs: Pass,
+    stage: SampledStage,
+    key: Key,
+    number: int,
+) -> Tensor:
+    """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O)."""
+    model, entering = divisible(cfg.model), stage.input_rows
+    conv, prefix = model.stages[number].conv, f"{number}."
+    params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+    z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
+    row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
+    row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
+    scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
+    rows = z[row_position[stage.requested_rows]]
+    if scale is None:
+        return rows
+    report_rows(entering.off, z.shape[1])
+    return scale * rows
+
+
+# --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
+
+
+def objective(
+    clients: FedGraphClients,
+    state: RoundState,
+    weights: Mapping[str, Tensor],
+    received: Mapping[int, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of every client's batch (C,), and the objective of its step, ().
+
+    The objective is the sum of the losses, plus the inner products of sent rows with the gradients
+    that came back for them. These are gradients of summed losses, so they are divided by the sizes
+    of the batches.
+
+    Args:
+        clients: of a block.
+        state: theirs, in an iteration.
+        weights: (C, ...).
+        received: rows of other silos, by stage.
+    """
+    cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
+    stages = stages_of(clients, state, 0)
+    inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
+    logits = forward_pass(divisible(cfg.model), weights, inputs, key)
+    losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
+    nodes = batch.off.diff()
+    loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
+    total = loss.sum()
+    for name, gradient in state.returned.items():
+        stage = stages[int(name)]
+        rows = _messages_of(cfg, weights, inputs, stage, key, int(name))
+        batch_size = nodes[block.client[stage.requested_rows]].clamp(min=1)[:, None]
+        total = total + (rows * gradient.t / batch_size).sum()
+    return loss, total
+
+
+def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
+    """Take a step on the batch; rows of others are constants."""
+    cfg = clients.cfg
+    weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
     with torch.enable_grad():
-        loss, total = objective(cfg, block, state, key, leaves, received_rows(state))
+        loss, total = objective(clients, state, leaves, received_rows(state))
         gradients = torch.autograd.grad(total, list(leaves.values()))
-    batch = stages_of(cfg, block, state, key, 0)[-1].output_rows
+    batch = stages_of(clients, state, 0)[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_steps(cfg.training.step_flops)
-    memory = under("round/optimizer", state)
     new_weights, new_memory = ({n: t.clone() for n, t in old.items()} for old in (weights, memory))
     cfg.optimizer.step_(new_weights, dict(zip(leaves, gradients, strict=True)), new_memory)
-    new = {n: f for n, f in state.items() if not n.startswith(EXCHANGED)}
-    return {
-        **new,
-        **stacked("round/weights", _step_active_clients(nodes > 0, new_weights, weights)),
-        **stacked("round/optimizer", _step_active_clients(nodes > 0, new_memory, memory)),
-        "round/nodes": Stacked(nodes),
-        "round/loss": Stacked(loss.detach()),
-    }, {}
+    return RoundState(
+        weights=stack(_of_active_clients(nodes > 0, new_weights, weights)),
+        moments=stack(_of_active_clients(nodes > 0, new_memory, memory)),
+        kappa=state.kappa,
+        keep=state.keep,
+        nodes=Stacked(nodes),
+        loss=Stacked(loss.detach()),
+        steps=Stacked(state.steps.t + 1),
+    )
 
 
-EXCHANGED = ("round/asked/", "round/wanted/", "round/received/", "round/returned/")
-
-
-def submit(
-    cfg: MethodConfig[FedGraphOptions], block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Take the last step, send the weights and end the round.
-
-    In: nothing. Out: `weights/*` (C, ...), `nodes` (C,) of the last batch, `loss` (C,).
-    """
-    state, _ = step(cfg, block, state, inbox, key)
-    weights = under("round/weights", state)
-    new = {name: f for name, f in state.items() if not name.startswith("round/")}
-    new |= remembered(cfg.backend.predict(cfg.model, weights, block), block)
-    if cfg.keep_optimizer:
-        new |= stacked("optimizer", under("round/optimizer", state))
-    reply = {name: state[f"round/{name}"] for name in ("nodes", "loss")}
-    return new, {**stacked("weights", weights), **reply}
-
-
-def _step_active_clients(
+def _of_active_clients(
     active: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
 ) -> Params:
     """Return the tensors (C, ...) after a step of the clients that took one."""
@@ -757,67 +848,200 @@ def _step_active_clients(
     }
 
 
-def setup_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
-    """Return the call of `init`."""
-    del cfg
-    return Call(begin, Kind.CONTROL, key)
+def last_rows_spec(cfg: MethodConfig[FedGraphOptions]) -> FieldSpecs:
+    """Return the spec of the rows of the last shared stage, where they come with the step."""
+    if returns_gradients(cfg):
+        return {}
+    number = shared_stages(cfg)[-1]
+    width, count = form_of(cfg, number).width, f"state/requested_slots/{number}"
+    return {"rows": FieldSpec(Ragged, (width,), rows=count)}
 
 
-def round_steps(cfg: MethodConfig[FedGraphOptions], t: int, key: Key) -> Steps:
-    """Return the calls of `fit_round`."""
-    has_moving_knobs = controller_of(cfg.options) is not FIXED
-    inbox_specs = {
-        **weight_specs(cfg.model, Shared),
-        **knob_specs(cfg.options, moved=has_moving_knobs),
-    }
-    reply_weights = weight_specs(cfg.model, Stacked)
-    return (
-        Call(begin_round, Kind.WEIGHTS, key.fold("begin", t), inbox_specs),
-        *(
-            (_exchange_steps(cfg, step_key), Call(step, Kind.CONTROL, step_key))
-            for step_key in _step_keys(cfg, t, key)[:-1]
-        ),
-        _exchange_steps(cfg, key.fold("train", t)),
-        local_steps(cfg, submit, {}, reply_weights, Kind.WEIGHTS, t, key),
-    )
+@dataclass(frozen=True)
+class LastRows:
+    """Rows (k, O) of the last shared stage; None where they came before."""
+
+    rows: Annotated[Ragged | None, last_rows_spec]
 
 
-def _exchange_steps(cfg: MethodConfig[FedGraphOptions], key: Key) -> Steps:
-    """Return the calls of `_exchange_rows`."""
-    numbers = shared_stages(cfg)
-    requests: dict[int, FieldSpecs] = {n: {"stage": exactly(n)} for n in numbers}
-    return (
-        *(announce_steps(ask, listen, key=key, inbox=requests[n]) for n in reversed(numbers[1:])),
-        *(
-            pull_steps(
-                ask,
-                serve,
-                store,
-                what=Kind.EMBEDDINGS,
-                key=key,
-                inbox=requests[n],
-                form=_pull_form(cfg, n),
-            )
-            for n in numbers
-        ),
-        *(
-            relay_steps(
-                send_back,
-                take_back,
-                what=Kind.COTANGENTS,
-                key=key,
-                width=width_of(cfg, n),
-                named=True,
-                inbox=requests[n],
-            )
-            for n in (reversed(numbers) if cfg.options.return_gradients else ())
-        ),
-    )
+@dataclass(frozen=True)
+class TrainedModel:
+    """The clients' weights, training nodes of the last batch (C,) int64, and its loss (C,)."""
+
+    weights: Annotated[Mapping[str, Stacked], exact_weights(Stacked)]
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
 
 
-def _pull_form(cfg: MethodConfig[FedGraphOptions], number: int) -> PullForm:
-    rows = FieldSpec(Ragged, (width_of(cfg, number),))
-    return PullForm(fields={"rows": rows}, asked=f"round/asked/{number}")
+@op(Kind.EMBEDDINGS, replies=Kind.HALO_KEYS)
+def step(
+    clients: FedGraphClients, state: RoundState, request: LastRows
+) -> tuple[RoundState, RequestedSlots]:
+    """Take a step, and name the slots of the last shared stage in the next one."""
+    new = take_step(clients, _with_last_rows(clients, state, request))
+    return name_slots_of(clients, new, shared_stages(clients.cfg)[-1])
+
+
+@op(Kind.EMBEDDINGS, replies=Kind.WEIGHTS)
+def submit(
+    clients: FedGraphClients, state: RoundState, request: LastRows
+) -> tuple[Empty, TrainedModel]:
+    """Take the last step, send the weights and end the round.
+
+    Raises:
+        ProtocolError: more steps are left.
+    """
+    done, steps = int(state.steps.t[0]), clients.options.local_steps
+    if done != steps - 1:
+        raise ProtocolError(f"expected {steps - 1} steps before the last one, got {done}")
+    return finish_round(clients, take_step(clients, _with_last_rows(clients, state, request)))
+
+
+@op(Kind.WEIGHTS)
+def train_alone(
+    clients: FedGraphClients, _state: Empty, request: RoundStart
+) -> tuple[Empty, TrainedModel]:
+    """Do a whole round in which no stage hears other silos."""
+    state = begin_round(clients, request)
+    for _ in range(clients.options.local_steps):
+        state = take_step(clients, state)
+    return finish_round(clients, state)
+
+
+def _with_last_rows(clients: FedGraphClients, state: RoundState, request: LastRows) -> RoundState:
+    if request.rows is None:
+        return state
+    return _with_received(clients, state, shared_stages(clients.cfg)[-1], request.rows)
+
+
+def finish_round(clients: FedGraphClients, state: RoundState) -> tuple[Empty, TrainedModel]:
+    """Return the trained model; the library keeps logits, and the optimizer's state if asked."""
+    cfg, block = clients.cfg, clients.block
+    weights = {name: w.t for name, w in state.weights.items()}
+    logits = cfg.backend.predict(cfg.model, weights, block)
+    clients.state = {**clients.state, **remembered(logits, block)}
+    if cfg.keep_optimizer:
+        moments = {f"optimizer/{name}": m for name, m in state.moments.items()}
+        clients.state = {**clients.state, **moments}
+    return Empty(), TrainedModel(state.weights, state.nodes, state.loss)
+
+
+# --- With `return_gradients`, gradients of the rows go to their owners ----------------------------
+
+
+@op(Kind.EMBEDDINGS)
+def take_rows(
+    clients: FedGraphClients, state: RoundState, request: ReceivedRows
+) -> tuple[RoundState, Empty]:
+    """Store the rows of the last shared stage, whose gradients go back before the step."""
+    number = _check_shared(clients, request.stage)
+    return _with_received(clients, state, number, request.rows), Empty()
+
+
+@op(Kind.COTANGENTS)
+def send_back(
+    clients: FedGraphClients, state: RoundState, request: AtStage
+) -> tuple[RoundState, PartialSums]:
+    """Return the gradients of the batch's summed loss for the rows received in a stage."""
+    number = _check_shared(clients, request.stage)
+    received = received_rows(state)
+    rows_leaf = received[number] = received[number].detach().requires_grad_()
+    weights = {name: w.t for name, w in state.weights.items()}
+    with torch.enable_grad():
+        _, total = objective(clients, state, weights, received)
+        (gradient,) = torch.autograd.grad(total, rows_leaf)
+    batch, slots = stages_of(clients, state, 0)[-1].output_rows, state.requested_slots[str(number)]
+    batch_size = batch.off.diff()[owners(slots.off)].to(gradient.dtype)[:, None]
+    return state, PartialSums(Ragged(gradient * batch_size, slots.off), slots, None)
+
+
+@op(Kind.COTANGENTS)
+def take_back(
+    clients: FedGraphClients, state: RoundState, request: RemoteSums
+) -> tuple[RoundState, Empty]:
+    """Store the sums over silos of the gradients of the sent rows."""
+    number = _check_shared(clients, request.stage)
+    sent_rows, width = state.requested_rows[str(number)], form_of(clients.cfg, number).width
+    assert request.row is not None  # senders name slots
+    is_expected = request.sum.t.shape == (len(sent_rows.t), width)
+    if not is_expected or not torch.equal(sent_rows.t, request.row.t):
+        raise ProtocolError(
+            f"expected a gradient of {width} values for each row that was sent, got others"
+        )
+    returned = {**state.returned, str(number): request.sum}
+    return replace(state, returned=returned), Empty()
+
+
+RETURN_GRADIENTS = SumRelay(send_back, take_back)
+
+
+# --- Server --------------------------------------------------------------------------------------
+
+
+EXCHANGE = (
+    for_each(later_shared_backward, name_slots),
+    for_each(first_shared, serve),
+    for_each(earlier_shared, forward),
+    when(
+        returns_gradients,
+        for_each(last_shared, take_rows),
+        for_each(all_shared_backward, RETURN_GRADIENTS),
+    ),
+)
+
+
+@calls(
+    when(
+        hears_others,
+        open_round,
+        *EXCHANGE,
+        repeat(step, *EXCHANGE, at_most=lambda cfg: cfg.options.local_steps - 1),
+        submit,
+    ),
+    when(trains_alone, train_alone),
+)
+def train_round(
+    server: Server[FedGraphOptions], state: ServerState
+) -> tuple[ServerState, RoundReport]:
+    """Take the iterations at all clients, and the mean of their weights (eq. 8)."""
+    assert state.weights is not None  # set by init
+    start = RoundStart(state.weights, stack(server.cfg.knobs))
+    if trains_alone(server.cfg):
+        mean, report = server.average(train_alone, start, AveragedModel)
+    else:
+        slots = server.call(open_round, start)
+        for _ in range(server.options.local_steps - 1):
+            slots = server.call(step, exchange_rows(server, slots))
+        mean, report = server.average(submit, exchange_rows(server, slots), AveragedModel)
+    return (state if mean is None else ServerState(dict(mean.weights), state.memory)), report
+
+
+def exchange_rows(server: Server[FedGraphOptions], slots: Payload) -> LastRows:
+    """Exchange the rows of an iteration, and return what the step needs of them.
+
+    Args:
+        server: in a round.
+        slots: of the last shared stage, as clients have named them.
+    """
+    numbers, wanted = shared_stages(server.cfg), dict[int, WantedRows]()
+    stage = {number: torch.tensor(number, dtype=torch.int32) for number in numbers}
+    for number in reversed(numbers):
+        wanted[number] = wanted_rows(server.fed, slots, open_round)
+        request = RequestedRows(stage[number], wanted[number].by_owner)
+        if number != numbers[0]:
+            slots = server.call(name_slots, request)
+    sent = server.call(serve, request)
+    for number in numbers:
+        rows = rows_for_slots(server.fed, wanted[number], sent, serve)
+        if number != numbers[-1]:
+            sent = server.call(forward, ReceivedRows(stage[number], rows))
+    if not returns_gradients(server.cfg):
+        return LastRows(rows)
+    server.call(take_rows, ReceivedRows(stage[number], rows))
+    for number in reversed(numbers):
+        context = replace(server.context, cfg=form_of(server.cfg, number))
+        RETURN_GRADIENTS.carry(server.fed, AtStage(stage[number]), context)
+    return LastRows(None)
 
 
 FEDGRAPH: Method[FedGraphOptions] = Method(
@@ -826,13 +1050,11 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     reference="Chen et al., FedGraph: Federated graph learning with intelligent sampling, IEEE "
     "TPDS 2022",
     options=FedGraphOptions,
-    init=init,
-    round=fit_round,
+    **program(train_round),
     check=check,
     evaluate=HaloFrom(1),
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),
-    calls=Calls(setup=setup_steps, round=round_steps, state=state_specs),
     cautions=(
         Caution(
             "far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "

@@ -25,9 +25,6 @@ client, not with a sample. Any model may be trained; the paper's is `sage`.
 
 What the answers reveal is in docs/exchange.md: a real row, exactly if there are two clients.
 
-State of a client in set-up, all under `generator/`: `weights/*`, `optimizer/*` (C, ...), `hidden`
-(n,), `answers` (k, F). Afterwards `generated/*`, and what local training keeps.
-
 C: clients. n: rows. k: generated rows. F: features.
 """
 
@@ -45,21 +42,22 @@ from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, ranges, under
+from silograph.core.payload import Ragged, Shared, Stacked, offsets, ranges, stack
 from silograph.core.setting_values import lin, log
 from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.evaluation.scoring import OwnGraph
 from silograph.evaluation.views import MENDED
-from silograph.exchange.collect import COUNTS, GENERATED, generated_specs
-from silograph.exchange.rows import publish, publish_steps
-from silograph.federation.base import Federation
+from silograph.exchange.collect import generated_specs
+from silograph.exchange.rows import Publish
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
-from silograph.federation.program import Call, OtherNetwork, Steps
+from silograph.federation.messages import Empty, is_own_field, to_payload
+from silograph.federation.ops import CallContext, for_each
+from silograph.federation.program import OtherNetwork
 from silograph.graph.block.block import ClientBlock, SparseRows, dense_rows, neighbor_keys
 from silograph.graph.csr import CSR
 from silograph.methods.base import Caution, Method, MethodConfig, ServerState, preset
-from silograph.methods.fedavg import FEDAVG_PROGRAM
-from silograph.methods.local_training import begin, stacked, state_specs
+from silograph.methods.fedavg import train_round
+from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Messages, Params, convolve, internal_messages
 from silograph.nn.conv.layers import SAGE, glorot, rooted_init
 from silograph.nn.fit import dtype_of
@@ -343,8 +341,6 @@ def _squares_and_products(x: Tensor, block: ClientBlock) -> tuple[Tensor, Tensor
     return length, sparse_product(csr, x.T.contiguous())
 
 
-PRIVATE = "generator/"  # begins the names of what a client keeps in set-up
-HIDDEN, ANSWERS = "generator/hidden", "generator/answers"
 HiddenShare = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[int, Field(ge=0, le=10_000)]
 
@@ -395,129 +391,186 @@ def generator_of(cfg: FedSageConfig) -> NeighGen:
     return NeighGen(cfg.model.features, cfg.options.generator_width, cfg.options.most)
 
 
+@dataclass(frozen=True)
+class LearningState:
+    """While generators learn.
+
+    Attributes:
+        weights: (C, ...) of the generators.
+        moments: (C, ...) of their optimizer.
+        hidden: (n,) bool rows that are hidden.
+        answers: (k, F) sums of the others' answers to the rows that were shown last.
+    """
+
+    weights: Mapping[str, Stacked]
+    moments: Mapping[str, Stacked]
+    hidden: Ragged
+    answers: Ragged | None = None
+
+
+FedSageClients = Clients[FedSageOptions]
+
+
+# --- Set-up, step 1: each generator learns from hidden nodes of its own client -------------------
+
+
+@op(Kind.CONTROL)
 def train_generator(
-    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Hide nodes and let a new generator learn from them. In, out: nothing."""
-    del inbox
+    clients: FedSageClients, _state: Empty, _: Empty
+) -> tuple[LearningState, Empty]:
+    """Hide nodes and let a new generator learn from them."""
+    cfg, block, key = clients.cfg, clients.block, clients.key.fold("generator")
     first = generator_of(cfg).init(key.fold("first")).items()
-    example, clients = block.row_key.new_zeros(0, dtype=dtype_of(block)), block.num_clients
-    weights = {name: w.to(example).repeat(clients, *[1] * w.dim()) for name, w in first}
+    example = block.row_key.new_zeros(0, dtype=dtype_of(block))
+    weights = {n: w.to(example).repeat(block.num_clients, *[1] * w.dim()) for n, w in first}
     hidden = key.fold("hidden").uniform(block.row_key)[:, 0] < cfg.options.hidden
-    memory, graph = Adam(cfg.options.generator_lr).init(weights), hide_rows(block, hidden)
+    memory = Adam(cfg.options.generator_lr).init(weights)
+    state = LearningState(stack(weights), stack(memory), Ragged(hidden, block.off))
+    graph = hide_rows(block, hidden)
     for epoch in range(cfg.options.generator_epochs):
-        weights, memory = _step_generators(
-            cfg, block, graph, weights, memory, key.fold("noise", epoch)
-        )
-    return {
-        **state,
-        HIDDEN: Ragged(hidden, block.off),
-        **stacked("generator/weights", weights),
-        **stacked("generator/optimizer", memory),
-    }, {}
+        state = step_generators(clients, graph, state, key.fold("noise", epoch))
+    return state, Empty()
 
 
-def _step_generators(
-    cfg: FedSageConfig,
-    block: ClientBlock,
-    graph: HiddenGraph,
-    weights: Params,
-    memory: Params,
-    key: Key,
-    answers: torch.Tensor | None = None,
-) -> tuple[Params, Params]:
-    """Return weights and optimizer state of the generators after a step."""
-    gen, weight = generator_of(cfg), cfg.options.feature_weight
-    leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+def step_generators(
+    clients: FedSageClients, graph: HiddenGraph, state: LearningState, key: Key
+) -> LearningState:
+    """Return the state after a step, with the answers of other silos if there are any."""
+    cfg, options = clients.cfg, clients.options
+    answers = None if state.answers is None else state.answers.t
+    leaves = {name: w.t.detach().clone().requires_grad_() for name, w in state.weights.items()}
     with torch.enable_grad():
-        loss = objective(gen, leaves, block, graph, key, weight, answers)
+        loss = objective(
+            generator_of(cfg), leaves, clients.block, graph, key, options.feature_weight, answers
+        )
         gradients = torch.autograd.grad(loss, list(leaves.values()))
-    new_weights = {name: w.detach() for name, w in leaves.items()}
-    new_memory = {name: t.clone() for name, t in memory.items()}
-    adam = Adam(cfg.options.generator_lr)
-    adam.step_(new_weights, dict(zip(new_weights, gradients, strict=True)), new_memory)
-    report_steps(float(sum(adam.flops_of(n) * w[:1].numel() for n, w in new_weights.items())))
-    return new_weights, new_memory
+    weights = {name: w.detach() for name, w in leaves.items()}
+    memory = {name: m.t.clone() for name, m in state.moments.items()}
+    adam = Adam(options.generator_lr)
+    adam.step_(weights, dict(zip(weights, gradients, strict=True)), memory)
+    report_steps(float(sum(adam.flops_of(n) * w[:1].numel() for n, w in weights.items())))
+    return LearningState(stack(weights), stack(memory), state.hidden)
 
 
-def _graph_with_hidden(block: ClientBlock, state: State) -> HiddenGraph:
-    return hide_rows(block, state[HIDDEN].t)
+# --- Set-up, step 2: silos show what they generate, and the others answer ------------------------
 
 
+def all_rows_spec(cfg: FedSageConfig) -> FieldSpec:
+    """Return the spec of rows of one client, of any number."""
+    return FieldSpec(Ragged, (cfg.model.features,))
+
+
+def shown_rows_spec(cfg: FedSageConfig) -> FieldSpec:
+    """Return the spec of the same at all others."""
+    return FieldSpec(Shared, (None, cfg.model.features))
+
+
+def answer_spec(cfg: FedSageConfig) -> FieldSpec:
+    """Return the spec of gradients of such rows."""
+    return FieldSpec(Stacked, (None, cfg.model.features))
+
+
+@dataclass(frozen=True)
+class GeneratedRows:
+    """Rows (k, F) that a client has generated for its nodes that are not hidden."""
+
+    x: Annotated[Ragged, all_rows_spec]
+
+
+@dataclass(frozen=True)
+class RowsOfAnother:
+    """The same (k, F), as the other clients get them."""
+
+    x: Annotated[Tensor, shown_rows_spec]
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """2 (x - x_u) for these rows, u the nearest node of a client, (C, k, F); or their sum."""
+
+    gradient: Annotated[Stacked, answer_spec]
+
+
+@op(Kind.GENERATED)
 def show(
-    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Show what is generated for nodes that are not hidden. In: nothing. Out: `x` (k, F)."""
-    del inbox
-    weights, graph = under("generator/weights", state), _graph_with_hidden(block, state)
-    return state, {"x": Ragged(*generated_rows(generator_of(cfg), weights, block, graph, key))}
+    clients: FedSageClients, state: LearningState, _: Empty
+) -> tuple[LearningState, GeneratedRows]:
+    """Show what is generated for nodes that are not hidden."""
+    return state, GeneratedRows(Ragged(*rows_to_show(clients, state)))
 
 
+def rows_to_show(clients: FedSageClients, state: LearningState) -> tuple[Tensor, Tensor]:
+    """Return the generated rows (k, F) of nodes that are not hidden, and their offsets (C + 1,)."""
+    weights = {name: w.t for name, w in state.weights.items()}
+    graph = hide_rows(clients.block, state.hidden.t)
+    return generated_rows(generator_of(clients.cfg), weights, clients.block, graph, clients.key)
+
+
+@op(Kind.FEATURES)
 def answer(
-    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Answer 2 (x - x_u), u the nearest own node. In: `x` (k, F). Out: `gradient` (C, k, F)."""
-    del cfg, key
-    return state, {"gradient": Stacked(nearest_gradients(inbox["x"].t, block))}
+    clients: FedSageClients, state: LearningState, request: RowsOfAnother
+) -> tuple[LearningState, RowGradients]:
+    """Answer 2 (x - x_u), u the nearest own node."""
+    return state, RowGradients(Stacked(nearest_gradients(request.x, clients.block)))
 
 
+@op(Kind.FEATURES)
 def take(
-    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Keep the sum of the others' answers. In: `gradient` (1, k, F). Out: nothing."""
-    del cfg, key, block
-    gradient = inbox["gradient"].t
+    _clients: FedSageClients, state: LearningState, request: RowGradients
+) -> tuple[LearningState, Empty]:
+    """Keep the sum of the others' answers."""
+    gradient = request.gradient.t
     off = offsets(torch.full((len(gradient),), gradient.shape[1], device=gradient.device))
-    return {**state, ANSWERS: Ragged(gradient.flatten(0, 1), off)}, {}
+    return replace(state, answers=Ragged(gradient.flatten(0, 1), off)), Empty()
 
 
-def learn(
-    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Take a step with the answers of other silos, if there are any. In, out: nothing.
+@op(Kind.CONTROL)
+def learn(clients: FedSageClients, state: LearningState, _: Empty) -> tuple[LearningState, Empty]:
+    """Take a step with the answers of other silos, if there are any.
 
     Raises:
         ProtocolError: answers to other rows than those that were shown.
     """
-    del inbox
-    weights, memory = (under(f"generator/{name}", state) for name in ("weights", "optimizer"))
-    graph, answers = _graph_with_hidden(block, state), None
-    if ANSWERS in state:
-        answers = state[ANSWERS].t
-        count = len(generated_rows(generator_of(cfg), weights, block, graph, key)[0])
-        if answers.shape != (count, cfg.model.features):
+    if state.answers is not None:
+        count = len(rows_to_show(clients, state)[0])
+        if state.answers.t.shape != (count, clients.cfg.model.features):
             raise ProtocolError(
-                f"expected answers to {count} generated rows, got {tuple(answers.shape)}"
+                f"expected answers to {count} generated rows, got {tuple(state.answers.t.shape)}"
             )
-    weights, memory = _step_generators(cfg, block, graph, weights, memory, key, answers)
-    new = {name: f for name, f in state.items() if name != ANSWERS}
-    new |= stacked("generator/weights", weights) | stacked("generator/optimizer", memory)
-    return new, {}
+    graph = hide_rows(clients.block, state.hidden.t)
+    return step_generators(clients, graph, state, clients.key), Empty()
 
 
-def mend(
-    cfg: FedSageConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
-) -> tuple[State, Payload]:
-    """Generate neighbors of all nodes, forget the generator, set up training. In, out: nothing."""
-    gen, weights = generator_of(cfg), under("generator/weights", state)
+# --- Set-up, step 3: neighbors of all nodes are generated, and stay -------------------------------
+
+
+def mended_specs(cfg: FedSageConfig) -> FieldSpecs:
+    """Return the specs of generated neighbors."""
+    return generated_specs(cfg.model.features, cfg.options.most)
+
+
+@dataclass(frozen=True)
+class MendedState:
+    """Between rounds: generated neighbors, see `silograph.exchange.collect`."""
+
+    generated: Annotated[Mapping[str, Ragged], mended_specs]
+
+
+@op(Kind.CONTROL)
+def mend(clients: FedSageClients, state: LearningState, _: Empty) -> tuple[MendedState, Empty]:
+    """Generate neighbors of all nodes, forget the generator, and set up training."""
+    block, key, gen = clients.block, clients.key.fold("mend"), generator_of(clients.cfg)
+    weights = {name: w.t for name, w in state.weights.items()}
     with torch.no_grad():
         z = gen.encode(weights, block, internal_messages(block, dtype_of(block)))
         count = gen.round_counts(gen.predict_missing(weights, z, block.off))
         neighbors = neighbors_to_generate(block, count)
         x = gen.generate(weights, z, neighbors, key.fold("noise"))
-    other_state = {name: f for name, f in state.items() if not name.startswith(PRIVATE)}
-    generated = {COUNTS: Ragged(count.int(), block.off), GENERATED: Ragged(x, neighbors.off)}
-    return begin(cfg, block, {**other_state, **generated}, inbox, key)
-
-
-def init(fed: Federation, cfg: FedSageConfig, weights: Params, key: Key) -> ServerState:
-    """Train the generators, and mend the clients' graphs."""
-    fed.call(train_generator, {}, what=Kind.CONTROL, key=key.fold("generator"))
-    for step_key in _cross_keys(cfg, key):
-        publish(fed, show, answer, take, what=Kind.GENERATED, key=step_key, back=Kind.FEATURES)
-        fed.call(learn, {}, what=Kind.CONTROL, key=step_key)
-    fed.call(mend, {}, what=Kind.CONTROL, key=key.fold("mend"))
-    return ServerState(weights=weights, memory={})
+    mended = MendedState({"count": Ragged(count.int(), block.off), "x": Ragged(x, neighbors.off)})
+    beginning = replace(clients, key=key, state={**clients.state, **to_payload(mended)})
+    beginning.begin()
+    clients.state = {n: f for n, f in beginning.state.items() if not is_own_field(MendedState, n)}
+    return mended, Empty()
 
 
 def check(cfg: FedSageConfig) -> None:
@@ -529,38 +582,27 @@ def check(cfg: FedSageConfig) -> None:
         )
 
 
-def _cross_keys(cfg: FedSageConfig, key: Key) -> list[Key]:
-    """Return the key of each step with other silos' answers."""
-    return [key.fold("cross", number) for number in range(cfg.options.cross_epochs)]
+# --- Server --------------------------------------------------------------------------------------
 
 
-def setup_steps(cfg: FedSageConfig, key: Key) -> Steps:
-    """Return the calls of `init`."""
-    width = cfg.model.features
-    rows, answer_specs = (
-        {"x": FieldSpec(Ragged, (width,))},
-        {"gradient": FieldSpec(Stacked, (None, width))},
-    )
-    return (
-        Call(train_generator, Kind.CONTROL, key.fold("generator")),
-        *(
-            (
-                publish_steps(
-                    show,
-                    answer,
-                    take,
-                    what=Kind.GENERATED,
-                    key=step_key,
-                    shown=rows,
-                    answers=answer_specs,
-                    back=Kind.FEATURES,
-                ),
-                Call(learn, Kind.CONTROL, step_key),
-            )
-            for step_key in _cross_keys(cfg, key)
-        ),
-        Call(mend, Kind.CONTROL, key.fold("mend")),
-    )
+SHOW_ROWS = Publish(show, answer, take)
+
+
+def cross_steps(context: CallContext) -> list[CallContext]:
+    """Return the contexts of the steps with other silos' answers; each has draws of its own."""
+    numbers = range(context.cfg.options.cross_epochs)
+    return [replace(context, key=context.key.fold("cross", number)) for number in numbers]
+
+
+@calls(train_generator, for_each(cross_steps, SHOW_ROWS, learn), mend)
+def setup(server: Server[FedSageOptions], weights: Params) -> ServerState:
+    """Train the generators, and mend the clients' graphs."""
+    server.call(train_generator, Empty())
+    for context in cross_steps(server.context):
+        SHOW_ROWS.carry(server.fed, Empty(), context)
+        context.call(server.fed, learn, Empty())
+    server.call(mend, Empty())
+    return ServerState(weights, {})
 
 
 def network_of(cfg: FedSageConfig) -> OtherNetwork:
@@ -570,29 +612,17 @@ def network_of(cfg: FedSageConfig) -> OtherNetwork:
     return OtherNetwork(shapes, max(1, options.generator_epochs), options.most)
 
 
-def client_state_specs(cfg: FedSageConfig) -> FieldSpecs:
-    """Return the specs of a client's state between rounds."""
-    return {**state_specs(cfg), **generated_specs(cfg.model.features, cfg.options.most)}
-
-
 FEDSAGEPLUS: Method[FedSageOptions] = Method(
     name="fedsageplus",
     title="average of models trained with generated neighbors; silos' rows guide generators",
     reference="Zhang et al., Subgraph federated learning with missing neighbor generation, "
     "NeurIPS 2021",
     options=FedSageOptions,
-    init=init,
-    round=FEDAVG_PROGRAM["round"],
+    **program(train_round, setup=setup, state=MendedState, other_network=network_of),
     check=check,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,
-    calls=replace(
-        FEDAVG_PROGRAM["calls"],
-        setup=setup_steps,
-        state=client_state_specs,
-        other_network=network_of,
-    ),
     cautions=(
         Caution(
             "clients train with adam, as for fedavg: far behind local on Photo, and with 100 "

@@ -19,9 +19,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from silograph.aggregation.aggregators import combine_weights
 from silograph.core.key import Key
-from silograph.core.kinds import Kind
 from silograph.core.payload import (
     Patched,
     Payload,
@@ -29,24 +27,18 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
-    below,
     from_bases,
     named,
     stack,
-    under,
 )
-from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
     TABLES,
     logits_specs,
     no_logits,
     no_ranking,
-    ranked,
     rankings_specs,
-    remembered,
-    tallies,
 )
-from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
+from silograph.evaluation.scoring import received_specs
 from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import (
@@ -54,21 +46,14 @@ from silograph.exchange.sent_weights import (
     reply_spec,
 )
 from silograph.federation.base import (
-    BY_CLIENT,
     Federation,
-    Gather,
-    Op,
-    WeightedMean,
-    at_server,
 )
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
-from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import MethodConfig, RoundReport, keep_previous_if_not_finite
+from silograph.methods.base import MethodConfig
 from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted, Start, TrainingInputs
-from silograph.nn.forward import embedded_pass, whole_pass
+from silograph.nn.fit import Fitted
 from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights
@@ -148,24 +133,9 @@ def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
     return {name: Stacked(t) for name, t in named(prefix, tensors).items()}
 
 
-def prefix_fields(
-    prefix: str, fields: Mapping[str, Stacked | Patched]
-) -> dict[str, Stacked | Patched]:
-    """Return the fields under names `prefix/name`."""
-    return {f"{prefix}/{name}": field for name, field in fields.items()}
-
-
 def shared(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Shared]:
     """Return the server's tensors, such as weights, as fields `prefix/name`."""
     return {name: Shared(t) for name, t in named(prefix, tensors).items()}
-
-
-def start_from(prefix: str, inbox: Payload) -> dict[str, Tensor | Patched | Stacked]:
-    """Return the initial weights of each client: a shared model, or one of several bases."""
-    fields = below(prefix, inbox)
-    shared = {name: field.t for name, field in fields.items() if isinstance(field, Shared)}
-    parts = {n: f for n, f in fields.items() if isinstance(f, Stacked | Patched)}
-    return {**shared, **each_as_base(parts)}
 
 
 def each_as_base(weights: Mapping[str, Stacked | Patched]) -> dict[str, Stacked | Patched]:
@@ -217,64 +187,6 @@ def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:
     return {f"{TABLES}/{name}": Ragged(t[0], off) for name, t in moments.items() if name != STEPS}
 
 
-def trained(fitted: Fitted, block: ClientBlock) -> dict[str, Stacked | Patched]:
-    """Return a client's reply after training: `weights/*`, and the fields of `told`."""
-    return {
-        **prefix_fields("weights", fitted.weights),
-        "nodes": Stacked(block.num_train),
-        "loss": Stacked(fitted.loss),
-        **stacked(RECEIVED, fitted.received),
-    }
-
-
-def train_from(
-    cfg: MethodConfig, block: ClientBlock, state: State, start: Start, key: Key
-) -> tuple[Fitted, State]:
-    """Train from weights (see `silograph.nn.fit`); return the result and the new state.
-
-    Logits of the trained model for the scored rows stay in the state, as the client's own view.
-    If the run scores models on receipt, the initial weights are scored first (`Fitted.received`).
-    """
-    memory = under("optimizer", state) if cfg.keep_optimizer else None
-    graph = local_graph(block, state)
-    sampler_state, tables = below(NEIGHBORS, state), below(TABLES, state)
-    score_fields, counts = score_received(cfg, graph, start, tables)
-    inputs = TrainingInputs(graph, start, memory, key, sampler_state, tables)
-    fitted = cfg.backend.fit(cfg.training, inputs)
-    fitted = dataclasses.replace(fitted, received=counts)
-    new = {**state, **score_fields, **remembered(fitted.logits, graph)}
-    if cfg.relevant is not None:
-        with work_for(Kind.EVALUATION):
-            new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
-    private_fields: dict[str, Stacked | Ragged] = {}
-    private_fields |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
-    if cfg.keep_optimizer:
-        private_fields |= stacked("optimizer", fitted.memory)
-    private_fields |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
-    return fitted, {**new, **keep_previous_if_not_finite(private_fields, state)}
-
-
-def embeddings(
-    cfg: MethodConfig, block: ClientBlock, state: State, weights: Mapping[str, Tensor]
-) -> Ragged:
-    """Return the embeddings (n, D) of all rows that clients train on: what enters the last layer.
-
-    Nothing is dropped, and gradients do not go through it. The rows are those that `StepNodes.row`
-    counts.
-
-    Args:
-        cfg: of the method, whose `Needs.losses` says that it needs embeddings.
-        block: the clients.
-        state: theirs.
-        weights: shared by all clients, or (C, ...).
-    """
-    graph, model = local_graph(block, state), cfg.model.staged
-    assert model is not None  # see `why_no_embeddings`
-    inputs = whole_pass(model, graph, next(iter(weights.values())).dtype)
-    with torch.no_grad():
-        return Ragged(embedded_pass(model, weights, inputs, None)[1], graph.off)
-
-
 def untouched_rows_after_round(cfg: MethodConfig, weights: Mapping[str, Tensor]) -> Params:
     """Return first weights after a round without data: what rows of unused features become.
 
@@ -287,65 +199,6 @@ def untouched_rows_after_round(cfg: MethodConfig, weights: Mapping[str, Tensor])
         f"weights/{name}": cfg.backend.rest(cfg.training, weights[name], steps)
         for name in cfg.model.first_maps
     }
-
-
-def local_round(
-    fed: Federation,
-    cfg: MethodConfig,
-    op: Op,
-    inbox: Payload,
-    what: Kind,
-    t: int,
-    key: Key,
-    mean: WeightedMean | None = None,
-) -> tuple[Payload | None, RoundReport]:
-    """Let the selected clients run a training op once; `mean`: by `nodes`, of all fields.
-
-    The op must send `nodes` (C,) and `loss` (C,), and may send more; where the run scores what
-    clients receive it must send `received/*` (see `told`). Where the run has another aggregator
-    than the mean, the inbox and the replies must have the same `weights/*`, and these it combines.
-
-    Returns:
-        The means of all fields of the replies weighted by `nodes`, which is the sum of them, or
-        None if nobody could train; and the report.
-    """
-    client_ids = selected(fed, cfg, t, key)
-    mean = mean or WeightedMean("nodes")
-    score_names, combine = tuple(received_specs(cfg)), cfg.aggregator.combine
-    weights = [n for n in inbox if combine is not None and n.startswith("weights/")]
-    gathered_names = ("nodes", "loss", *score_names, *weights)
-    mean = dataclasses.replace(mean, without=tuple(weights))
-    reduce = (
-        Gather(*gathered_names, fold=mean)
-        if cfg.selector_uses_feedback or score_names or weights
-        else mean
-    )
-    reply = fed.call(op, inbox, what=what, key=key.fold("train", t), to=client_ids, reduce=reduce)
-    by_client = under("by_client", reply)
-    trained = (
-        {n: t for n, t in by_client.items() if n not in weights}
-        if cfg.selector_uses_feedback or score_names
-        else {}
-    )
-    reply = {name: field for name, field in reply.items() if not name.startswith(BY_CLIENT)}
-    aggregator_name = (
-        cfg.aggregator.name if weights or combine is None else ""
-    )  # "": there was nothing to it
-    report = RoundReport(client_ids, None, trained=trained, aggregator=aggregator_name)
-    if "loss" not in reply:  # no selected client has a training node
-        return None, report
-    if weights:
-        is_trained = by_client["answered"] & (by_client["nodes"] > 0)
-        client_weights = {name.partition("/")[2]: by_client[name][is_trained] for name in weights}
-        with at_server(combine or combine_weights, f"aggregator {cfg.aggregator.name}", t):
-            new = combine_weights(
-                cfg.aggregator,
-                cfg.aggregator_options,
-                by_client["nodes"][is_trained],
-                client_weights,
-            )
-        reply |= shared("weights", new)
-    return reply, dataclasses.replace(report, train_loss=float(reply["loss"].t))
 
 
 def selected(fed: Federation, cfg: MethodConfig, t: int, key: Key) -> tuple[str, ...]:
@@ -381,30 +234,3 @@ def _table_specs(cfg: MethodConfig) -> dict[str, FieldSpec]:
         f"{TABLES}/{name}": FieldSpec(Ragged, (width,), rows=TABLE)
         for name, width in widths.items()
     }
-
-
-def local_steps(
-    cfg: MethodConfig,
-    op: Op,
-    takes: FieldSpecs,
-    gives: FieldSpecs,
-    what: Kind,
-    t: int,
-    key: Key,
-    problem: Callable[[Payload, Payload], str | None] | None = None,
-) -> Steps:
-    """Return the call of `local_round`.
-
-    `gives` specifies the fields that the op sends besides `nodes`, `loss` and `received/*`;
-    `problem` describes what is wrong with these fields in a reply (see `Call`).
-    """
-    reply_specs = {**gives, "nodes": TRAINED, "loss": LOSS, **received_specs(cfg)}
-    count_problem = tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/") if cfg.received else None
-
-    def first_problem(inbox: Payload, reply: Payload) -> str | None:
-        checks = (check for check in (problem, count_problem) if check is not None)
-        texts = (check(inbox, reply) for check in checks)
-        return next((text for text in texts if text is not None), None)
-
-    call = Call(op, what, key.fold("train", t), takes, reply_specs, first_problem)
-    return call if cfg.everyone_trains else Maybe(call)

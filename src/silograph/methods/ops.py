@@ -32,20 +32,24 @@ from typing import Any, Generic, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
+from silograph.aggregation.aggregators import combine_weights
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, State, under
-from silograph.evaluation.evaluate import tallies
-from silograph.evaluation.scoring import RECEIVED
+from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, below, under
+from silograph.core.work import work_for
+from silograph.evaluation.evaluate import TABLES, ranked, remembered, tallies
+from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
 from silograph.exchange import sent_weights
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
 from silograph.exchange.pull import Fetch, fetch_rows, pull_form
 from silograph.federation.base import (
+    BY_CLIENT,
     Federation,
     Gather,
     Reduce,
     WeightedMean,
+    at_server,
     positions_of,
 )
 from silograph.federation.messages import (
@@ -82,18 +86,25 @@ from silograph.federation.program import (
     Steps,
 )
 from silograph.graph.block.block import ClientBlock
-from silograph.methods.base import Init, MethodConfig, Options, Round, RoundReport, ServerState
+from silograph.methods.base import (
+    Init,
+    MethodConfig,
+    Options,
+    Round,
+    RoundReport,
+    ServerState,
+    keep_previous_if_not_finite,
+)
 from silograph.methods.local_training import (
+    NEIGHBORS,
     begin,
-    embeddings,
-    local_round,
     selected,
     state_specs,
-    train_from,
     untouched_rows_after_round,
 )
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted, Start
+from silograph.nn.fit import Fitted, Start, TrainingInputs
+from silograph.nn.forward import embedded_pass, whole_pass
 
 Before = TypeVar("Before")
 After = TypeVar("After")
@@ -152,7 +163,26 @@ class Clients(OpClients, Generic[Options]):
             Weights, losses, steps and counts of each client. Where bad input or a diverged step
             leaves NaN or infinity, private state keeps its values from before.
         """
-        fitted, self.state = train_from(cfg or self.cfg, self.block, self.state, start, self.key)
+        cfg, state, graph = cfg or self.cfg, self.state, self.graph
+        sampler_state, tables = below(NEIGHBORS, state), below(TABLES, state)
+        # 1. Where the run scores what clients receive, do it before training.
+        score_fields, counts = score_received(cfg, graph, start, tables)
+        # 2. Train.
+        memory = under("optimizer", state) if cfg.keep_optimizer else None
+        inputs = TrainingInputs(graph, start, memory, self.key, sampler_state, tables)
+        fitted = replace(cfg.backend.fit(cfg.training, inputs), received=counts)
+        # 3. Keep logits of the trained model for the scored rows, as the clients' own view.
+        new = {**state, **score_fields, **remembered(fitted.logits, graph)}
+        if cfg.relevant is not None:
+            with work_for(Kind.EVALUATION):
+                new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
+        # 4. Keep what only the clients have: sampler, tables and optimizer.
+        private: dict[str, Stacked | Ragged] = {}
+        private |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
+        if cfg.keep_optimizer:
+            private |= {f"optimizer/{name}": Stacked(m) for name, m in fitted.memory.items()}
+        private |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
+        self.state = {**new, **keep_previous_if_not_finite(private, state)}
         return fitted
 
     def embeddings(self, weights: Mapping[str, Tensor]) -> Ragged:
@@ -163,7 +193,11 @@ class Clients(OpClients, Generic[Options]):
         Args:
             weights: shared by all clients, or (C, ...).
         """
-        return embeddings(self.cfg, self.block, self.state, weights)
+        graph, model = self.graph, self.cfg.model.staged
+        assert model is not None  # see `why_no_embeddings`
+        inputs = whole_pass(model, graph, next(iter(weights.values())).dtype)
+        with torch.no_grad():
+            return Ragged(embedded_pass(model, weights, inputs, None)[1], graph.off)
 
     def decode(self, declared: OpDeclaration, inbox: Payload) -> Payload:
         """Return what has come, with weights as they are before they are sent."""
@@ -330,17 +364,48 @@ class Server(Generic[Options]):
         Returns:
             The averages, None where no client could train; and the report of the round.
         """
-        inbox, declared = self._inbox(op, request, self.select), op.declaration
+        client_ids, cfg = self.select(), self.cfg
+        inbox, declared = self._inbox(op, request, client_ids), op.declaration
         if mean is None and has_sent_weights(declared.request):
             weights = under("weights", to_payload(request))
-            untouched = untouched_rows_after_round(self.cfg, weights)
+            untouched = untouched_rows_after_round(cfg, weights)
             mean = WeightedMean("nodes", untouched)
-            if not self.cfg.sent.plain:
-                mean = sent_weights.mean_of(self.cfg, "nodes", weights, self.used_rows, untouched)
-        reply, report = local_round(
-            self.fed, self.cfg, op, inbox, declared.kind, self.round, self.key, mean
-        )
-        return (None if reply is None else from_payload(into, reply)), report
+            if not cfg.sent.plain:
+                mean = sent_weights.mean_of(cfg, "nodes", weights, self.used_rows, untouched)
+        mean = mean or WeightedMean("nodes")
+
+        # 1. Call the clients: fields are averaged, but for weights that an aggregator combines.
+        scores, aggregator = tuple(received_specs(cfg)), cfg.aggregator
+        combine = aggregator.combine
+        combined = [n for n in inbox if combine is not None and n.startswith("weights/")]
+        reduce: Reduce = mean
+        if cfg.selector_uses_feedback or scores or combined:
+            fold = replace(mean, without=tuple(combined))
+            reduce = Gather("nodes", "loss", *scores, *combined, fold=fold)
+        what, key = declared.kind, self.call_key
+        reply = self.fed.call(op, inbox, what=what, key=key, to=client_ids, reduce=reduce)
+        by_client = under("by_client", reply)
+        averages = {n: field for n, field in reply.items() if not n.startswith(BY_CLIENT)}
+
+        # 2. Report what selectors and scores need.
+        needs_replies = cfg.selector_uses_feedback or scores
+        trained = {n: t for n, t in by_client.items() if needs_replies and n not in combined}
+        # "": there was nothing to combine.
+        name = aggregator.name if combined or combine is None else ""
+        report = RoundReport(client_ids, None, trained=trained, aggregator=name)
+        if "loss" not in averages:  # no selected client has a training node
+            return None, report
+
+        # 3. Combine weights.
+        if combined:
+            is_trained = by_client["answered"] & (by_client["nodes"] > 0)
+            of_clients = {n.partition("/")[2]: by_client[n][is_trained] for n in combined}
+            nodes = by_client["nodes"][is_trained]
+            with at_server(combine or combine_weights, f"aggregator {aggregator.name}", self.round):
+                new = combine_weights(aggregator, cfg.aggregator_options, nodes, of_clients)
+            averages |= {f"weights/{n}": Shared(w) for n, w in new.items()}
+        loss = float(averages["loss"].t)
+        return from_payload(into, averages), replace(report, train_loss=loss)
 
     def gather(
         self, op: ClientOp[Request, Reply], request: Request, *, to: Sequence[str]
@@ -381,12 +446,12 @@ class Server(Generic[Options]):
         self,
         op: ClientOp[Request, Reply],
         request: Request,
-        to: Sequence[str] | Callable[[], Sequence[str]] | None,
+        to: Sequence[str] | None,
     ) -> Payload:
         inbox = to_payload(request)
         if self.cfg.sent.plain or not has_sent_weights(op.declaration.request):
             return inbox
-        positions = positions_of(self.fed.ids, to() if callable(to) else to)
+        positions = positions_of(self.fed.ids, to)
         cfg, weights = self.cfg, under("weights", inbox)
         return {**inbox, **sent_weights.encode_weights(cfg, weights, self.used_rows, positions)}
 

@@ -503,7 +503,7 @@ def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundRep
     if not received:
         raise TrainingError(
             f"expected clients of {setup.method.name} to score the model that they receive, got a "
-            "round without such counts: call by local_round and keep its report, or set "
+            "round without such counts: call by Server.average and keep its report, or set "
             "Method.scores_on_receipt to False"
         )
     fed, config = setup.federation, setup.config

@@ -326,8 +326,8 @@ class Selection:
         if not received:
             raise TrainingError(
                 f"expected a method whose clients score what they receive for selector "
-                f"{self.selector.name}, got {self.setup.method.name}: its round must go through "
-                "local_round, and its op send what `told` returns"
+                f"{self.selector.name}, got {self.setup.method.name}: average by "
+                "Server.average, and let its op reply with LocalModel.of(...)"
             )
         return received
 
@@ -372,7 +372,7 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
     if report.aggregator != cfg.aggregator.name:
         raise ProtocolError(
             f"expected method {method.name} to use aggregator {cfg.aggregator.name}, got a round "
-            "without it: call by local_round and keep its report, or leave aggregator out"
+            "without it: call by Server.average and keep its report, or leave aggregator out"
         )
     if not method.selects or (cfg.selected is None and cfg.participation == 1):
         return
@@ -388,7 +388,7 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
         raise ProtocolError(
             f"expected method {method.name} to report who trained, for a selector that learns from "
             f"it or has limits, got RoundReport.trained without 'answered' in round {t}: call by "
-            "local_round and keep its report, or use selector uniform, round_robin or all"
+            "Server.average and keep its report, or use selector uniform, round_robin or all"
         )
 
 
