@@ -145,7 +145,7 @@ def refused(found: Message) -> str | None:
     return str(found.facts()["reason"]) if found.type is Type.REFUSED else None
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_run_by_its_program_is_the_run(
     make_graph: Callable[..., Graph], case: dict[str, Any]

@@ -116,7 +116,7 @@ def assert_same(a: Trace, b: Trace) -> None:
     )
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @crossed(
     {"keep": (True, False), "optimizer": ("adam", "sgd"), "participation": (1.0, 0.5)},
     quick=[  # each pair of settings once
@@ -151,6 +151,7 @@ def test_a_block_of_many_is_many_blocks_of_one(
             torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.law(sample=3)
 @crossed(
     {"layer": MODELS_WITH_SKIPS, "keep": (True, False)},
     quick=[*((layer, True) for layer in MODELS_WITH_SKIPS), (("gcn", False), False)],

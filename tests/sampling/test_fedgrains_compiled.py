@@ -198,7 +198,11 @@ def test_clients_have_the_same_bits_in_any_company(
 RUN: dict[str, Any] = {"rounds": 3, "batch_size": 4, "neighbors": "fedgrains"}
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedper", "gcflplus", "fedpub"])
+# Masks need a kernel of their own, which takes a quarter of a minute to compile.
+WITH_MASKS = pytest.param("fedpub", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedper", "gcflplus", WITH_MASKS])
 def test_runs_agree(make_graph: MakeGraph, method: str) -> None:
     """Scores, the ledger and what each method makes of it; masks of FED-PUB, too."""
     graph = make_graph(60, sparse=True)

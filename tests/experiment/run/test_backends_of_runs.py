@@ -48,7 +48,7 @@ def assert_same(ours: Result, theirs: Result) -> None:
     assert list(ours.ledger.records) == list(theirs.ledger.records)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @SCHEDULE
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("sparse", [True, False])
