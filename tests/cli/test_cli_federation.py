@@ -57,9 +57,19 @@ def test_a_server_has_no_flags_of_a_graph_or_a_cut() -> None:
     assert not flags_of("silo") & flags_of("run") - {"--device", "--help"}
 
 
+@pytest.mark.slow  # imports for half of a minute in four processes
+def test_a_demonstration_of_new_processes_is_the_simulation(alone: Path, capsys: Capture) -> None:
+    assert_demonstrates_the_simulation(alone, capsys)
+
+
+@pytest.mark.usefixtures("forked")
 def test_the_demonstration_is_the_simulation_and_leaves_nothing(
     alone: Path, capsys: Capture
 ) -> None:
+    assert_demonstrates_the_simulation(alone, capsys)
+
+
+def assert_demonstrates_the_simulation(alone: Path, capsys: Capture) -> None:
     before = children()
     text = printed(capsys, "demo-federation", "g.npz", *SMALL, "--clients", "2", "--quiet")
     assert text.startswith("2 silos and a server, each a process of its own, over TLS on 127.0.0.1")
