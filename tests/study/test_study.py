@@ -360,6 +360,7 @@ def test_cells_are_read_when_there_is_room(make_graph: MakeGraph) -> None:
     assert len(ended) == 2
 
 
+@pytest.mark.usefixtures("forked")
 def test_processes_give_the_same_and_one_may_die(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
