@@ -53,7 +53,7 @@ def test_summary_page_and_comparison_begin_with_them(tmp_path: Path) -> None:
     values = [f"{result.untrained[name].rmse:.4f}" for name in NAMES]
     assert [row[1] for row in table[2:5]] == values
     assert list(result.to_dict()["untrained"]) == NAMES
-    told = sg.compare(rating_graph(), methods=["fedavg"], seeds=[0], **OPTIONS)
+    told = sg.compare(rating_graph(), methods=["fedavg"], seeds=[0], processes=0, **OPTIONS)
     note = next(note for note in told.notes if note.startswith("without training"))
     assert note.startswith(f"without training, test RMSE: {first[0]} ")
     assert note.endswith(f"{NAMES[0]} {values[0]}, {NAMES[1]} {values[1]}, {NAMES[2]} {values[2]}")
