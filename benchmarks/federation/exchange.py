@@ -70,10 +70,10 @@ OPS = {qualified(op): op for op in (echo, hang)}
 
 def course() -> Course:
     """Return what both ends agree on: in every round an echo of any length, or to hang."""
-    takes = {"x": FieldSpec(Shared, (None,), torch.uint8)}
-    gives = {"x": FieldSpec(Stacked, (None,), torch.uint8)}
+    inbox_specs = {"x": FieldSpec(Shared, (None,), torch.uint8)}
+    reply_specs = {"x": FieldSpec(Stacked, (None,), torch.uint8)}
     steps = (
-        Maybe(Call(echo, Kind.CONTROL, Key.of(0), takes, gives)),
+        Maybe(Call(echo, Kind.CONTROL, Key.of(0), inbox_specs, reply_specs)),
         Maybe(Call(hang, Kind.CONTROL, Key.of(0))),
     )
     return Course(Program((), lambda _: steps, 10**6, {}))

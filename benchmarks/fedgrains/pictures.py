@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.core.key import Key
-from silograph.core.payload import below, offsets, under
+from silograph.core.payload import fields_under, offsets, tensors_under
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.datasets import load
@@ -73,7 +73,7 @@ def similarity(graph: Graph, partition: str) -> Row:
     setup, cfg = run.setup, run.setup.method_config
     block, state = block_of(setup), setup.federation.states()[0]
     everyone = torch.ones(CLIENTS, dtype=torch.bool)
-    alike = cosines(embedding_of(cfg, block, under("weights", state)), everyone)
+    alike = cosines(embedding_of(cfg, block, tensors_under("weights", state)), everyone)
     count = torch.zeros(CLIENTS, graph.num_classes).double()
     count.index_put_((block.client, block.y), torch.ones(len(block.y)).double(), accumulate=True)
     labels = normalize(count, dim=1)
@@ -120,7 +120,7 @@ def chosen(graph: Graph, policy: str, seed: int) -> Row:
     run = begun(graph, "metis", seed, method="fedavg", **flow)
     for _ in range(ROUNDS):
         run.round()
-    state = below("neighbors", run.setup.federation.states()[0])
+    state = fields_under("neighbors", run.setup.federation.states()[0])
     sampler, block = run.setup.method_config.schedule.neighbors, block_of(run.setup)
     assert isinstance(sampler, FedGrains)
     count = torch.zeros(2, 2, CLIENTS, dtype=torch.int64)  # all or chosen; all or equal classes

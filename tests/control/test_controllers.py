@@ -29,7 +29,7 @@ from silograph.control.bound_interval import NUMBERS
 from silograph.core.errors import ConfigError, TrainingError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Payload, Shared, Stacked, State, under
+from silograph.core.payload import Patched, Payload, Shared, Stacked, State, tensors_under
 from silograph.core.setting_values import choice, lin, log
 from silograph.experiment.resolve.run_program import program_of
 from silograph.experiment.run.run import first_snapshot
@@ -139,7 +139,7 @@ class PacedOptions:
 def train_paced(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    epochs, start = int(inbox["knobs/epochs"].t), under("weights", inbox)
+    epochs, start = int(inbox["knobs/epochs"].t), tensors_under("weights", inbox)
     paced = replace(cfg, schedule=replace(cfg.schedule, epochs=epochs))
     clients = Clients[Any](paced, block, key, dict(state))
     reply = to_payload(LocalModel.of(clients.fit(start), block))
@@ -165,7 +165,7 @@ def paced_round(
     inbox = {**shared("weights", state.weights), **knob_fields(cfg.knobs, fed.ids, chosen)}
     mean = WeightedMean("nodes")
     reply = fed.call(train_paced, inbox, what=Kind.WEIGHTS, key=own, to=chosen, reduce=mean)
-    weights = under("weights", reply)
+    weights = tensors_under("weights", reply)
     more = int(cfg.knobs["epochs"]) - 1
     for number in range(more):
         fed.call(again, {}, what=Kind.CONTROL, key=key.fold("again", t, number), to=chosen)
@@ -174,13 +174,13 @@ def paced_round(
 
 
 def paced_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    takes = {**weight_specs(cfg.model, Shared), **knob_specs(cfg.options)}
-    gives = {**weight_specs(cfg.model, Stacked), "nodes": COUNT, "loss": LOSS}
+    inbox_specs = {**weight_specs(cfg.model, Shared), **knob_specs(cfg.options)}
+    reply_specs = {**weight_specs(cfg.model, Stacked), "nodes": COUNT, "loss": LOSS}
 
     def one(number: int) -> Steps:
         return Call(again, Kind.CONTROL, key.fold("again", t, number))
 
-    trains = Call(train_paced, Kind.WEIGHTS, key.fold("train", t), takes, gives)
+    trains = Call(train_paced, Kind.WEIGHTS, key.fold("train", t), inbox_specs, reply_specs)
     return Maybe((trains, up_to(MOST - 1, one)))
 
 

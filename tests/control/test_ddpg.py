@@ -34,7 +34,7 @@ from silograph.control.ddpg import (
 )
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import named
+from silograph.core.payload import with_prefix
 from silograph.nn.conv import Params
 
 KNOBS = (Knob("share", 0.0, 1.0, 0.5), Knob("size", 1, 9, 4, by_client=True))
@@ -61,7 +61,7 @@ def by_hand() -> tuple[Networks, Transitions]:
     }
     weights: Params = {}
     for name, own in (("actor", actor), ("critic", critic)):
-        weights |= named(name, own) | named(f"target_{name}", own)
+        weights |= with_prefix(name, own) | with_prefix(f"target_{name}", own)
     blank = first_networks(1, 1, (2,), Key.of(0))
     zero = {name: torch.zeros_like(t) for name, t in blank.memory.items()}
     found = Transitions(one([[2.0]]), one([[0.5]]), one([1.0]), one([[4.0]]))

@@ -21,7 +21,7 @@ from silograph.deploy.policy import check_size
 from silograph.deploy.server import start_facts
 from silograph.deploy.silo import Attendance, OwnData, parse_allowed_methods
 from silograph.evaluation.evaluate import judge_own, judge_server
-from silograph.exchange.passes import absorb, begin, contribute, lose
+from silograph.exchange.passes import add_remote_sums, begin, compute_loss, send_partial_sums
 from silograph.experiment.resolve.parts import choose_parts
 from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
@@ -153,9 +153,9 @@ def test_features_labels_and_edges_are_not_handed_out(silo: Silo, allow: tuple[s
     for op, inbox, what in (
         (begin, {**identity, "train": Shared(torch.tensor(True))}, Kind.WEIGHTS),
         (cagnet.send, told, Kind.EMBEDDINGS),
-        (contribute, told, Kind.PARTIAL_SUMS),
-        (absorb, told, Kind.PARTIAL_SUMS),
-        (lose, {"count": Shared(torch.tensor(1))}, Kind.CONTROL),
+        (send_partial_sums, told, Kind.PARTIAL_SUMS),
+        (add_remote_sums, told, Kind.PARTIAL_SUMS),
+        (compute_loss, {"count": Shared(torch.tensor(1))}, Kind.CONTROL),
     ):
         said = reason(server.call(op, dict(inbox), what, key, 1, rows=True))
         assert said.startswith("expected fedavg.train (weights) in round 1, as agreed, got")
@@ -190,7 +190,9 @@ def test_random_calls_get_no_reply_outside_of_the_program(silo: Silo, seed: int)
     for _ in range(400):
         call, t = draw.choice(agreed)
         op, what, key, number = call.op, call.what, call.key, t
-        inbox: dict[str, Field] = {} if "weights/0.weight" not in call.takes else server.weights()
+        inbox: dict[str, Field] = (
+            {} if "weights/0.weight" not in call.inbox_specs else server.weights()
+        )
         match draw.randrange(6):
             case 0:
                 op = draw.choice(others)

@@ -19,7 +19,7 @@ def reply_to(call: Call) -> dict[str, Stacked]:
     """The reply of a silo that has nothing to count."""
     return {
         name: Stacked(torch.zeros(1, *(n or 0 for n in spec.shape), dtype=spec.dtype))
-        for name, spec in call.gives.items()
+        for name, spec in call.reply_specs.items()
     }
 
 

@@ -35,7 +35,7 @@ def test_the_page_lists_every_field_of_these_replies() -> None:
         specs = dict(tally_specs(form, 1 if form == "rating" else 3, RULES))
         if form == "rating":
             (call,) = calls_of(ranking_steps("own", Key.of(0)))
-            specs |= call.gives
+            specs |= call.reply_specs
         for name, spec in specs.items():
             part, _, field = name.partition(".")
             assert part in ("val", "test")

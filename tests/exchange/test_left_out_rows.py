@@ -117,7 +117,7 @@ def test_no_row_rests_on_fewer_nodes(
 ) -> None:
     """Even the last cotangents, where only training nodes are behind a row: these hide labels."""
     seen, block, fed = overheard(monkeypatch, make_graph, nodes=2, **options)
-    training, sent = block.split.train.double(), {"contribute": 0, "return_sums": 0}
+    training, sent = block.split.train.double(), {"send_partial_sums": 0, "send_cotangents": 0}
     halo = block.halo.adj
     touching = torch.bincount(halo.indices.long(), minlength=halo.num_cols)
     trained = torch.zeros(halo.num_cols, dtype=torch.float64)
@@ -130,7 +130,7 @@ def test_no_row_rests_on_fewer_nodes(
         places = fed.route.slot_off[:-1].repeat_interleave(slot.off.diff()) + slot.t.long()
         assert int(reply["left_out"].t.sum()) > 0
         assert int(touching[places].min()) >= 2
-        if name == "return_sums" and int(inbox["stage"].t) == 1:
+        if name == "send_cotangents" and int(inbox["stage"].t) == 1:
             assert int(trained[places].min()) >= 2
         sent[name] += len(places)
     assert min(sent.values()) > 0
@@ -141,7 +141,9 @@ def test_no_sum_rests_on_fewer_silos(
 ) -> None:
     seen, _, fed = overheard(monkeypatch, make_graph, silos=2)
     silos = torch.bincount(fed.route.target)
-    handed = [inbox for name, inbox, _ in seen if name in {"absorb", "walk_back"}]
+    handed = [
+        inbox for name, inbox, _ in seen if name in {"add_remote_sums", "add_remote_cotangents"}
+    ]
     assert len(handed) == 4
     for inbox in handed:
         row = inbox["row"]

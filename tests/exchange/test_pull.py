@@ -71,7 +71,7 @@ FIELDS: FieldSpecs = {
     "q": FieldSpec(Ragged, (WIDTH,), torch.int8),
     "scale": FieldSpec(Ragged, (1,), torch.float64),
 }
-FORM = PullForm(FIELDS, asked="halo/asked")
+FORM = PullForm(FIELDS, requested="halo/asked")
 FORMS = [
     replace(FORM, missing="keep" if keep else "fail", since=since, some=some)
     for keep, since, some in itertools.product([False, True], repeat=3)
@@ -377,8 +377,8 @@ def pull_steps(
         request["since"] = replace(version, rows="own/row")
         ask_specs["version"] = replace(version, rows="own/slot")
     serve_specs = _reply_specs(form, "inbox/row" if names_rows else BOUNDARY)
-    is_counted = ask is None or not form.asked
-    counted_by = SLOTS if is_counted else f"state/{form.asked}"
+    is_counted = ask is None or not form.requested
+    counted_by = SLOTS if is_counted else f"state/{form.requested}"
     store_specs = _reply_specs(form, counted_by, fewer=is_counted and ask is not None)
     problem = _version_problem if form.since else None
     serve_call = Call(serve, what, key, request, serve_specs, problem)

@@ -15,7 +15,16 @@ from runs import FAST, go, of, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Field, Payload, Ragged, Shared, Stacked, State, take, under
+from silograph.core.payload import (
+    Field,
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    take,
+    tensors_under,
+)
 from silograph.exchange.rows import learn_rows, learn_rows_steps, row_numbers
 from silograph.federation.base import Federation, WeightedMean
 from silograph.federation.decoder import Decoder, onto, rows_for, rows_from
@@ -128,7 +137,8 @@ def train_narrow(
     assert isinstance(used, Ragged)
     assert isinstance(first, Ragged)
     start = stacked_copies(
-        {n: w for n, w in under("weights", inbox).items() if n != "0.weight"}, block.num_clients
+        {n: w for n, w in tensors_under("weights", inbox).items() if n != "0.weight"},
+        block.num_clients,
     )
     zeros = first.t.new_zeros(block.num_features, first.t.shape[1])
     start["0.weight"] = onto(zeros, first, used).stacked().t
@@ -162,18 +172,18 @@ def narrow_round(
     mean = WeightedMean("nodes", around, Decoder(known={FIRST: known}, others=around))
     own = key.fold("train", t)
     reply = fed.call(train_narrow, inbox, what=Kind.WEIGHTS, key=own, to=chosen, reduce=mean)
-    return ServerState(under("weights", reply), state.memory), RoundReport(
+    return ServerState(tensors_under("weights", reply), state.memory), RoundReport(
         tuple(chosen), float(reply["loss"].t)
     )
 
 
 def narrow_steps(cfg: MethodConfig, t: int, key: Key) -> Steps:
-    takes, gives = (dict(weight_specs(cfg.model, form)) for form in (Shared, Stacked))
-    width = gives[FIRST].shape[1]
-    takes[FIRST] = FieldSpec(Ragged, (width,), rows="state/used")
-    gives[FIRST] = FieldSpec(Ragged, (width,), rows=f"inbox/{FIRST}")
-    both = {**gives, "nodes": COUNT, "loss": LOSS}
-    return Maybe(Call(train_narrow, Kind.WEIGHTS, key.fold("train", t), takes, both))
+    inbox_specs, reply_specs = (dict(weight_specs(cfg.model, form)) for form in (Shared, Stacked))
+    width = reply_specs[FIRST].shape[1]
+    inbox_specs[FIRST] = FieldSpec(Ragged, (width,), rows="state/used")
+    reply_specs[FIRST] = FieldSpec(Ragged, (width,), rows=f"inbox/{FIRST}")
+    both = {**reply_specs, "nodes": COUNT, "loss": LOSS}
+    return Maybe(Call(train_narrow, Kind.WEIGHTS, key.fold("train", t), inbox_specs, both))
 
 
 NARROW: Method = replace(

@@ -24,7 +24,7 @@ from silograph.core.payload import (
     Stacked,
     State,
     offsets,
-    under,
+    tensors_under,
 )
 from silograph.federation.base import Federation, Gather, Op, Reduce, Sum, WeightedMean
 from silograph.federation.check import HAS
@@ -361,5 +361,5 @@ def test_a_method_keeps_what_selected_clients_created(
     again = sg.resume(tmp_path / "half", graph=graph, method=VISITED)
     assert same_bits(weights_of(blocks), weights_of(again))
     assert rows_of(blocks) == rows_of(again)
-    own = [under("last", link.worker._state) for link in links.values()]
+    own = [tensors_under("last", link.worker._state) for link in links.values()]
     assert any(own)

@@ -143,7 +143,7 @@ def test_features_can_be_worked_out_from_single_partial_sums(
         reply = call(self, op, inbox, **own)
         if op.__name__ == "begin":
             maps.append(inbox["weights/0.weight"].t.clone())
-        if op.__name__ == "contribute" and int(inbox["stage"].t) == 0:
+        if op.__name__ == "send_partial_sums" and int(inbox["stage"].t) == 0:
             assert own["what"] == Kind.PARTIAL_SUMS
             assert isinstance(reply["rows"], Ragged)
             messages.append(reply["rows"].t)

@@ -12,7 +12,9 @@ RIDDLES = frozenset(
     | {"Urn", "fill", "one_by_one", "asked_again", "spelled_out", "completed", "go_to", "arrived"}
     | {"finite_or_old", "alike_rows", "leaving", "cut_again", "_gone_back", "_begun", "_ending"}
     | {"Venue", "Meeting", "Holder", "Greetings", "greeting", "go_on", "asked_run"}
-    | {"behind", "limited", "observed", "told", "taken", "known_values"}
+    | {"behind", "limited", "observed", "told", "taken", "known_values", "tell", "found", "rest"}
+    | {"lose", "contribute", "absorb", "hand_in", "lacking", "gives", "takes", "kept", "outgoing"}
+    | {"holder", "under", "below", "named", "shown", "counted", "asked", "said"}
 )
 
 

@@ -23,7 +23,7 @@ from runs import (
     weights_of,
 )
 from silograph.core.key import Key
-from silograph.core.payload import under
+from silograph.core.payload import tensors_under
 from silograph.evaluation.scoring import personal
 from silograph.experiment.run.run import resume
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
@@ -95,7 +95,7 @@ def test_fedper_is_the_loop_over_clients(
         for k in base:
             base[k] = torch.tensordot(share, torch.stack([ended[c][k] for c in chosen]), dims=1)
     assert state.weights is None
-    kept = under("private", fed.states()[0])
+    kept = tensors_under("private", fed.states()[0])
     assert state.memory.keys() == base.keys()
     assert kept.keys() == last.keys()
     for k, w in base.items():
@@ -205,9 +205,9 @@ def test_clients_that_are_not_called_keep_what_they_have(
     fed = InProcess(cfg, block, route, CLIENTS)
     state = FEDPER.init(fed, cfg, cfg.model.init_weights(Key.of(9), torch.float64), KEY)
     for t in range(1, ROUNDS + 1):
-        before = {k: w.clone() for k, w in under("private", fed.states()[0]).items()}
+        before = {k: w.clone() for k, w in tensors_under("private", fed.states()[0]).items()}
         state, report = FEDPER.round(fed, cfg, state, t, KEY)
-        for k, w in under("private", fed.states()[0]).items():
+        for k, w in tensors_under("private", fed.states()[0]).items():
             same = [torch.equal(w[c], before[k][c]) for c in range(CLIENTS)]
             assert same == [name not in report.participants for name in fed.ids]
 

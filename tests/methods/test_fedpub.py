@@ -14,7 +14,7 @@ from runs import FAST, assert_close, go, rows_of, run_until, same_bits
 from sessions import session
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import under
+from silograph.core.payload import tensors_under
 from silograph.experiment.run.run import resume
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Program
@@ -72,7 +72,7 @@ def run(
     for t in range(1, rounds + 1):
         fed.start_round(t)
         state, _ = FEDPUB.round(fed, cfg, state, t, KEY)
-        kept.append({n: w.clone() for n, w in under("weights", fed.states()[0]).items()})
+        kept.append({n: w.clone() for n, w in tensors_under("weights", fed.states()[0]).items()})
     return state, kept
 
 
@@ -99,7 +99,7 @@ def test_a_scale_without_bound_is_local_only(make_graph: MakeGraph, cut_block: C
     state = LOCAL.init(fed, alone, cfg.model.init_weights(FIRST, torch.float64), KEY)
     for t in range(1, 4):
         state, _ = LOCAL.round(fed, alone, state, t, KEY)
-    for name, w in under("weights", fed.states()[0]).items():
+    for name, w in tensors_under("weights", fed.states()[0]).items():
         torch.testing.assert_close(kept[-1][name], w, rtol=0, atol=1e-10)
 
 
@@ -119,7 +119,7 @@ def test_clients_of_one_community_take_more_of_each_other(
     state = FEDPUB.init(fed, cfg, cfg.model.init_weights(FIRST, torch.float64), KEY)
     for t in range(1, 6):
         state, report = FEDPUB.round(fed, cfg, state, t, KEY)
-    kept = under("weights", fed.states()[0])
+    kept = tensors_under("weights", fed.states()[0])
     every = torch.ones(6).bool()
     share = shares(cosines(embedding_of(cfg, block, kept), every), every, 5.0)
     within = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()
@@ -441,6 +441,6 @@ def test_plain_sgd_trains_masks_too(make_graph: MakeGraph, cut_block: CutBlock) 
     cfg = replace(config(graph), optimizer=SGD(0.5), keep_optimizer=False)
     fed = InProcess(cfg, block, route, 3)
     run(cfg, fed)
-    masks = under("masks", fed.states()[0])
+    masks = tensors_under("masks", fed.states()[0])
     assert set(masks) == {"0.mask_weight", "1.mask_weight"}
     assert not torch.equal(masks["0.mask_weight"][0], masks["0.mask_weight"][1])

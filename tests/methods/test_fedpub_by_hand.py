@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from plain import dense_client
 from silograph.core.key import Key
-from silograph.core.payload import Ragged, State, under
+from silograph.core.payload import Ragged, State, tensors_under
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
@@ -160,7 +160,7 @@ def check_clients(fed: InProcess, peers: list[Peer], sparsity: Tensor) -> None:
 
 def _each(state: State) -> list[tuple[Params, Tensor]]:
     """The kept tensors and the judged logits of every client of a state."""
-    own = {f"{k}/{n}": t for k in ("weights", "masks") for n, t in under(k, state).items()}
+    own = {f"{k}/{n}": t for k in ("weights", "masks") for n, t in tensors_under(k, state).items()}
     logits = state["own/logits"]
     assert isinstance(logits, Ragged)
     parts = logits.t.split(logits.off.diff().tolist())

@@ -13,7 +13,7 @@ from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from sessions import session
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
-from silograph.core.payload import Payload, Ragged, State, offsets, under
+from silograph.core.payload import Payload, Ragged, State, offsets, tensors_under
 from silograph.evaluation.views import MENDED
 from silograph.exchange.collect import COUNTS, GENERATED, local_graph
 from silograph.experiment.run.run import resume
@@ -231,7 +231,8 @@ def test_a_generator_learns_degrees_and_features(
     first = gen.init(KEY.fold("generator").fold("first"))
     first = {n: w.expand(2, *w.shape) for n, w in first.items()}
     before, after = (
-        float(objective(gen, w, block, damaged, KEY, 0.0)) for w in (first, under("weights", state))
+        float(objective(gen, w, block, damaged, KEY, 0.0))
+        for w in (first, tensors_under("weights", state))
     )
     assert after < 0.5 * before
 

@@ -152,8 +152,8 @@ def test_bytes_are_those_of_touched_rows(make_graph: Callable[..., Graph]) -> No
 
     stage: Payload = {"stage": Shared(torch.tensor(0, dtype=torch.int32))}
     for kind, give, take, order in (
-        (Kind.PARTIAL_SUMS, "contribute", "absorb", widths),
-        (Kind.COTANGENTS, "return_sums", "walk_back", widths[::-1]),
+        (Kind.PARTIAL_SUMS, "send_partial_sums", "add_remote_sums", widths),
+        (Kind.COTANGENTS, "send_cotangents", "add_remote_cotangents", widths[::-1]),
     ):
         expected = [
             sizes
@@ -205,8 +205,8 @@ def test_bytes_of_drawn_rows_are_those_of_slots_with_a_drawn_sender(
 
     stage: Payload = {"stage": Shared(torch.tensor(0, dtype=torch.int32))}
     for kind, give, take, widths in (
-        (Kind.PARTIAL_SUMS, "contribute", "absorb", (6, 3)),
-        (Kind.COTANGENTS, "return_sums", "walk_back", (3, 6)),
+        (Kind.PARTIAL_SUMS, "send_partial_sums", "add_remote_sums", (6, 3)),
+        (Kind.COTANGENTS, "send_cotangents", "add_remote_cotangents", (3, 6)),
     ):
         expected = []
         for width in widths:

@@ -13,7 +13,7 @@ from plain import dense_client, sgd_steps
 from runs import MakeGraph, go, of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import Stacked, under
+from silograph.core.payload import Stacked, tensors_under
 from silograph.federation.frame import DIMENSION, FIELD, HEADER
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
@@ -57,7 +57,7 @@ def begin(cfg: MethodConfig, built: Built, block_size: int = 5) -> tuple[InProce
 
 def variates(fed: InProcess) -> Params:
     """Those of all clients, (C, ...)."""
-    parts = [under("variates", state) for state in fed.states()]
+    parts = [tensors_under("variates", state) for state in fed.states()]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

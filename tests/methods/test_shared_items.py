@@ -18,7 +18,7 @@ from runs import assert_close, dying, files_of, rows_of, run_until, same_bits, w
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import Payload, Ragged, Stacked, below, dense, take
+from silograph.core.payload import Payload, Ragged, Stacked, dense, fields_under, take
 from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of, why_refused
 from silograph.deploy.server import check_deployable
 from silograph.deploy.server_settings import ServerSettings, check_update_norm
@@ -276,7 +276,7 @@ def test_users_ids_and_ratings_never_leave(
     assert {n for n, size in sizes.items() if size > 1 and not n.startswith("weights/")} == {SHARE}
     said = {x for _, payload in sent for f in payload.values() for x in f.t.flatten().tolist()}
     for block, state in zip(blocks_of(setups[-1]), setups[-1].federation.states(), strict=True):
-        for field in below("tables", state).values():
+        for field in fields_under("tables", state).values():
             assert not said & ({*field.t.flatten().tolist()} - {0.0})
         words = messages_of(block, torch.float64).word
         assert not said & {*block.row_key.tolist(), *words.tolist()}

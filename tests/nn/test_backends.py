@@ -28,7 +28,14 @@ from silograph.nn.conv.layers import (
     rooted_init,
 )
 from silograph.nn.correction import Correction, Proximal
-from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, rest, stacked_copies
+from silograph.nn.fit import (
+    Fitted,
+    Schedule,
+    Training,
+    TrainingInputs,
+    stacked_copies,
+    untouched_rows_after,
+)
 from silograph.nn.forward import Stage
 from silograph.nn.masked import Near, SparseMasks
 from silograph.nn.mini_batches import Fanout
@@ -392,9 +399,9 @@ def test_weights_at_rest(optimizer: Optimizer, mu: float) -> None:
         optimizer.step_(weights, {"0.w": mu * (weights["0.w"] - start)}, state)
     training = Training(MODEL, optimizer, Schedule(1), (Proximal(mu),) if mu else ())
     for found in (
-        rest(training, start, 4),
-        BACKENDS["torch"].rest(training, start, 4),
-        BACKENDS["compiled"].rest(training, start, 4),
+        untouched_rows_after(training, start, 4),
+        BACKENDS["torch"].untouched_rows_after(training, start, 4),
+        BACKENDS["compiled"].untouched_rows_after(training, start, 4),
     ):
         torch.testing.assert_close(found, weights["0.w"][0], rtol=0, atol=1e-14)
     assert torch.equal(start, Key.of(0).matrix(5, 3))
@@ -460,7 +467,7 @@ def test_corrections_of_masks_are_refused_where_weights_have_none(
         with pytest.raises(ProtocolError, match=f"{type(pulls[0]).__name__} is not compiled; run"):
             case.run("compiled")
         with pytest.raises(ProtocolError, match=f"{type(pulls[0]).__name__} is not compiled; run"):
-            COMPILED.rest(case.training, case.start["0.weight"], 2)
+            COMPILED.untouched_rows_after(case.training, case.start["0.weight"], 2)
         reason = COMPILED.why_not(case.training, torch.device("cpu"))
         assert reason == (None if len(pulls) > 1 else "correction Near is not compiled")
 

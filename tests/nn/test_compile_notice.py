@@ -45,7 +45,7 @@ def test_nested_functions_are_timed_once_and_kernels_are_counted() -> None:
     expected = [LINE, "compiling kernel 1 (training) ...", "compiling kernel 2 (predictions) ..."]
     assert lines == expected
     assert watch.kernels == 2
-    with compiles("rest"):
+    with compiles("untouched_rows_after"):
         pass
     assert lines == expected
     assert watch.seconds < whole + 1
@@ -67,7 +67,7 @@ def test_every_kernel_has_a_plain_name() -> None:
 
 def test_the_lines_of_compiling_all_tell_of_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def compile_optimizer(*_: object, **__: object) -> None:
-        with compiles("rest"):
+        with compiles("untouched_rows_after"):
             pass
 
     monkeypatch.setattr(compile_kernels, "run", compile_optimizer)

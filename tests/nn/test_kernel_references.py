@@ -30,7 +30,7 @@ def references() -> tuple[int, int]:
 
 
 @pytest.fixture(autouse=True)
-def counted() -> None:
+def count_of() -> None:
     STATISTICS.memsys_enable_stats()
 
 

@@ -57,8 +57,8 @@ def test_where_a_processor_cannot_do_it_nothing_changes(monkeypatch: pytest.Monk
 def test_steps_without_data_are_flushed() -> None:
     training = Training(Model("gcn", 2, 2, 1, 2, 0.0, "multiclass"), SGD(0.1, 0.5), Schedule(1))
     start = torch.full((2, 3), 1e-40)
-    assert not COMPILED.rest(training, start, 1).any()
-    assert TORCH.rest(training, start, 1).all()
+    assert not COMPILED.untouched_rows_after(training, start, 1).any()
+    assert TORCH.untouched_rows_after(training, start, 1).all()
 
 
 def test_an_error_inside_ends_it() -> None:

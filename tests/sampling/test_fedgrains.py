@@ -18,7 +18,7 @@ from sessions import session
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import State, under
+from silograph.core.payload import State, tensors_under
 from silograph.experiment.resolve.run_request import Own
 from silograph.experiment.run.run import first_snapshot
 from silograph.federation.in_process import InProcess
@@ -416,12 +416,13 @@ def test_the_network_is_learned_by_those_who_take_part(
     batches = -(-block.num_train // 4)
     for t in range(1, 4):
         before = {
-            name: field.clone() for name, field in under("neighbors", fed.states()[0]).items()
+            name: field.clone()
+            for name, field in tensors_under("neighbors", fed.states()[0]).items()
         }
         state, report = FEDAVG.round(fed, cfg, state, t, Key.of(5))
         here = torch.tensor([name in report.participants for name in fed.ids])
         taken += here * batches
-        after = under("neighbors", fed.states()[0])
+        after = tensors_under("neighbors", fed.states()[0])
         assert after["steps"].tolist() == taken.tolist()
         same = (after["last"] == before["last"]).flatten(1).all(1)
         assert same.tolist() == [not h for h in here.tolist()] or t == 1
@@ -464,7 +465,7 @@ def first_network(graph: Graph, method: str, options: dict[str, Any]) -> dict[st
     setup = setup_of(graph, METHODS[method], **given, block_size=5)
     first_snapshot(setup)
     (state,) = setup.federation.states()
-    return {f"{name}/t": t for name, t in under("neighbors", state).items()}
+    return {f"{name}/t": t for name, t in tensors_under("neighbors", state).items()}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_limits_hold_whatever_is_wanted(limits: SelectionLimits, wanted: list[in
     if limits.affordable is not None:
         assert total <= limits.affordable
     if limits.can_be_met:
-        assert total >= limits.lacking
+        assert total >= limits.selections_left
 
 
 @given(limited())
@@ -63,7 +63,7 @@ def test_what_is_refused_has_no_rounds(limits: SelectionLimits) -> None:
     """By trying all totals that so many rounds of L to N clients can have."""
     most = 10**9 if limits.affordable is None else limits.affordable
     possible = any(
-        max(limits.lacking, rounds * limits.least) <= min(most, rounds * limits.clients)
+        max(limits.selections_left, rounds * limits.least) <= min(most, rounds * limits.clients)
         for rounds in range(limits.rounds + 1)
     )
     assert limits.can_be_met == possible

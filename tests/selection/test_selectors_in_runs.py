@@ -29,8 +29,8 @@ from silograph.methods import (
     averaging,
     selected,
     shared,
+    tensors_under,
     train,
-    under,
     untouched_rows_after_round,
 )
 from silograph.selection.base import RoundFacts, SelectorState
@@ -190,9 +190,15 @@ def test_a_silo_that_is_away_gets_no_count(make_graph: MakeGraph) -> None:
 
 def test_who_is_not_asked_sends_no_counts(make_graph: MakeGraph) -> None:
     setup = setup_of(make_graph(), METHODS["fedper"])
-    assert setup.method_config.received == ""
-    assert setup_of(make_graph(), METHODS["fedper"], selector="ucb").method_config.received == "val"
-    assert setup_of(make_graph(), METHODS["fedavg"], selector="ucb").method_config.received == "all"
+    assert setup.method_config.score_on_receipt == ""
+    assert (
+        setup_of(make_graph(), METHODS["fedper"], selector="ucb").method_config.score_on_receipt
+        == "val"
+    )
+    assert (
+        setup_of(make_graph(), METHODS["fedavg"], selector="ucb").method_config.score_on_receipt
+        == "all"
+    )
 
 
 def test_a_method_without_scores_on_receipt_is_named(
@@ -221,8 +227,8 @@ def own_round(call_all: bool, tell: bool) -> Any:
         reply = fed.call(train, inbox, what=Kind.WEIGHTS, key=own, to=to, reduce=reduce)
         report = RoundReport(tuple(fed.ids) if call_all else chosen, float(reply["loss"].t))
         if tell:
-            report = replace(report, trained=under("by_client", reply))
-        return ServerState(under("weights", reply), {}), report
+            report = replace(report, trained=tensors_under("by_client", reply))
+        return ServerState(tensors_under("weights", reply), {}), report
 
     return fit
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Shared, State, named
+from silograph.core.payload import Shared, State, with_prefix
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import (
     counts_of,
@@ -243,7 +243,7 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
             own = remembered(model.forward(tensors, part), part)
             _, reply = judge_own(cfg, part, state | own, {}, key)
         else:
-            inbox = {name: Shared(w) for name, w in named("weights", tensors).items()}
+            inbox = {name: Shared(w) for name, w in with_prefix("weights", tensors).items()}
             _, reply = judge_server(cfg, part, state, inbox, key)
         return {name: field.t for name, field in reply.items()}
 
@@ -311,7 +311,7 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
     model, weights = identity(task)
     cfg, key = config(model), Key.of(0)
     cfg.count_rules = ALL_COUNTS
-    inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+    inbox = {name: Shared(w) for name, w in with_prefix("weights", weights).items()}
     # As many nodes as B or K or more: no shape may be that of rows by chance.
     for n in (20, 60, 300):
         block, _ = case(make_graph, cut_block, task, n)

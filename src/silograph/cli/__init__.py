@@ -36,7 +36,7 @@ from silograph.core.compiling import is_compiling
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.stop_signals import INTERRUPTED, handle_signals
-from silograph.core.text import counted, printable
+from silograph.core.text import count_of, printable
 
 if TYPE_CHECKING:
     from silograph.experiment.run.result import Result
@@ -177,7 +177,7 @@ def predict_command(
         na_values=na_values,
         client=client,
     )
-    typer.echo(f"predictions of {counted(count, 'node')} written to {out}")
+    typer.echo(f"predictions of {count_of(count, 'node')} written to {out}")
 
 
 @app.command("recommend")
@@ -256,7 +256,7 @@ def export_command(
     from silograph.deploy.demo import export_silos
 
     folders = export_silos(inputs.config, out, format)
-    typer.echo(f"{counted(len(folders), 'silo')} written to {out}")
+    typer.echo(f"{count_of(len(folders), 'silo')} written to {out}")
 
 
 def _version(is_requested: bool) -> None:
@@ -331,7 +331,7 @@ def compile_command(
             raise ConfigError(f"--dtype must be float32 or float64, got {name!r}")
     for name in names:
         count = compile_kernels(name, lambda line: typer.echo(line, err=True))
-        typer.echo(f"{name}: {counted(count, 'kernel')} compiled")
+        typer.echo(f"{name}: {count_of(count, 'kernel')} compiled")
 
 
 # As --help lists them: what most users begin with comes first.

@@ -32,7 +32,7 @@ from silograph.cli.flags import (
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.files import check_regular, describe_exposure
-from silograph.core.text import counted, printable
+from silograph.core.text import count_of, printable
 
 if TYPE_CHECKING:
     from silograph.deploy.server_settings import ServerSettings
@@ -589,7 +589,7 @@ def _lines(file: Path, reading: "AuditReading", head: str | None) -> Iterator[st
         verb = "is" if reading.lines == 1 else "are"
         yield f"{before} before it {verb} whole; nothing is known of those after it"
     else:
-        yield f"{file}: {counted(reading.lines, 'line')}, each as it was written"
+        yield f"{file}: {count_of(reading.lines, 'line')}, each as it was written"
     if head is not None:
         place = f"line {reading.noted} has" if reading.noted else "MISSING: no line has"
         yield f"{place} the noted hash {head}"
@@ -615,7 +615,7 @@ def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
         yield f"  config   {facts.get('config')}"
         yield f"  policy   {facts.get('policy')}"
     if run.agreements > 1:
-        yield f"  started  {counted(run.agreements, 'time')}"
+        yield f"  started  {count_of(run.agreements, 'time')}"
     if run.bytes:
         rounds = "" if run.rounds is None else f"rounds {run.rounds[0]} to {run.rounds[1]}"
         rounds += f", {run.repeats} done again" if run.repeats else ""
@@ -640,13 +640,13 @@ def _refusals(run: "AuditedRun") -> Iterator[str]:
         number = sum(entry.facts["times"] for entry in entries)
         yield f"    {place}{f' ({number:,} times)' if number > 1 else ''}: {reason}"
     if len(groups) > MAX_REFUSALS:
-        yield f"    and {counted(len(groups) - MAX_REFUSALS, 'other')} (all of them: --json)"
+        yield f"    and {count_of(len(groups) - MAX_REFUSALS, 'other')} (all of them: --json)"
 
 
 def _rounds(facts: Mapping[str, Any]) -> str:
     """Return the rounds that were agreed to; the file may say anything."""
     rounds = facts.get("rounds")
-    return counted(rounds, "round") if isinstance(rounds, int) else f"{rounds} rounds"
+    return count_of(rounds, "round") if isinstance(rounds, int) else f"{rounds} rounds"
 
 
 def _end(run: "AuditedRun", *, is_broken: bool) -> str:

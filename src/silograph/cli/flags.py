@@ -19,7 +19,7 @@ from typer.utils import get_params_from_function
 from silograph.core.config import RunConfig, changed_values, make_config, not_said_again
 from silograph.core.run_file import parse_options, read_toml
 from silograph.core.stop_signals import INTERRUPTED
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.experiment.resolve.flat_options import HELP
 from silograph.experiment.result_files import CHECKPOINTS
 
@@ -497,7 +497,7 @@ def _other_commands_message(error: click.NoSuchOption) -> str:
             "says in its silo.toml what its tables mean"
         )
     first, *others = commands_with_flag
-    other_commands = f" and {counted(len(others), 'other command')}" if others else ""
+    other_commands = f" and {count_of(len(others), 'other command')}" if others else ""
     return f"No such option: {error.option_name}. It is a flag of {first}{other_commands}"
 
 

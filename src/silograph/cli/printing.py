@@ -11,7 +11,7 @@ from rich.console import Console
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, lookup, unknown
-from silograph.core.text import counted, printable
+from silograph.core.text import count_of, printable
 from silograph.experiment.resolve.data import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generation_callback
@@ -55,7 +55,7 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
         return
     console = _console()
     shown_rows = rows[:MOST_ROWS]
-    title = f"{cut.graph.name} cut by {config.partition} into {counted(len(rows), 'client')}"
+    title = f"{cut.graph.name} cut by {config.partition} into {count_of(len(rows), 'client')}"
     names = [name for name in rows[0] if name != "clustering"]  # one column too many for 80
     columns = [name.replace("_", " ") for name in names]
     print_number_table(
@@ -64,7 +64,7 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     console.print()
     if len(rows) > len(shown_rows):
         console.print(
-            f"... and {counted(len(rows) - len(shown_rows), 'more client')} (all of them: --json)"
+            f"... and {count_of(len(rows) - len(shown_rows), 'more client')} (all of them: --json)"
         )
     for name, value in totals.items():
         text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

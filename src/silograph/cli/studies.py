@@ -25,7 +25,7 @@ from silograph.cli.flags import (
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option
 from silograph.core.setting_values import Scalar
-from silograph.core.text import counted
+from silograph.core.text import count_of
 
 if TYPE_CHECKING:
     from silograph.study.compare.comparison import Comparison
@@ -319,7 +319,7 @@ def train_agent_command(
     if missing:
         typer.echo(
             f"written to {path}: nothing was learned yet, for the first {PROFILE} rounds of an "
-            f"agent are its profile: {counted(missing, 'more round')} at least: raise --episodes"
+            f"agent are its profile: {count_of(missing, 'more round')} at least: raise --episodes"
         )
     else:
         typer.echo(f"written to {path}: use it with --option agent={path} --option explore=false")
@@ -440,10 +440,10 @@ def reproduce_command(
         )
     if outcome.copied:
         typer.echo(
-            f"copied {counted(outcome.copied, 'cell')} that recipes beside this one have run"
+            f"copied {count_of(outcome.copied, 'cell')} that recipes beside this one have run"
         )
     typer.echo(
-        f"ran {counted(outcome.ran, 'cell')}, {outcome.failed} without result, {outcome.missing} "
+        f"ran {count_of(outcome.ran, 'cell')}, {outcome.failed} without result, {outcome.missing} "
         "not yet run"
     )
     typer.echo(f"written to {outcome.page}")

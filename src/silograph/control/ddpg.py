@@ -46,8 +46,8 @@ from silograph.control.base import Controller, ControllerState, Knob, Knobs, Run
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.key import Key
-from silograph.core.payload import below, named
-from silograph.core.text import counted
+from silograph.core.payload import fields_under, with_prefix
+from silograph.core.text import count_of
 from silograph.nn.conv import Params
 from silograph.nn.optim import Adam
 
@@ -122,7 +122,7 @@ class Networks:
 
     def part(self, name: str) -> Params:
         """Return one network's weights by their own names."""
-        return below(name, self.weights)
+        return fields_under(name, self.weights)
 
 
 def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -> Networks:
@@ -137,10 +137,10 @@ def first_networks(states: int, actions: int, hidden: Sequence[int], key: Key) -
     weights, memory = Params(), Params()
     for name, inputs, outputs in ((ACTOR, states, actions), (CRITIC, states + actions, 1)):
         network_weights = _initial_layers([inputs, *hidden, outputs], key.fold(name))
-        weights |= named(name, network_weights) | named(
+        weights |= with_prefix(name, network_weights) | with_prefix(
             TARGET + name, {n: w.clone() for n, w in network_weights.items()}
         )
-        memory |= named(name, _optimizer(0.0).init(_with_client_dimension(network_weights)))
+        memory |= with_prefix(name, _optimizer(0.0).init(_with_client_dimension(network_weights)))
     return Networks(weights, memory)
 
 
@@ -218,12 +218,12 @@ def _step_network(
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     grads = _with_client_dimension(dict(zip(leaves, gradients, strict=True)))
     weights = {n: w.detach()[None].clone() for n, w in leaves.items()}
-    memory = {n: m.clone() for n, m in below(name, networks.memory).items()}
+    memory = {n: m.clone() for n, m in fields_under(name, networks.memory).items()}
     optimizer.step_(weights, grads, memory)
     network_weights = {n: w[0] for n, w in weights.items()}
     return Networks(
-        {**networks.weights, **named(name, network_weights)},
-        {**networks.memory, **named(name, memory)},
+        {**networks.weights, **with_prefix(name, network_weights)},
+        {**networks.memory, **with_prefix(name, memory)},
     )
 
 
@@ -337,7 +337,7 @@ def _clients_message(
     their_clients = clients + difference
     if remainder or their_clients < 1:
         return "another number of clients"
-    return f"for {counted(their_clients, 'client')}, where this run has {clients}"
+    return f"for {count_of(their_clients, 'client')}, where this run has {clients}"
 
 
 # --- What an agent sees of a model: its weights in a few numbers ---------------------------------
@@ -469,8 +469,8 @@ def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, 
     size, capacity = action_size(knobs, clients), options.capacity
     networks = first_networks(COMPONENTS, size, options.hidden, Key.of(options.seed).fold("ddpg"))
     return {
-        **named("net", networks.weights),
-        **named("optimizer", networks.memory),
+        **with_prefix("net", networks.weights),
+        **with_prefix("optimizer", networks.memory),
         "replay/state": torch.zeros(capacity, COMPONENTS),
         "replay/action": torch.zeros(capacity, size),
         "replay/reward": torch.zeros(capacity),
@@ -564,7 +564,7 @@ def rewards(
 
 def _finish_profile(options: AgentOptions, state: ControllerState) -> ControllerState:
     """Set components, alpha and beta from the profile, and store its transitions."""
-    profile = below("profile", state)
+    profile = fields_under("profile", state)
     mean, axes = principal(profile["sketch"], COMPONENTS)
     beta = profile["seconds"].min()
     mean_excess = profile["seconds"].mean() - beta
@@ -586,13 +586,13 @@ def _store_transitions(
     """Return the agent with transitions from `number` on in its replay, over the oldest."""
     capacity = len(state["replay/reward"])
     position = torch.arange(number, number + len(transitions.reward)) % capacity
-    rows = named("replay", vars(transitions))
+    rows = with_prefix("replay", vars(transitions))
     return {**state, **{name: state[name].index_copy(0, position, t) for name, t in rows.items()}}
 
 
 def _learn_from_replay(options: AgentOptions, state: ControllerState) -> ControllerState:
     """Return the agent after an update on a batch of its replay."""
-    rounds, replay = int(state["rounds"]), below("replay", state)
+    rounds, replay = int(state["rounds"]), fields_under("replay", state)
     num_stored = min(rounds, len(replay["reward"]))
     key = Key.of(options.seed).fold("replay", rounds)
     sample = (key.matrix(1, options.batch)[0] * num_stored).long()
@@ -600,13 +600,13 @@ def _learn_from_replay(options: AgentOptions, state: ControllerState) -> Control
     new_networks = update_networks(_networks(state), batch, options.learning)
     return {
         **state,
-        **named("net", new_networks.weights),
-        **named("optimizer", new_networks.memory),
+        **with_prefix("net", new_networks.weights),
+        **with_prefix("optimizer", new_networks.memory),
     }
 
 
 def _networks(state: ControllerState) -> Networks:
-    return Networks(below("net", state), below("optimizer", state))
+    return Networks(fields_under("net", state), fields_under("optimizer", state))
 
 
 def _components_of(state: ControllerState, sketch: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from silograph.core.setting_values import (
     parse_widths,
 )
 from silograph.core.setting_values import Scalar as Scalar
-from silograph.core.text import shown
+from silograph.core.text import short_repr
 
 T = TypeVar("T")
 COMMENT = re.compile(", (got|unable to) .*")  # of pydantic on a value, which is shown anyway
@@ -423,7 +423,9 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
             loc, reason = loc[:2], "expected a finite number, a bool or a string"
         where = ".".join(loc) or source
         source_hint = "" if source == "options" else f" ({source})"
-        raise ConfigError(f"{where}: {reason}, got {shown(first['input'])}{source_hint}") from None
+        raise ConfigError(
+            f"{where}: {reason}, got {short_repr(first['input'])}{source_hint}"
+        ) from None
 
 
 @lru_cache(maxsize=256)

@@ -276,20 +276,20 @@ def stack(tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
     return {name: Stacked(t) for name, t in tensors.items()}
 
 
-def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under names `prefix/name`."""
     return {f"{prefix}/{name}": t for name, t in tensors.items()}
 
 
-def below(prefix: str, values: Mapping[str, Element]) -> dict[str, Element]:
+def fields_under(prefix: str, values: Mapping[str, Element]) -> dict[str, Element]:
     """Return the values under names `prefix/name`, by name."""
     start = f"{prefix}/"
     return {k.removeprefix(start): v for k, v in values.items() if k.startswith(start)}
 
 
-def under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
+def tensors_under(prefix: str, fields: Mapping[str, Field]) -> dict[str, Tensor]:
     """Return the tensors of the fields `prefix/name`, by name; those of `Patched` ones whole."""
-    return {name: dense(field) for name, field in below(prefix, fields).items()}
+    return {name: dense(field) for name, field in fields_under(prefix, fields).items()}
 
 
 def join(parts: list[Payload]) -> dict[str, Field]:

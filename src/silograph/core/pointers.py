@@ -5,8 +5,8 @@ call, which took half of the time of compilation. A pointer is one argument, and
 the members that it reads.
 
 A member that is None, such as the masks of a model without any, makes code for it needless:
-`if own.under is not None:` is decided before the function is compiled. numba itself decides it for
-arguments, but not for members of arguments.
+`if own.mask_state is not None:` is decided before the function is compiled. numba itself decides it
+for arguments, but not for members of arguments.
 """
 
 import operator

@@ -19,20 +19,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value as one short line for an error; it may be an array.
 
-    >>> shown("metis"), len(shown([0] * 1000))
+    >>> short_repr("metis"), len(short_repr([0] * 1000))
     ("'metis'", 123)
     """
     text = " ".join(repr(value).split())
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def counted(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """Return a number of things in words; the noun's plural has an s more.
 
-    >>> counted(1, "edge"), counted(2000, "such node")
+    >>> count_of(1, "edge"), count_of(2000, "such node")
     ('1 edge', '2,000 such nodes')
     """
     return f"{number:,} {noun if number == 1 else f'{noun}s'}"

@@ -21,7 +21,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import SilographError
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.deploy.allowed_code import portable_name
 from silograph.deploy.server import check_run, natural_sort_key, with_absolute_code, with_min_count
 from silograph.deploy.silo_result import RESULTS
@@ -103,7 +103,7 @@ class Demonstration:
     def lines(self) -> Iterator[str]:
         """Yield the lines that are printed."""
         answer = {True: "the same, bit for bit", False: "NOT THE SAME"}
-        silos = counted(self.silos, "silo")
+        silos = count_of(self.silos, "silo")
         yield f"{silos} and a server, each a process of its own, over TLS on 127.0.0.1"
         yield f"{self.compared:<14}{answer[self.weights]} as in the simulation"
         yield f"ledger        {answer[self.ledger]}: {self.size:,} bytes"
@@ -138,7 +138,7 @@ def demonstrate(config: RunConfig, report: Callable[[str], None] = lambda _: Non
     with tempfile.TemporaryDirectory(prefix="silograph-") as name:
         folder = Path(name)
         silos = export_silos(config, folder / "silos", "npz")
-        report(f"{counted(len(silos), 'silo')} written")
+        report(f"{count_of(len(silos), 'silo')} written")
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
         make_certificates(folder / "certs", ["127.0.0.1"], days=1)
         keys = [key_line(silo.name, SiloKey.load(silo / "key.pem").public) for silo in silos]
@@ -177,7 +177,7 @@ def _federate(
                 members.append(
                     start_process(file, "silo", "--data", silo, *common, "--wait", SECONDS_TO_START)
                 )
-        report(f"{counted(len(members), 'silo')} started; they wait for each other and train")
+        report(f"{count_of(len(members), 'silo')} started; they wait for each other and train")
         server_errors = _wait_for_end(server, members)
         if server_errors is not None and server.returncode != 0:
             raise SilographError(f"the server failed: {_last_line(server_errors)}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import opens_private
-from silograph.core.text import counted, printable
+from silograph.core.text import count_of, printable
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.run.progress import Pace, Plain, Progress, Silent, round_bar
 from silograph.federation.session.events import (
@@ -134,7 +134,7 @@ def describe_missing_silos(standings: Mapping[str, Standing], room: int) -> str:
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{room - len(names)} of {counted(room, 'silo')}, without {', '.join(names[:3])}{more}"
+    return f"{room - len(names)} of {count_of(room, 'silo')}, without {', '.join(names[:3])}{more}"
 
 
 def silos_with_a_line(standings: Mapping[str, Standing], now: float) -> list[str]:
@@ -274,7 +274,7 @@ class SiloLine:
         seen = self._seen
         words = [self._name, seen.state]
         if seen.calls:
-            words += [f"round {seen.round}", counted(seen.calls, "call")]
+            words += [f"round {seen.round}", count_of(seen.calls, "call")]
             words += [f"{size_text(seen.down)} in", f"{size_text(seen.up)} out"]
         words += [seen.op] if seen.state == "working" else []
         return Text("  ".join(words), overflow="ellipsis", no_wrap=True)

@@ -24,7 +24,7 @@ from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.setting_values import hidden_widths, parse_bytes
-from silograph.core.text import counted, shown
+from silograph.core.text import count_of, short_repr
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_program import BESIDES, FEATURES, kinds_sent
@@ -154,7 +154,7 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
         )
     if policy.least_silos is not None and config.clients < policy.least_silos:
         yield _refusal_text(
-            f"at least {counted(policy.least_silos, 'silo')}",
+            f"at least {count_of(policy.least_silos, 'silo')}",
             f"{config.clients}",
             "lower least_silos there",
         )
@@ -172,7 +172,7 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
     min_count = policy.evaluation_min_count or 0
     if config.evaluation_min_count < min_count and policy.evaluation != "none":
         yield _refusal_text(
-            f"at least {counted(min_count, 'node')} behind each count of an evaluation",
+            f"at least {count_of(min_count, 'node')} behind each count of an evaluation",
             f"a run with {config.evaluation_min_count}",
             f"let the server run with --evaluation-min-count {min_count}, or lower "
             "evaluation_min_count there",
@@ -425,7 +425,7 @@ def check_complete_config(server_config: Mapping[str, Any], config: ResolvedConf
         text, own_text = (json.dumps(each) for each in (value, own.get(name)))
         if text != own_text:  # as texts: 2.0 and true are no 2 and 1 there
             raise ConfigError(
-                f"expected {name} as it is used, {own_text}, got {shown(value)} (server)"
+                f"expected {name} as it is used, {own_text}, got {short_repr(value)} (server)"
             )
 
 

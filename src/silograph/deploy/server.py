@@ -23,7 +23,7 @@ from silograph.core.files import check_regular, describe_exposure, write_atomic
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.run_file import read_toml
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -331,7 +331,7 @@ def describe_nodes(nodes: Mapping[str, int], what: str = "nodes") -> str:
     '1,000 training, 20 validation and 30 test nodes (1,200 rows and 9 edges with its halo)'
     """
     train, val, test = (f"{nodes[n]:,}" for n in (TRAIN, VAL, TEST))
-    of_all = f"({counted(nodes[ROWS], 'row')} and {counted(nodes[EDGES], 'edge')} with its halo)"
+    of_all = f"({count_of(nodes[ROWS], 'row')} and {count_of(nodes[EDGES], 'edge')} with its halo)"
     return f"{train} training, {val} validation and {test} test {what} {of_all}"
 
 
@@ -703,7 +703,7 @@ class ServerSession:
             if joined is None:
                 joined_names = ", ".join(sorted(joined_by_name)) or "none"
                 raise ConfigError(
-                    f"expected {counted(self._num_silos, 'silo')} within "
+                    f"expected {count_of(self._num_silos, 'silo')} within "
                     f"{self._server_settings.patience:g} s, got {len(joined_by_name)} "
                     f"({joined_names}): start them with silograph silo"
                 )

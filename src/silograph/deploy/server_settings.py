@@ -5,7 +5,7 @@ from pathlib import Path
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.federation.program import Program, calls_of
 from silograph.federation.session.engine import WEIGHTS
 from silograph.graph.silos.data import Silo
@@ -138,7 +138,7 @@ def expected_silos(
         )
     if server_settings.least is not None and not 1 <= server_settings.least <= num_silos:
         raise ConfigError(
-            f"least: expected 1 to {counted(num_silos, 'silo')}, got {server_settings.least}"
+            f"least: expected 1 to {count_of(num_silos, 'silo')}, got {server_settings.least}"
         )
     _check_seconds(server_settings)
     return names, num_silos
@@ -177,7 +177,7 @@ def known_keys(
         )
     if len(keys) < count:
         raise ConfigError(
-            f"expected public keys of {counted(count, 'silo')} in {server_settings.keys}, got "
+            f"expected public keys of {count_of(count, 'silo')} in {server_settings.keys}, got "
             f"{len(keys)}: add what silograph silo --make-key prints at the others"
         )
     return keys
@@ -205,13 +205,15 @@ def check_update_norm(server_settings: ServerSettings, program: Program, method:
     """Raise `ConfigError` for a bound of updates in a run whose updates nobody can measure."""
     if server_settings.update_norm is None:
         return
-    calls = [c for c in calls_of(program.round(1)) if any(n.startswith(WEIGHTS) for n in c.gives)]
+    calls = [
+        c for c in calls_of(program.round(1)) if any(n.startswith(WEIGHTS) for n in c.reply_specs)
+    ]
     if not calls:
         raise ConfigError(
             f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
         )
     sends_new_weights = any(
-        n.startswith(WEIGHTS) and n not in c.takes for c in calls for n in c.gives
+        n.startswith(WEIGHTS) and n not in c.inbox_specs for c in calls for n in c.reply_specs
     )
     if sends_new_weights:
         raise ConfigError(

@@ -14,7 +14,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError, lookup
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
@@ -162,7 +162,7 @@ def lines_of(
     """
     yield f"this run sends to {to}"
     rows_text = f"rows of single nodes: {', '.join(rows)}" if rows else "no rows of single nodes"
-    yield f"({rows_text}; {counted(silos, 'silo')}, as the server says)"
+    yield f"({rows_text}; {count_of(silos, 'silo')}, as the server says)"
     yield _cells("kind", "rounds", "in a round", "in all")
     hello_size = SizeBound(hello, hello)
     yield _cells("hello", "sent already", "", _size(hello_size))
@@ -173,7 +173,7 @@ def lines_of(
     incoming = plan.incoming
     yield _cells(incoming.name, _rounds(incoming), _size(incoming.each), _size(incoming.whole))
     if plan.rounds < rounds:
-        yield f"(in all: the first {plan.rounds:,} of {counted(rounds, 'round')})"
+        yield f"(in all: the first {plan.rounds:,} of {count_of(rounds, 'round')})"
 
 
 def _cells(name: str, rounds: str, per_round: str, total: str) -> str:
@@ -328,7 +328,7 @@ class OwnData:
         keep_freed_memory()
         # From here on the run is agreed to: prepare the data, and describe the run to people.
         note = (
-            f"agreed to {method.name}, {counted(program.rounds, 'round')}: answers have "
+            f"agreed to {method.name}, {count_of(program.rounds, 'round')}: answers have "
             f"{', '.join(kinds_sent(program))}"
         )
         note += "" if hands_over_model else "; the server keeps its model"

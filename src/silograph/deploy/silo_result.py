@@ -21,7 +21,7 @@ import torch
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, sync_folder, write_atomic
 from silograph.core.key import Key
-from silograph.core.payload import State, below, under
+from silograph.core.payload import State, fields_under, tensors_under
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.core.text import in_path
@@ -168,7 +168,7 @@ def _write_recommender(folder: Path, run: SiloRun, outcome: Outcome, weights: Pa
     if not isinstance(model, RankingModel) or outcome.state is None:
         return
     with torch.no_grad():
-        factors = model.factors(weights, run.block, tables=below(TABLES, outcome.state))
+        factors = model.factors(weights, run.block, tables=fields_under(TABLES, outcome.state))
     make_recommender(factors, run.block, run.silo.keys, run.silo.scale).save(folder / RECOMMENDER)
 
 
@@ -201,7 +201,7 @@ def preprocessing_of(run: SiloRun, outcome: Outcome) -> Preprocessing:
 
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:
     """Return the weights that the silo predicts with, and whose they are: `server` or `own`."""
-    server = under("weights", outcome.weights)
+    server = tensors_under("weights", outcome.weights)
     if run.method.own_weights is None:
         return (server, "server") if server else (None, None)
     if outcome.state is None or (server_has_model(run) and not server):
@@ -261,7 +261,7 @@ def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, ScoredVi
     state, views = outcome.state, dict[str, Literal["server", "own"]]({"personalized": "own"})
     if not server_has_model(run):
         return state, views
-    if state is not None and run.method_config.received == "all":
+    if state is not None and run.method_config.score_on_receipt == "all":
         if not outcome.weights:
             return state, views
         # The final model is sent without rounding.

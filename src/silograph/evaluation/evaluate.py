@@ -28,9 +28,9 @@ from silograph.core.payload import (
     Ragged,
     Stacked,
     State,
-    below,
+    fields_under,
     offsets,
-    under,
+    tensors_under,
 )
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.exchange.collect import local_graph
@@ -220,8 +220,8 @@ def judge_server(
     In: `weights/*`, as training calls have them. Out: see `Task.tally`.
     """
     del key
-    graph, tables = local_graph(block, state), below(TABLES, state)
-    weights = under(
+    graph, tables = local_graph(block, state), fields_under(TABLES, state)
+    weights = tensors_under(
         "weights", inbox if cfg.sent.plain else decode_weights(cfg, block, state, inbox)
     )
     logits = cfg.backend.predict(cfg.model, weights, graph, tables)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import NO_STATE, Payload, Ragged, Stacked, State, under
+from silograph.core.payload import NO_STATE, Payload, Ragged, Stacked, State, tensors_under
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
@@ -98,12 +98,12 @@ class Evaluation(Protocol):
             rules: what the replies hold.
         """
 
-    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`.
 
         Args:
             model: the shape.
-            takes: specs of the inbox.
+            inbox_specs: specs of the inbox.
             key: of the calls.
             rules: what the replies hold.
         """
@@ -134,9 +134,9 @@ class OwnGraph:
         del model
         return server_counts(fed, inbox, key, rules)
 
-    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""
-        return server_steps(model, takes, key, rules)
+        return server_steps(model, inbox_specs, key, rules)
 
     def seen(self, collect: float) -> str:
         """Return how a node is seen."""
@@ -167,11 +167,13 @@ class AllSilos:
         self, fed: Federation, model: AnyModel, inbox: Payload, key: Key, rules: CountRules
     ) -> dict[str, Tensor]:
         """Score with sums over all silos."""
-        return exchanged_counts(fed, model, under("weights", inbox), key, rules, self.row_minimum)
+        return exchanged_counts(
+            fed, model, tensors_under("weights", inbox), key, rules, self.row_minimum
+        )
 
-    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; see `Evaluation`."""
-        del takes
+        del inbox_specs
         return exchanged_steps(model, key, rules, self.row_minimum)
 
     def seen(self, collect: float) -> str:
@@ -222,10 +224,12 @@ class HaloFrom:
         """Score with rows or sums of all halo slots."""
         staged = divisible(model)
         if self.by == "sums":
-            predict_together(fed, staged, under("weights", inbox), key, finish_alone)
+            predict_together(fed, staged, tensors_under("weights", inbox), key, finish_alone)
             return call_for_counts(fed, judge_left, {}, key, rules)
         context = prediction(staged, key)
-        context.call(fed, self._begin, StartOfPass(under("weights", inbox), torch.tensor(False)))
+        context.call(
+            fed, self._begin, StartOfPass(tensors_under("weights", inbox), torch.tensor(False))
+        )
         for stage in at_sums(context)[self.layer :]:
             cross(fed, BOUNDARY_ROWS, stage)
         return call_for_counts(fed, judge_left, {}, key, rules)
@@ -235,9 +239,9 @@ class HaloFrom:
         """The op that begins a pass."""
         return begin_inside if self.layer else begin
 
-    def steps(self, model: AnyModel, takes: FieldSpecs, key: Key, rules: CountRules) -> Steps:
+    def steps(self, model: AnyModel, inbox_specs: FieldSpecs, key: Key, rules: CountRules) -> Steps:
         """Return the calls of `counts`; `rules`: what the replies hold."""
-        del takes
+        del inbox_specs
         staged = divisible(model)
         scoring = scoring_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":
@@ -294,7 +298,7 @@ BOUNDARY_ROWS = Fetch[AtStage](None, serve_all, store_all)
 # --- on receipt ----------------------------------------------------------------------------------
 # Scoring the model that a client receives, before it trains: counts that travel with its reply.
 #
-# They cost no call of their own. Where the run asks for it (`MethodConfig.received`), every
+# They cost no call of their own. Where the run asks for it (`MethodConfig.score_on_receipt`), every
 # selected client counts what the model with which it begins the round says of its validation
 # nodes, or of all nodes that judge; so the server's model of a round is known by who trains in
 # the next one.
@@ -312,13 +316,13 @@ def score_received(
     """Return fields for the state, and the counts (C, ...) of the reply; both empty if off.
 
     Args:
-        cfg: of the method; it has `received`, `is_unscored`, `model`, `backend`, `relevant` and
-            `count_rules`.
+        cfg: of the method; it has `score_on_receipt`, `is_unscored`, `model`, `backend`,
+            `relevant` and `count_rules`.
         block: the graphs on which the clients train.
         start: from which they train, see `silograph.nn.fit`.
         tables: the clients', where the model has any.
     """
-    if not cfg.received:
+    if not cfg.score_on_receipt:
         return {}, {}
     if cfg.is_unscored:  # zeros, so that a round costs the same bytes whether it scores or not
         assert block.adj.values is not None  # blocks carry values of the run's dtype
@@ -330,10 +334,12 @@ def score_received(
     with work_for(Kind.EVALUATION):
         weights = weights_of(cfg, block, start)
         logits = cfg.backend.predict(cfg.model, weights, block, tables)
-        ranking = ranked(cfg, "server", weights, block, tables) if cfg.received == "all" else {}
+        ranking = (
+            ranked(cfg, "server", weights, block, tables) if cfg.score_on_receipt == "all" else {}
+        )
     rows = judged_logits(logits, block)
     counts = counts_of_logits(cfg, block, rows)
-    if cfg.received == "all":
+    if cfg.score_on_receipt == "all":
         if ranking:
             counts |= {n: f.t for n, f in ranking_reply(cfg, ranking, block, "server").items()}
         return {"server/logits": rows, **ranking}, counts
@@ -352,7 +358,7 @@ def weights_of(cfg: Any, block: ClientBlock, start: Start) -> Mapping[str, Tenso
 
 def received_specs(cfg: Any) -> FieldSpecs:
     """Return the specs of these counts in a reply, `received/*`."""
-    if not cfg.received:
+    if not cfg.score_on_receipt:
         return {}
     return {f"{RECEIVED}/{n}": spec for n, spec in _count_specs(cfg).items()}
 
@@ -360,6 +366,6 @@ def received_specs(cfg: Any) -> FieldSpecs:
 def _count_specs(cfg: Any) -> FieldSpecs:
     """Return the specs of counts of a model that clients receive, rankings included."""
     specs = tally_specs(cfg.model.task, cfg.model.outputs, cfg.count_rules)
-    if cfg.received != "all":
+    if cfg.score_on_receipt != "all":
         return {name: spec for name, spec in specs.items() if name.startswith(VALIDATION)}
     return specs if cfg.relevant is None else {**specs, **ranking_reply_specs()}

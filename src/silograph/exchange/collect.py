@@ -420,11 +420,11 @@ def send_squares(clients: Clients, state: Empty, request: Means) -> tuple[Empty,
 def keep_statistics(clients: Clients, _state: Empty, request: Result) -> tuple[KeptResult, Empty]:
     """Keep the result."""
 
-    def kept(values: Mapping[str, Tensor]) -> dict[str, Stacked]:
+    def to_each_client(values: Mapping[str, Tensor]) -> dict[str, Stacked]:
         size = clients.block.num_clients
         return {name: Stacked(t.expand(size, *t.shape).clone()) for name, t in values.items()}
 
-    return KeptResult(kept(request.mean), kept(request.deviation)), Empty()
+    return KeptResult(to_each_client(request.mean), to_each_client(request.deviation)), Empty()
 
 
 def asks_deviation(specs: SumSpecs) -> bool:

@@ -2,13 +2,13 @@
 
 First the messages, then the ops of the clients, then the server's part:
 
-    begin            weights come, stages without a sum are done
-    contribute ->    for every stage with a sum, forward: partial sums cross (`SumRelay`),
-      -> absorb      the stage is finished, and those without a sum that follow
-    lose             loss and its gradient, of the clients' own training rows
-    return_sums ->   the same stages backward: cotangents cross,
-      -> walk_back   gradients of the stage, and of those without a sum before it
-    hand_in          gradients of the weights, to be summed
+    begin                     weights come, stages without a sum are done
+    send_partial_sums ->      for every stage with a sum, forward: partial sums cross (`SumRelay`),
+      -> add_remote_sums      the stage is finished, and those without a sum that follow
+    compute_loss              loss and its gradient, of the clients' own training rows
+    send_cotangents ->        the same stages backward: cotangents cross,
+      -> add_remote_cotangents   gradients of the stage, and of those without a sum before it
+    send_gradients            gradients of the weights, to be summed
 
 Every client sends sums over its own rows, scaled on its side; a raw row, an edge or a label never
 leaves. What a sum still tells is worked out in docs/exchange.md.
@@ -41,7 +41,7 @@ from silograph.core.payload import (
     Stacked,
     State,
     offsets,
-    under,
+    tensors_under,
 )
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import report_rows
@@ -339,7 +339,7 @@ def begin_inside(clients: Clients, state: Pass, request: StartOfPass) -> tuple[P
 
 
 @op(Kind.PARTIAL_SUMS)
-def contribute(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
+def send_partial_sums(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
     """Compute partial sums for other silos; those of too few own nodes are not sent."""
     at, params = inputs_at(clients, state, request)
     z = before(params, at)
@@ -348,7 +348,7 @@ def contribute(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, P
 
 
 @op(Kind.PARTIAL_SUMS)
-def absorb(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
+def add_remote_sums(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
     """Finish the stage and those without a sum that follow."""
     at, params = inputs_at(clients, state, request)
     own = state.z[str(at.number)].t
@@ -405,7 +405,7 @@ def _with_stage(state: InPass, at: Inputs, s: Tensor, output: Tensor) -> InPass:
 
 
 @op(Kind.CONTROL)
-def lose(clients: Clients, state: Pass, request: LossCount) -> tuple[Pass, LossSum]:
+def compute_loss(clients: Clients, state: Pass, request: LossCount) -> tuple[Pass, LossSum]:
     """Compute the loss of the own training rows, and its gradient."""
     block, model, started = clients.block, clients.cfg.model.staged, state
     reach, last = reach_of(clients, started), len(model.stages)
@@ -427,7 +427,7 @@ def lose(clients: Clients, state: Pass, request: LossCount) -> tuple[Pass, LossS
 
 
 @op(Kind.COTANGENTS)
-def return_sums(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
+def send_cotangents(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
     """Backpropagate to the sum; compute cotangents for others."""
     at, params = inputs_at(clients, state, request)
     new, s = back_to_sum(clients, state, at, params)
@@ -453,7 +453,7 @@ def _through_second_half(
 
 
 @op(Kind.COTANGENTS)
-def walk_back(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
+def add_remote_cotangents(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
     """Backpropagate through the stage, and those without a sum before it."""
     at, params = inputs_at(clients, state, request)
     own = gradient_of_sum(state)
@@ -484,7 +484,7 @@ def finish_back(
 
 
 @op(Kind.GRADIENTS)
-def hand_in(clients: Clients, state: Pass, _: Empty) -> tuple[Empty, WeightGradients]:
+def send_gradients(clients: Clients, state: Pass, _: Empty) -> tuple[Empty, WeightGradients]:
     """Send the gradients of the weights and end the pass."""
     block, gradients = clients.block, dict[str, Stacked | Patched]()
     for name, part in state.gradient.items():
@@ -589,7 +589,7 @@ def _add_gradients(block: ClientBlock, state: InPass, at: Inputs, gradients: Gra
             totals[full_name] = Stacked(total)
     origin, enter = state.origin, state.enter
     if gradients.origin is not None:
-        assert origin is not None  # from `lose`
+        assert origin is not None  # from `compute_loss`
         origin = Ragged(origin.t + gradients.origin, off)
     if gradients.x is not None:
         enter = Ragged((0 if enter is None else enter.t) + gradients.x, off)
@@ -603,7 +603,7 @@ def _pass_gradient_down(at: Inputs, state: InPass) -> InPass:
         return state
     first = next((i for i, step in enumerate(at.model.stages) if step.teleport), None)
     if at.number == first:  # the restart adds it again in every stage
-        assert state.origin is not None  # from `lose`
+        assert state.origin is not None  # from `compute_loss`
         gradient = Ragged(gradient.t + state.origin.t, at.reach.off)
     return replace(state, enter=None, grad=gradient)
 
@@ -645,7 +645,10 @@ class Crossing:
     backward: Exchange
 
 
-SUMS, COTANGENTS = SumRelay(contribute, absorb), SumRelay(return_sums, walk_back)
+SUMS, COTANGENTS = (
+    SumRelay(send_partial_sums, add_remote_sums),
+    SumRelay(send_cotangents, add_remote_cotangents),
+)
 BY_SUMS = Crossing(SUMS, COTANGENTS)
 
 
@@ -666,7 +669,7 @@ def pass_calls(crossing: Crossing = BY_SUMS) -> tuple[Part, ...]:
         for_each(at_sums, crossing.forward),
         for_each(back_at_sums, crossing.backward),
     )
-    return begin, forward, lose, backward, hand_in
+    return begin, forward, compute_loss, backward, send_gradients
 
 
 def cross(
@@ -795,8 +798,8 @@ def gradients(
     counts = forward(fed, model, weights, key, crossing, row_minimum, relayed)
     count = counts["all" if weighed else "part"]
     context = CallContext(PassForm(model, train=True, row_minimum=row_minimum), key)
-    loss = context.call(fed, lose, LossCount(count.clamp(min=1)), Sum())["loss"]
+    loss = context.call(fed, compute_loss, LossCount(count.clamp(min=1)), Sum())["loss"]
     for stage in back_at_sums(context):
         cross(fed, crossing.backward, stage, relayed)
-    reply = context.call(fed, hand_in, Empty(), Sum())
-    return under("gradient", reply), float(loss.t) if int(counts["part"]) else None
+    reply = context.call(fed, send_gradients, Empty(), Sum())
+    return tensors_under("gradient", reply), float(loss.t) if int(counts["part"]) else None

@@ -68,15 +68,15 @@ class PullForm:
             the requester hears which ones are.
         since: whether requesters say which version of a row they have.
         some: whether clients that do not ask may answer, and only owners of wanted rows are called.
-        asked: the state field (k,) in which requesters keep the slots that they ask for. Silos then
-            take rows for exactly these; without it, for as many as they have slots.
+        requested: the state field (k,) in which requesters keep the slots that they ask for. Silos
+            then take rows for exactly these; without it, for as many as they have slots.
     """
 
     fields: FieldSpecs = field(default_factory=lambda: {"rows": FieldSpec(Ragged)})
     missing: Literal["fail", "keep"] = "fail"
     since: bool = False
     some: bool = False
-    asked: str = ""
+    requested: str = ""
 
 
 PLAIN = PullForm()
@@ -103,7 +103,7 @@ class _PullCall:
         """Call an op; `rows`: whether its replies have rows."""
         full_inbox, missing = {**self.common_inbox, **inbox}, self.has_missing_rows
         return self.fed.call(
-            op, full_inbox, what=what, key=self.key, to=to, rows=rows, lacking=missing
+            op, full_inbox, what=what, key=self.key, to=to, rows=rows, allow_missing=missing
         )
 
 
@@ -266,7 +266,7 @@ def _fetch(
     if not len(called_owners):
         return None
     owners_reply = _call_owners(
-        call, serve, request, wanted, called_owners, named=ask is not None or form.some
+        call, serve, request, wanted, called_owners, is_named=ask is not None or form.some
     )
     return None if owners_reply is None else _reply_to_requesters(call, request, owners_reply)
 
@@ -376,12 +376,12 @@ def _call_owners(
     wanted: Tensor,
     called_owners: Tensor,
     *,
-    named: bool,
+    is_named: bool,
 ) -> _OwnersReply | None:
     """Call the owners of the rows `wanted` (W,); return None if none answered."""
     fed, form = call.fed, call.form
     row, off = by_owner(wanted, fed.route.boundary_off, called_owners)
-    request: dict[str, Field] = {"row": Ragged(row, off)} if named else {}
+    request: dict[str, Field] = {"row": Ragged(row, off)} if is_named else {}
     common_version = None if slot_request.since is None else _common_versions(slot_request, wanted)
     if common_version is not None:
         request["since"] = Ragged(common_version, off)

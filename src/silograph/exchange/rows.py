@@ -99,24 +99,24 @@ class Relayed:
 
 def relay_sum(
     fed: Federation,
-    contribute: Op,
-    absorb: Op,
+    send: Op,
+    receive: Op,
     *,
     what: Kind,
     key: Key,
     inbox: Mapping[str, Shared] | None = None,
     to: Sequence[str] | None = None,
     silos: int = 1,
-    lacking: bool = False,
+    allow_missing: bool = False,
 ) -> Relayed:
     """Add up partial sums of boundary rows over clients, and send them to the rows' owners.
 
     Args:
         fed: the federation.
-        contribute: replies `rows` (k, D), one for each of its slots in their order, or for those
+        send: replies `rows` (k, D), one for each of its slots in their order, or for those
             slots that it names in `slot` (k,) int32; may count in `left_out` (C,) int64 the
             rows that it does not send.
-        absorb: gets `sum` (k, D) and `row` (k,) int32, the places among its boundary rows,
+        receive: gets `sum` (k, D) and `row` (k,) int32, the places among its boundary rows,
             ascending; `row` is left out if contributors named no slots and `silos` is 1: then all
             rows have a sum.
         what: kind of the rows.
@@ -124,14 +124,16 @@ def relay_sum(
         inbox: what both ops get besides.
         to: clients that take part; sums for others are dropped.
         silos: how many clients must have sent a row for a sum to be handed on.
-        lacking: whether to continue without clients that are away.
+        allow_missing: whether to continue without clients that are away.
     """
     full_inbox: dict[str, Field] = dict(inbox or {})
-    reply = fed.call(contribute, full_inbox, what=what, key=key, to=to, rows=True, lacking=lacking)
+    reply = fed.call(
+        send, full_inbox, what=what, key=key, to=to, rows=True, allow_missing=allow_missing
+    )
     if not reply:  # all have gone
         return Relayed()
     members, names_slots = positions_of(fed.ids, to), "slot" in reply
-    values, target = _rows_with_targets(fed, reply, contribute, members, lacking=lacking)
+    values, target = _rows_with_targets(fed, reply, send, members, allow_missing=allow_missing)
     sent, own_rows = len(values), all_places(fed.route.boundary_off, members)
     if to is not None:
         values, target = _select_rows(own_rows, values, target)
@@ -147,7 +149,7 @@ def relay_sum(
     full_inbox["sum"] = Ragged(total, off)
     if names_slots or silos > 1:
         full_inbox["row"] = Ragged(places, off)
-    fed.call(absorb, full_inbox, what=what, key=key, to=to, lacking=lacking)
+    fed.call(receive, full_inbox, what=what, key=key, to=to, allow_missing=allow_missing)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
     return Relayed(sent, left_out, withheld)
 
@@ -160,42 +162,42 @@ class SumRelay(Exchange):
     has `row_minimum`, the least numbers of nodes and silos that must contribute to a row.
 
     Attributes:
-        contribute: sends partial sums.
-        absorb: gets the sums of these.
+        send: sends partial sums.
+        receive: gets the sums of these.
     """
 
-    contribute: ClientOp[Any, Any]
-    absorb: ClientOp[Any, Any]
+    send: ClientOp[Any, Any]
+    receive: ClientOp[Any, Any]
 
     def carry(self, fed: Federation, request: Any, context: CallContext) -> Relayed:
         """Add up partial sums, and send them to the rows' owners."""
         return relay_sum(
             fed,
-            self.contribute,
-            self.absorb,
-            what=context.kind_of(self.contribute),
+            self.send,
+            self.receive,
+            what=context.kind_of(self.send),
             key=context.key,
             inbox=to_payload(request),
             to=context.to,
             silos=context.cfg.row_minimum.silos,
-            lacking=context.allow_missing,
+            allow_missing=context.allow_missing,
         )
 
 
 def _rows_with_targets(
-    fed: Federation, reply: Payload, contribute: Op, members: Tensor, *, lacking: bool
+    fed: Federation, reply: Payload, send: Op, members: Tensor, *, allow_missing: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the rows (k, D) in the clients' replies, and the boundary row (k,) of each."""
-    rows = ragged_field(reply, "rows", contribute)
+    rows = ragged_field(reply, "rows", send)
     if "slot" in reply:
-        slots = places_in(reply, "slot", fed.route.slot_off, members, contribute)
+        slots = places_in(reply, "slot", fed.route.slot_off, members, send)
     else:
-        present = [p for p in members.tolist() if not lacking or fed.ids[p] not in fed.away]
+        present = [p for p in members.tolist() if not allow_missing or fed.ids[p] not in fed.away]
         slots = all_places(fed.route.slot_off, torch.tensor(present, dtype=torch.int64))
     target = fed.route.target[slots]
     if len(target) != len(rows.t):
         raise ProtocolError(
-            f"expected a row for each slot from {contribute.__name__}, got {len(rows.t)} rows for "
+            f"expected a row for each slot from {send.__name__}, got {len(rows.t)} rows for "
             f"{len(target)} slots"
         )
     return rows.t, target
@@ -302,7 +304,7 @@ class Publish(Exchange):
         publish(fed, *self.parts, what=what, key=context.key, to=context.to, back=back)
 
 
-def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
+def learn_rows(fed: Federation, name_rows: Op, *, key: Key) -> Ragged:
     """Return which rows of a tensor clients use, (k,) numbers with a run for every client.
 
     It shows the server what occurs at a client: features, for first weights. See
@@ -310,16 +312,16 @@ def learn_rows(fed: Federation, tell: Op, *, key: Key) -> Ragged:
 
     Args:
         fed: the federation.
-        tell: replies `used` (k,) int32, ascending, and keeps them in its state.
+        name_rows: replies `used` (k,) int32, ascending, and keeps them in its state.
         key: key of the op's draws.
     """
-    reply = fed.call(tell, {}, what=Kind.STATISTICS, key=key, rows=True)
-    return ragged_field(reply, "used", tell)
+    reply = fed.call(name_rows, {}, what=Kind.STATISTICS, key=key, rows=True)
+    return ragged_field(reply, "used", name_rows)
 
 
-def learn_rows_steps(tell: Op, *, key: Key, size: int) -> Steps:
+def learn_rows_steps(name_rows: Op, *, key: Key, size: int) -> Steps:
     """Return the calls of `learn_rows`; `size` is the number of rows that the tensor has."""
-    return Call(tell, Kind.STATISTICS, key, {}, {"used": row_numbers(size)})
+    return Call(name_rows, Kind.STATISTICS, key, {}, {"used": row_numbers(size)})
 
 
 def row_numbers(size: int) -> FieldSpec:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.experiment.result_files import Row
 from silograph.task.metric_table import LOSS, METRICS, Metric
 
@@ -167,7 +167,7 @@ def advice_of(
         return None
     return (
         f"the best round was {best_round} of {rounds}: --patience {sufficient_patience} gives the "
-        f"same model {counted(saved_rounds, 'round')} earlier"
+        f"same model {count_of(saved_rounds, 'round')} earlier"
     )
 
 

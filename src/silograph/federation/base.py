@@ -223,7 +223,7 @@ class Federation(Protocol):
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
-        lacking: bool = False,
+        allow_missing: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to` (all by default, in client order) and return the replies.
 
@@ -238,8 +238,8 @@ class Federation(Protocol):
                 client (`Gather`).
             rows: whether replies may be `Ragged`. What has a row for each node crosses clients
                 through `silograph.exchange` only, which says so here.
-            lacking: whether the call goes on without clients that are away or fail, as many as
-                they are; they are in `away` then, and have no rows in the replies. If nobody
+            allow_missing: whether the call goes on without clients that are away or fail, however
+                many; they are in `away` then, and have no rows in the replies. If nobody
                 answers, no field comes back.
 
         Raises:

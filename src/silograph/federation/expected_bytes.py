@@ -101,12 +101,12 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
     """
 
     def by_kind(call: Call) -> SizesByKind:
-        scores = {n: spec for n, spec in call.gives.items() if n.startswith(RECEIVED)}
-        others = {n: spec for n, spec in call.gives.items() if n not in scores}
+        scores = {n: spec for n, spec in call.reply_specs.items() if n.startswith(RECEIVED)}
+        others = {n: spec for n, spec in call.reply_specs.items() if n not in scores}
         sizes = {call.reply_kind: _bound_of(call, others, extent, state)}
         if scores:
             whole, without_score = (
-                _bound_of(call, call.gives, extent, state),
+                _bound_of(call, call.reply_specs, extent, state),
                 sizes[call.reply_kind],
             )
             is_bounded = whole.most is not None and without_score.most is not None
@@ -120,11 +120,11 @@ def sent_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
 
 def received_sizes(steps: Steps, extent: Extent, state: FieldSpecs) -> SizesByKind:
     """Return bytes that a client receives in some steps; see `sent_sizes`."""
-    return _sizes(steps, lambda call: {call.what: _bound_of(call, call.takes, extent, state)})
+    return _sizes(steps, lambda call: {call.what: _bound_of(call, call.inbox_specs, extent, state)})
 
 
 def _bound_of(call: Call, specs: FieldSpecs, extent: Extent, state: FieldSpecs) -> SizeBound:
-    others = {"inbox": call.takes, "state": state}
+    others = {"inbox": call.inbox_specs, "state": state}
     return frame_bound(call.op.__name__, specs, extent, others)
 
 

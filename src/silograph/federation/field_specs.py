@@ -41,7 +41,7 @@ class FieldSpec:
         fewer: whether there may be fewer rows.
         low: least value; None is any.
         high: largest value; None is any.
-        below: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
+        places_of: SLOTS or BOUNDARY: values are places among them, from 0, ascending.
         ascending: whether each client's values ascend, each once: numbers of rows, say.
         optional: of a state: whether clients may lack the field, as a call to some creates it.
         among: TRAIN, VAL or TEST: a number of such nodes, or several by class; where a class has
@@ -55,7 +55,7 @@ class FieldSpec:
     fewer: bool = False
     low: float | None = None
     high: float | None = None
-    below: str = ""
+    places_of: str = ""
     ascending: bool = False
     optional: bool = False
     among: str = ""
@@ -66,7 +66,7 @@ FieldSpecs = Mapping[str, FieldSpec]
 
 def places(of: str) -> FieldSpec:
     """Return the spec of places (k,) int32 among a client's SLOTS or BOUNDARY."""
-    return FieldSpec(Ragged, (), torch.int32, rows=of, fewer=True, below=of)
+    return FieldSpec(Ragged, (), torch.int32, rows=of, fewer=True, places_of=of)
 
 
 def exactly(value: float, dtype: torch.dtype = torch.int32) -> FieldSpec:
@@ -238,9 +238,9 @@ def _value_problem(value: Field, spec: FieldSpec, extent: Extent, *, finite: boo
             return f"at most the {most} {spec.among} nodes reported at first, got {got}"
     if spec.ascending and isinstance(value, Ragged) and not _is_ascending(value):
         return "ascending numbers, each once, got others"
-    if spec.below and spec.below in extent.rows:
+    if spec.places_of and spec.places_of in extent.rows:
         assert isinstance(value, Ragged)  # places are rows
-        return _places_problem(value, extent.rows[spec.below])
+        return _places_problem(value, extent.rows[spec.places_of])
     return None
 
 

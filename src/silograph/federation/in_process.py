@@ -490,10 +490,10 @@ class InProcess:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
-        lacking: bool = False,
+        allow_missing: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
-        del lacking  # clients of this process are never away
+        del allow_missing  # clients of this process are never away
         rows = rows or bool(decoder_of(reduce).known)
         op = per_client(op) if self._single_client_ops else op
         envelope = self._account.open(op.__name__, what)

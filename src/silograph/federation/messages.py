@@ -32,7 +32,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Ragged, Shared, below
+from silograph.core.payload import Field, Ragged, Shared, fields_under
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 
 Message = TypeVar("Message")
@@ -164,7 +164,7 @@ def from_payload(cls: type[Message], payload: Mapping[str, Field]) -> Message:
     values: dict[str, Any] = {}
     for field in declared_fields(cls):
         if field.is_mapping:
-            parts = below(field.name, payload)
+            parts = fields_under(field.name, payload)
             held = {n: f.t for n, f in parts.items()} if field.is_shared else parts
             values[field.attribute] = None if field.is_optional and not parts else held
             continue

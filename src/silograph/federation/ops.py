@@ -248,9 +248,16 @@ class CallContext:
     def declare(self, op: ClientOp[Any, Any]) -> Call:
         """Return what both ends check of a call."""
         declared = op.declaration
-        takes = specs_of(declared.request, self.cfg, self.number)
-        gives = specs_of(declared.reply, self.cfg, self.number)
-        return Call(op, self.kind_of(op), self.key, takes, gives, declared.find_problem(self.cfg))
+        inbox_specs = specs_of(declared.request, self.cfg, self.number)
+        reply_specs = specs_of(declared.reply, self.cfg, self.number)
+        return Call(
+            op,
+            self.kind_of(op),
+            self.key,
+            inbox_specs,
+            reply_specs,
+            declared.find_problem(self.cfg),
+        )
 
     def call(
         self,
@@ -260,9 +267,15 @@ class CallContext:
         reduce: Reduce | None = None,
     ) -> Payload:
         """Call an op, and return what `reduce` makes of the replies."""
-        inbox, what, lacking = to_payload(request), self.kind_of(op), self.allow_missing
+        inbox, what, allow_missing = to_payload(request), self.kind_of(op), self.allow_missing
         return fed.call(
-            op, inbox, what=what, key=self.key, to=self.to, reduce=reduce, lacking=lacking
+            op,
+            inbox,
+            what=what,
+            key=self.key,
+            to=self.to,
+            reduce=reduce,
+            allow_missing=allow_missing,
         )
 
 

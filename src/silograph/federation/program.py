@@ -19,7 +19,7 @@ from silograph.core.errors import PolicyError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Field, Payload, Ragged, State
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.federation.base import Op, reply_kind
 from silograph.federation.field_specs import Extent, FieldSpecs, check_against
 
@@ -34,8 +34,8 @@ class Call:
         op: what is called.
         what: kind of the call.
         key: of its draws.
-        takes: fields of the inbox.
-        gives: fields of the reply.
+        inbox_specs: fields of the inbox.
+        reply_specs: fields of the reply.
         problem: given an inbox and its reply, both with the declared fields, returns which numbers
             of the reply contradict each other, or None.
     """
@@ -43,8 +43,8 @@ class Call:
     op: Op
     what: Kind
     key: Key
-    takes: FieldSpecs = field(default_factory=dict)
-    gives: FieldSpecs = field(default_factory=dict)
+    inbox_specs: FieldSpecs = field(default_factory=dict)
+    reply_specs: FieldSpecs = field(default_factory=dict)
     problem: Callable[[Payload, Payload], str | None] | None = None
 
     @property
@@ -55,12 +55,12 @@ class Call:
     @property
     def scores_inbox(self) -> bool:
         """Whether the weights of the inbox are scored before clients train from them."""
-        return any(name.startswith(RECEIVED) for name in self.gives)
+        return any(name.startswith(RECEIVED) for name in self.reply_specs)
 
     @property
     def rows(self) -> bool:
         """Whether the reply has rows of single nodes."""
-        return any(spec.form is Ragged for spec in self.gives.values())
+        return any(spec.form is Ragged for spec in self.reply_specs.values())
 
     def check_inbox(self, inbox: Payload, extent: Extent, state: State) -> None:
         """Raise `ProtocolError` unless an inbox has the call's fields, with finite numbers.
@@ -71,7 +71,7 @@ class Call:
             state: theirs.
         """
         where = f"inbox of {self.op.__name__}"
-        check_against(inbox, self.takes, extent, where, others={"state": state}, finite=True)
+        check_against(inbox, self.inbox_specs, extent, where, others={"state": state}, finite=True)
 
     def check_reply(
         self, inbox: Payload, reply: Payload, extent: Extent, *, own: bool = False
@@ -88,7 +88,9 @@ class Call:
             own: whether this end has made the reply: then its shapes are checked, no values.
         """
         where = f"reply of {self.op.__name__}"
-        check_against(reply, self.gives, extent, where, others={"inbox": inbox}, values=not own)
+        check_against(
+            reply, self.reply_specs, extent, where, others={"inbox": inbox}, values=not own
+        )
         problem = None if own or self.problem is None else self.problem(inbox, reply)
         if problem is not None:
             raise ProtocolError(f"expected {problem} in {where}")
@@ -622,14 +624,14 @@ class ScoredWeights:
         rules = self._rules
         if closes and len(self._closing) >= rules.closing:
             raise PolicyError(
-                f"expected {counted(rules.closing, 'model')} to be scored when the run is over, "
+                f"expected {count_of(rules.closing, 'model')} to be scored when the run is over, "
                 f"got one more in round {number}: the silo leaves the run; start it again to go on"
             )
         rounds = trained if rules.in_rounds is None else min(trained, rules.in_rounds)
         most = rounds + rules.closing + rules.in_setup
         if len(self._scored) >= most:
             raise PolicyError(
-                f"expected at most {counted(most, 'model')} to be scored after training from "
+                f"expected at most {count_of(most, 'model')} to be scored after training from "
                 f"{trained} different ones, got one more in round {number}: the silo leaves the "
                 "run; start it again to go on"
             )

@@ -18,9 +18,9 @@ from silograph.core.payload import (
     Stacked,
     State,
     dense,
-    named,
     stack,
-    under,
+    tensors_under,
+    with_prefix,
 )
 from silograph.evaluation.scoring import AllSilos, HaloSums, OwnGraph, personal
 from silograph.exchange.passes import weight_specs
@@ -259,7 +259,6 @@ __all__ = [
     "knob_specs",
     "learn_rows",
     "learn_rows_steps",
-    "named",
     "onto",
     "op",
     "per_client",
@@ -276,11 +275,12 @@ __all__ = [
     "stacked",
     "stacked_copies",
     "state_specs",
+    "tensors_under",
     "train",
-    "under",
     "untouched_rows_after_round",
     "up_to",
     "weight_specs",
     "when",
+    "with_prefix",
     "zero_weights",
 ]

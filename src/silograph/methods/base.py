@@ -30,7 +30,7 @@ from silograph.core.setting_values import (
     RowMinimum,
     SentWeights,
 )
-from silograph.core.text import shown
+from silograph.core.text import short_repr
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -184,12 +184,12 @@ class MethodConfig(Generic[Options]):
         selected: ids of who trains in this round, if a selector has chosen them.
         selector_uses_feedback: whether that selector gets feedback of each client after the round.
         selector_has_budget: whether a budget or another limit bounds how many clients it selects.
-        received: on which of their nodes clients score the model that they receive in a round,
-            to send the counts with their reply: none, validation nodes, or all.
+        score_on_receipt: on which of their nodes clients score the model that they receive in a
+            round, to send the counts with their reply: none, validation nodes, or all.
         count_rules: contents of replies of evaluation.
         row_minimum: the least numbers of nodes and silos that must contribute to an exchanged row.
         scored_every: number of rounds between two with counts of all nodes; 0: every round has
-            them. In the others, and in round 1, they are zeros where `received` is `all`.
+            them. In the others, and in round 1, they are zeros where `score_on_receipt` is `all`.
         is_unscored: whether they are zeros in this round; `in_round` sets it.
         relevant: least rating of relevant items, which rankings should have first; None: nothing is
             ranked.
@@ -214,7 +214,7 @@ class MethodConfig(Generic[Options]):
     selected: tuple[str, ...] | None = None
     selector_uses_feedback: bool = False
     selector_has_budget: bool = False
-    received: Literal["", "val", "all"] = ""
+    score_on_receipt: Literal["", "val", "all"] = ""
     count_rules: CountRules = ALL_COUNTS
     scored_every: int = 0
     is_unscored: bool = False
@@ -233,7 +233,7 @@ class MethodConfig(Generic[Options]):
         with which they begin it: the weights of round `number` - 1.
         """
         cfg = self
-        if self.received == "all" and self.scored_every:
+        if self.score_on_receipt == "all" and self.scored_every:
             is_scored = number > 1 and (number - 1) % self.scored_every == 0
             if is_scored == self.is_unscored:
                 cfg = replace(self, is_unscored=not is_scored)
@@ -473,7 +473,7 @@ class Method(Generic[Options]):
         ):
             raise ConfigError(
                 f"expected cautions of method {self.name} as a tuple of Caution, got "
-                f"{shown(cautions)}: write (Caution(TEXT),)"
+                f"{short_repr(cautions)}: write (Caution(TEXT),)"
             )
 
     @property

@@ -67,12 +67,12 @@ from silograph.core.payload import (
     Ragged,
     Shared,
     Stacked,
-    below,
+    fields_under,
     offsets,
     owners,
     ranges,
     stack,
-    under,
+    tensors_under,
 )
 from silograph.core.setting_values import lin
 from silograph.core.work import report_rows, work_for, work_of
@@ -457,7 +457,7 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
     """Compute losses and own embeddings with theta_t, and draw the nodes of the round."""
     cfg, block, key, weights = clients.cfg, clients.block, clients.key, request.weights
     model = divisible(cfg.model)
-    memory = under("optimizer", clients.state) if cfg.keep_optimizer else None
+    memory = tensors_under("optimizer", clients.state) if cfg.keep_optimizer else None
     check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
     is_compact = not cfg.options.share_features
     models = stored_rows.start_training(
@@ -1123,7 +1123,7 @@ def squared_move(block: ClientBlock, fields: TrainingFields, start: Mapping[str,
     Rows of features that a client does not have are left out: they only decay.
     """
     total = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
-    for name, value in below("weights", fields).items():
+    for name, value in fields_under("weights", fields).items():
         if isinstance(value, Ragged):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             change = value.t - start[name][block.x.used.feature]
@@ -1142,7 +1142,10 @@ def untouched_rows_after(cfg: Config, weights: Mapping[str, Tensor], steps: int)
     """
     if cfg.keep_optimizer or cfg.options.share_features:
         return {}
-    rows = {n: cfg.backend.rest(cfg.training, weights[n], steps) for n in cfg.model.first_maps}
+    rows = {
+        n: cfg.backend.untouched_rows_after(cfg.training, weights[n], steps)
+        for n in cfg.model.first_maps
+    }
     return {f"weights/{name}": w for name, w in rows.items()}
 
 
@@ -1204,7 +1207,7 @@ def train_round(
     if "loss" not in reply:  # no selected client has a training node
         return state, RoundReport(client_ids, None, facts | dict.fromkeys(names, 0.0))
     facts |= {name: float(reply[name].t) for name in names}
-    new = ServerState(under("weights", reply), state.memory)
+    new = ServerState(tensors_under("weights", reply), state.memory)
     return new, RoundReport(client_ids, float(reply["loss"].t), facts)
 
 

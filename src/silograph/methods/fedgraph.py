@@ -59,7 +59,7 @@ from silograph.core.payload import (
     offsets,
     owners,
     stack,
-    under,
+    tensors_under,
 )
 from silograph.core.setting_values import lin
 from silograph.core.work import report_entries, report_rows, report_steps
@@ -602,7 +602,7 @@ def begin_round(clients: FedGraphClients, request: RoundStart) -> RoundState:
     cfg, block = clients.cfg, clients.block
     check_weights(cfg.model, request.weights, block, shared=True)
     weights = stacked_copies(request.weights, block.num_clients)
-    memory = under("optimizer", clients.state) if cfg.keep_optimizer else None
+    memory = tensors_under("optimizer", clients.state) if cfg.keep_optimizer else None
     keep_rates = [request.knobs[KEEPS[0]].t]
     for name in KEEPS[1:]:
         keep_rates.append(request.knobs[name].t if name in request.knobs else keep_rates[-1])
@@ -622,8 +622,8 @@ def name_slots_of(
 ) -> tuple[RoundState, RequestedSlots]:
     """Draw the neighbors of a stage, and name the slots among them."""
     slots = stages_of(clients, state, number)[0].slots
-    named = {**state.requested_slots, str(number): slots}
-    return replace(state, requested_slots=named), RequestedSlots(slots)
+    requested_slots = {**state.requested_slots, str(number): slots}
+    return replace(state, requested_slots=requested_slots), RequestedSlots(slots)
 
 
 # --- Rows: requests go from the last shared stage to the first, rows from the first to the last --

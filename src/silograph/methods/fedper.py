@@ -30,7 +30,7 @@ from torch import Tensor
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Shared, Stacked, below, dense, stack
+from silograph.core.payload import Patched, Shared, Stacked, dense, fields_under, stack
 from silograph.evaluation.scoring import personal, received_specs
 from silograph.federation.base import WeightedMean
 from silograph.federation.field_specs import LOSS, TRAINED, FieldSpec, FieldSpecs
@@ -192,7 +192,7 @@ def own_weights(
     """Return each client's trained weights, (C, ...); the server's if nothing is private."""
     if not cfg.options.private:
         return server
-    weights = below("base", state) | below("private", state)
+    weights = fields_under("base", state) | fields_under("private", state)
     return {name: weights[name] for name in cfg.model.weight_shapes}
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from silograph.core.kinds import Kind
-from silograph.core.payload import Shared, Stacked, State, below, dense, stack
+from silograph.core.payload import Shared, Stacked, State, dense, fields_under, stack
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import TABLES, ranked, remembered
 from silograph.evaluation.scoring import personal, received_specs
@@ -75,7 +75,7 @@ def begin_with(
     clients.begin(trained)
     cfg, weights, graph = clients.cfg, request.weights, clients.graph
     with work_for(Kind.EVALUATION):
-        tables = below(TABLES, clients.state)
+        tables = fields_under(TABLES, clients.state)
         logits = cfg.backend.predict(cfg.model, weights, graph, tables)
         scores: State = remembered(logits, graph)
         scores = {**scores, **ranked(cfg, "own", weights, graph, tables)}

@@ -28,8 +28,8 @@ from silograph.core.payload import (
     Stacked,
     State,
     from_bases,
-    named,
     stack,
+    with_prefix,
 )
 from silograph.evaluation.evaluate import (
     TABLES,
@@ -130,12 +130,12 @@ class AveragedModel:
 
 def stacked(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Stacked]:
     """Return client tensors (C, ...) as fields `prefix/name`."""
-    return {name: Stacked(t) for name, t in named(prefix, tensors).items()}
+    return {name: Stacked(t) for name, t in with_prefix(prefix, tensors).items()}
 
 
 def shared(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Shared]:
     """Return the server's tensors, such as weights, as fields `prefix/name`."""
-    return {name: Shared(t) for name, t in named(prefix, tensors).items()}
+    return {name: Shared(t) for name, t in with_prefix(prefix, tensors).items()}
 
 
 def each_as_base(weights: Mapping[str, Stacked | Patched]) -> dict[str, Stacked | Patched]:
@@ -196,7 +196,7 @@ def untouched_rows_after_round(cfg: MethodConfig, weights: Mapping[str, Tensor])
         return {}
     steps = cfg.schedule.epochs
     return {
-        f"weights/{name}": cfg.backend.rest(cfg.training, weights[name], steps)
+        f"weights/{name}": cfg.backend.untouched_rows_after(cfg.training, weights[name], steps)
         for name in cfg.model.first_maps
     }
 

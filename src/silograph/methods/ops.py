@@ -36,7 +36,15 @@ from silograph.aggregation.aggregators import combine_weights
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, Shared, Stacked, State, below, under
+from silograph.core.payload import (
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    fields_under,
+    tensors_under,
+)
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import TABLES, ranked, remembered, tallies
 from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
@@ -164,11 +172,11 @@ class Clients(OpClients, Generic[Options]):
             leaves NaN or infinity, private state keeps its values from before.
         """
         cfg, state, graph = cfg or self.cfg, self.state, self.graph
-        sampler_state, tables = below(NEIGHBORS, state), below(TABLES, state)
+        sampler_state, tables = fields_under(NEIGHBORS, state), fields_under(TABLES, state)
         # 1. Where the run scores what clients receive, do it before training.
         score_fields, counts = score_received(cfg, graph, start, tables)
         # 2. Train.
-        memory = under("optimizer", state) if cfg.keep_optimizer else None
+        memory = tensors_under("optimizer", state) if cfg.keep_optimizer else None
         inputs = TrainingInputs(graph, start, memory, self.key, sampler_state, tables)
         fitted = replace(cfg.backend.fit(cfg.training, inputs), received=counts)
         # 3. Keep logits of the trained model for the scored rows, as the clients' own view.
@@ -214,14 +222,17 @@ class Clients(OpClients, Generic[Options]):
             return state, reply
         if self.start is None:
             start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
-            self.start = start, untouched_rows_after_round(self.cfg, under("weights", start))
+            self.start = (
+                start,
+                untouched_rows_after_round(self.cfg, tensors_under("weights", start)),
+            )
         base, untouched = self.start
         return sent_weights.encode_reply(self.cfg, state, base, reply, untouched)
 
     @staticmethod
     def reply_check(declared: OpDeclaration, cfg: Any) -> Problem | None:
         """Return what finds a problem with counts of the weights that clients received."""
-        if not sends_scores(declared) or not cfg.received:
+        if not sends_scores(declared) or not cfg.score_on_receipt:
             return None
         return tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
 
@@ -297,7 +308,14 @@ class Server(Generic[Options]):
         inbox, kind, key = self._inbox(op, request, to), op.declaration.kind, self.call_key
         rows = reduce is None and any(f.is_rows for f in declared_fields(op.declaration.reply))
         return self.fed.call(
-            op, inbox, what=kind, key=key, to=to, reduce=reduce, rows=rows, lacking=allow_missing
+            op,
+            inbox,
+            what=kind,
+            key=key,
+            to=to,
+            reduce=reduce,
+            rows=rows,
+            allow_missing=allow_missing,
         )
 
     def fetch_rows(
@@ -367,7 +385,7 @@ class Server(Generic[Options]):
         client_ids, cfg = self.select(), self.cfg
         inbox, declared = self._inbox(op, request, client_ids), op.declaration
         if mean is None and has_sent_weights(declared.request):
-            weights = under("weights", to_payload(request))
+            weights = tensors_under("weights", to_payload(request))
             untouched = untouched_rows_after_round(cfg, weights)
             mean = WeightedMean("nodes", untouched)
             if not cfg.sent.plain:
@@ -384,7 +402,7 @@ class Server(Generic[Options]):
             reduce = Gather("nodes", "loss", *scores, *combined, fold=fold)
         what, key = declared.kind, self.call_key
         reply = self.fed.call(op, inbox, what=what, key=key, to=client_ids, reduce=reduce)
-        by_client = under("by_client", reply)
+        by_client = tensors_under("by_client", reply)
         averages = {n: field for n, field in reply.items() if not n.startswith(BY_CLIENT)}
 
         # 2. Report what selectors and scores need.
@@ -416,7 +434,7 @@ class Server(Generic[Options]):
             Fields (C, ...) by name, zeros for clients that did not answer, and `answered` (C,).
         """
         names = specs_of(op.declaration.reply, self.cfg)
-        return under("by_client", self.call(op, request, to=to, reduce=Gather(*names)))
+        return tensors_under("by_client", self.call(op, request, to=to, reduce=Gather(*names)))
 
     def report(
         self,
@@ -452,7 +470,7 @@ class Server(Generic[Options]):
         if self.cfg.sent.plain or not has_sent_weights(op.declaration.request):
             return inbox
         positions = positions_of(self.fed.ids, to)
-        cfg, weights = self.cfg, under("weights", inbox)
+        cfg, weights = self.cfg, tensors_under("weights", inbox)
         return {**inbox, **sent_weights.encode_weights(cfg, weights, self.used_rows, positions)}
 
 

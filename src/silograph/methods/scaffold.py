@@ -50,7 +50,7 @@ from torch import Tensor
 
 from silograph.core.config import STRICT
 from silograph.core.kinds import Kind
-from silograph.core.payload import Patched, Shared, Stacked, below, named, stack
+from silograph.core.payload import Patched, Shared, Stacked, fields_under, stack, with_prefix
 from silograph.core.setting_values import log
 from silograph.core.work import report_clients
 from silograph.evaluation.scoring import received_specs
@@ -186,7 +186,7 @@ def setup(server: Server[ScaffoldOptions], weights: Params) -> ServerState:
     """Set up the clients; the server's variate c is 0."""
     reply = server.call(begin_variates, Empty(), reduce=Sum())
     zeros = {name: torch.zeros_like(w) for name, w in weights.items()}
-    return ServerState(weights, {**named("variates", zeros), "nodes": reply["nodes"].t})
+    return ServerState(weights, {**with_prefix("variates", zeros), "nodes": reply["nodes"].t})
 
 
 @calls(train_corrected)
@@ -195,7 +195,7 @@ def train_round(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients; move the model x and the common variate c."""
     assert state.weights is not None  # set by setup
-    variates = below("variates", state.memory)
+    variates = fields_under("variates", state.memory)
     request = CorrectedModel(state.weights, variates)
     mean, report = server.average(train_corrected, request, AveragedChange)
     if mean is None:  # no selected client has a training node
@@ -204,7 +204,7 @@ def train_round(
     lr = server.options.server_lr
     x = {name: w.lerp(mean.weights[name], lr) for name, w in state.weights.items()}
     c = {name: v.add(mean.variates[name], alpha=share) for name, v in variates.items()}
-    return ServerState(x, {**state.memory, **named("variates", c)}), report
+    return ServerState(x, {**state.memory, **with_prefix("variates", c)}), report
 
 
 SCAFFOLD = Method(

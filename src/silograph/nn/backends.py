@@ -19,7 +19,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal, why_no_embeddings
 from silograph.nn.fit import Fitted, Training, TrainingInputs, check_fit, check_weights
-from silograph.nn.fit import rest as rest_torch
+from silograph.nn.fit import untouched_rows_after as untouched_by_torch
 from silograph.nn.flow import rule_of
 from silograph.nn.forward import Staged
 from silograph.nn.masked import Masked, Near, SparseMasks
@@ -56,7 +56,7 @@ class Backend(Protocol):
                 that this cannot train.
         """
 
-    def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
+    def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
 
     def predict(
@@ -96,11 +96,11 @@ class TorchBackend:
             raise ProtocolError(f"expected another model: {reason}")
         return training.model.fit(training, inputs)
 
-    def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
+    def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps on all rows together."""
         if _stays_without_data(training, start, steps):
             return start
-        return rest_torch(training, start, steps)
+        return untouched_by_torch(training, start, steps)
 
     def predict(
         self,
@@ -155,14 +155,14 @@ class CompiledBackend:
             return rating_compiled.fit(training.model, training, inputs)
         return compiled.fit(_require_stages(training.model), training, inputs)
 
-    def rest(self, training: Training, start: Tensor, steps: int) -> Tensor:
+    def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps row by row."""
         if _stays_without_data(training, start, steps):
             return start
         _check_compiled(training, masks=False)
         from silograph.nn import compiled
 
-        return compiled.rest(training, start, steps)
+        return compiled.untouched_rows_after(training, start, steps)
 
     def predict(
         self,

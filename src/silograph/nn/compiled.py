@@ -208,7 +208,7 @@ def weights_of(
         for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
-            path, flops = partial(rest, training), training.flops_of(name)
+            path, flops = partial(untouched_rows_after, training), training.flops_of(name)
             weights[name] = patched(path, fields[name], t, block.x, steps, flops)
     return {name: weights[name] for name in model.weight_shapes}
 
@@ -276,13 +276,13 @@ def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Par
     }
 
 
-def rest(training: Training, start: Tensor, steps: int) -> Tensor:
+def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     weight = start.clone(memory_format=torch.contiguous_format)
     with flush_subnormals():  # as rows are in training
         values = weight.numpy().reshape(-1)
         memory = np.empty((4, kernels_optim.TOGETHER), values.dtype)
-        kernels_optim.rest(values, step_rule(training), steps, memory)
+        kernels_optim.untouched_rows_after(values, step_rule(training), steps, memory)
     return weight
 
 

@@ -630,7 +630,7 @@ def copy_start(
     return weight_fields
 
 
-def rest(training: Training, start: Tensor, steps: int) -> Tensor:
+def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
     name = f"{FIRST}rows"  # only first weights have rows that no data reaches
     weights, no_gradient, base = (
@@ -659,13 +659,13 @@ def _trained_weights(
             weights[name] = f
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            path, flops = partial(rest, training), training.flops_of(name)
+            path, flops = partial(untouched_rows_after, training), training.flops_of(name)
             weights[name] = patched(path, fields[name], f.t, block.x, steps, flops)
     return weights
 
 
 def patched(
-    rest: Callable[[Tensor, int], Tensor],
+    untouched_rows_after: Callable[[Tensor, int], Tensor],
     start: Stacked | Patched,
     rows: Tensor,
     x: SparseRows,
@@ -674,13 +674,14 @@ def patched(
 ) -> Patched:
     """Return first weights whose used rows (U, H) were trained for `steps` (C,) steps.
 
-    `rest` returns the other rows after a number of steps from a base (F, H); `flops` are the
-    operations of a step for one parameter, for the work saved here (`report_spared`).
+    `untouched_rows_after` returns the other rows after a number of steps from a base (F, H);
+    `flops` are the operations of a step for one parameter, for the work saved here
+    (`report_spared`).
     """
     assert isinstance(start, Patched)  # see `starts_compact`
     paths = list(zip(start.which.tolist(), steps.tolist(), strict=True))
     base_number = {path: number for number, path in enumerate(sorted(set(paths)))}
-    bases = [rest(start.base[g], count) for g, count in base_number]
+    bases = [untouched_rows_after(start.base[g], count) for g, count in base_number]
     unused_rows = start.base.shape[1] - x.used.off.diff().cpu()
     computed_once = start.base.shape[1] * sum(count for _, count in base_number)
     report_spared(
@@ -905,5 +906,5 @@ def _raise_misfit(
 
 def _name_some(names: Mapping[str, object]) -> str:
     """Return at most six names, shortened: a server may send any number of any length."""
-    shown = [repr(name[:40])[1:-1] for name in list(names)[:6]]
-    return ", ".join(shown + ["..."] * (len(names) > 6)) or "none"
+    texts = [repr(name[:40])[1:-1] for name in list(names)[:6]]
+    return ", ".join(texts + ["..."] * (len(names) > 6)) or "none"

@@ -40,9 +40,9 @@ from silograph.nn.fit import (
     features_for,
     own_copy,
     patched,
-    rest,
     start_fields,
     starts_compact,
+    untouched_rows_after,
 )
 from silograph.nn.forward import Staged, after_dropout, leave
 from silograph.nn.mini_batches import Drawn, Neighbors, Reached, edges_of
@@ -671,7 +671,10 @@ def finish_training(
             weights[name] = Stacked(w)
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            start, path = from_bases(base[name][None], base_of_client), partial(rest, training)
+            start, path = (
+                from_bases(base[name][None], base_of_client),
+                partial(untouched_rows_after, training),
+            )
             flops = training.flops_of(name)
             weights[name] = patched(path, start, w, block.x, fields[STEPS].t, flops)
     return weights

@@ -220,14 +220,14 @@ class SelectionLimits:
         clients: N, of the federation.
         least: L, in a round.
         affordable: selections that the budget pays for from here on; None: no budget.
-        lacking: selections that are still required.
+        selections_left: selections that are still required.
         rounds: that remain.
     """
 
     clients: int
     least: int
     affordable: int | None
-    lacking: int
+    selections_left: int
     rounds: int
 
     @property
@@ -246,19 +246,22 @@ class SelectionLimits:
     @property
     def can_be_met(self) -> bool:
         """Whether there are rounds of L to N clients that together are enough and not too many."""
-        if self.lacking <= 0:
+        if self.selections_left <= 0:
             return True
-        fewest = -(-self.lacking // self.clients)
+        fewest = -(-self.selections_left // self.clients)
         if self.affordable is None:
             return fewest <= self.rounds
-        enough = self.lacking <= self.affordable
+        enough = self.selections_left <= self.affordable
         return enough and fewest <= min(self.rounds, self.affordable // self.least)
 
     def after(self, number: int) -> "SelectionLimits":
         """Return the limits after a round of `number` clients."""
         affordable = None if self.affordable is None else self.affordable - number
         return replace(
-            self, affordable=affordable, lacking=self.lacking - number, rounds=self.rounds - 1
+            self,
+            affordable=affordable,
+            selections_left=self.selections_left - number,
+            rounds=self.rounds - 1,
         )
 
     def number(self, wanted: int) -> int | None:
@@ -270,7 +273,7 @@ class SelectionLimits:
         are still kept.
         """
         wanted = max(wanted, self.least)
-        if self.lacking <= 0:
+        if self.selections_left <= 0:
             return wanted if wanted <= self.most else None
         if self.most < self.least:
             return None

@@ -13,7 +13,7 @@ from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.setting_values import Scalar
-from silograph.core.text import shown
+from silograph.core.text import short_repr
 from silograph.experiment.resolve.parts import (
     named_parts,
     with_model_for,
@@ -50,13 +50,13 @@ def checked_list(what: str, values: object) -> tuple[Any, ...]:
         ConfigError: not a list, empty, or with an entry twice.
     """
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"expected a list of {what}, got {shown(values)}")
+        raise ConfigError(f"expected a list of {what}, got {short_repr(values)}")
     entries = tuple(values)
     if not entries:
         raise ConfigError(f"expected at least one of {what}, got none")
     for number, value in enumerate(entries):
         if value in entries[:number]:
-            raise ConfigError(f"expected {what} that differ, got {shown(value)} twice")
+            raise ConfigError(f"expected {what} that differ, got {short_repr(value)} twice")
     return entries
 
 

@@ -23,7 +23,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.payload import below
+from silograph.core.payload import fields_under
 from silograph.experiment.result_files import CHECKPOINTS
 from silograph.experiment.run.run import run
 from silograph.experiment.run.snapshot import CONTROLLER
@@ -206,7 +206,7 @@ def episode(training: AgentTraining, out: Path, graph: Graph | None, number: int
     result = run(graph, config=config)
     checkpoint, _ = CheckpointFolder(folder / CHECKPOINTS).latest()
     assert checkpoint is not None  # the run has written one after its last round
-    controller_memory = below(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
+    controller_memory = fields_under(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
     agent = {name: t for name, t in controller_memory.items() if name not in OF_THE_RUN}
     path = agent_path(out, number + 1)
     path.parent.mkdir(exist_ok=True)

@@ -16,9 +16,9 @@ def plain_lines(capsys: pytest.CaptureFixture[str], total: int, metric: str = ME
     with show_progress(total, "plain") as display:
         for done in range(1, total + 1):
             display.update(done, metric)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    return shown.err.splitlines()
+    short_repr = capsys.readouterr()
+    assert short_repr.out == ""
+    return short_repr.err.splitlines()
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 9, 10, 11, 15, 19, 20, 29, 99, 100, 101, 1000, 12345])
@@ -49,8 +49,8 @@ def test_the_seconds_that_are_left(
         for done in range(1, 21):
             now += 2 if done > 1 else 70  # kernels are compiled in the first
             display.update(done, METRIC)
-    shown = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[:2] for line in shown[:3]] == [
+    short_repr = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[:2] for line in short_repr[:3]] == [
         ["round 1/20", METRIC.split("  ")[0]],
         ["round 2/20", "36 s left"],
         ["round 4/20", "32 s left"],
@@ -92,11 +92,11 @@ print("result")
 def test_live_progress_is_one_line_of_the_terminal(
     columns: int, environment: dict[str, str]
 ) -> None:
-    shown, printed = on_terminal(LIVE, columns, **environment)
+    short_repr, printed = on_terminal(LIVE, columns, **environment)
     assert printed == "result\n"
-    assert ("\x1b[3" in shown) == (not environment)  # colors, unless they are unwanted
+    assert ("\x1b[3" in short_repr) == (not environment)  # colors, unless they are unwanted
     # Every frame starts with a carriage return; the last one ends with the only line feed.
-    frames = [frame.strip(" \n") for frame in ANSI.sub("", shown).split("\r") if frame.strip()]
+    frames = [frame.strip(" \n") for frame in ANSI.sub("", short_repr).split("\r") if frame.strip()]
     assert frames[0].startswith("round    0/1000 ")
     assert len(frames) >= 4
     for frame in frames:
@@ -108,4 +108,4 @@ def test_live_progress_is_one_line_of_the_terminal(
     assert frames[-1].startswith("round 1000/1000 ")
     assert " 0 s left " in frames[-1]
     assert any(re.search(r" [12]\d{3} s left ", frame) for frame in frames)
-    assert shown.endswith("\x1b[?25h")  # the cursor is back
+    assert short_repr.endswith("\x1b[?25h")  # the cursor is back

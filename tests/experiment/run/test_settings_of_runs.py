@@ -124,14 +124,14 @@ def test_the_work_that_is_executed_is_that_of_the_steps_taken(
     batch_size: int | None,
 ) -> None:
     """The oracle counts the parameters that torch's optimizer is given at clients."""
-    real = TorchBackend.rest
+    real = TorchBackend.untouched_rows_after
 
     def at_the_server(*arguments: Any) -> torch.Tensor:
         number, path = len(steps), real(*arguments)
         del steps[number:]
         return path
 
-    monkeypatch.setattr(TorchBackend, "rest", at_the_server)
+    monkeypatch.setattr(TorchBackend, "untouched_rows_after", at_the_server)
     graph = make_graph(40, sparse=True)
     about: dict[str, Any] = {"kernels": "torch", "keep_optimizer": keep, "batch_size": batch_size}
     result = go(graph, **SETTINGS | about)

@@ -14,7 +14,7 @@ from runs import MakeGraph, assert_close, blind, go, of, rows_of, some_of, weigh
 from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Ragged, under
+from silograph.core.payload import Ragged, tensors_under
 from silograph.experiment.run.round_scores import uncut_counts, uncut_rows
 from silograph.experiment.run.setup import Setup
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
@@ -104,7 +104,7 @@ def test_the_personalized_view_of_fedavg_is_the_locally_trained_models(
     key = Key.of(0).fold("training").fold("train", 4)
     fed = setups[0].federation
     reply = fed.call(train, shared("weights", before), what=Kind.WEIGHTS, key=key)
-    expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", reply)))
+    expected = judge_by_hand(setups[0], own_models(setups[0], tensors_under("weights", reply)))
     assert_scores(result.test.personalized, expected)
     assert result.test.personalized != result.test.server
 
@@ -114,7 +114,7 @@ def test_the_personalized_view_of_local_is_the_clients_own_models(
 ) -> None:
     result = go(make_graph(90), method="local", split=NO_VALIDATION)
     (state,) = setups[0].federation.states()
-    expected = judge_by_hand(setups[0], own_models(setups[0], under("weights", state)))
+    expected = judge_by_hand(setups[0], own_models(setups[0], tensors_under("weights", state)))
     assert_scores(result.test.personalized, expected)
 
 
@@ -141,7 +141,7 @@ def test_a_client_that_has_not_trained_finds_all_classes_alike(
     assert len(trained) == 1
     call = Key.of(0).fold("training").fold("train", 1)
     reply = fed.call(train, shared("weights", start), what=Kind.WEIGHTS, key=call)
-    logits = own_models(setup, under("weights", reply))
+    logits = own_models(setup, tensors_under("weights", reply))
     logits[setup.cut.partition.owner != trained[0]] = 0
     assert_scores(result.test.personalized, judge_by_hand(setup, logits))
 
@@ -155,7 +155,7 @@ def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
     key = Key.of(setup.config.init_seed).fold("init")
     start = setup.method_config.model.init_weights(key, torch.float64)
     (state,) = setup.federation.states()
-    own = under("weights", state)
+    own = tensors_under("weights", state)
     same = [all(torch.equal(own[k][c], w) for k, w in start.items()) for c in range(4)]
     assert sorted(same) == [False, True, True, True]
     assert_scores(result.test.personalized, judge_by_hand(setup, own_models(setup, own)))

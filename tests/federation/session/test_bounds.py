@@ -134,7 +134,7 @@ def test_replies_and_calls_are_bounded_by_the_program() -> None:
     extent = Extent(1, torch.float32, {})
     call = Call(nothing, Kind.WEIGHTS, KEY, {"w": wide}, {"w": FieldSpec(Stacked, (500, 1000))})
     free = Call(nothing, Kind.WEIGHTS, KEY, {}, {"w": FieldSpec(Stacked, (None,))})
-    size = frame_bound("nothing", call.gives, extent).most
+    size = frame_bound("nothing", call.reply_specs, extent).most
     assert size is not None
     assert longest_reply(call, {}, extent) == size + AROUND
     assert longest_reply(free, {}, extent) == MAX_MESSAGE_BYTES
@@ -142,7 +142,7 @@ def test_replies_and_calls_are_bounded_by_the_program() -> None:
     longest = LongestCall(Program((), lambda t: call if t == 5 else (), 9, {}), extent)
     assert longest.most(1, 4, {}) == MAX_FACTS
     assert longest.most(4_000_000, 3, {}) == MAX_FACTS  # round 5 is neither this nor the next one
-    frame = frame_bound("nothing", call.takes, extent).most
+    frame = frame_bound("nothing", call.inbox_specs, extent).most
     assert frame is not None
     assert longest.most(4_000_000, 4, {}) == frame + AROUND
 

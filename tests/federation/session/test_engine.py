@@ -93,7 +93,7 @@ def test_sums_can_be_those_of_who_is_there(built: Built, early: bool) -> None:
     if early:
         fed.call(begin, {}, what=Kind.EVALUATION, key=KEY)
         assert fed.away == (lost,)
-    relay_sum(fed, send_rows, take_sums, **how, lacking=True)
+    relay_sum(fed, send_rows, take_sums, **how, allow_missing=True)
     assert fed.away == (lost,)
     route = built[1]
     slots = torch.arange(len(route.target))
@@ -107,7 +107,7 @@ def test_sums_can_be_those_of_who_is_there(built: Built, early: bool) -> None:
             assert torch.equal(got, expected[mine])
     for name in fed.ids:
         links[name].change = lambda _: None
-    relay_sum(fed, send_rows, take_sums, **how, lacking=True)  # nobody is there
+    relay_sum(fed, send_rows, take_sums, **how, allow_missing=True)  # nobody is there
     assert set(fed.away) == set(fed.ids)
 
 

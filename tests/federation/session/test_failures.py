@@ -380,9 +380,9 @@ def test_counts_beyond_the_nodes_of_the_start_are_refused(
     """2^62 nodes would make the model of one silo that of the server."""
     block, route = built
     rows = block.off.diff().tolist()
-    gives = {"weights/w": FieldSpec(Stacked, (3,), torch.float32), "nodes": TRAINED}
+    reply_specs = {"weights/w": FieldSpec(Stacked, (3,), torch.float32), "nodes": TRAINED}
     calls = Call(
-        train, Kind.WEIGHTS, KEY, {"weights/w": FieldSpec(Shared, (3,), torch.float32)}, gives
+        train, Kind.WEIGHTS, KEY, {"weights/w": FieldSpec(Shared, (3,), torch.float32)}, reply_specs
     )
     state = {"n": FieldSpec(Stacked, (), torch.float32)}
     program = Program((), lambda _: calls, 9, state)

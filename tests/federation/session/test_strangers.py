@@ -184,7 +184,7 @@ def test_a_silo_that_speaks_unasked_is_ended_and_little_of_it_kept() -> None:
     link = StreamLink(lambda size, late: None)
     link.pump(endless())
     assert read == [*range(UNREAD + 1)]
-    assert list(link.outgoing()) == []  # which ends the stream
+    assert list(link.pending_messages()) == []  # which ends the stream
     assert [link.receive(1.0).data for _ in range(UNREAD)] == [b"0", b"1"]
     for _ in range(2):
         with pytest.raises(LostError, match="it is gone"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from silograph.core.errors import DataError, SilographError
 from silograph.core.files import check_regular
-from silograph.core.text import shown
+from silograph.core.text import short_repr
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENTS,
@@ -304,7 +304,7 @@ def read_ledger(path: Path) -> tuple[dict[tuple[str, str], int], int]:
                     if size := packed_sum(record["bytes"]):  # work apart has none
                         total[record["what"], record["direction"]] += size
                 except (ValueError, KeyError, TypeError):
-                    raise damaged_file_error(path, f"the line {shown(line)}") from None
+                    raise damaged_file_error(path, f"the line {short_repr(line)}") from None
     return dict(total), last
 
 

@@ -372,7 +372,7 @@ def resolve(
     }
     config = ResolvedConfig(**settings | data_settings)
     # What the method's ops and its server program read.
-    received: Literal["", "val", "all"] = "val" if selector.part.on_receipt else ""
+    score_on_receipt: Literal["", "val", "all"] = "val" if selector.part.on_receipt else ""
     method_config = MethodConfig(
         model=model,
         optimizer=optimizer,
@@ -381,7 +381,7 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
         selector_has_budget=has_selection_limits(selector.options),
-        received="all" if scores_on_receipt(parts) else received,
+        score_on_receipt="all" if scores_on_receipt(parts) else score_on_receipt,
         scored_every=0 if selector.part.on_receipt else user_config.eval_every,
         count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
         aggregator=parts.aggregator.part,

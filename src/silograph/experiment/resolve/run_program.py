@@ -113,7 +113,7 @@ def _scoring_rules(
         sends_none or is_certain(first_round, _brings_weights)
     )
     return ScoringRules(
-        next_trains=method_config.received != "all" and is_alike,
+        next_trains=method_config.score_on_receipt != "all" and is_alike,
         bounded=everyone or some or sends_none,
         closing=1 if everyone else 2,
         in_setup=int(method.needs.score_first),
@@ -127,14 +127,14 @@ def _brings_weights(call: Call) -> bool:
 
 
 def _weight_specs(call: Call) -> FieldSpecs:
-    return {name: spec for name, spec in call.takes.items() if name.startswith(WEIGHTS)}
+    return {name: spec for name, spec in call.inbox_specs.items() if name.startswith(WEIGHTS)}
 
 
 def _evaluation_steps(
     config: ResolvedConfig, method: Method, method_config: MethodConfig, t: int, key: Key
 ) -> Steps:
     """Return the calls that score a round, if it is to be scored."""
-    if method_config.received == "all":
+    if method_config.score_on_receipt == "all":
         return _delayed_steps(config, method, method_config, t, key)
     scored = _scoring_steps(config, method, method_config, t, key)
     if t % config.eval_every == 0 or t == config.rounds:

@@ -15,7 +15,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key, hash_texts
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import parse_links, parse_speeds
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.experiment.resolve.exclusions import parse_target
 from silograph.federation.ledger import VirtualClock
 from silograph.task.metric_table import METRICS
@@ -184,7 +184,7 @@ def reason_to_stop(
             return Stop(Limit.TARGET, reached)
     is_out_of_patience = config.patience is not None and t - best_round >= config.patience
     if is_out_of_patience and validation is not None:  # a round that was not judged says nothing
-        rounds = counted(t - best_round, "round")
+        rounds = count_of(t - best_round, "round")
         return Stop(Limit.PATIENCE, f"no better validation for {rounds}, best {best_round}")
     if config.max_bytes is not None and total_bytes >= config.max_bytes:
         description = f"{total_bytes} bytes exchanged, limit {config.max_bytes}"

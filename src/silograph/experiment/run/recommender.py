@@ -98,8 +98,8 @@ class Recommender:
     @standard_numerics()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a safetensors file, whole or not at all, that only its owner may read."""
-        named = {name: getattr(self, name) for name in _TENSORS}
-        tensors = {name: t.detach().cpu().clone() for name, t in named.items()}
+        tensors_by_name = {name: getattr(self, name) for name in _TENSORS}
+        tensors = {name: t.detach().cpu().clone() for name, t in tensors_by_name.items()}
         about = json.dumps({"users": self.users, "items": self.items, "scale": self.scale})
         data = safetensors.torch.save(tensors, {FORMAT: about})
         write_atomic(Path(path), data, private=True)

@@ -19,7 +19,7 @@ from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import ranges
 from silograph.core.resolved_config import ResolvedConfig, training_key
-from silograph.core.text import counted, decimals, html_lines, html_table, state_of_fields
+from silograph.core.text import count_of, decimals, html_lines, html_table, state_of_fields
 from silograph.evaluation.evaluate import counts_of
 from silograph.evaluation.views import means_of
 from silograph.exchange.collect import collect, local_graph
@@ -351,7 +351,7 @@ class Result:
         if self.result_dir is not None:
             console.print(f"written to {self.result_dir}", soft_wrap=True)
             if self.models:
-                own = f"models of {counted(len(self.models), 'client')}"
+                own = f"models of {count_of(len(self.models), 'client')}"
                 console.print(f"{own}: {Path(self.result_dir) / MODELS}", soft_wrap=True)
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
@@ -374,7 +374,7 @@ class Result:
             for view, scores in scores_by_view.items()
         ]
         sampler_note = "" if config.neighbors in ("full", "fanout") else f" with {config.neighbors}"
-        clients = f"{counted(config.clients, 'client')} ({config.partition})"
+        clients = f"{count_of(config.clients, 'client')} ({config.partition})"
         description = f"{self.method.name}{sampler_note}, {clients}"
         columns = ["test", *(METRICS[name].title for name in names)]
         return f"{Path(config.dataset).stem}, {description}", columns, rows
@@ -675,7 +675,7 @@ def make_result(
         left_out=setup.federation.left_out,
         best_round=best.round,
         rounds=tuple(rows),
-        stopped=snapshot.stopped or f"all {counted(config.rounds, 'round')}",
+        stopped=snapshot.stopped or f"all {count_of(config.rounds, 'round')}",
         advice=_advice(setup, best, rows, snapshot),
         model=None if best.weights is None else _model(setup, best.weights, statistics, mean),
         models=_own_models(setup, best, statistics, mean),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from silograph.core.errors import TrainingError
 from silograph.core.key import Key
-from silograph.core.payload import Payload, Stacked, under
+from silograph.core.payload import Payload, Stacked, tensors_under
 from silograph.core.resolved_config import training_key
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import (
@@ -198,7 +198,7 @@ def _validation_scores_of_common_clients(
 def scored_by_participants(setup: Setup) -> bool:
     """Whether models of rounds are scored by some clients only."""
     cfg = setup.method_config
-    return scores_some(setup.config) and cfg.received == "all" and not cfg.everyone_trains
+    return scores_some(setup.config) and cfg.score_on_receipt == "all" and not cfg.everyone_trains
 
 
 def row_of(
@@ -499,7 +499,7 @@ def counts_on_receipt(setup: Setup, t: int, state: ServerState, report: RoundRep
         TrainingError: the method's clients do not score what they receive.
     """
     fields = {name: Stacked(tensor) for name, tensor in report.trained.items()}
-    received = under(RECEIVED, fields)
+    received = tensors_under(RECEIVED, fields)
     if not received:
         raise TrainingError(
             f"expected clients of {setup.method.name} to score the model that they receive, got a "

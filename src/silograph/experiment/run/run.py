@@ -15,7 +15,7 @@ from torch import Tensor
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.numeric_state import standard_numerics, torch_threads
-from silograph.core.payload import Shared, named
+from silograph.core.payload import Shared, with_prefix
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.run_file import read_toml
 from silograph.exchange.collect import collect, fit_statistics
@@ -604,7 +604,7 @@ def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
     """Send the clients the best model; return the bytes that it took."""
     best = snapshot.best
     assert best is not None  # a run ends after a judged round
-    weights = named("weights", best.weights or {})
+    weights = with_prefix("weights", best.weights or {})
     return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
 
 
@@ -663,7 +663,7 @@ def _run_round(
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise divergence_error("training", report.train_loss, t)
     round_seconds, virtual = clock.seconds() - start_seconds, virtual_seconds(setup, before, t)
-    trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.received
+    trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.score_on_receipt
     # Score this round, or the one before if clients score the model that they receive.
     scored = (score_on_receipt if received == "all" else score_now)(setup, before, trained_round)
     judged_round = scored.latest

@@ -19,7 +19,7 @@ from silograph.core.errors import ConfigError, ProtocolError, TrainingError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import training_key
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.evaluation.scoring import RECEIVED, VALIDATION
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import DTYPES
@@ -84,7 +84,9 @@ class Selection:
         if not self.selector.on_receipt or calls is None:
             return
         steps = calls.round(setup.method_config, 1, training_key(setup.config))
-        if not any(name.startswith(f"{RECEIVED}/") for c in calls_of(steps) for name in c.gives):
+        if not any(
+            name.startswith(f"{RECEIVED}/") for c in calls_of(steps) for name in c.reply_specs
+        ):
             raise ConfigError(
                 f"expected a method whose clients score the model that they receive for selector "
                 f"{self.selector.name}, got {setup.method.name}: use selector uniform, "
@@ -138,7 +140,7 @@ class Selection:
         )
         return Stop(
             Limit.SELECTOR_BUDGET,
-            f"a round of {counted(num_clients, 'client')} takes "
+            f"a round of {count_of(num_clients, 'client')} takes "
             f"{size_text(num_clients * self._bytes_per_client(t))}, {size_text(bytes_left)} of "
             f"{size_text(self._budget)} are left",
         )
@@ -199,7 +201,7 @@ class Selection:
             clients=len(self.setup.federation.ids),
             least=self._min_clients,
             affordable=affordable,
-            lacking=self._min_selections - int(state.memory[SELECTED + COUNT]),
+            selections_left=self._min_selections - int(state.memory[SELECTED + COUNT]),
             rounds=self.setup.config.rounds - t + 1,
         )
 
@@ -209,7 +211,7 @@ class Selection:
         if limits.least > limits.clients:
             raise ConfigError(
                 f"option selector.least_clients: expected at most "
-                f"{counted(limits.clients, 'client')}, got {limits.least}: lower it"
+                f"{count_of(limits.clients, 'client')}, got {limits.least}: lower it"
             )
         cost = "" if self._budget is None else self._describe_budget(limits)
         if limits.affordable is not None and limits.affordable < limits.least:
@@ -217,8 +219,8 @@ class Selection:
         if not limits.can_be_met:
             raise ConfigError(
                 f"option selector.least_selections: expected at most {limits.most_in_all}, which "
-                f"{counted(limits.rounds, 'round')} of {limits.least} to "
-                f"{counted(limits.clients, 'client')} can have, got {limits.lacking}"
+                f"{count_of(limits.rounds, 'round')} of {limits.least} to "
+                f"{count_of(limits.clients, 'client')} can have, got {limits.selections_left}"
                 + (cost and f" with a budget of {cost}")
                 + ": lower it"
             )
@@ -231,7 +233,7 @@ class Selection:
         needed = self._spent_bytes() + clients * self._bytes_per_client(1)
         return ConfigError(
             f"option selector.budget: expected at least {needed:,} bytes, which pay for {what}, of "
-            f"{counted(clients, 'client')}, got {cost}: raise it"
+            f"{count_of(clients, 'client')}, got {cost}: raise it"
         )
 
     def _describe_budget(self, limits: SelectionLimits) -> str:
@@ -383,7 +385,7 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
             f"{min(unselected)} besides in round {t}: give fed.call to=selected(fed, cfg, t, key), "
             "and RoundReport the same clients"
         )
-    has_no_scores = cfg.received and not report.trained  # which has an error of its own
+    has_no_scores = cfg.score_on_receipt and not report.trained  # which has an error of its own
     if cfg.selector_uses_feedback and not has_no_scores and "answered" not in report.trained:
         raise ProtocolError(
             f"expected method {method.name} to report who trained, for a selector that learns from "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, SilographError
-from silograph.core.payload import Shared, State, below, named
+from silograph.core.payload import Shared, State, fields_under, with_prefix
 from silograph.core.resolved_config import training_key
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM
@@ -85,7 +85,7 @@ def part_of(state: ServerState, prefix: str) -> Mapping[str, Tensor]:
 def with_part(state: ServerState, prefix: str, tensors: Mapping[str, Tensor]) -> ServerState:
     """Return the server's state with the tensors of one part replaced."""
     others = {name: t for name, t in state.memory.items() if not name.startswith(prefix)}
-    return ServerState(state.weights, {**others, **named(prefix[:-1], tensors)})
+    return ServerState(state.weights, {**others, **with_prefix(prefix[:-1], tensors)})
 
 
 OTHER_FORM = TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RuntimeError
@@ -210,9 +210,9 @@ def to_checkpoint(
         groups["facts"] = snapshot.client_facts
     tensors: dict[str, Tensor] = {}
     for prefix, group in groups.items():
-        tensors |= named(prefix, group or {})
+        tensors |= with_prefix(prefix, group or {})
     for number, block in enumerate(setup.federation.states()):
-        tensors |= named(f"client/{number}", state_tensors(block))
+        tensors |= with_prefix(f"client/{number}", state_tensors(block))
     facts: dict[str, Any] = {
         "run": run,
         "prefixes": dict(prefixes),
@@ -241,7 +241,7 @@ def separate_best_weights(snapshot: Snapshot) -> Params | None:
     best = snapshot.best
     if best is None or best.round == snapshot.round:
         return None
-    return {**(best.weights or {}), **named(OWN, best.own or {})} or None
+    return {**(best.weights or {}), **with_prefix(OWN, best.own or {})} or None
 
 
 def _finite_number(value: Any) -> float | None:
@@ -295,7 +295,7 @@ def _weights_sent(setup: Setup) -> dict[str, tuple[int | None, ...]]:
     return {
         name.removeprefix("weights/"): spec.shape
         for call in calls_of(steps)
-        for name, spec in call.takes.items()
+        for name, spec in call.inbox_specs.items()
         if name.startswith("weights/") and spec.form is Shared
     }
 
@@ -306,18 +306,18 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
     if not isinstance(groups, list) or not all(isinstance(prefix, str) for prefix in groups):
         raise ValueError(groups)
     for prefix in COUNTED:
-        counts = below(prefix, parts)
+        counts = fields_under(prefix, parts)
         if counts and prefix not in groups:
             raise ValueError(prefix)
         if any(not t.is_floating_point() and bool((t < 0).any()) for t in counts.values()):
             raise ValueError(prefix)
         _check_counts(setup, counts)
-    best_by_client, best = (below(name, parts) for name in ("each", "best/personalized"))
+    best_by_client, best = (fields_under(name, parts) for name in ("each", "best/personalized"))
     if best_by_client and best_by_client.keys() != {
         name for name in best if not name.endswith(HISTOGRAM)
     }:
         raise ValueError(best_by_client.keys())
-    weights, calls = below("server/weights", parts), setup.method.calls
+    weights, calls = fields_under("server/weights", parts), setup.method.calls
     has_model = calls is not None and calls.scores_server(setup.method_config)
     if "server/weights" not in groups and (weights or has_model):
         raise ValueError(groups)
@@ -329,7 +329,9 @@ def _check_groups(setup: Setup, facts: Mapping[str, Any], parts: Mapping[str, Te
         raise ValueError(groups)
     if has_model and {n: tuple(t.shape) for n, t in weights.items()} != shapes:
         raise ValueError(weights.keys())
-    memory = below("server/memory", parts)  # where methods without a server's model keep weights
+    memory = fields_under(
+        "server/memory", parts
+    )  # where methods without a server's model keep weights
     shapes_by_name = {n: tuple(w.shape) for n, w in {**memory, **weights}.items()}
     if not _weights_sent(setup).items() <= shapes_by_name.items():
         raise ValueError(shapes_by_name.keys())
@@ -369,17 +371,17 @@ def from_checkpoint(
     facts = checkpoint.facts
 
     def group(prefix: str) -> dict[str, Tensor] | None:
-        return below(prefix, parts) if prefix in facts["groups"] else None
+        return fields_under(prefix, parts) if prefix in facts["groups"] else None
 
     def scored(prefix: str, t: int, weights: Params | None, away: Iterable[str]) -> JudgedRound:
-        own = below(f"{prefix}/personalized", parts)
+        own = fields_under(f"{prefix}/personalized", parts)
         return judged_from_counts(setup, t, group(f"{prefix}/server"), own, weights, tuple(away))
 
     with _checking_form():
         _check_facts(setup, checkpoint)
         _check_groups(setup, facts, parts)
         # Parts of a run compute on the CPU, wherever the method does.
-        memory = below("server/memory", parts)
+        memory = fields_under("server/memory", parts)
         memory = {name: t.cpu() if name.startswith(PARTS) else t for name, t in memory.items()}
         for name, spec in setup.sums.items():
             mean, deviation = (memory[f"{STATISTICS}{name}/{k}"] for k in ("mean", "deviation"))
@@ -391,22 +393,22 @@ def from_checkpoint(
             server = {n: w for n, w in best_on_device.items() if not n.startswith(f"{OWN}/")}
             weights, away = server or state.weights, facts.get("best_away", ())
             best = scored("best", facts["best_round"], weights, away)
-            best = replace(best, own=below(OWN, best_on_device) or None)
+            best = replace(best, own=fields_under(OWN, best_on_device) or None)
         if "scores_round" in facts:
             scores = scored("scores", facts["scores_round"], None, facts["scores_away"])
         if "pending_row" in facts:
-            own, away = below("pending", parts), tuple(facts["pending_away"])
+            own, away = fields_under("pending", parts), tuple(facts["pending_away"])
             partial_scores = judged_from_counts(setup, checkpoint.round, None, own, None, away)
             pending = PendingRound(partial_scores, dict(facts["pending_row"]))
         best_by_client = group("each")
         seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_finite_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
     blocks = range(len(setup.federation.states()))
-    states = [state_from(below(f"client/{number}", parts)) for number in blocks]
+    states = [state_from(fields_under(f"client/{number}", parts)) for number in blocks]
     if best is not None and best.round == checkpoint.round:
         own_models = own_weights(setup.method, setup.method_config, best.weights or {}, states)
         best = replace(best, own=own_models or None)
-    facts = {name: t.cpu() for name, t in below("facts", parts).items()}
+    facts = {name: t.cpu() for name, t in fields_under("facts", parts).items()}
     snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed
     )

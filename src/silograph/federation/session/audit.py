@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 from silograph.core.errors import ConfigError, PolicyError, ProtocolError, SilographError
 from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Payload
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.federation.frame import Envelope, count_sizes
 from silograph.federation.program import BLANK
 from silograph.federation.session.peer import one_line
@@ -628,11 +628,11 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
         os.ftruncate(file, size - torn_bytes)
     runs = {run.run: run for run in reading.runs}
     audit = Audit(file, about, runs, reading.head, size - torn_bytes)
-    note = f"{path} has {counted(reading.lines, 'line')}, each as it was written"
+    note = f"{path} has {count_of(reading.lines, 'line')}, each as it was written"
     if torn_bytes:
         audit.add("torn", {"line": reading.lines + 1, "bytes": torn_bytes}, force=True)
         note += (
-            f"; {counted(torn_bytes, 'byte')} of a line without an end were cut off, "
+            f"; {count_of(torn_bytes, 'byte')} of a line without an end were cut off, "
             "and a line says so"
         )
     return audit, note

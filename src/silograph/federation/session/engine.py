@@ -27,7 +27,7 @@ from silograph.core.errors import CheckpointError, ProtocolError, StateError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Stacked, State, join, take_all
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.core.work import Meter
 from silograph.federation.base import (
     NOTHING,
@@ -550,7 +550,7 @@ class Session:
         self._request_or_drop(Type.KEEP, numbers, committed=committed)
         if len(self.peers) < self._limits.least:
             num_attached, least = len(self.peers), self._limits.least
-            requirement = f"at least {counted(least, 'silo')} to write round {number} down"
+            requirement = f"at least {count_of(least, 'silo')} to write round {number} down"
             line = f"expected {requirement}, got {num_attached}; "
             raise self._failures.missing_silos_error(
                 line, self.away, least - num_attached, len(self.ids)
@@ -629,7 +629,7 @@ class Session:
         to: Sequence[str] | None = None,
         reduce: Reduce | None = None,
         rows: bool = False,
-        lacking: bool = False,
+        allow_missing: bool = False,
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         rows = rows or bool(decoder_of(reduce).known)
@@ -669,9 +669,9 @@ class Session:
 
         answers = self._collect_answers(envelope, called_peers, reduce, read)
         # 3. Stop, unless the call can continue with the answers there are.
-        if lacking and not answers:
+        if allow_missing and not answers:
             return {}
-        if len(answers) < len(positions) and not lacking:
+        if len(answers) < len(positions) and not allow_missing:
             summable = reduce is not None or (what is Kind.EVALUATION and not rows)
             self._check_enough(op, [a.place for a in answers], positions, summable=summable)
         # 4. Record bytes and work in the ledger, and reduce the replies.
@@ -771,7 +771,7 @@ class Session:
             )
         least = min(self._limits.least, len(positions))
         if len(places) < least:
-            requirement = f"at least {counted(least, 'silo')} to answer {op.__name__}"
+            requirement = f"at least {count_of(least, 'silo')} to answer {op.__name__}"
             line = f"expected {requirement}, got {len(places)}; "
             raise self._failures.missing_silos_error(
                 line, names, least - len(places), len(self.ids)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from silograph.core.text import counted, printable
+from silograph.core.text import count_of, printable
 
 LOG = logging.getLogger("silograph")
 
@@ -193,7 +193,7 @@ class StrangerLimit:
         if timer is not None:
             timer.cancel()
         if unlisted:
-            note = f"{counted(unlisted, 'more stream')} of strangers in {self._window:g} s"
+            note = f"{count_of(unlisted, 'more stream')} of strangers in {self._window:g} s"
             self._report(Event(What.UNLISTED, note=f"{note}: not listed one by one"))
 
 

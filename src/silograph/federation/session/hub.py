@@ -205,7 +205,7 @@ class StreamLink:
         self._is_ended = True
         self._to_send.put(None)
 
-    def outgoing(self) -> Stream:
+    def pending_messages(self) -> Stream:
         """Yield the messages to send, until the stream ends."""
         return cut(iter(self._to_send.get, None))
 
@@ -356,7 +356,7 @@ class Hub:
                 yield self._message(Type.WELCOME, {})
         finally:  # not before the last word is out: who reads nothing must not keep a thread
             timer.cancel()
-        yield from link.outgoing()
+        yield from link.pending_messages()
 
     def _do_handshake(
         self, requests: Stream, context: Any, place: Place

@@ -31,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from silograph.core.errors import ConfigError
 from silograph.core.files import opens_private
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.federation.session.events import Event, What
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -238,7 +238,7 @@ class Register:
         if name in self._left_out:
             return self._left_out[name]
         if name not in self._registered and len(self._registered) >= self._room:
-            return f"expected {counted(self._room, 'silo')}, got {name} besides: raise --clients"
+            return f"expected {count_of(self._room, 'silo')}, got {name} besides: raise --clients"
         self.keys[name] = public
         self._registered.add(name)
         return None

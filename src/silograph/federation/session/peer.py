@@ -177,7 +177,7 @@ class Limits:
 
 def longest_reply(call: Call, inbox: Payload, extent: Extent) -> int:
     """Return the most bytes that the reply to an inbox of one client can have as a message."""
-    return _around(frame_bound(call.op.__name__, call.gives, extent, {"inbox": inbox}).most)
+    return _around(frame_bound(call.op.__name__, call.reply_specs, extent, {"inbox": inbox}).most)
 
 
 class LongestCall:
@@ -216,7 +216,9 @@ class LongestCall:
         yield SHORT
         others = {"state": state}
         for call in calls_of(self._program.steps(number)):
-            yield _around(frame_bound(call.op.__name__, call.takes, self._extent, others).most)
+            yield _around(
+                frame_bound(call.op.__name__, call.inbox_specs, self._extent, others).most
+            )
 
 
 def _around(frame: int | None) -> int:

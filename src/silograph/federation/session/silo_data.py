@@ -10,7 +10,7 @@ import torch
 
 from silograph.core.errors import PolicyError
 from silograph.core.payload import Payload, State
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.joining.matching import Disagreement, Hello
 from silograph.federation.program import Course
@@ -61,8 +61,8 @@ class SendingBounds:
         """Raise `PolicyError` if the number of repeated rounds would exceed the bound."""
         if self.most_repeats is not None and repeats > self.most_repeats:
             raise PolicyError(
-                f"expected at most {counted(self.most_repeats, 'round')} to be done again in a run "
-                "(most_repeats of this silo's policy), got one more: the silo leaves the run"
+                f"expected at most {count_of(self.most_repeats, 'round')} to be done again in a "
+                "run (most_repeats of this silo's policy), got one more: the silo leaves the run"
             )
 
     def check(self, kind: str, sent: int, size: int) -> None:

@@ -112,9 +112,9 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
         Internal edges (n, n), the halo, and the route. Edges that were dropped, and those to a
         node that nobody holds, are in neither.
     """
-    nodes, holder, num_nodes = partition.copies, partition.client_of_node, graph.num_nodes
+    nodes, client_of_row, num_nodes = partition.copies, partition.client_of_node, graph.num_nodes
     num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
-    off = torch.searchsorted(holder, clients)
+    off = torch.searchsorted(client_of_row, clients)
     edges = held_edges(graph.weighted_adj, partition.nodes)
     row, is_internal = edges.row, partition.internal(edges)
     weight = None if edges.weight is None else edges.weight[is_internal]
@@ -125,9 +125,11 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     is_external = partition.external(edges)
     row, neighbor = row[is_external], edges.neighbor[is_external]
     weight = None if edges.weight is None else edges.weight[is_external]
-    slots, slot_of_edge = torch.unique(holder[row] * num_nodes + neighbor, return_inverse=True)
+    slots, slot_of_edge = torch.unique(
+        client_of_row[row] * num_nodes + neighbor, return_inverse=True
+    )
     slot_client, slot_node = slots // num_nodes, slots % num_nodes
-    place = holder * num_nodes + nodes  # ascending: (client, node) -> row
+    place = client_of_row * num_nodes + nodes  # ascending: (client, node) -> row
     owner_row = torch.searchsorted(place, partition.owner[slot_node] * num_nodes + slot_node)
     boundary, target = torch.unique(owner_row, return_inverse=True)
     boundary_off = torch.searchsorted(boundary, off)

@@ -393,7 +393,7 @@ class Wheel:
         return position
 
 
-def below(u: np.ndarray, width: "np.ndarray | int") -> np.ndarray:
+def uniform_below(u: np.ndarray, width: "np.ndarray | int") -> np.ndarray:
     """Return whole numbers below `width` (B,) from draws u in [0, 1), (B,) int64."""
     # The product may round up to `width` itself.
     whole: np.ndarray = np.minimum((u * width).astype(np.int64), np.asarray(width) - 1)
@@ -415,12 +415,12 @@ class Drawing:
         """Return both ends of the draws `first` to `last` - 1, each (B,) int32."""
         u = self._key.uniform(torch.arange(first, last), 3).numpy()
         wheel, nodes = self._wheel, self._nodes
-        one = wheel.find(below(u[:, 0], wheel.total))
+        one = wheel.find(uniform_below(u[:, 0], wheel.total))
         home = nodes.place[one]
         is_internal = u[:, 2] < self._inside[home]
         first_node = np.where(is_internal, self._begin[home], 0)
         width = np.where(is_internal, self._width[home], wheel.total)
-        other = wheel.find(first_node + below(u[:, 1], width))
+        other = wheel.find(first_node + uniform_below(u[:, 1], width))
         return nodes.at[one], nodes.at[other]
 
     def entries(self, first: int, last: int, block: int) -> Iterator[np.ndarray]:
@@ -468,7 +468,7 @@ class OneClass:
         plan, shape = nodes.plan, nodes.plan.shape
         self.size: tuple[int, ...] = (plan.nodes,)
         u = plan.key.fold("stray").uniform(nodes.number, 2).numpy()
-        other = nodes.place[below(u[:, 1], plan.nodes)]
+        other = nodes.place[uniform_below(u[:, 1], plan.nodes)]
         self._y = np.where(u[:, 0] < shape.stray, other, nodes.community) % shape.classes
         self._means = _means(plan)
 

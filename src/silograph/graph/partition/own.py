@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError, DataError, PartitionError
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import Partition
 from silograph.graph.read.tables import read_csv
@@ -108,7 +108,7 @@ def read_partition(graph: Graph, path: Path) -> Graph:
     if missing_rows:
         raise DataError(
             f"{path}: expected a client for every node of {graph.name!r}, got none for node "
-            f"{graph.node_id[missing_rows[0]]!s} ({counted(len(missing_rows), 'such node')}): "
+            f"{graph.node_id[missing_rows[0]]!s} ({count_of(len(missing_rows), 'such node')}): "
             f"add a line for each"
         )
     names = [str(client) for client in client_of_node]

@@ -24,7 +24,7 @@ from silograph.core.errors import ConfigError, PartitionError, lookup
 from silograph.core.key import Key, hash_texts
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import offsets, owners
-from silograph.core.text import shown
+from silograph.core.text import short_repr
 from silograph.graph.graph import Graph, client_words, node_words
 from silograph.graph.partition.cuts import (
     HeldEdges,
@@ -297,12 +297,13 @@ def _check_drawing(clients: object, key: object) -> None:
     is_count = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
     if not isinstance(key, Key | int | np.integer) or not (clients is None or is_count):
         raise ConfigError(
-            f"expected a whole number of clients and a seed or Key as key, got {shown(clients)} "
-            f"and {shown(key)}"
+            f"expected a whole number of clients and a seed or Key as key, got "
+            f"{short_repr(clients)} and {short_repr(key)}"
         )
     if not isinstance(key, Key) and not 0 <= key < MOST:
         raise ConfigError(
-            f"key: expected a seed from 0 to {MOST - 1}, as a run has, or a Key, got {shown(key)}"
+            f"key: expected a seed from 0 to {MOST - 1}, as a run has, or a Key, got "
+            f"{short_repr(key)}"
         )
 
 
@@ -328,8 +329,8 @@ def _ids(graph: Graph, method: str, clients: int | None) -> tuple[str, ...]:
 
 def row_keys_of(graph: Graph, partition: Partition) -> Tensor:
     """Return the counters of all clients' rows, (sum of n_c,) int64."""
-    words, holder = node_words(graph.node_id), partition.client_of_node
-    return client_words(words[partition.copies], hash_texts(partition.ids)[holder])
+    words, client_of_row = node_words(graph.node_id), partition.client_of_node
+    return client_words(words[partition.copies], hash_texts(partition.ids)[client_of_row])
 
 
 def _drawn_owner(graph: Graph, partition: Partition, key: Key) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import counted
+from silograph.core.text import count_of
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Graph, LabelForm, Split, label_form
 from silograph.graph.read.columns import (
@@ -214,7 +214,7 @@ def _report_missing_words(words_given: list[Any], cells: list[Any]) -> None:
             "labels: %s counts as missing (%s), as in pandas: rename it if it is a class, or "
             "name all classes in class_names",
             " or ".join(map(repr, words)),
-            counted(len(missing_words), "node"),
+            count_of(len(missing_words), "node"),
         )
 
 
@@ -563,7 +563,7 @@ def _edges(edge_index: ArrayInput, n: int) -> np.ndarray:
         a, b = edges[:, outside_edges[0]].tolist()
         raise DataError(
             f"expected edges between nodes 0..{n - 1}, got edge {outside_edges[0]} from {a} to {b} "
-            f"({counted(len(outside_edges), 'such edge')}): "
+            f"({count_of(len(outside_edges), 'such edge')}): "
             "number nodes by their row of x, or add the node"
         )
     return edges.astype(np.int64, copy=False)
@@ -603,7 +603,7 @@ def _split(split: Split | Sequence[ArrayInput], n: int) -> Split:
     if len(shared):
         raise DataError(
             f"expected disjoint masks, got node {shared[0]} in two of train, val and test "
-            f"({counted(len(shared), 'such node')}): a node that trains must not judge"
+            f"({count_of(len(shared), 'such node')}): a node that trains must not judge"
         )
     return Split(*(torch.from_numpy(mask.copy()) for mask in masks))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from silograph.core.errors import DataError
 from silograph.core.setting_values import na_words
-from silograph.core.text import printable, shown
+from silograph.core.text import printable, short_repr
 
 LOG = logging.getLogger("silograph")
 # The words that pandas.read_csv takes for missing.
@@ -79,12 +79,12 @@ def missing_values(na_values: NaValues = ()) -> MissingValues:
     if not isinstance(na_values, Iterable):
         raise DataError(
             f"na_values: expected a list of words or numbers such as ['-999'], or a text such as "
-            f"'-999,unknown', got {shown(na_values)}"
+            f"'-999,unknown', got {short_repr(na_values)}"
         )
     values = na_words(na_values)
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, str | int | float)]
     if wrong:
-        raise DataError(f"na_values: expected words or numbers, got {shown(wrong[0])}")
+        raise DataError(f"na_values: expected words or numbers, got {short_repr(wrong[0])}")
     numbers = [to_number(value) if isinstance(value, str) else float(value) for value in values]
     finite = (number for number in numbers if number is not None and math.isfinite(number))
     return MissingValues(NA_WORDS | {str(value).strip() for value in values}, frozenset(finite))
@@ -146,7 +146,7 @@ def read_column(
         return objects
     if None in read:
         row = read.index(None)
-        raise DataError(f"{place(row)}: expected a number, got {shown(values[row])}")
+        raise DataError(f"{place(row)}: expected a number, got {short_repr(values[row])}")
     return np.array(read, dtype=np.float64)
 
 
@@ -208,7 +208,8 @@ def _ids(
     for row, cell in enumerate(values):
         if isinstance(cell, bool) or not isinstance(cell, int | np.integer):
             raise DataError(
-                f"{place(row)}: expected integers or strings, all of one kind, got {shown(cell)}"
+                f"{place(row)}: expected integers or strings, all of one kind, got "
+                f"{short_repr(cell)}"
             )
     return integer_ids([int(cell) for cell in values])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import counted, shown
+from silograph.core.text import count_of, short_repr
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.columns import NaValues, missing_values, to_number
@@ -131,7 +131,7 @@ def parse_columns(
             name, equals, column = (word.strip() for word in part.partition("="))
             if not equals or not column or name in parsed:
                 raise ConfigError(
-                    f"columns: expected NAME=COLUMN,..., each once, got {shown(columns)}"
+                    f"columns: expected NAME=COLUMN,..., each once, got {short_repr(columns)}"
                 )
             names = [word.strip() for word in column.split("+")]
             parsed[name] = names if name == "label" and len(names) > 1 else column
@@ -139,7 +139,7 @@ def parse_columns(
         if not isinstance(columns, Mapping):
             raise ConfigError(
                 'columns: expected a text such as "id=key,label=kind" or a dict such as '
-                f'{{"id": "key"}}, got {shown(columns)}'
+                f'{{"id": "key"}}, got {short_repr(columns)}'
             )
         for name, column_name in columns.items():
             several = (
@@ -149,7 +149,7 @@ def parse_columns(
                 several and all(isinstance(column, str) for column in column_name)
             ):
                 raise ConfigError(
-                    f"columns: expected a column for {name}, got {shown(column_name)}"
+                    f"columns: expected a column for {name}, got {short_repr(column_name)}"
                 )
             parsed[name] = column_name if isinstance(column_name, str) else list(column_name)
     for name in parsed:
@@ -174,7 +174,7 @@ def _read_labels(
         if class_names:
             raise DataError(
                 f"class_names: expected none for {table.path}, whose columns name what is "
-                f"predicted ({', '.join(columns)}), got {shown(list(class_names))}"
+                f"predicted ({', '.join(columns)}), got {short_repr(list(class_names))}"
             )
         class_names = () if one else [name.removeprefix(VALUE_) for name in columns]
     if values:
@@ -286,8 +286,8 @@ def _edge_without_node(
     count = sum(not {*pair} <= place.keys() for pair in pairs)
     row, key = next((r, k) for r, k in enumerate(table.column(column)) if k not in place)
     remedy = (
-        f"drop the {counted(count, 'row')} with such an end, or list them in cross_edges of a silo "
-        "(docs/silos.md)"
+        f"drop the {count_of(count, 'row')} with such an end, or list them in cross_edges of a "
+        "silo (docs/silos.md)"
     )
     return table.wrong(row, column, f"an id of {nodes.path.name}", key, remedy)
 

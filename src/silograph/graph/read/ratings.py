@@ -19,7 +19,7 @@ from torch import Tensor
 
 from silograph.core.errors import DataError, unknown
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import counted, shown
+from silograph.core.text import count_of, short_repr
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
@@ -86,7 +86,7 @@ def rating_of(cell: object, row: int) -> float:
     """Return a rating as a number; raise `DataError` if it is none."""
     number = to_number(cell) if isinstance(cell, str) else cell
     if not isinstance(number, int | float | np.integer | np.floating):
-        raise DataError(f"expected a number as rating {row}, got {shown(cell)}")
+        raise DataError(f"expected a number as rating {row}, got {short_repr(cell)}")
     return float(number)
 
 
@@ -168,7 +168,7 @@ def check_columns(columns: Any, ratings: Any, trust: Any) -> None:
     """Raise for names of columns that ratings do not have, or of what is no table."""
     if not isinstance(columns, Mapping) or not all(isinstance(n, str) for n in columns.values()):
         raise DataError(
-            f'columns: expected a mapping such as {{"user": "userId"}}, got {shown(columns)}'
+            f'columns: expected a mapping such as {{"user": "userId"}}, got {short_repr(columns)}'
         )
     tables = {OF_RATINGS: ratings, OF_TRUST: trust}
     for column in columns:
@@ -422,7 +422,7 @@ def _bounds(scale: Any) -> tuple[float, float]:
         low, high = (float(end) for end in ends)
         if -np.inf < low < high < np.inf:
             return low, high
-    raise DataError(f"expected a scale (least, largest) of ratings, got {shown(scale)}")
+    raise DataError(f"expected a scale (least, largest) of ratings, got {short_repr(scale)}")
 
 
 def _check_values(table: _Ratings, low: float, high: float) -> None:
@@ -436,7 +436,7 @@ def _check_values(table: _Ratings, low: float, high: float) -> None:
         )
         raise DataError(
             f"expected ratings from {low:g} to {high:g}, got {table.value[row]:g} "
-            f"{table.describe_row(row)} ({counted(len(outside_rows), 'such rating')}): "
+            f"{table.describe_row(row)} ({count_of(len(outside_rows), 'such rating')}): "
             "leave them out" + other * bool(np.isfinite(table.value[outside_rows]).all())
         )
     times = table.columns.get(TIME)
@@ -460,7 +460,7 @@ def _distinct(table: _Ratings, repeated: Repeated) -> _Ratings:
         raise DataError(
             f"expected one rating for each pair, got another of item {table.item[row]} by user "
             f"{table.user[row]} {table.describe_row(row)} "
-            f"({counted(int((~last).sum()), 'such rating')}): leave one of them out, or read "
+            f"({count_of(int((~last).sum()), 'such rating')}): leave one of them out, or read "
             "them by sg.ratings(..., repeated='last')"
         )
     return table.take(order[last])
@@ -481,7 +481,7 @@ def _trust(
         user = ends[~is_known][0]
         raise DataError(
             f"expected trust between users with ratings, got user {user!s} without any "
-            f"({counted(len(np.unique(ends[~is_known])), 'such user')}): "
+            f"({count_of(len(np.unique(ends[~is_known])), 'such user')}): "
             "leave them out, or in Python use unrated='drop'"
         )
     return place[:, is_known.all(axis=0)]

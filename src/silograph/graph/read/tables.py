@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import DataError, nearest
-from silograph.core.text import counted, printable
+from silograph.core.text import count_of, printable
 from silograph.graph.csr import CSR
 from silograph.graph.read.columns import (
     INDEX_NAMES,
@@ -184,7 +184,7 @@ class Table:
             cells = self.column(column)
             if cells[row] in self.missing:
                 several = sum(cell in self.missing for cell in cells)
-                remedy = f"missing in {counted(several, 'row')}: fill it, or take the column out"
+                remedy = f"missing in {count_of(several, 'row')}: fill it, or take the column out"
             else:
                 remedy = self._how_to_write(cells, row) or (
                     "columns without another meaning are features; take this one out, or write a "
@@ -549,7 +549,7 @@ def checked_weights(values: Any, edges: int) -> np.ndarray:
     if len(wrong):
         raise DataError(
             f"expected edge weights {IN_RANGE}, got {weight[wrong[0]]} at edge {wrong[0]} "
-            f"({counted(len(wrong), 'such edge')}): drop these edges or change their weights"
+            f"({count_of(len(wrong), 'such edge')}): drop these edges or change their weights"
         )
     return weight
 
@@ -588,7 +588,7 @@ def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) 
         LOG.warning(
             "%s: %s listed with several weights, as in both directions: the mean counts",
             source,
-            counted(int(differs.sum()), "edge"),
+            count_of(int(differs.sum()), "edge"),
         )
     mean = np.where(differs, mean, weight[first])
     row, column = adj.row.numpy(), adj.indices.long().numpy()

@@ -349,7 +349,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
         x = sparse.with_values(torch.from_numpy(compact_features(sparse.values.numpy())))
     else:
         x = torch.from_numpy(compact_features(block.x[new_order].numpy()))
-    holder, split = owners(block.off)[new_order], block.split
+    client_of_row, split = owners(block.off)[new_order], block.split
     graph = Graph(
         adj=replace(adj, values=None),
         edge_weight=adj.values,
@@ -358,12 +358,12 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
         num_classes=first.num_classes,
         node_id=node_id[order],
         name=silos.name,
-        silo=holder,
+        silo=client_of_row,
         silo_names=silos.ids,
         class_names=first.class_names,
         feature_names=first.feature_names,
     )
-    nodes = tuple((holder == c).nonzero()[:, 0] for c in range(len(silos.ids)))
+    nodes = tuple((client_of_row == c).nonzero()[:, 0] for c in range(len(silos.ids)))
     partition = Partition(silos.ids, nodes, n, "silo")
     return graph, partition, split.map(lambda mask: mask[new_order])
 
@@ -414,14 +414,17 @@ def join_rating_silos(silos: Silos, block: ClientBlock) -> tuple[Graph, Partitio
         silos: their data.
         block: all of them as one block.
     """
-    keys, holder = np.array([key for silo in silos.members for key in silo.keys]), owners(block.off)
-    number, ratings = _numbers(block, keys, holder)
+    keys, client_of_row = (
+        np.array([key for silo in silos.members for key in silo.keys]),
+        owners(block.off),
+    )
+    number, ratings = _numbers(block, keys, client_of_row)
     n = int(number.max()) + 1
     row = torch.from_numpy(np.unique(number.numpy(), return_index=True)[1])  # of each node, one
     node_id, twice = keys[row.numpy()], ratings[_repeated(keys[ratings.numpy()])]
     node_id = node_id.astype(np.object_)
     for rating in twice.tolist():
-        node_id[number[rating]] = f"{silos.ids[holder[rating]]}/{keys[rating]}"
+        node_id[number[rating]] = f"{silos.ids[client_of_row[rating]]}/{keys[rating]}"
     edges = number[torch.stack([block.adj.row, block.adj.indices.long()])]
     graph = Graph(
         adj=CSR.undirected(edges.numpy(), n),
@@ -437,14 +440,14 @@ def join_rating_silos(silos: Silos, block: ClientBlock) -> tuple[Graph, Partitio
     return graph, cut, block.split.map(lambda mask: mask[row])
 
 
-def _numbers(block: ClientBlock, keys: np.ndarray, holder: Tensor) -> tuple[Tensor, Tensor]:
+def _numbers(block: ClientBlock, keys: np.ndarray, client_of_row: Tensor) -> tuple[Tensor, Tensor]:
     """Return the node of each row, (k,) int64, and the rows of ratings in the order of nodes."""
     number, count, pairs = torch.empty(len(keys), dtype=torch.int64), 0, pairs_of(block)
     for side in kinds(block.x).bool().T:
         names, place = np.unique(keys[side.numpy()], return_inverse=True)
         number[side] = count + torch.from_numpy(place)
         count += len(names)
-    order = np.lexsort((holder[pairs.row], number[pairs.item], number[pairs.user]))
+    order = np.lexsort((client_of_row[pairs.row], number[pairs.item], number[pairs.user]))
     ratings = pairs.row[torch.from_numpy(order)]
     number[ratings] = torch.arange(count, count + len(order))
     return number, ratings

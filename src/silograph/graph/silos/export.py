@@ -152,7 +152,11 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
             "expected classes or label bits to write as silos' folders, got numbers to predict: a "
             "regression runs in simulation only"
         )
-    nodes, holder, names = partition.copies, partition.client_of_node, np.array(partition.ids)
+    nodes, client_of_row, names = (
+        partition.copies,
+        partition.client_of_node,
+        np.array(partition.ids),
+    )
     if len(torch.unique(nodes)) < len(nodes):
         raise DataError(
             "expected a cut in which no two clients hold the same node, got one with copies "
@@ -171,7 +175,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
     source, target = adj.row[once], adj.indices.long()[once]
     masks = split.map(lambda mask: mask & graph.labeled)
     for client, held_nodes in enumerate(partition.nodes):
-        is_internal, is_cross = holder[source] == client, holder[row] == client
+        is_internal, is_cross = client_of_row[source] == client, client_of_row[row] == client
         yield {
             NODES: {
                 "id": graph.node_id[held_nodes.numpy()],
@@ -186,7 +190,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
             },
             CROSS: {
                 "own": key[row[is_cross].numpy()],
-                "silo": names[holder[far[is_cross]].numpy()],
+                "silo": names[client_of_row[far[is_cross]].numpy()],
                 "remote": key[far[is_cross].numpy()],
                 **{name: values[is_cross] for name, values in far_weight.items()},
             },

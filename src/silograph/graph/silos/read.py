@@ -34,7 +34,7 @@ from torch import Tensor
 from silograph.core.config import STRICT, checked
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import shown
+from silograph.core.text import short_repr
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
 from silograph.graph.read.arrays import PARTS, features_of, split_of
@@ -187,7 +187,7 @@ def _check_task(path: Path, values: Mapping[str, Any]) -> None:
     numbers = isinstance(scale, list) and len(scale) == 2
     if not numbers or not all(type(end) in (int, float) for end in scale):
         raise DataError(
-            f"{path}: expected scale = [least, largest], such as [0.5, 5], got {shown(scale)}"
+            f"{path}: expected scale = [least, largest], such as [0.5, 5], got {short_repr(scale)}"
         )
 
 

@@ -421,10 +421,10 @@ class _ScaledBy:
     """A scale with its second argument; unlike partial functions, equal ones are equal."""
 
     scale: Callable[[Tensor, float], Tensor]
-    kept: float
+    argument: float
 
     def __call__(self, degree: Tensor) -> Tensor:
-        return self.scale(degree, self.kept)
+        return self.scale(degree, self.argument)
 
 
 @dataclass(frozen=True)

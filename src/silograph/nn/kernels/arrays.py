@@ -28,7 +28,7 @@ PLAIN_NAMES = {
     "train_flow": "training with chosen neighbors",
     "train_stored": "training with stored rows",
     "predict": "predictions",
-    "rest": "optimizer",
+    "untouched_rows_after": "optimizer",
     "finish": "layers of ratings",
     "finish_back": "gradients of ratings",
     "loss_gradient": "loss of ratings",
@@ -51,11 +51,11 @@ class CompileWatch(event.Listener):
         kernels: number of kernels compiled so far, the current one included.
     """
 
-    def __init__(self, tell: Callable[[str], None], first_line: str) -> None:
+    def __init__(self, report: Callable[[str], None], first_line: str) -> None:
         self.seconds = 0.0
         self.warm_up_seconds = 0.0
         self.kernels = 0
-        self._tell, self._first_line = tell, first_line
+        self._report, self._first_line = report, first_line
         # A kernel's compilation has those that it calls inside.
         self._inside = {COMPILE: 0, COMPILER_LOCK: 0}
         self._began = {COMPILE: 0.0, COMPILER_LOCK: 0.0}
@@ -65,9 +65,9 @@ class CompileWatch(event.Listener):
         if not self._inside[event.kind]:
             if event.kind == COMPILE:
                 if not self.kernels:
-                    self._tell(self._first_line)
+                    self._report(self._first_line)
                 self.kernels += 1
-                self._tell(f"compiling kernel {self.kernels} ({name_of(event)}) ...")
+                self._report(f"compiling kernel {self.kernels} ({name_of(event)}) ...")
             self._began[event.kind] = time.monotonic()
         self._inside[event.kind] += 1
 
@@ -91,10 +91,10 @@ def name_of(event: event.Event) -> str:
 
 @contextmanager
 def told_of_compiling(
-    tell: Callable[[str], None], first_line: str = LINE
+    report: Callable[[str], None], first_line: str = LINE
 ) -> Iterator[CompileWatch]:
-    """Inside, `tell` hears when kernels have to be compiled; yields how long that has taken."""
-    watch = CompileWatch(tell, first_line)
+    """Inside, `report` hears when kernels have to be compiled; yields how long that has taken."""
+    watch = CompileWatch(report, first_line)
     with event.install_listener(COMPILE, watch), event.install_listener(COMPILER_LOCK, watch):
         yield watch
 
@@ -302,7 +302,7 @@ class TrainedWeights(NamedTuple):
     start: Weights  # read where there is a pull to it only
     first: Weights  # moments
     second: Weights
-    under: Masking | Absent
+    mask_state: Masking | Absent
 
 
 class Moving(NamedTuple):
@@ -320,7 +320,7 @@ class TrainedMatrix(NamedTuple):
     start: Array  # (N,)
     raw: Moving  # what is under the mask; without one, the weights themselves
     mask: Moving | Absent
-    under: Masking | Absent
+    mask_state: Masking | Absent
 
 
 class Spare(NamedTuple):

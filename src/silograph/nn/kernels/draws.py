@@ -50,7 +50,7 @@ def drop(h: Array, i: int, row_key: Any, key: Any, threshold: int, scale: float,
 
 
 @compiled
-def kept(row: Any, feature: int, threshold: int) -> bool:
+def is_entry_kept(row: Any, feature: int, threshold: int) -> bool:
     """Return `Key.keep_entries` of one entry; `row` is the mix of its row's key and the draw's."""
     word = mix(row + np.uint64(feature // 4 + 1) * _GOLDEN)
     level = (word >> np.uint64(16 * (feature % 4))) & _LEVELS
@@ -76,14 +76,14 @@ def drop_features(
         row = a + s.nodes[i]
         base = mix(row_key[row] ^ layer_key)
         for e in range(ptr[row], ptr[row + 1]):
-            keep = kept(base, used[first + col[e]], threshold)
+            keep = is_entry_kept(base, used[first + col[e]], threshold)
             out[e] = value[e] * factor if keep else zero
     if shape.fanout is None:
         t_ptr, t_row, t_value, t_out = x.t_ptr, x.t_row, x.t_value, s.t_value
         for u in range(first, x.used_off[k + 1]):
             for e in range(t_ptr[u], t_ptr[u + 1]):
                 base = mix(row_key[a + t_row[e]] ^ layer_key)
-                keep = kept(base, used[u], threshold)
+                keep = is_entry_kept(base, used[u], threshold)
                 t_out[e] = t_value[e] * factor if keep else zero
 
 

@@ -355,7 +355,7 @@ def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow
         hidden(hop, width, m, f)[0],
         table(s.z, ZERO, m, width)[0],
     )
-    below, zero = table(s.grad[1], ZERO, m, width)[0], h.dtype.type(0)
+    input_gradient, zero = table(s.grad[1], ZERO, m, width)[0], h.dtype.type(0)
     clear(y)
     clear(z)
     add_sum(starts, ends, s.col, s.value, logit, y)
@@ -363,9 +363,9 @@ def hidden_gradient(hop: int, width: int, m: int, w: Weights, last: int, f: Flow
         g[last + width] += logit[i, 0]
         for j in range(width):
             g[last + j] += y[i, 0] * h[i, j]
-            below[i, j] = y[i, 0] * w.flat[last + j] if h[i, j] > 0 else zero
-            g[bias + j] += below[i, j]
-    add_sum(starts, ends, s.col, s.value, below, z)
+            input_gradient[i, j] = y[i, 0] * w.flat[last + j] if h[i, j] > 0 else zero
+            g[bias + j] += input_gradient[i, j]
+    add_sum(starts, ends, s.col, s.value, input_gradient, z)
     return (z,)
 
 

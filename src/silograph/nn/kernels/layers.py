@@ -299,7 +299,7 @@ def step_first(
     chunk = CHUNK if sparse and not drawn else used
     p, g, p0 = own.weights.reshape(-1), s.rows.reshape(-1), own.start
     p1, p2 = own.raw.first, own.raw.second
-    pull = 0.0 if own.under is None else pull_of(own.raw.value, p0, own.under.near)
+    pull = 0.0 if own.mask_state is None else pull_of(own.raw.value, p0, own.mask_state.near)
     for i in range(0, used, chunk if chunk > 0 else 1):
         count = chunk if i + chunk < used else used - i
         lo, hi = i * width, (i + count) * width
@@ -308,7 +308,7 @@ def step_first(
             clear(s.rows[:count])
             ends = x.t_ptr[first : first + count + 1]
             add_sum(ends[:count], ends[1:], x.t_row, x.t_value, gz, s.rows[:count])
-        if own.under is None:
+        if own.mask_state is None:
             step(p[lo:hi], g[: hi - lo], p0[lo:hi], p1[lo:hi], p2[lo:hi], steps, t)
         else:
             step_under(p[lo:hi], g[: hi - lo], own, lo, pull, steps, t)
@@ -343,7 +343,7 @@ def step_later(shape: ModelShape, own: TrainedWeights, g: Array, steps: StepRule
     """Step the weights after the first matrices along their gradient g (P,)."""
     p, start, m, v = own.weights.flat, own.start.flat, own.first.flat, own.second.flat
     later = pointer_to(later_rule(steps))
-    if own.under is not None:
+    if own.mask_state is not None:
         step_flat_under(shape, own, g, steps, later, t)
         return
     if steps.later_decay == steps.decay:
@@ -397,14 +397,17 @@ def backward_step(
                 first, mapped_gradient = pointer_to(matrix(own, i > 0)), g if i > 0 else gz
                 step_first(rows, x, shape, k, mapped_gradient, first, steps, t, s)
             continue
-        h, below = entering(shape, layer, m, s)[0], table(s.grad[1 - side], ZERO, m, inputs)[0]
+        h, input_gradient = (
+            entering(shape, layer, m, s)[0],
+            table(s.grad[1 - side], ZERO, m, inputs)[0],
+        )
         product(h.T, gz, table(s.flat, at, inputs, width)[0])
-        product(gz, table(w.flat, at, inputs, width)[0].T, below)
+        product(gz, table(w.flat, at, inputs, width)[0].T, input_gradient)
         if form == ROOTED:
             product(h[:left].T, g, table(s.flat, at_self, inputs, width)[0])
             more = table(s.self_z, ZERO, left, inputs)[0]
             product(g, table(w.flat, at_self, inputs, width)[0].T, more)
-            add_rows(more, below)
-        rectify_back(h, below, shape.scale if shape.threshold > 0 else 1.0)
+            add_rows(more, input_gradient)
+        rectify_back(h, input_gradient, shape.scale if shape.threshold > 0 else 1.0)
         side = 1 - side
     step_later(shape, own, s.flat, steps, t)

@@ -36,7 +36,7 @@ def apply_masks(own: TrainedWeights, matrices: int, least: float) -> None:
 
     `matrices`: how many first matrices it has.
     """
-    w, raw, mask = own.weights, own.under.raw, own.under.mask
+    w, raw, mask = own.weights, own.mask_state.raw, own.mask_state.mask
     multiply(raw.first, mask.first, least, w.first)
     if matrices > 1:
         multiply(raw.second, mask.second, least, w.second)
@@ -67,8 +67,8 @@ def step_under(
     Changes g. `own` is a matrix.
     """
     hi = lo + p.shape[0]
-    raw, mask, other = own.raw.value[lo:hi], own.mask.value[lo:hi], own.under.other[: hi - lo]
-    l1, one, zero = p.dtype.type(own.under.l1), p.dtype.type(1), p.dtype.type(0)
+    raw, mask, other = own.raw.value[lo:hi], own.mask.value[lo:hi], own.mask_state.other[: hi - lo]
+    l1, one, zero = p.dtype.type(own.mask_state.l1), p.dtype.type(1), p.dtype.type(0)
     for i in range(p.shape[0]):
         m = mask[i]
         other[i] = g[i] * raw[i] + l1 * (one if m > 0 else (-one if m < 0 else zero))
@@ -98,36 +98,36 @@ def moving(value: Array, first: Array, second: Array) -> Moving:
 def matrix(own: TrainedWeights, second: bool) -> TrainedMatrix:
     """Return a client's first or second matrix."""
     w, start, one, two = own.weights, own.start, own.first, own.second
-    if own.under is None:
+    if own.mask_state is None:
         if second:
             value = moving(w.second, one.second, two.second)
             return TrainedMatrix(w.second, start.second.reshape(-1), value, None, None)
         value = moving(w.first, one.first, two.first)
         return TrainedMatrix(w.first, start.first.reshape(-1), value, None, None)
-    under = own.under
+    mask_state = own.mask_state
     if second:
-        raw = moving(under.raw.second, one.second, two.second)
-        mask = moving(under.mask.second, under.first.second, under.second.second)
-        return TrainedMatrix(w.second, start.second.reshape(-1), raw, mask, under)
-    raw = moving(under.raw.first, one.first, two.first)
-    mask = moving(under.mask.first, under.first.first, under.second.first)
-    return TrainedMatrix(w.first, start.first.reshape(-1), raw, mask, under)
+        raw = moving(mask_state.raw.second, one.second, two.second)
+        mask = moving(mask_state.mask.second, mask_state.first.second, mask_state.second.second)
+        return TrainedMatrix(w.second, start.second.reshape(-1), raw, mask, mask_state)
+    raw = moving(mask_state.raw.first, one.first, two.first)
+    mask = moving(mask_state.mask.first, mask_state.first.first, mask_state.second.first)
+    return TrainedMatrix(w.first, start.first.reshape(-1), raw, mask, mask_state)
 
 
 @compiled
 def flat_matrix(own: TrainedWeights) -> TrainedMatrix:
     """Return the weights after the first matrices as if they were one."""
-    under = own.under
-    raw = moving(under.raw.flat, own.first.flat, own.second.flat)
-    mask = moving(under.mask.flat, under.first.flat, under.second.flat)
-    return TrainedMatrix(own.weights.first[:0], own.start.flat, raw, mask, under)
+    mask_state = own.mask_state
+    raw = moving(mask_state.raw.flat, own.first.flat, own.second.flat)
+    mask = moving(mask_state.mask.flat, mask_state.first.flat, mask_state.second.flat)
+    return TrainedMatrix(own.weights.first[:0], own.start.flat, raw, mask, mask_state)
 
 
 @compiled
 def step_matrix(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule, t: int) -> None:
     """Step `size` weights after the first matrices from `lo` on, which are a matrix."""
     w, hi = pointer_to(flat_matrix(own)), lo + size
-    pull = pull_of(w.raw.value[lo:hi], w.start[lo:hi], w.under.near)
+    pull = pull_of(w.raw.value[lo:hi], w.start[lo:hi], w.mask_state.near)
     step_under(own.weights.flat[lo:hi], g[lo:hi], w, lo, pull, steps, t)
 
 
@@ -136,7 +136,7 @@ def step_bias(own: TrainedWeights, g: Array, lo: int, size: int, steps: StepRule
     """Step `size` weights after the first matrices from `lo` on, which are a bias."""
     w, hi = pointer_to(flat_matrix(own)), lo + size
     raw, start = w.raw.value[lo:hi], w.start[lo:hi]
-    lean(raw, g[lo:hi], start, pull_of(raw, start, w.under.near))
+    lean(raw, g[lo:hi], start, pull_of(raw, start, w.mask_state.near))
     step(raw, g[lo:hi], raw[:0], w.raw.first[lo:hi], w.raw.second[lo:hi], steps, t)
     copy(raw, own.weights.flat[lo:hi])
 

@@ -5,7 +5,7 @@ import numpy as np
 from silograph.core.pointers import pointer_to
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
 
-TOGETHER = 4096  # values that `rest` updates in one step: they stay in the cache
+TOGETHER = 4096  # values that `untouched_rows_after` updates in one step: they stay in the cache
 
 
 @compiled
@@ -74,7 +74,7 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
 
 
 @kernel
-def rest(p: Array, steps: StepRule, count: int, memory: Array) -> None:
+def untouched_rows_after(p: Array, steps: StepRule, count: int, memory: Array) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on weights p (N,).
 
     `memory` is (4, `TOGETHER`): a kernel that allocates takes longer to compile.
@@ -86,7 +86,7 @@ def rest(p: Array, steps: StepRule, count: int, memory: Array) -> None:
 def rest_range(
     p: Array, steps: StepRule, count: int, start: Array, grad: Array, m: Array, v: Array
 ) -> None:
-    """Do what `rest` does."""
+    """Do what `untouched_rows_after` does."""
     for begin in range(0, p.shape[0], TOGETHER):
         part = p[begin : begin + TOGETHER]
         for h in range(part.shape[0]):

@@ -353,18 +353,18 @@ def backward_step(
                 step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, s)
             continue
         h = entering(shape, layer, m, most, s)[0]
-        below = table(s.grad[1 - turn], ZERO, size, inputs)[0]
+        input_gradient = table(s.grad[1 - turn], ZERO, size, inputs)[0]
         product(h.T, gz, table(s.flat, at, inputs, width)[0])
-        product(gz[:size], table(w.flat, at, inputs, width)[0].T, below)
+        product(gz[:size], table(w.flat, at, inputs, width)[0].T, input_gradient)
         if form == ROOTED:
             product(h[:size].T, g, table(s.flat, at_self, inputs, width)[0])
             more = table(s.root, ZERO, size, inputs)[0]
             product(g, table(w.flat, at_self, inputs, width)[0].T, more)
-            add_rows(more, below)
+            add_rows(more, input_gradient)
         zero, factor = h.dtype.type(0), h.dtype.type(shape.scale if shape.threshold > 0 else 1.0)
         for j in range(size):
             for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it
-                below[j, c] = below[j, c] * factor if h[j, c] > 0 else zero
+                input_gradient[j, c] = input_gradient[j, c] * factor if h[j, c] > 0 else zero
         turn = 1 - turn
     trained = pointer_to(TrainedWeights(w, w, m1, m2, None))
     step_later(shape, trained, s.flat, steps, t)

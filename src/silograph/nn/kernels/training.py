@@ -239,8 +239,8 @@ def weights_of(
     if params.masks is None:
         return TrainedWeights(w, begun, m1, m2, None)
     product = part(memory.product, memory.product_flat, ZERO, count)
-    under = masking(params, k, lo, hi, w, memory)
-    own = TrainedWeights(product, begun, m1, m2, under)
+    mask_state = masking(params, k, lo, hi, w, memory)
+    own = TrainedWeights(product, begun, m1, m2, mask_state)
     apply_masks(pointer_to(own), last + 1, 0.0)
     return own
 
@@ -271,8 +271,8 @@ def say(
 ) -> None:
     """Fill in the logits of the called client k: what its trained model says of all its `rows`."""
     x, shape, g = of.x, of.shape, called.position[k]
-    if own.under is not None:
-        apply_masks(own, matrices, own.under.least)
+    if own.mask_state is not None:
+        apply_masks(own, matrices, own.mask_state.least)
     whole(rows, g, s)
     forward(rows, x, shape, g, x.col, own.weights, np.uint64(0), PREDICTING, s)
     copy_rows(s.out, logits[called.off[k] : called.off[k + 1]])

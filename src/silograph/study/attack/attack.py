@@ -12,7 +12,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.payload import Shared, named
+from silograph.core.payload import Shared, with_prefix
 from silograph.evaluation.evaluate import server_counts
 from silograph.experiment.run.setup import Setup, first_weights, prepare
 from silograph.experiment.terminal_table import markdown_table
@@ -96,7 +96,7 @@ class ScoredNodes:
 
     def reply(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the counts of each silo, (C, ...)."""
-        inbox = {name: Shared(w) for name, w in named("weights", weights).items()}
+        inbox = {name: Shared(w) for name, w in with_prefix("weights", weights).items()}
         server_counts(self._fed, inbox, self._key, self._rules)
         return {name: field.t for name, field in self._fed.calls[-1].reply.items()}
 

@@ -352,11 +352,11 @@ def share(hit: Tensor) -> float:
 
 
 FORWARD = (
-    "passes.contribute",
+    "passes.send_partial_sums",
     "bns.serve",
     "cagnet.send",
 )  # ops whose replies have rows of a stage
-BACKWARD = ("passes.return_sums", "cagnet.send_back")
+BACKWARD = ("passes.send_cotangents", "cagnet.send_back")
 
 
 def rows_seen(call: SeenCall, fed: RecordingFederation) -> tuple[Tensor, Tensor]:
@@ -404,7 +404,7 @@ def attack_features(seen: RecordingFederation, setup: Setup, block: ClientBlock)
         for c in range(block.num_clients)
     ]
     hit = torch.cat(hits)
-    what = "sums" if name == "passes.contribute" else "rows"
+    what = "sums" if name == "passes.send_partial_sums" else "rows"
     attack_name = f"solve the first layer's {what} of {len(maps)} steps"
     recovered = "features of nodes, to 1e-4 up to a factor"
     return [Finding(attack_name, recovered, share(hit), len(hit))]
@@ -419,7 +419,7 @@ def attack_separable_rows(
     seen: RecordingFederation, setup: Setup, block: ClientBlock
 ) -> list[Finding]:
     """Count the nodes whose messages rows give to a server that has the silos' edges as well."""
-    calls = [call for call in seen.calls if call.name == "passes.contribute"]
+    calls = [call for call in seen.calls if call.name == "passes.send_partial_sums"]
     if not calls or _draws_neighbors(setup) or setup.method.rows != "sums":
         return []
     _, places = rows_seen(calls[0], seen)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from silograph.core.config import Scalar
 from silograph.core.kinds import Kind
-from silograph.core.text import counted, decimals, html_lines, html_table
+from silograph.core.text import count_of, decimals, html_lines, html_table
 from silograph.experiment.resolve.parts import find_method
 from silograph.experiment.resolve.resolve import choose, fill_defaults
 from silograph.experiment.result_files import frame_of
@@ -390,7 +390,7 @@ class Comparison:
             if num_improving:
                 texts.append(
                     f"{self.names[method]} in {num_improving} of "
-                    f"{counted(len(finished_lines), 'run')}"
+                    f"{count_of(len(finished_lines), 'run')}"
                 )
         message = "the last round was the best one, and scores were still improving: raise --rounds"
         return [f"{message} ({', '.join(texts)})"] if texts else []
@@ -715,7 +715,7 @@ def title_of(comparison: "Comparison") -> str:
     words += (
         []
         if "clients" in varied_values or config.clients is None
-        else [counted(config.clients, "client")]
+        else [count_of(config.clients, "client")]
     )
     words += [] if "partition" in varied_values else [config.partition]
     return ", ".join(words)

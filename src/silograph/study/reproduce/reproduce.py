@@ -329,8 +329,10 @@ def _copy_lines(recipe: Recipe, file: StudyFile) -> int:
 def _read_neighboring_lines(path: Path) -> dict[str, Line]:
     """Return finished lines of the other files of a folder by cell; other files have none."""
     line_by_digest: dict[str, Line] = {}
-    found = path.parent.glob("*.jsonl*")
-    for lines_file in sorted({file.with_name(file.name.removesuffix(PACKED)) for file in found}):
+    line_files = path.parent.glob("*.jsonl*")
+    for lines_file in sorted(
+        {file.with_name(file.name.removesuffix(PACKED)) for file in line_files}
+    ):
         if lines_file != path:
             with contextlib.suppress(ConfigError, KeyError, TypeError, AttributeError):
                 line_by_digest |= {

@@ -13,7 +13,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.payload import Patched, Payload, Ragged, Shared, Stacked, State
 from silograph.evaluation.evaluate import judge_own
 from silograph.exchange.collect import ROWS, SLOT, choose, local_graph, serve
-from silograph.exchange.passes import begin, contribute
+from silograph.exchange.passes import begin, send_partial_sums
 from silograph.federation.base import Sum, WeightedMean
 from silograph.federation.checkpoint import state_from
 from silograph.federation.fold import Fold
@@ -123,7 +123,7 @@ def test_stages_are_those_with_a_sum(case: Case) -> None:
     other: Payload = {"rows": rows, "row": Ragged(nobody[:0], nobody), "all": Shared(rows.t)}
     for number in (-1, 0, 4, 2**40):
         inbox: Payload = {**other, "stage": Shared(torch.tensor(number))}
-        for op in (contribute, bns.serve, bns.store, cagnet.send, cagnet.hear_back):
+        for op in (send_partial_sums, bns.serve, bns.store, cagnet.send, cagnet.hear_back):
             text = f"expected the number of a stage with a sum, one of [2, 3], got {number}"
             with refused(text):
                 op(cfg, case.block, {"cagnet/place": rows}, inbox, KEY)
@@ -145,7 +145,7 @@ def test_rows_of_others_are_as_the_own(case: Case) -> None:
     named = {
         "pass/slot": Ragged(torch.ones_like(case.block.halo.key).double(), case.block.halo.off)
     }
-    state, _ = contribute(cfg, case.block, {**state, **named}, STAGE, KEY)
+    state, _ = send_partial_sums(cfg, case.block, {**state, **named}, STAGE, KEY)
     slots = len(case.block.halo.key)
     right = torch.ones(slots, H, dtype=torch.float64)
     for odd in (right[:, 1:], right.float(), right[0], right.new_ones(0, 2**30)):

@@ -269,11 +269,11 @@ def test_what_rests_are_rows_of_weights(kernels: str) -> None:
     training = Training(Model("gcn", F, H, K, 2, 0.5, "multiclass"), SGD(0.1, 0.1), Schedule(1))
     for odd in (torch.ones(3), torch.ones(3, 3, dtype=torch.int64)):
         with pytest.raises(ProtocolError, match=r"^expected rows of weights, got torch"):
-            BACKENDS[kernels].rest(training, odd, 2)
+            BACKENDS[kernels].untouched_rows_after(training, odd, 2)
     turned = torch.arange(6.0).view(2, 3).T
     assert torch.equal(
-        BACKENDS[kernels].rest(training, turned, 2),
-        BACKENDS[kernels].rest(training, turned.contiguous(), 2),
+        BACKENDS[kernels].untouched_rows_after(training, turned, 2),
+        BACKENDS[kernels].untouched_rows_after(training, turned.contiguous(), 2),
     )
 
 
