@@ -48,7 +48,8 @@ def little_work(method: str) -> dict[str, Any]:
 
     That is ten times as long as the rounds of a short run.
     """
-    return {"options": {"generator_epochs": 3}} if method == "fedsageplus" else {}
+    generates = method in ("fedsageplus", "fedsage_local")
+    return {"options": {"generator_epochs": 3}} if generates else {}
 
 
 def blind(method: str) -> dict[str, str]:

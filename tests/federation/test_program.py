@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runs import with_values
+from runs import little_work, with_values
 from sessions import TOKEN, session, shares_of_work, worker_of
 from silograph.core.config import make_config
 from silograph.core.errors import ProtocolError
@@ -65,7 +65,7 @@ from silograph.methods import FEDAVG, METHODS, AllSilos
 DEPLOYED = [name for name, m in METHODS.items() if m.setting.at_server is None]
 ALIKE = [n for n in DEPLOYED if (c := METHODS[n].calls) and isinstance(c.round, AlikeRounds)]
 CASES: list[dict[str, Any]] = [
-    *({"method": name} for name in DEPLOYED),
+    *({"method": name, **little_work(name)} for name in DEPLOYED),
     {"method": "local", "participation": 0.5, "keep_optimizer": True, "collect": 0.5},
     {
         "method": "fedavg",
@@ -179,7 +179,8 @@ def test_numbers_are_predicted_by_the_program(
     make_graph: Callable[..., Graph], method: str
 ) -> None:
     """A regression asks for sums and no histograms, and both ends hold each other to that."""
-    setup = setup_of(with_values(make_graph(60), 2, missing=0.2), method=method, rounds=2)
+    graph = with_values(make_graph(60), 2, missing=0.2)
+    setup = setup_of(graph, method=method, rounds=2, **little_work(method))
     found = record(setup)
     for name, asked in found.asked.items():
         worker = found.fresh(name)
