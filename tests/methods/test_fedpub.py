@@ -367,6 +367,7 @@ def test_a_run_goes_on_and_leaves_the_scored_models(
     graph = make_graph(60)
     own = {"l1": 0.05, "communities": 1, "neighbors.k": 2, "neighbors.width": 6}
     options = {**RUN, "options": own, "neighbors": "fedgrains", "batch_size": 4}
+    options["kernels"] = "torch"  # to compile the one for masks and chosen neighbors takes long
     straight = go(graph, **options)
     run_until(monkeypatch, graph, 3, tmp_path / "cut", **FAST | options)
     again = resume(tmp_path / "cut", graph=graph)
