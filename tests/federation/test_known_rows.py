@@ -146,7 +146,7 @@ def train_narrow(
     reply = to_payload(LocalModel.of(clients.fit(start), block))
     found = reply[FIRST]
     assert not isinstance(found, Ragged)
-    reply[FIRST] = rows_from(found, used)  # type: ignore[arg-type]
+    reply[FIRST] = rows_from(found, used)
     return clients.state, reply
 
 

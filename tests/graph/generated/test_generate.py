@@ -25,7 +25,7 @@ from silograph.graph.generated.planted import (
     GraphPlan,
     Nodes,
     Wheel,
-    below,
+    uniform_below,
 )
 from silograph.graph.graph import Graph, fingerprint
 
@@ -183,7 +183,7 @@ def test_the_wheel_is_a_search_in_the_running_sum(seed: int) -> None:
 def test_a_draw_is_below_its_width() -> None:
     highest = np.array([0.0, 1 - 2.0**-53])
     for width in (1, 3, 2**40 + 1, 2**52 - 1):
-        assert below(highest, width).tolist() == [0, width - 1]
+        assert uniform_below(highest, width).tolist() == [0, width - 1]
 
 
 # --- labels, features and split -----------------------------------------------------------------
