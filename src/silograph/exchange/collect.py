@@ -19,10 +19,9 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, State, offsets, owners
-from silograph.exchange.pull import Fetch
+from silograph.exchange.pull import BoundaryRows, Fetch, Slots
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import (
-    BOUNDARY,
     COUNT,
     NODES,
     SLOTS,
@@ -148,17 +147,8 @@ class ShareOfHalo:
 
 
 @dataclass(frozen=True)
-class ChosenSlots:
-    """The slots (k,) int32 to fetch."""
-
-    slot: Annotated[Ragged, places(SLOTS)]
-
-
-@dataclass(frozen=True)
-class RequestedRows(ShareOfHalo):
-    """The boundary rows (k,) int32 that somebody wants."""
-
-    row: Annotated[Ragged, places(BOUNDARY)]
+class RequestedRows(BoundaryRows, ShareOfHalo):
+    """The boundary rows that others have chosen."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +166,7 @@ class FetchedFeatures(ShareOfHalo):
 
 
 @op(Kind.HALO_KEYS)
-def choose(clients: Clients, _state: Empty, request: ShareOfHalo) -> tuple[Collected, ChosenSlots]:
+def choose(clients: Clients, _state: Empty, request: ShareOfHalo) -> tuple[Collected, Slots]:
     """Draw slots, without replacement."""
     halo, share = clients.block.halo, request.share
     if not bool(((share >= 0) & (share <= 1)).all()):  # so not if it is NaN
@@ -191,15 +181,14 @@ def choose(clients: Clients, _state: Empty, request: ShareOfHalo) -> tuple[Colle
     slot = (rank < num_slots[client]).nonzero()[:, 0]
     own = (slot - halo.off[client[slot]]).int()
     chosen = Ragged(own, offsets(num_slots))
-    return Collected(chosen), ChosenSlots(chosen)
+    return Collected(chosen), Slots(chosen)
 
 
 @op(Kind.FEATURES)
 def serve(clients: Clients, state: Empty, request: RequestedRows) -> tuple[Empty, SentFeatures]:
     """Send features of boundary rows."""
-    block, row = clients.block, request.row
-    boundary_rows = block.halo.boundary[check_places(row, block.halo.boundary_off, "boundary rows")]
-    return state, SentFeatures(Ragged(dense_rows(block, boundary_rows), row.off))
+    rows = dense_rows(clients.block, request.rows(clients.block))
+    return state, SentFeatures(Ragged(rows, request.row.off))
 
 
 @op(Kind.FEATURES)

@@ -178,7 +178,11 @@ class PassForm:
     @property
     def width(self) -> int:
         """Width O of the sum of the stage at hand."""
-        return sum_width(self.model, self.stage)
+        stage = self.model.stages[self.stage]
+        maps = stage.conv.maps  # what the rows are mapped by before they are summed
+        if not maps:
+            return stage.inputs
+        return self.model.weight_shapes[f"{self.stage}.{maps[0]}"][-1]
 
     @property
     def names_slots(self) -> bool:
@@ -191,21 +195,9 @@ class PassForm:
         return self.names_slots or self.row_minimum.silos > 1
 
 
-def sum_width(model: Staged, number: int) -> int:
-    """Return the width of the sum of a stage."""
-    stage = model.stages[number]
-    maps = stage.conv.maps  # what the rows are mapped by before they are summed
-    return model.weight_shapes[f"{number}.{maps[0]}"][-1] if maps else stage.inputs
-
-
 def stages_with_sums(model: Staged) -> list[int]:
     """Return the numbers of the stages that sum over neighbors."""
     return [number for number, stage in enumerate(model.stages) if stage.conv.sums]
-
-
-def sum_specs(model: Staged) -> list[tuple[FieldSpecs, int]]:
-    """Return, for every stage that has a sum, specs of the inbox of its ops, and its width."""
-    return [({"stage": exactly(n)}, sum_width(model, n)) for n in stages_with_sums(model)]
 
 
 @lru_cache(maxsize=64)  # programs ask for specs in every round

@@ -271,6 +271,25 @@ def _fetch(
     return None if owners_reply is None else _reply_to_requesters(call, request, owners_reply)
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Halo slots (k,) int32 whose rows a client wants, ascending."""
+
+    slot: Annotated[Ragged, places(SLOTS)]
+
+
+@dataclass(frozen=True)
+class BoundaryRows:
+    """Boundary rows (k,) int32 that others want, ascending."""
+
+    row: Annotated[Ragged, places(BOUNDARY)]
+
+    def rows(self, block: ClientBlock) -> Tensor:
+        """Return their numbers (k,) int64 in a block."""
+        place = check_places(self.row, block.halo.boundary_off, "boundary rows")
+        return block.halo.boundary[place]
+
+
 def pull_form(answer: ClientOp[Any, Any], cfg: Any, *, some: bool) -> PullForm:
     """Return what the messages of a pull hold, by the reply of those who answer."""
     rows = specs_of(answer.declaration.reply, cfg)
@@ -656,34 +675,21 @@ def blank(state: type[Stored], cfg: Any, block: ClientBlock) -> Stored:
 
 
 @dataclass(frozen=True)
-class RequestedSlots:
-    """Halo slots whose rows a client wants.
+class RequestedSlots(Slots):
+    """Halo slots whose rows a client wants, with the version (k,) int32 that it has of each."""
 
-    Attributes:
-        slot: (k,) int32, ascending.
-        version: (k,) int32 that it has of each.
-    """
-
-    slot: Annotated[Ragged, places(SLOTS)]
     version: Annotated[Ragged | None, _versions("version", "own/slot")]
 
 
 @dataclass(frozen=True)
-class RequestedRows:
+class RequestedRows(BoundaryRows):
     """Boundary rows that others want.
 
     Attributes:
-        row: (k,) int32, ascending.
         since: (k,) int32 version that all requesters have, `NO_VERSION` where they differ.
     """
 
-    row: Annotated[Ragged, places(BOUNDARY)]
     since: Annotated[Ragged | None, _versions("since", "own/row")]
-
-    def rows(self, block: ClientBlock) -> Tensor:
-        """Return their numbers (k,) int64 in a block."""
-        place = check_places(self.row, block.halo.boundary_off, "boundary rows")
-        return block.halo.boundary[place]
 
 
 @dataclass(frozen=True)

@@ -281,18 +281,13 @@ class Publish(Exchange):
     answer: ClientOp[Any, Any]
     take: ClientOp[Any, Any]
 
-    @property
-    def parts(self) -> tuple[ClientOp[Any, Any], ...]:
-        """The ops."""
-        return self.send, self.answer, self.take
-
     def steps(self, context: CallContext, *, only_answers: bool = False) -> tuple[Steps, ...]:
         """Return the calls: a silo answers others, and publishes once among them.
 
         The server makes all of a turn's calls, a silo either its own or an answer. It does not know
         how many others there are, so that is `MOST_TURNS` times at most.
         """
-        send, other, take = (context.declare(part) for part in self.parts)
+        send, other, take = (context.declare(part) for part in self.ops())
         return (
             () if only_answers else (Repeat(Either(other, (send, Maybe(other), take)), MOST_TURNS),)
         )
@@ -301,7 +296,7 @@ class Publish(Exchange):
         """Send the reply of each client to all others, one client after the other."""
         del request  # what is shown is all that others get
         what, back = context.kind_of(self.send), context.kind_of(self.answer)
-        publish(fed, *self.parts, what=what, key=context.key, to=context.to, back=back)
+        publish(fed, *self.ops(), what=what, key=context.key, to=context.to, back=back)
 
 
 def learn_rows(fed: Federation, name_rows: Op, *, key: Key) -> Ragged:

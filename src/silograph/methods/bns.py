@@ -38,8 +38,8 @@ from silograph.exchange.passes import (
     reach_of,
     with_product,
 )
-from silograph.exchange.pull import Fetch
-from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, places
+from silograph.exchange.pull import BoundaryRows, Fetch, Slots
+from silograph.federation.field_specs import SLOTS, FieldSpec
 from silograph.federation.messages import Empty
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
@@ -51,7 +51,7 @@ from silograph.methods.global_training import (
 )
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
-from silograph.nn.fit import check_like, check_places
+from silograph.nn.fit import check_like
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
 
@@ -82,17 +82,8 @@ def draw(clients: Clients[BNSOptions], _state: Empty, _: Empty) -> tuple[Pass, E
 
 
 @dataclass(frozen=True)
-class DrawnSlots:
-    """The drawn slots (t,) int32 of a client."""
-
-    slot: Annotated[Ragged, places(SLOTS)]
-
-
-@dataclass(frozen=True)
-class WantedRows(AtStage):
-    """The boundary rows (k,) int32 that somebody has drawn."""
-
-    row: Annotated[Ragged, places(BOUNDARY)]
+class WantedRows(BoundaryRows, AtStage):
+    """The boundary rows (k,) of a stage that somebody has drawn."""
 
 
 @dataclass(frozen=True)
@@ -115,21 +106,19 @@ def rows_spec(form: PassForm, rows: str) -> FieldSpec:
 
 
 @op(Kind.HALO_KEYS)
-def ask(clients: Clients, state: Pass, _: AtStage) -> tuple[Pass, DrawnSlots]:
+def ask(clients: Clients, state: Pass, _: AtStage) -> tuple[Pass, Slots]:
     """Name the drawn slots."""
     reach = reach_of(clients, state)
     assert reach.slots is not None  # some are drawn, by name
-    return state, DrawnSlots(Ragged(reach.slots, reach.slot_off))
+    return state, Slots(Ragged(reach.slots, reach.slot_off))
 
 
 @op(Kind.EMBEDDINGS)
 def serve(clients: Clients, state: Pass, request: WantedRows) -> tuple[Pass, SentRows]:
     """Compute rows, and send the requested ones."""
-    halo = clients.block.halo
     at, params = inputs_at(clients, state, request)
     z = before(params, at)
-    place = check_places(request.row, halo.boundary_off, "boundary rows")
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[halo.boundary[place]]
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[request.rows(clients.block)]
     return with_product(state, at, z), SentRows(Ragged(rows, request.row.off))
 
 

@@ -74,16 +74,20 @@ from silograph.exchange.passes import (
     divisible,
     stages_with_sums,
 )
-from silograph.exchange.pull import WantedRows, rows_for_slots, wanted_rows
+from silograph.exchange.pull import (
+    BoundaryRows,
+    Slots,
+    WantedRows,
+    rows_for_slots,
+    wanted_rows,
+)
 from silograph.exchange.rows import SumRelay
 from silograph.federation.field_specs import (
     BOUNDARY,
     LOSS,
-    SLOTS,
     TRAINED,
     FieldSpec,
     FieldSpecs,
-    places,
 )
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext, for_each
@@ -582,17 +586,10 @@ class RoundStart:
     knobs: Annotated[Mapping[str, Stacked], rate_specs]
 
 
-@dataclass(frozen=True)
-class RequestedSlots:
-    """Halo slots whose rows a client needs, (k,) int32."""
-
-    slot: Annotated[Ragged, places(SLOTS)]
-
-
 @op(Kind.WEIGHTS, replies=Kind.HALO_KEYS)
 def open_round(
     clients: FedGraphClients, _state: Empty, request: RoundStart
-) -> tuple[RoundState, RequestedSlots]:
+) -> tuple[RoundState, Slots]:
     """Take the server's weights and the rates, and name the slots of the last shared stage."""
     return name_slots_of(clients, begin_round(clients, request), shared_stages(clients.cfg)[-1])
 
@@ -619,21 +616,19 @@ def begin_round(clients: FedGraphClients, request: RoundStart) -> RoundState:
 
 def name_slots_of(
     clients: FedGraphClients, state: RoundState, number: int
-) -> tuple[RoundState, RequestedSlots]:
+) -> tuple[RoundState, Slots]:
     """Draw the neighbors of a stage, and name the slots among them."""
     slots = stages_of(clients, state, number)[0].slots
     requested_slots = {**state.requested_slots, str(number): slots}
-    return replace(state, requested_slots=requested_slots), RequestedSlots(slots)
+    return replace(state, requested_slots=requested_slots), Slots(slots)
 
 
 # --- Rows: requests go from the last shared stage to the first, rows from the first to the last --
 
 
 @dataclass(frozen=True)
-class RequestedRows(AtStage):
-    """The boundary rows that others need of a stage, (k,) int32."""
-
-    row: Annotated[Ragged, places(BOUNDARY)]
+class RequestedRows(BoundaryRows, AtStage):
+    """The boundary rows that others need of a stage."""
 
 
 @dataclass(frozen=True)
@@ -669,7 +664,7 @@ class NextRows:
 @op(Kind.HALO_KEYS)
 def name_slots(
     clients: FedGraphClients, state: RoundState, request: RequestedRows
-) -> tuple[RoundState, RequestedSlots]:
+) -> tuple[RoundState, Slots]:
     """Store which rows others will need of a stage, and name the slots of the one before.
 
     So the rows that owners send include what they hear of other silos themselves.
@@ -876,7 +871,7 @@ class TrainedModel:
 @op(Kind.EMBEDDINGS, replies=Kind.HALO_KEYS)
 def step(
     clients: FedGraphClients, state: RoundState, request: LastRows
-) -> tuple[RoundState, RequestedSlots]:
+) -> tuple[RoundState, Slots]:
     """Take a step, and name the slots of the last shared stage in the next one."""
     new = take_step(clients, _with_last_rows(clients, state, request))
     return name_slots_of(clients, new, shared_stages(clients.cfg)[-1])
