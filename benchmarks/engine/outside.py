@@ -33,7 +33,7 @@ SHARES = {"all": 1.0, "half": 0.5}
 KERNELS = (
     "silograph.nn.kernels.training.train",
     "silograph.nn.kernels.training.predict",
-    "silograph.nn.kernels.optim.rest",
+    "silograph.nn.kernels.optim.untouched_rows_after",
     "silograph.task.count_kernels.tally",
     "silograph.federation.fold_kernel.add_rows",
     "silograph.federation.fold_kernel.add_slices",

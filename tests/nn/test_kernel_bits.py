@@ -70,13 +70,13 @@ TOGETHER = """
 import sys
 import numpy as np
 from silograph.nn.kernels.arrays import StepRule
-from silograph.nn.kernels.optim import rest
+from silograph.nn.kernels.optim import untouched_rows_after
 
 print("ready", flush=True)
 sys.stdin.readline()
 rule = StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0)
-rest(np.ones(1), rule, 1, np.empty((4, 1)))
-print(sum(rest.stats.cache_misses.values()))
+untouched_rows_after(np.ones(1), rule, 1, np.empty((4, 1)))
+print(sum(untouched_rows_after.stats.cache_misses.values()))
 """
 
 

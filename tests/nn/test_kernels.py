@@ -303,11 +303,11 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
     shutil.rmtree(package / "nn" / "kernels" / "__pycache__", ignore_errors=True)
     code = (
         "import numpy as np\n"
-        "from silograph.nn.kernels.optim import rest\n"
+        "from silograph.nn.kernels.optim import untouched_rows_after\n"
         "from silograph.nn.kernels.arrays import StepRule\n"
         "rule = StepRule(False, 0.1, 0.5, 0.0, 0, 0.0, 0.0, 0.0, 0.0)\n"
-        "rest(np.ones(1), rule, 1, np.empty((4, 1)))\n"
-        "print(sum(rest.stats.cache_misses.values()))\n"
+        "untouched_rows_after(np.ones(1), rule, 1, np.empty((4, 1)))\n"
+        "print(sum(untouched_rows_after.stats.cache_misses.values()))\n"
     )
 
     def misses() -> str:
