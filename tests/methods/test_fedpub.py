@@ -31,8 +31,8 @@ from silograph.methods.fedpub import (
     functional_embedding,
     mean_of,
     mean_similarity,
+    mixing_weights,
     shared_graph,
-    shares,
 )
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import convolve
@@ -121,7 +121,7 @@ def test_clients_of_one_community_take_more_of_each_other(
         state, report = FEDPUB.round(fed, cfg, state, t, KEY)
     kept = tensors_under("weights", fed.states()[0])
     every = torch.ones(6).bool()
-    share = shares(cosines(embedding_of(cfg, block, kept), every), every, 5.0)
+    share = mixing_weights(cosines(embedding_of(cfg, block, kept), every), every, 5.0)
     within = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool()
     within &= ~torch.eye(6).bool()
     across = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)) == 0
@@ -135,7 +135,7 @@ def test_shares_by_hand() -> None:
     h = torch.stack([angle.cos(), angle.sin()], dim=1) * torch.tensor([[1.0], [5], [2], [1]])
     gives = torch.tensor([True, True, True, False])
     alike = cosines(h, gives)
-    found = shares(alike, gives, 2.0)
+    found = mixing_weights(alike, gives, 2.0)
     cosine = torch.tensor([[1, 0.5, -1], [0.5, 1, -0.5], [-1, -0.5, 1]]).double()
     expected = (2 * cosine).exp()
     expected = expected / expected.sum(1, keepdim=True)
@@ -145,14 +145,14 @@ def test_shares_by_hand() -> None:
     alone = torch.tensor([True, False, False, False])
     assert bool(mean_similarity(cosines(h, alone), alone).isnan().all())
     none = torch.zeros(4).bool()
-    nobody = shares(cosines(h, none), none, 2.0)
+    nobody = mixing_weights(cosines(h, none), none, 2.0)
     assert nobody.tolist() == [[0.0] * 4] * 4
 
 
 def test_models_that_are_no_numbers_reach_nobody() -> None:
     models = torch.tensor([[1.0], [torch.nan], [3.0]])
     gives = torch.tensor([True, False, True])
-    share = shares(cosines(torch.ones(3, 2), gives), gives, 1.0)
+    share = mixing_weights(cosines(torch.ones(3, 2), gives), gives, 1.0)
     assert mean_of(share, gives, models).tolist() == [[2.0]] * 3
 
 

@@ -26,11 +26,28 @@ there (eq. 6). In round t
     fedais2     all nodes, adaptive interval
     stale       all nodes; all slots are fetched every tau-th batch (VR-GCN, PipeGCN)
 
+Where the lines of algorithm 1 are:
+
+    4 to 6     `train_round`, `open_round`       theta_t and tau_t go to the selected clients
+    7          `mean_of_models`                  the mean of the models
+    8          `controller_of`                   tau of the next round, eq. 11
+    11         `begin_training`                  change of each node's loss
+    12, 14     `draw_nodes`, `probabilities`     nodes drawn by importance, eq. 8
+    15         `first_batches`, `slots_to_fetch` when, and what, a client fetches
+    16         `serve`                           rows are computed, at their owners
+    17         `store_and_train`, `take_step_`   rows of others and own rows are stored
+    13, 18     `take_steps`                      steps on batches that read stored rows, eq. 6
+    19         `finish_training`                 the model goes to the server
+
 How we read the paper where it is silent: losses are computed once a round, by one pass over all own
 nodes with the received weights, which also refreshes their stored rows. Owners that take part in a
 round compute requested rows anew, with their current weights and from stored rows; the others send
 their stored rows. F is the validation loss. Features do not leave: without `share_features` the
 first layer sums over the client's own graph.
+
+What we changed: nodes are drawn once a round and cut into `batches` parts, which every local epoch
+goes through (line 14 draws a batch in every epoch). The first batch of a round fetches, and then
+every tau-th one (line 15 counts from 1).
 
 C: clients of a block. n: own nodes. S: halo slots. m: nodes drawn in a round. b: nodes of a batch.
 t: training nodes of all clients.
@@ -349,7 +366,8 @@ class BatchState(pull.History, DrawnNodes):
         training: models in training, with optimizer and counts of steps, as
             `silograph.nn.stored_rows` or the compiled kernels have them.
         batches_done: (C,) int32 of this round.
-        sums: (C, 4) over these: losses, nodes, ages in batches of the slots read, and slots.
+        sums: (C, 4) over the batches that are done: of losses, nodes, ages in batches of the rows
+            of slots that were read, and of these slots.
     """
 
     requested_slots: Ragged
@@ -468,7 +486,8 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
     ratio = request.knobs[RATIO].t if RATIO in request.knobs else cfg.options.ratio
     change = losses - state.losses.t  # Delta of line 11
     drawn = draw_nodes(cfg, block, change, state.passes.t, key.fold("nodes"), ratio)
-    # What the rows of features that a client does not have were, or where changes begin.
+    # Start weights that the end of the round needs: of rows whose features a client does not have,
+    # and, for the lengths of moves or for encoded changes, of all.
     needs_all = reports_moves(cfg) or not cfg.sent.plain
     first = model.first_maps if stored_rows.is_compact(models) else ()
     start = {
@@ -695,13 +714,13 @@ def batch_number_spec(cfg: Config) -> FieldSpec:
 
 
 def first_tau_spec(cfg: Config) -> FieldSpec:
-    """Return the same for tau_t in the first message of a round."""
+    """Return the spec of tau_t in the first message of a round."""
     return tau_specs(cfg)[f"{PREFIX}{TAU}"]
 
 
 @dataclass(frozen=True)
 class RoundStartWithTau(RoundStart):
-    """The same with tau_t, the batches up to the second exchange."""
+    """theta_t and the ratio, with tau_t: the batches up to the second exchange."""
 
     tau: Annotated[Tensor, first_tau_spec]
 
@@ -870,13 +889,13 @@ def train_batches(
     cfg, numbers = clients.cfg, request.numbers(clients.cfg)
     if numbers.stop >= num_batches(cfg):
         raise ProtocolError("expected close_round for the last batches of a round, got another")
-    state = train_on(clients, state, request)
+    state = store_and_train(clients, state, request)
     following = replace(request, start=torch.tensor(numbers.stop)).numbers(cfg)
     slots = slots_to_fetch(clients, state, following)
     return replace(state, requested_slots=slots.slot), slots
 
 
-def train_on(clients: FedAISClients, state: BatchState, request: RowsThatCame) -> BatchState:
+def store_and_train(clients: FedAISClients, state: BatchState, request: RowsThatCame) -> BatchState:
     """Store the received rows (line 17), and train up to the next exchange."""
     first = request.first(clients.cfg)
     now = first + int(request.start)
@@ -886,17 +905,17 @@ def train_on(clients: FedAISClients, state: BatchState, request: RowsThatCame) -
 
 
 def take_steps(clients: FedAISClients, state: BatchState, numbers: range, first: int) -> BatchState:
-    """Take the steps of some batches of a round; `first`: see `train_batch`.
+    """Take the steps of some batches of a round; `first`: see `take_step_by_groups`.
 
     Raises:
         ProtocolError: they are not the next ones.
     """
     check_next_batch(state, numbers.start)
     if is_compiled(clients.cfg):
-        train_batches_(clients, state, numbers, first)
+        take_steps_compiled_(clients, state, numbers, first)
     else:
         for number in numbers:
-            state = train_batch(clients, state, number, first)
+            state = take_step_by_groups(clients, state, number, first)
     done = torch.full_like(state.batches_done.t, numbers.stop)
     return replace(state, batches_done=Stacked(done))
 
@@ -914,7 +933,9 @@ def check_next_batch(state: BatchState, number: int) -> None:
         )
 
 
-def train_batch(clients: FedAISClients, state: BatchState, number: int, first: int) -> BatchState:
+def take_step_by_groups(
+    clients: FedAISClients, state: BatchState, number: int, first: int
+) -> BatchState:
     """Take a step with every client that has rows in a batch; return their state.
 
     Args:
@@ -927,24 +948,24 @@ def train_batch(clients: FedAISClients, state: BatchState, number: int, first: i
     # Optimizers count the steps of all their clients alike, so those of other counts wait.
     for positions in stored_rows.groups_by_steps(dict(state.training), active):
         if len(positions) == clients.block.num_clients:
-            train_batch_(clients, state, number, first)
+            take_step_(clients, state, number, first)
             continue
         whole = to_payload(state)
         with work_of(positions):
             part = from_payload(BatchState, stored_rows.take_clients(whole, positions))
             part_clients = replace(clients, block=clients.block.called(positions))
-            train_batch_(part_clients, part, number, first)
+            take_step_(part_clients, part, number, first)
         new = {n: f for n, f in to_payload(part).items() if n.startswith(WRITTEN_BY_BATCHES)}
         whole |= stored_rows.put_clients(whole, new, positions)
         state = from_payload(BatchState, whole)
     return state
 
 
-def train_batch_(clients: FedAISClients, state: BatchState, number: int, first: int) -> None:
+def take_step_(clients: FedAISClients, state: BatchState, number: int, first: int) -> None:
     """Take a step with clients that all have rows in a batch, and equally many steps so far.
 
     theta <- theta - eta / |B| sum over v in B of grad f(h_v, y_v), line 18. Models, the rows of the
-    batch and sums are changed in place; arguments are those of `train_batch`.
+    batch and sums are changed in place; arguments are those of `take_step_by_groups`.
     """
     cfg, block, key = clients.cfg, clients.block, clients.key.fold("batch", number)
     model, models, stored = (
@@ -958,7 +979,9 @@ def train_batch_(clients: FedAISClients, state: BatchState, number: int, first: 
     add_to_sums_(state, rows, losses, first + number)
 
 
-def train_batches_(clients: FedAISClients, state: BatchState, numbers: range, first: int) -> None:
+def take_steps_compiled_(
+    clients: FedAISClients, state: BatchState, numbers: range, first: int
+) -> None:
     """Do the same for several batches and all clients by one call of the kernels, in place."""
     from silograph.nn import stored_compiled  # numba takes a while to import
 
@@ -1065,7 +1088,7 @@ def close_round(
     clients: FedAISClients, state: RoundState, request: RowsThatCame
 ) -> tuple[ClientState, TrainedModel]:
     """Store the rows that came, train on the last batches, and end the round."""
-    trained = train_on(clients, state.batch_part(), request)
+    trained = store_and_train(clients, state.batch_part(), request)
     return finish_training(clients, replace(state, **vars(trained)))
 
 
@@ -1075,7 +1098,7 @@ def train_alone(
 ) -> tuple[ClientState, TrainedModel]:
     """Do a whole round without rows of other clients."""
     begun, batches = begin_training(clients, state, request), range(num_batches(clients.cfg))
-    trained = take_steps(clients, begun.batch_part(), batches, first=0)  # for ages of slots' rows
+    trained = take_steps(clients, begun.batch_part(), batches, first=0)  # no slots, so no ages
     return finish_training(clients, replace(begun, **vars(trained)))
 
 
@@ -1180,7 +1203,7 @@ def train_round(
     positions = positions_of(server.fed.ids, client_ids)
     ratio = stack({name: t[positions] for name, t in cfg.knobs.items() if name == RATIO})
     mean = mean_of_models(server, weights)
-    row_bytes = -bytes_of_rows(server)
+    bytes_before = bytes_of_rows(server)
     if reads_halo(cfg):
         starts = list(first_batches(cfg))
         tau = NextBatches.of(cfg, server.round, 0).knobs[TAU]
@@ -1198,11 +1221,12 @@ def train_round(
             )
             if number != starts[-1]:
                 slots = server.call(train_batches, rows, to=client_ids, allow_missing=True)
+        # The rows of the last exchange come with the last batches, and the model returns.
         reply = server.call(close_round, rows, to=client_ids, reduce=mean)
     else:
         reply = server.call(train_alone, RoundStart(weights, ratio), to=client_ids, reduce=mean)
-    row_bytes += bytes_of_rows(server)
-    facts = facts_of(server, client_ids, weights) | {ROW_BYTES: float(row_bytes)}
+    row_bytes = float(bytes_of_rows(server) - bytes_before)
+    facts = facts_of(server, client_ids, weights) | {ROW_BYTES: row_bytes}
     names = ("row_age", "rows_trained", *((MOVED,) if reports_moves(cfg) else ()))
     if "loss" not in reply:  # no selected client has a training node
         return state, RoundReport(client_ids, None, facts | dict.fromkeys(names, 0.0))

@@ -90,8 +90,8 @@ from silograph.nn.model import Model
 # 100 nodes, joined inside with probability .1, and normal features.
 #
 # The mean is taken before the last product with weights where it can be: mean over rows of
-# A X W + b = (mean of A X) W + b. Then a model of one layer before its classifier is looked at
-# through one row of features, and one of two through n x F features once.
+# A X W + b = (mean of A X) W + b. So a model with one layer before its classifier costs a product
+# with one row of features, and one with two layers one pass over n x F features.
 #
 # C: clients. n: rows of the graph. F: features. D: width of the embedding.
 
@@ -282,7 +282,10 @@ class FedPubOptions:
 
 
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
-    """Return the corrections of the gradient of every local step."""
+    """Return what is added to the gradient of the loss in every local step.
+
+    l1 |M_c|_1 by `SparseMasks`, proximal * sum over tensors of |W_c - V_c|_2 by `Near`.
+    """
     proximal = Near(options.proximal)
     return (SparseMasks(options.l1), proximal) if options.masks else (proximal,)
 
@@ -329,8 +332,8 @@ class ClientState:
     """A client's own model.
 
     Attributes:
-        weights: (C, ...) theta * mu, weights times masks.
-        masks: (C, ...) mu before small entries are left out.
+        weights: (C, ...) W_c * M_c, weights times masks.
+        masks: (C, ...) M_c before small entries are left out.
     """
 
     weights: Annotated[Mapping[str, Stacked], exact_weights(Stacked)]
@@ -452,7 +455,7 @@ def train_round(
     server: Server[FedPubOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients; give each of them a mean weighted by likeness."""
-    client_ids, starts = server.select(), state.memory
+    client_ids, starts = server.select(), state.memory  # V_c of each client
     if client_ids != server.fed.ids:
         positions = positions_of(server.fed.ids, client_ids)
         starts = {name: w[positions] for name, w in starts.items()}
@@ -466,7 +469,7 @@ def train_round(
         by_client["answered"] & (by_client["nodes"] > 0) & is_finite
     )  # who diverged enters no mean
     similarity = cosines(by_client["embedding"], is_averaged)
-    mixing = shares(similarity, is_averaged, server.options.scale)
+    mixing = mixing_weights(similarity, is_averaged, server.options.scale)
     memory = {
         name: _averaged_or(
             is_averaged, mean_of(mixing, is_averaged, by_client[f"weights/{name}"]), w
@@ -485,7 +488,7 @@ def train_round(
 
 
 def cosines(embedding: Tensor, is_averaged: Tensor) -> Tensor:
-    """Return cosines (C, C) float64 of the embeddings (C, D) of averaged clients, 0 for others."""
+    """Return cos(h_c, h_d), (C, C) float64, of the embeddings (C, D); 0 for who is not averaged."""
     h = normalize(embedding.double().where(is_averaged[:, None], 0.0), dim=1)
     return h @ h.T
 
@@ -495,8 +498,10 @@ def mean_similarity(similarity: Tensor, is_averaged: Tensor) -> Tensor:
     return (similarity.sum(1) - similarity.diagonal()) / (int(is_averaged.sum()) - 1 or torch.nan)
 
 
-def shares(similarity: Tensor, is_averaged: Tensor, scale: float) -> Tensor:
-    """Return the weight of each model in each client's mean, (C, C) float64; rows add up to 1.
+def mixing_weights(similarity: Tensor, is_averaged: Tensor, scale: float) -> Tensor:
+    """Return a_cd, the weight of model d in the mean of client c, (C, C) float64.
+
+    Rows add up to 1.
 
     Args:
         similarity: (C, C) cosines.
@@ -508,7 +513,7 @@ def shares(similarity: Tensor, is_averaged: Tensor, scale: float) -> Tensor:
 
 
 def mean_of(mixing: Tensor, is_averaged: Tensor, models: Tensor) -> Tensor:
-    """Return each client's mean of models (C, ...), (C, ...)."""
+    """Return V_c = sum over d of a_cd W_d, (C, ...), from models W_d (C, ...)."""
     averaged_models = _averaged_or(is_averaged, models, models.new_zeros(()))
     mean: Tensor = torch.tensordot(mixing.to(models.dtype), averaged_models, dims=1)
     return mean

@@ -7,8 +7,7 @@ dataclasses (`silograph.federation.messages`). A client's step is a function of 
     def train(
         clients: Clients[NoOptions], state: Empty, request: GlobalModel
     ) -> tuple[Empty, LocalModel]:
-        fitted = clients.fit(request.weights)
-        return state, LocalModel.of(clients, fitted)
+        return state, LocalModel.of(clients.fit(request.weights), clients.block)
 
 and the server's round calls it, in the declared order:
 
