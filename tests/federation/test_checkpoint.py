@@ -1,5 +1,7 @@
 """Checkpoint files: exact, checked, two of them, and never half there."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,24 @@ def assert_same(a: Checkpoint, b: Checkpoint) -> None:
 
 def test_round_trip_keeps_every_bit() -> None:
     assert_same(from_bytes(b"".join(to_bytes(example()))), example())
+
+
+def test_names_keep_their_order() -> None:
+    """A method may walk through its state, and add numbers up in that order."""
+    dtypes = torch.float32, torch.float64, torch.int32
+    names = [f"{(7 * n) % 40}/w" for n in range(40)]
+    tensors = {name: torch.zeros(n % 3, dtype=dtypes[n % 3]) for n, name in enumerate(names)}
+    again = from_bytes(b"".join(to_bytes(Checkpoint(1, tensors, {}))))
+    assert list(again.tensors) == names
+
+
+def test_names_of_other_tensors_are_refused() -> None:
+    head, facts, saved = to_bytes(example())
+    facts = facts.replace(b'"flag"', b'"flab"')
+    length = struct.pack("<I", len(facts))
+    crc = struct.pack("<I", zlib.crc32(saved, zlib.crc32(facts, zlib.crc32(length))))
+    with pytest.raises(CheckpointError, match="got: names of other tensors"):
+        from_bytes(head[:4] + crc + length + facts + saved)
 
 
 @given(st.data())

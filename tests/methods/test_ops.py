@@ -11,10 +11,10 @@ from torch import Tensor
 
 import silograph as sg
 from remote_runs import setup_of
-from runs import MakeGraph
+from runs import MakeGraph, go
 from silograph.core.errors import ConfigError, OpError, ProtocolError
 from silograph.core.payload import Ragged, Shared, Stacked
-from silograph.federation.field_specs import FieldSpec
+from silograph.federation.field_specs import LOSS, TRAINED, FieldSpec
 from silograph.federation.messages import from_payload, is_own_field, specs_of, to_payload
 from silograph.federation.ops import CallContext, Part, for_each, steps_of
 from silograph.federation.program import calls_of, possible_calls
@@ -25,8 +25,10 @@ from silograph.methods import (
     GlobalModel,
     Kind,
     LocalModel,
+    Method,
     Server,
     ServerState,
+    average_and_step,
     averaging,
     calls,
     exact_weights,
@@ -36,6 +38,7 @@ from silograph.methods import (
     train,
     when,
 )
+from silograph.methods.local_training import AveragedModel
 from silograph.methods.ops import scores_start
 
 RUN: dict[str, Any] = {"clients": 3, "rounds": 1, "hidden": 4, "kernels": "torch"}
@@ -264,3 +267,81 @@ def test_methods_with_typed_ops_can_be_pickled(make_graph: MakeGraph) -> None:
     runs = [sg.run(make_graph(40), method=m, **RUN) for m in (method, again)]
     assert runs[0].rounds[0]["train_loss"] == runs[1].rounds[0]["train_loss"]
     assert pickle.loads(pickle.dumps(runs[0])).rounds[0] == runs[0].rounds[0]
+
+
+# What silos would refuse, a simulation refuses, too.
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How often clients took part, (C,)."""
+
+    rounds: Annotated[Stacked, FieldSpec(Stacked, (), torch.int64, low=0)]
+
+
+@dataclass(frozen=True)
+class Unannotated:
+    """A reply of which nobody knows what it must be."""
+
+    nodes: Annotated[Stacked, TRAINED]
+    loss: Annotated[Stacked, LOSS]
+    extra: Stacked
+
+
+@op(Kind.WEIGHTS)
+def train_twice_as_wide(
+    clients: Clients[Any], state: Empty, request: GlobalModel
+) -> tuple[Empty, LocalModel]:
+    model = LocalModel.of(clients.fit(request.weights), clients.block)
+    return state, replace(model, loss=Stacked(model.loss.t[:, None]))
+
+
+@op(Kind.WEIGHTS)
+def count_round(
+    clients: Clients[Any], state: Empty, request: GlobalModel
+) -> tuple[Counted, LocalModel]:
+    model = LocalModel.of(clients.fit(request.weights), clients.block)
+    del state
+    return Counted(Stacked(torch.ones_like(clients.block.num_train))), model
+
+
+@op(Kind.WEIGHTS)
+def reply_unannotated(
+    clients: Clients[Any], state: Empty, request: GlobalModel
+) -> tuple[Empty, Unannotated]:
+    model = LocalModel.of(clients.fit(request.weights), clients.block)
+    return state, Unannotated(model.nodes, model.loss, model.loss)
+
+
+def method_of(round_: Any) -> Method:
+    return replace(FEDAVG, name="own", **program(round_))
+
+
+def test_what_is_no_program_is_refused_at_once(make_graph: MakeGraph) -> None:
+    @calls(train)
+    def calls_another(server: Server[Any], state: ServerState) -> Any:
+        return average_and_step(server, state, train_twice_as_wide)
+
+    @calls(train_twice_as_wide)
+    def of_another_shape(server: Server[Any], state: ServerState) -> Any:
+        return average_and_step(server, state, train_twice_as_wide)
+
+    @calls(reply_unannotated)
+    def without_annotation(server: Server[Any], state: ServerState) -> Any:
+        assert state.weights is not None
+        return server.average(reply_unannotated, GlobalModel(state.weights), AveragedModel)
+
+    @calls(count_round)
+    def without_state(server: Server[Any], state: ServerState) -> Any:
+        return average_and_step(server, state, count_round)
+
+    lines = {
+        calls_another: "expected a call of an op that @calls.* declares, got train_twice_as_wide",
+        of_another_shape: r"expected loss of shape \(C\) in the reply .* says, got \(C, 1\)",
+        without_annotation: r"expected Annotated\[TYPE, SPECS\] for extra of Unannotated",
+    }
+    for round_, line in lines.items():
+        with pytest.raises((ConfigError, OpError), match=line):
+            go(make_graph(), method=method_of(round_), rounds=1)
+    with pytest.raises(ConfigError, match=r"expected state=Counted in program\(\.\.\.\)"):
+        method_of(without_state)

@@ -10,8 +10,9 @@ First the messages, then the ops of the clients, then the server's part:
       -> add_remote_cotangents   gradients of the stage, and of those without a sum before it
     send_gradients            gradients of the weights, to be summed
 
-Every client sends sums over its own rows, scaled on its side; a raw row, an edge or a label never
-leaves. What a sum still tells is worked out in docs/exchange.md.
+Every client sends sums over its own rows, which it has scaled and, in most layers, multiplied by
+weights; no edge or label leaves. A sum may rest on one row, unless `min_nodes_per_row` asks for
+more. What a sum still tells is worked out in docs/exchange.md.
 
 Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021,
 eq. 2 and 4. What we changed: the square roots of the degrees are inverse, as the normalized

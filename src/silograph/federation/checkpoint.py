@@ -137,7 +137,7 @@ class Checkpoint:
 
     Attributes:
         round: the round that was over.
-        tensors: by name; on the CPU.
+        tensors: by name, in an order that a file keeps; on the CPU.
         facts: plain values.
     """
 
@@ -153,6 +153,7 @@ def to_bytes(checkpoint: Checkpoint) -> list[bytes]:
     all_facts = {
         **checkpoint.facts,
         "round": checkpoint.round,
+        "names": list(whole),  # safetensors has an order of its own, another one at each reading
         **({"alike": alike} if alike else {}),
     }
     facts = json.dumps(all_facts).encode()
@@ -184,10 +185,23 @@ def from_bytes(data: bytes) -> Checkpoint:
         arrays = safetensors.numpy.load(data[HEAD.size + length :])
         number = int(facts.pop("round"))
         parts = {name: torch.from_numpy(a) for name, a in arrays.items()}
-        tensors = unpacked(parts, facts.pop("alike", ()))
+        tensors = _in_order(unpacked(parts, facts.pop("alike", ())), facts.pop("names", None))
     except UNREADABLE as error:
         raise CheckpointError(f"expected facts and tensors in a checkpoint, got: {error}") from None
     return Checkpoint(number, tensors, facts)
+
+
+def _in_order(tensors: Mapping[str, Tensor], names: Any) -> dict[str, Tensor]:
+    """Return tensors in the order in which they were written; earlier versions wrote none.
+
+    Raises:
+        ValueError: these are names of others.
+    """
+    if names is None:
+        return dict(sorted(tensors.items()))
+    if not isinstance(names, list) or len(names) != len(tensors) or {*names} != tensors.keys():
+        raise ValueError("names of other tensors")
+    return {name: tensors[name] for name in names}
 
 
 def read_checkpoint(path: Path, number: int) -> Checkpoint:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.payload import Field, Ragged, Shared, fields_under
 from silograph.federation.field_specs import FieldSpec, FieldSpecs, exactly
 
@@ -123,7 +123,7 @@ def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
         number: of the round.
 
     Raises:
-        TypeError: a field has no specs.
+        ConfigError: a field has no specs.
     """
     specs: dict[str, FieldSpec] = {}
     for field in declared_fields(cls):
@@ -132,7 +132,10 @@ def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
             continue
         own = field.specs(cfg) if callable(field.specs) else field.specs
         if own is None:
-            raise TypeError(f"{cls.__name__}.{field.name}: expected Annotated[type, specs]")
+            raise ConfigError(
+                f"expected Annotated[TYPE, SPECS] for {field.attribute} of {cls.__name__}, so that "
+                "both ends can check it, got no specs: see docs/methods.md"
+            )
         own = {field.attribute: own} if isinstance(own, FieldSpec) else own
         prefix = field.name.removesuffix(field.attribute)
         specs |= {prefix + name: spec for name, spec in own.items()}

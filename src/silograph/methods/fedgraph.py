@@ -38,6 +38,7 @@ C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -180,7 +181,10 @@ class SampledStage:
 
 
 def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reached:
-    """Draw at most `most` (C,) training rows of each client, without replacement."""
+    """Draw at most `batch_sizes` (C,) training rows of each client, without replacement.
+
+    Algorithm 2, line 1; `batch_sizes` is kappa.
+    """
     train = block.split.train.nonzero()[:, 0]
     words = key.words(block.row_key[train], 1)[:, 0]
     order = words.argsort()
@@ -204,7 +208,7 @@ def sampled_stage(
     requested_rows: Tensor,
     key: Key,
 ) -> SampledStage:
-    """Draw the neighbors of the rows that a stage computes.
+    """Draw the neighbors of the rows that a stage computes (algorithm 2).
 
     Args:
         block: C clients.
@@ -275,7 +279,7 @@ def _draw_neighbors(
         edge_hashes = mix_words(row_hashes[edges.row] ^ block.halo.key[edges.indices.long()])
         is_kept = uniform_of(edge_hashes) <= keep_probability[edges.row]
         halo_position, slot = edges.row[is_kept], edges.indices.long()[is_kept]
-    if draw.by_degree:
+    if draw.by_degree:  # eq. 7
         count = torch.bincount(torch.cat([position, halo_position]), minlength=len(rows))
         weight = degree[rows].double() / count.clamp(min=1)
     else:
@@ -505,7 +509,9 @@ FedGraphClients = Clients[FedGraphOptions]
 
 def step_key(clients: FedGraphClients, state: RoundState) -> Key:
     """Return the key of the draws of the iteration at hand."""
-    done = int(state.steps.t[0])  # all clients take as many
+    # All clients take as many steps. A round of one step has the key of a round of FedAvg, so that
+    # without sharing and draws both are the same; earlier steps fold their number into it.
+    done = int(state.steps.t[0])
     is_last = done == clients.options.local_steps - 1
     return clients.key if is_last else clients.key.fold("step", done)
 
@@ -550,6 +556,7 @@ def _stage_draws(cfg: MethodConfig[FedGraphOptions], state: RoundState) -> list[
     """Return the settings of the neighbor draws of every stage."""
     shared_numbers, draws, layer = shared_stages(cfg), list[StageDraw](), 0
     for number, stage in enumerate(divisible(cfg.model).stages):
+        # Rates go by layers that sum: `layer` is how many came before this stage.
         keep_probability = state.keep.t[:, min(layer, LAYERS - 1)]
         layer += stage.conv.sums
         by_degree = cfg.options.rescale == "degree"
@@ -757,7 +764,10 @@ def _messages_of(
     key: Key,
     number: int,
 ) -> Tensor:
-    """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O)."""
+    """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O).
+
+    What a silo adds for others in eq. 3: h_j(u) W_j of the owner j.
+    """
     model, entering = divisible(cfg.model), stage.input_rows
     conv, prefix = model.stages[number].conv, f"{number}."
     params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
@@ -810,7 +820,7 @@ def objective(
 
 
 def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
-    """Take a step on the batch; rows of others are constants."""
+    """Take a step on the batch; rows of others are constants (algorithm 1, one iteration)."""
     cfg = clients.cfg
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
@@ -998,7 +1008,10 @@ EXCHANGE = (
 def train_round(
     server: Server[FedGraphOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
-    """Take the iterations at all clients, and the mean of their weights (eq. 8)."""
+    """Take the iterations at all clients, and the mean of their weights (eq. 8, algorithm 3).
+
+    `nodes` of a reply are those of the last batch, so the mean is in proportion to batch sizes.
+    """
     assert state.weights is not None  # set by init
     start = RoundStart(state.weights, stack(server.cfg.knobs))
     if trains_alone(server.cfg):
@@ -1014,25 +1027,28 @@ def train_round(
 def exchange_rows(server: Server[FedGraphOptions], slots: Payload) -> LastRows:
     """Exchange the rows of an iteration, and return what the step needs of them.
 
+    It makes the calls that `EXCHANGE` declares. Requests go from the last shared stage to the
+    first, rows from the first to the last.
+
     Args:
         server: in a round.
         slots: of the last shared stage, as clients have named them.
     """
     numbers, wanted = shared_stages(server.cfg), dict[int, WantedRows]()
+    first, last = numbers[0], numbers[-1]
     stage = {number: torch.tensor(number, dtype=torch.int32) for number in numbers}
-    for number in reversed(numbers):
-        wanted[number] = wanted_rows(server.fed, slots, open_round)
-        request = RequestedRows(stage[number], wanted[number].by_owner)
-        if number != numbers[0]:
-            slots = server.call(name_slots, request)
-    sent = server.call(serve, request)
-    for number in numbers:
+    wanted[last] = wanted_rows(server.fed, slots, open_round)
+    for before, number in pairwise(reversed(numbers)):
+        request = RequestedRows(stage[before], wanted[before].by_owner)
+        wanted[number] = wanted_rows(server.fed, server.call(name_slots, request), name_slots)
+    sent = server.call(serve, RequestedRows(stage[first], wanted[first].by_owner))
+    for number in numbers[:-1]:
         rows = rows_for_slots(server.fed, wanted[number], sent, serve)
-        if number != numbers[-1]:
-            sent = server.call(forward, ReceivedRows(stage[number], rows))
+        sent = server.call(forward, ReceivedRows(stage[number], rows))
+    rows = rows_for_slots(server.fed, wanted[last], sent, serve)
     if not returns_gradients(server.cfg):
         return LastRows(rows)
-    server.call(take_rows, ReceivedRows(stage[number], rows))
+    server.call(take_rows, ReceivedRows(stage[last], rows))
     for number in reversed(numbers):
         context = replace(server.context, cfg=form_of(server.cfg, number))
         RETURN_GRADIENTS.carry(server.fed, AtStage(stage[number]), context)

@@ -5,6 +5,9 @@ Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated gra
 sums over neighbors reach other silos as partial sums (`silograph.exchange.passes`). Gradients of
 the weights are summed, and the server takes one step, so that there is one model.
 
+In a step silos draw nodes and say which boundary rows take part (`draw`, `tell_drawn`,
+`hear_drawn`), then follow the calls that are listed in `silograph.exchange.passes`.
+
 Without sampling this is centralized training, to rounding. With `sample` every silo draws nodes by
 label, so that classes appear as often as in all silos, and the pass runs on those and the edges
 among them (section 2.2 and eq. 5). Client i draws s_i nodes with replacement,

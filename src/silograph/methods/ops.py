@@ -163,12 +163,15 @@ class Clients(OpClients, Generic[Options]):
         """Train for the local epochs of a round, each client on its own training nodes.
 
         Args:
-            start: initial weights, one tensor for all clients or a part for each, by name.
+            start: initial weights by name: a tensor in the model's shape for all clients, (C, ...)
+                or `Stacked` with a part for each, or `Patched` (see `silograph.nn.fit`).
             cfg: a config with other corrections or losses; None: the method's.
 
         Returns:
-            Weights, losses, steps and counts of each client. Where bad input or a diverged step
-            leaves NaN or infinity, private state keeps its values from before.
+            Weights, losses, steps and counts of each client. Weights whose rows a client mostly
+            does not use, those of sparse features, are `Patched`; `dense` makes tensors of all.
+            Where bad input or a diverged step leaves NaN or infinity, private state keeps its
+            values from before.
         """
         cfg, state, graph = cfg or self.cfg, self.state, self.graph
         sampler_state, tables = fields_under(NEIGHBORS, state), fields_under(TABLES, state)
@@ -260,6 +263,7 @@ class Server(Generic[Options]):
         round: number of the round from 1; 0: set-up.
         key: of the run.
         used_rows: which rows of first weights each client uses, where only these are sent.
+        declared: ops that the round or the set-up calls, as `@calls` says; None: any.
         key_of_calls: of the clients' draws, where a round has several; None: one for all its calls.
     """
 
@@ -268,6 +272,7 @@ class Server(Generic[Options]):
     round: int
     key: Key
     used_rows: Params = field(default_factory=dict)
+    declared: frozenset[ClientOp[Any, Any]] | None = None
     key_of_calls: Key | None = None
 
     @property
@@ -421,6 +426,8 @@ class Server(Generic[Options]):
             with at_server(combine or combine_weights, f"aggregator {aggregator.name}", self.round):
                 new = combine_weights(aggregator, cfg.aggregator_options, nodes, of_clients)
             averages |= {f"weights/{n}": Shared(w) for n, w in new.items()}
+        if self.round == 1 and cfg.sent.plain:
+            self._check_shapes(op, averages)
         loss = float(averages["loss"].t)
         return from_payload(into, averages), replace(report, train_loss=loss)
 
@@ -459,12 +466,30 @@ class Server(Generic[Options]):
         trained = {**{name: by_client[name] for name in names}, **counts}
         return RoundReport(client_ids, loss, facts or {}, client_facts or {}, trained)
 
+    def _check_shapes(self, op: ClientOp[Any, Any], averages: Payload) -> None:
+        """Raise `ConfigError` where averages have other shapes than the reply declares."""
+        for name, spec in specs_of(op.declaration.reply, self.cfg).items():
+            if name in averages and tuple(averages[name].t.shape) != spec.shape:
+                expected, got = (
+                    "(" + ", ".join(map(str, ("C", *shape))) + ")"
+                    for shape in (spec.shape, averages[name].t.shape)
+                )
+                raise ConfigError(
+                    f"expected {name} of shape {expected} in the reply of {op.__name__}, as its "
+                    f"annotation says, got {got}"
+                )
+
     def _inbox(
         self,
         op: ClientOp[Request, Reply],
         request: Request,
         to: Sequence[str] | None,
     ) -> Payload:
+        if self.declared is not None and op not in self.declared:
+            raise ConfigError(
+                f"expected a call of an op that @calls(...) declares, got {op.__name__}: add it "
+                "there, where it is called in the order"
+            )
         inbox = to_payload(request)
         if self.cfg.sent.plain or not has_sent_weights(op.declaration.request):
             return inbox
@@ -509,10 +534,13 @@ class TypedMethod:
         self, fed: Federation, cfg: MethodConfig[Any], weights: Params, key: Key
     ) -> ServerState:
         """Set up the clients, and return the server's first state."""
+        # What silos derive is derived here, too, so that a simulation finds what they would refuse.
+        self.setup_steps(cfg, key), self.round_steps(cfg, 1, key), self.client_state(cfg)
         if self.setup is None:
             fed.call(begin, {}, what=Kind.CONTROL, key=key)
             return ServerState(weights, sent_weights.learn_form(fed, cfg, key))
-        new = self.setup(Server(fed, cfg, 0, key), weights)
+        server = Server(fed, cfg, 0, key, declared=frozenset(ops_in(order_of(self.setup))))
+        new = self.setup(server, weights)
         return ServerState(new.weights, {**new.memory, **sent_weights.learn_form(fed, cfg, key)})
 
     def round(
@@ -521,7 +549,8 @@ class TypedMethod:
         """Carry out a round."""
         used_rows = sent_weights.remembered_form(state.memory)
         own = {name: m for name, m in state.memory.items() if name not in used_rows}
-        server = Server(fed, cfg, t, key, used_rows)
+        declared = frozenset(ops_in(order_of(self.written_round)))
+        server = Server(fed, cfg, t, key, used_rows, declared=declared)
         new, report = self.written_round(server, ServerState(state.weights, own))
         return ServerState(new.weights, {**new.memory, **used_rows}), report
 
@@ -587,6 +616,13 @@ def program(
                 f"expected @calls(...) above {getattr(function, '__name__', 'a round')}, with the "
                 "ops that it calls in their order, got none: see docs/methods.md"
             )
+    *_, last = ops_in(order_of(round_))
+    remaining = declared_fields(last.declaration.after)
+    if left := {f.name for f in remaining} - {f.name for f in declared_fields(state)}:
+        raise ConfigError(
+            f"expected state={last.declaration.after.__name__} in program(...), which clients keep "
+            f"after {last.__name__}, got {state.__name__} without {min(left)}"
+        )
     typed = TypedMethod(round_, setup, state, trained)
     requests = (op.declaration.request for op in ops_in(order_of(round_)))
     has_number = any(f.specs is round_number for cls in requests for f in declared_fields(cls))

@@ -274,7 +274,7 @@ class BatchPlan:
         order: (C,) int64 position of each in the block as it was.
         block: the sorted block.
         size: training rows in a batch; None: all of a client.
-        moved: whether any client has another position.
+        is_reordered: whether any client has another position.
     """
 
     order: Tensor
