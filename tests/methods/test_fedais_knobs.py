@@ -293,6 +293,6 @@ def test_a_checkpoint_without_what_the_interval_goes_by_is_one_line(
         sg.resume(out, graph=make_graph())
     assert str(caught.value) == (
         "expected 'dear' in what the controller keeps between rounds, got batches, bytes, "
-        "exchange, first, fixed: if the run was resumed, its checkpoint is of another version, so "
-        "begin a new run"
+        "exchange, first, fixed: its functions must return the same names in every round; a "
+        "checkpoint of another version needs a new run"
     )

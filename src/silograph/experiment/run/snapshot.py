@@ -70,8 +70,8 @@ class PartMemory(dict[str, Tensor]):
         """Raise `CheckpointError`, of one line in place of a traceback."""
         raise CheckpointError(
             f"expected {name!r} in what the {self._part} keeps between rounds, got "
-            f"{', '.join(sorted(self)) or 'nothing'}: if the run was resumed, its checkpoint is of "
-            "another version, so begin a new run"
+            f"{', '.join(sorted(self)) or 'nothing'}: its functions must return the same names in "
+            "every round; a checkpoint of another version needs a new run"
         )
 
 
