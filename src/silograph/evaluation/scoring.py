@@ -35,7 +35,7 @@ from silograph.evaluation.evaluate import (
 from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
 from silograph.exchange.passes import (
     AtStage,
-    Pass,
+    PassState,
     StartOfPass,
     TrainingRows,
     at_sums,
@@ -274,7 +274,9 @@ class HaloMessages(AtStage):
 
 
 @op(Kind.EVALUATION)
-def serve_all(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, SentMessages]:
+def serve_all(
+    clients: Clients, state: PassState, request: AtStage
+) -> tuple[PassState, SentMessages]:
     """Compute the messages of a stage; send those of boundary rows."""
     halo = clients.block.halo
     at, params = inputs_at(clients, state, request)
@@ -284,7 +286,7 @@ def serve_all(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, Se
 
 
 @op(Kind.EVALUATION)
-def store_all(clients: Clients, state: Pass, request: HaloMessages) -> tuple[Pass, Empty]:
+def store_all(clients: Clients, state: PassState, request: HaloMessages) -> tuple[PassState, Empty]:
     """Sum the received rows and finish the stage."""
     at, params = inputs_at(clients, state, request)
     rows = check_like(request.rows.t, state.z[str(at.number)].t)

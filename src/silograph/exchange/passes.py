@@ -106,7 +106,7 @@ from silograph.task.registry import task_of
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassState:
     """The state of a client in a pass, and before it the rows that take part.
 
     A method that runs on some rows names them before the pass begins (see
@@ -153,7 +153,7 @@ class Pass:
     gradient: Mapping[str, Stacked | Ragged] = field(default_factory=dict)
 
 
-InPass = TypeVar("InPass", bound=Pass)
+InPass = TypeVar("InPass", bound=PassState)
 
 # --- Messages ------------------------------------------------------------------------------------
 
@@ -300,12 +300,16 @@ class WeightGradients:
 
 
 @op(Kind.WEIGHTS)
-def begin(clients: Clients, state: Pass, request: StartOfPass) -> tuple[Pass, TrainingRows]:
+def begin(
+    clients: Clients, state: PassState, request: StartOfPass
+) -> tuple[PassState, TrainingRows]:
     """Start a pass."""
     return start_pass(clients, state, request)
 
 
-def start_pass(clients: Clients, rows: Pass, request: StartOfPass) -> tuple[Pass, TrainingRows]:
+def start_pass(
+    clients: Clients, rows: PassState, request: StartOfPass
+) -> tuple[PassState, TrainingRows]:
     """Return the pass with its weights, and what the stages up to the first sum give."""
     block, num_clients, weights = clients.block, clients.block.num_clients, request.weights
     check_weights(clients.cfg.model, weights, block, shared=True)
@@ -318,7 +322,9 @@ def start_pass(clients: Clients, rows: Pass, request: StartOfPass) -> tuple[Pass
 
 
 @op(Kind.EVALUATION)
-def begin_inside(clients: Clients, state: Pass, request: StartOfPass) -> tuple[Pass, TrainingRows]:
+def begin_inside(
+    clients: Clients, state: PassState, request: StartOfPass
+) -> tuple[PassState, TrainingRows]:
     """As `begin`, and do the first stage with a sum over each client's own edges and degrees."""
     started, counts = start_pass(clients, state, request)
     at, params = inputs_of(clients, started, stages_with_sums(clients.cfg.model.staged)[0])
@@ -332,7 +338,9 @@ def begin_inside(clients: Clients, state: Pass, request: StartOfPass) -> tuple[P
 
 
 @op(Kind.PARTIAL_SUMS)
-def send_partial_sums(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
+def send_partial_sums(
+    clients: Clients, state: PassState, request: AtStage
+) -> tuple[PassState, PartialSums]:
     """Compute partial sums for other silos; those of too few own nodes are not sent."""
     at, params = inputs_at(clients, state, request)
     z = before(params, at)
@@ -341,7 +349,9 @@ def send_partial_sums(clients: Clients, state: Pass, request: AtStage) -> tuple[
 
 
 @op(Kind.PARTIAL_SUMS)
-def add_remote_sums(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
+def add_remote_sums(
+    clients: Clients, state: PassState, request: RemoteSums
+) -> tuple[PassState, Empty]:
     """Finish the stage and those without a sum that follow."""
     at, params = inputs_at(clients, state, request)
     own = state.z[str(at.number)].t
@@ -349,7 +359,7 @@ def add_remote_sums(clients: Clients, state: Pass, request: RemoteSums) -> tuple
     return finish(clients, state, at, params, remote_sums), Empty()
 
 
-def inputs_at(clients: Clients, state: Pass, request: AtStage) -> tuple[Inputs, Params]:
+def inputs_at(clients: Clients, state: PassState, request: AtStage) -> tuple[Inputs, Params]:
     """Return what the stage of a request reads, and its weights."""
     return inputs_of(clients, state, check_stage(clients.cfg.model.staged, int(request.stage)))
 
@@ -398,7 +408,9 @@ def _with_stage(state: InPass, at: Inputs, s: Tensor, output: Tensor) -> InPass:
 
 
 @op(Kind.CONTROL)
-def compute_loss(clients: Clients, state: Pass, request: LossCount) -> tuple[Pass, LossSum]:
+def compute_loss(
+    clients: Clients, state: PassState, request: LossCount
+) -> tuple[PassState, LossSum]:
     """Compute the loss of the own training rows, and its gradient."""
     block, model, started = clients.block, clients.cfg.model.staged, state
     reach, last = reach_of(clients, started), len(model.stages)
@@ -420,7 +432,9 @@ def compute_loss(clients: Clients, state: Pass, request: LossCount) -> tuple[Pas
 
 
 @op(Kind.COTANGENTS)
-def send_cotangents(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, PartialSums]:
+def send_cotangents(
+    clients: Clients, state: PassState, request: AtStage
+) -> tuple[PassState, PartialSums]:
     """Backpropagate to the sum; compute cotangents for others."""
     at, params = inputs_at(clients, state, request)
     new, s = back_to_sum(clients, state, at, params)
@@ -428,7 +442,9 @@ def send_cotangents(clients: Clients, state: Pass, request: AtStage) -> tuple[Pa
     return new, _partial_sums(clients, messages, at.reach)
 
 
-def back_to_sum(clients: Clients, state: Pass, at: Inputs, params: Params) -> tuple[Pass, Tensor]:
+def back_to_sum(
+    clients: Clients, state: PassState, at: Inputs, params: Params
+) -> tuple[PassState, Tensor]:
     """Backpropagate to the sum of a stage; return the pass, and dLoss/ds (r, O)."""
     new, s = _through_second_half(clients, state, at, params)
     return replace(new, sum=Ragged(s, at.reach.off)), s
@@ -446,7 +462,9 @@ def _through_second_half(
 
 
 @op(Kind.COTANGENTS)
-def add_remote_cotangents(clients: Clients, state: Pass, request: RemoteSums) -> tuple[Pass, Empty]:
+def add_remote_cotangents(
+    clients: Clients, state: PassState, request: RemoteSums
+) -> tuple[PassState, Empty]:
     """Backpropagate through the stage, and those without a sum before it."""
     at, params = inputs_at(clients, state, request)
     own = gradient_of_sum(state)
@@ -454,7 +472,7 @@ def add_remote_cotangents(clients: Clients, state: Pass, request: RemoteSums) ->
     return finish_back(clients, state, at, params, remote_sums), Empty()
 
 
-def gradient_of_sum(state: Pass) -> Tensor:
+def gradient_of_sum(state: PassState) -> Tensor:
     """Return dLoss/ds (r, O) of the own sums of the stage at hand.
 
     Raises:
@@ -477,7 +495,7 @@ def finish_back(
 
 
 @op(Kind.GRADIENTS)
-def send_gradients(clients: Clients, state: Pass, _: Empty) -> tuple[Empty, WeightGradients]:
+def send_gradients(clients: Clients, state: PassState, _: Empty) -> tuple[Empty, WeightGradients]:
     """Send the gradients of the weights and end the pass."""
     block, gradients = clients.block, dict[str, Stacked | Patched]()
     for name, part in state.gradient.items():
@@ -502,7 +520,7 @@ def logits_of(model: Staged, state: State) -> Tensor:
     return state[f"pass/x/{len(model.stages)}"].t
 
 
-def reach_of(clients: Clients, state: Pass) -> Reach:
+def reach_of(clients: Clients, state: PassState) -> Reach:
     """Return which rows send messages to which in this pass: all, unless the state names some."""
     block = clients.block
     if state.rows is None and state.slot is None:
@@ -524,7 +542,7 @@ def reach_of(clients: Clients, state: Pass) -> Reach:
     return reach
 
 
-def inputs_of(clients: Clients, state: Pass, number: int) -> tuple[Inputs, Params]:
+def inputs_of(clients: Clients, state: PassState, number: int) -> tuple[Inputs, Params]:
     """Return what a stage reads, and its weights.
 
     Raises:

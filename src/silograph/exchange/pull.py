@@ -31,7 +31,7 @@ from silograph.core.payload import (
     offsets,
     owners,
 )
-from silograph.exchange.passes import Pass, divisible, finish, inputs_of, with_product
+from silograph.exchange.passes import PassState, divisible, finish, inputs_of, with_product
 from silograph.exchange.rows import all_places, by_owner, places_in, ragged_field
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small
@@ -862,7 +862,7 @@ class HaloFeatures:
 
 
 @dataclass(frozen=True)
-class PassAlone(Pass, HaloFeatures):
+class PassAlone(PassState, HaloFeatures):
     """What a client reads and writes that finishes a stage alone."""
 
 

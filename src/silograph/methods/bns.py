@@ -29,8 +29,8 @@ from silograph.exchange.passes import (
     COTANGENTS,
     AtStage,
     Crossing,
-    Pass,
     PassForm,
+    PassState,
     divisible,
     finish,
     gradients,
@@ -69,13 +69,13 @@ class BNSOptions:
 
 
 @op(Kind.CONTROL)
-def draw(clients: Clients[BNSOptions], _state: Empty, _: Empty) -> tuple[Pass, Empty]:
+def draw(clients: Clients[BNSOptions], _state: Empty, _: Empty) -> tuple[PassState, Empty]:
     """Draw slots; a message of a drawn one weighs 1 / rate."""
     block, rate = clients.block, clients.options.rate
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     is_drawn = clients.key.fold("boundary").uniform(block.halo.key)[:, 0] < rate
     weight = is_drawn.to(block.adj.values.dtype) / rate
-    return Pass(slot=Ragged(weight, block.halo.off)), Empty()
+    return PassState(slot=Ragged(weight, block.halo.off)), Empty()
 
 
 # --- In each layer: their rows -------------------------------------------------------------------
@@ -106,7 +106,7 @@ def rows_spec(form: PassForm, rows: str) -> FieldSpec:
 
 
 @op(Kind.HALO_KEYS)
-def ask(clients: Clients, state: Pass, _: AtStage) -> tuple[Pass, Slots]:
+def ask(clients: Clients, state: PassState, _: AtStage) -> tuple[PassState, Slots]:
     """Name the drawn slots."""
     reach = reach_of(clients, state)
     assert reach.slots is not None  # some are drawn, by name
@@ -114,7 +114,7 @@ def ask(clients: Clients, state: Pass, _: AtStage) -> tuple[Pass, Slots]:
 
 
 @op(Kind.EMBEDDINGS)
-def serve(clients: Clients, state: Pass, request: WantedRows) -> tuple[Pass, SentRows]:
+def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[PassState, SentRows]:
     """Compute rows, and send the requested ones."""
     at, params = inputs_at(clients, state, request)
     z = before(params, at)
@@ -123,7 +123,7 @@ def serve(clients: Clients, state: Pass, request: WantedRows) -> tuple[Pass, Sen
 
 
 @op(Kind.EMBEDDINGS)
-def store(clients: Clients, state: Pass, request: ReceivedRows) -> tuple[Pass, Empty]:
+def store(clients: Clients, state: PassState, request: ReceivedRows) -> tuple[PassState, Empty]:
     """Add the received rows and finish the stage."""
     at, params = inputs_at(clients, state, request)
     rows = check_like(request.rows.t, state.z[str(at.number)].t)

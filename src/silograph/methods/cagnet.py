@@ -29,7 +29,7 @@ from silograph.evaluation.scoring import AllSilos
 from silograph.exchange.passes import (
     AtStage,
     Crossing,
-    Pass,
+    PassState,
     back_to_sum,
     divisible,
     finish,
@@ -168,12 +168,12 @@ class AllRows(AtStage):
 
 
 @dataclass(frozen=True)
-class PassWithHalo(Pass, ClientState):
+class PassWithHalo(PassState, ClientState):
     """What a client reads and writes that gets all rows in a pass."""
 
 
 @op(Kind.EMBEDDINGS)
-def send(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, OwnRows]:
+def send(clients: Clients, state: PassState, request: AtStage) -> tuple[PassState, OwnRows]:
     """Compute all rows."""
     at, params = inputs_at(clients, state, request)
     z = before(params, at)
@@ -191,7 +191,7 @@ def hear(clients: Clients, state: PassWithHalo, request: AllRows) -> tuple[PassW
 
 
 @op(Kind.COTANGENTS)
-def send_back(clients: Clients, state: Pass, request: AtStage) -> tuple[Pass, OwnRows]:
+def send_back(clients: Clients, state: PassState, request: AtStage) -> tuple[PassState, OwnRows]:
     """Compute gradients back to the sum."""
     at, params = inputs_at(clients, state, request)
     new, s = back_to_sum(clients, state, at, params)

@@ -45,7 +45,7 @@ from silograph.core.key import Key, mix_words
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import Pass, divisible, gradients
+from silograph.exchange.passes import PassState, divisible, gradients
 from silograph.federation.base import per_client
 from silograph.federation.field_specs import COUNT
 from silograph.federation.messages import Empty
@@ -167,7 +167,7 @@ def setup(server: Server, weights: Params) -> ServerState:
 
 
 @dataclass(frozen=True)
-class StepState(Pass, ClientState):
+class StepState(PassState, ClientState):
     """State of a client that has drawn the subgraph of a step."""
 
 
@@ -188,16 +188,16 @@ def draw(
     return StepState(**vars(state), **vars(drawn)), Empty()
 
 
-def subgraph_rows(block: ClientBlock, rows: Tensor) -> Pass:
+def subgraph_rows(block: ClientBlock, rows: Tensor) -> PassState:
     """Return the rows of a step: rows (r,) of one client, ascending."""
     is_fetched = torch.zeros(int(block.halo.off[-1]), dtype=torch.bool, device=rows.device)
     off = torch.tensor([0, len(rows)], device=rows.device)
-    return Pass(rows=Ragged(rows, off), heard=Ragged(is_fetched, block.halo.off))
+    return PassState(rows=Ragged(rows, off), heard=Ragged(is_fetched, block.halo.off))
 
 
 def weighted_subgraph(
     block: ClientBlock, rows: Tensor, entries: Tensor, single: Tensor, joint: Tensor
-) -> Pass:
+) -> PassState:
     """Return the rows of a step and their weights.
 
     Args:

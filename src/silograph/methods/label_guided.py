@@ -49,7 +49,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, offsets
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import Pass, divisible, gradients
+from silograph.exchange.passes import PassState, divisible, gradients
 from silograph.exchange.pull import Fetch
 from silograph.exchange.rows import Relayed
 from silograph.federation.base import Federation, Sum
@@ -321,7 +321,7 @@ def setup(server: Server, weights: Params) -> ServerState:
 
 
 @dataclass(frozen=True)
-class StepState(Pass, ClientState):
+class StepState(PassState, ClientState):
     """State of a client that has drawn rows for a step."""
 
 
@@ -389,7 +389,7 @@ def weighted_rows(
     share: Tensor,
     draws: Tensor,
     options: LabelGuidedOptions,
-) -> Pass:
+) -> PassState:
     """Return the rows of a step and the weights of their messages.
 
     Args:
@@ -419,7 +419,7 @@ def weighted_rows(
         own_weight = torch.ones_like(own_weight)
         inner = p[v] / joint_inclusion_probability(share[u], share[v], draws[block.client[v]])
     weighs_loss = options.weigh_loss and options.rows == "drawn"
-    return Pass(
+    return PassState(
         rows=Ragged(local, off),
         own=Ragged(own_weight, off),
         cross=Ragged(cross, off),
@@ -429,7 +429,7 @@ def weighted_rows(
 
 
 @op(Kind.HALO_KEYS)
-def tell_drawn(clients: Clients, state: Pass, _: Empty) -> tuple[Pass, DrawnRows]:
+def tell_drawn(clients: Clients, state: PassState, _: Empty) -> tuple[PassState, DrawnRows]:
     """Send which boundary rows were drawn."""
     block, local = clients.block, state.rows
     assert local is not None  # from `draw`
@@ -440,7 +440,7 @@ def tell_drawn(clients: Clients, state: Pass, _: Empty) -> tuple[Pass, DrawnRows
 
 
 @op(Kind.HALO_KEYS)
-def hear_drawn(clients: Clients, state: Pass, request: DrawnSlots) -> tuple[Pass, Empty]:
+def hear_drawn(clients: Clients, state: PassState, request: DrawnSlots) -> tuple[PassState, Empty]:
     """Store which halo slots stand for drawn rows."""
     heard = Ragged(request.rows.t[:, 0], clients.block.halo.off)
     return replace(state, heard=heard), Empty()
