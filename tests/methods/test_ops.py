@@ -345,3 +345,24 @@ def test_what_is_no_program_is_refused_at_once(make_graph: MakeGraph) -> None:
             go(make_graph(), method=method_of(round_), rounds=1)
     with pytest.raises(ConfigError, match=r"expected state=Counted in program\(\.\.\.\)"):
         method_of(without_state)
+
+
+@op(Kind.CONTROL)
+def begin_nothing(clients: Clients[Any], state: Empty, _: Empty) -> tuple[Empty, Empty]:
+    del clients
+    return state, Empty()
+
+
+def test_a_set_up_that_begins_nothing_is_named(make_graph: MakeGraph) -> None:
+    @calls(begin_nothing)
+    def setup(server: Server[Any], weights: Any) -> ServerState:
+        server.call(begin_nothing, Empty())
+        return ServerState(weights, {})
+
+    @calls(train)
+    def own_round(server: Server[Any], state: ServerState) -> Any:
+        return average_and_step(server, state, train)
+
+    method = replace(FEDAVG, name="own", **program(own_round, setup=setup))
+    with pytest.raises((ProtocolError, OpError), match=r"call clients\.begin\(\) in the first op"):
+        go(make_graph(), method=method, rounds=1, participation=0.5)

@@ -202,7 +202,13 @@ def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
 
 def rows_left(cfg: Any, block: ClientBlock, state: State, model_name: str) -> JudgedRows:
     """Return the stored predictions of the `server` or `own` model for the scored rows."""
-    logits, compiled = state[f"{model_name}/logits"].t, cfg.backend.compiled
+    name = f"{model_name}/logits"
+    if name not in state:
+        raise ProtocolError(
+            f"expected {name} in the state of clients, got none: call clients.begin() in the first "
+            "op of the method's set-up"
+        )
+    logits, compiled = state[name].t, cfg.backend.compiled
     expected, dtype = (len(judges_of(block).rows), cfg.model.outputs), dtype_of(block)
     if logits.shape != expected or logits.dtype is not dtype:
         raise ProtocolError(
