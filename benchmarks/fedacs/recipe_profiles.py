@@ -96,16 +96,16 @@ def cells(found: StudyLines) -> list[Cell]:
 def scores(lines: Sequence[Line], view: str, metric: str) -> str:
     """Return mean and sample standard deviation of a test score of runs, in a view."""
     found = [line["test"][view].get(metric) for line in lines if line["test"][view]]
-    return short_repr([value for value in found if value is not None])
+    return shown([value for value in found if value is not None])
 
 
 def last_scores(lines: Sequence[Line], view: str, metric: str) -> str:
     """Return the same of the last round; - for views that are scored at the best round only."""
     found = [line["last"].get(f"test_{view}_{metric}") for line in lines]
-    return short_repr([value for value in found if value is not None])
+    return shown([value for value in found if value is not None])
 
 
-def short_repr(values: Sequence[float]) -> str:
+def shown(values: Sequence[float]) -> str:
     """Return mean and sample standard deviation, - for nothing."""
     if not values:
         return "-"

@@ -81,7 +81,7 @@ def floor() -> list[Cell]:
     return list({each.digest: each for each in solved}.values())  # two rows are views of one run
 
 
-def short_repr(values: Sequence[float]) -> str:
+def shown(values: Sequence[float]) -> str:
     """Return mean and sample standard deviation, - for nothing."""
     if not values:
         return "-"
@@ -92,12 +92,12 @@ def short_repr(values: Sequence[float]) -> str:
 def scores(lines: Sequence[Line], view: str, metric: str) -> str:
     """Return a test score of runs, in a view."""
     found = [line["test"][view][metric] for line in lines if line["test"][view]]
-    return short_repr([value for value in found if value is not None])
+    return shown([value for value in found if value is not None])
 
 
 def last_rmse(lines: Sequence[Line], view: str) -> str:
     """Return the test RMSE of the last round of runs, in a view."""
-    return short_repr([line["last"][f"test_{view}_rmse"] for line in lines])
+    return shown([line["last"][f"test_{view}_rmse"] for line in lines])
 
 
 def without_training(found: StudyLines) -> str:

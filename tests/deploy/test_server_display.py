@@ -164,11 +164,9 @@ print("result")
 
 @pytest.mark.parametrize("columns", [80, 140])
 def test_lines_of_the_log_do_not_tear_the_view(columns: int) -> None:
-    short_repr, printed = on_terminal(LIVE, columns)
+    shown, printed = on_terminal(LIVE, columns)
     assert printed == "result\n"
-    lines = [
-        part for line in re.split(r"[\r\n]+", ANSI.sub("", short_repr)) if (part := line.strip())
-    ]
+    lines = [part for line in re.split(r"[\r\n]+", ANSI.sub("", shown)) if (part := line.strip())]
     for text in ("north is attached (1 of 2)", "south is attached (2 of 2)"):
         (line,) = [line for line in lines if text in line]
         assert re.fullmatch(rf"[-\d]+ [:\d]+ {re.escape(text)}", line)

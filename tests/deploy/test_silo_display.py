@@ -22,8 +22,8 @@ def test_a_line_counts_calls_and_bytes() -> None:
         seen = activity_after(seen, event)
         line.take(event)
     assert seen == SiloActivity("working", 4, "judge_server", calls=1, down=2_000_000, up=2000)
-    short_repr = "north  working  round 4  1 call  2.00 MB in  2.0 kB out  judge_server"
-    assert line.__rich__().plain == short_repr
+    shown = "north  working  round 4  1 call  2.00 MB in  2.0 kB out  judge_server"
+    assert line.__rich__().plain == shown
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_a_line_counts_calls_and_bytes() -> None:
         (What.DECLINED, "north  connecting"),
     ],
 )
-def test_what_a_silo_does_without_calls(what: What, short_repr: str) -> None:
+def test_what_a_silo_does_without_calls(what: What, shown: str) -> None:
     line = SiloLine("north")
     line.take(Event(what, "north", address="h:1", reason="gone"))
-    assert line.__rich__().plain == short_repr
+    assert line.__rich__().plain == shown
 
 
 def test_without_a_terminal_there_is_only_the_log() -> None:
@@ -62,10 +62,8 @@ print("result")
 
 
 def test_on_a_terminal_it_is_one_line_below_the_log() -> None:
-    short_repr, printed = on_terminal(LIVE, 60)
+    shown, printed = on_terminal(LIVE, 60)
     assert printed == "result\n"
-    lines = [
-        part for line in re.split(r"[\r\n]+", ANSI.sub("", short_repr)) if (part := line.strip())
-    ]
+    lines = [part for line in re.split(r"[\r\n]+", ANSI.sub("", shown)) if (part := line.strip())]
     assert len([line for line in lines if line.endswith(" north is attached to h:1")]) == 1
     assert lines[-1] == "north  working  round 4  1 call  2.00 MB in  2.0 kB out  ju…"

@@ -70,11 +70,11 @@ def test_announced_stages_are_drawn_once(
     """Rows that others want of a stage come after its draw, and its neighbors stay."""
     drawn: list[Key] = []
 
-    def count_of(*given: Any) -> Any:
+    def counted(*given: Any) -> Any:
         drawn.append(given[-1])
         return sampled_stage(*given)
 
-    monkeypatch.setattr("silograph.methods.fedgraph.sampled_stage", count_of)
+    monkeypatch.setattr("silograph.methods.fedgraph.sampled_stage", counted)
     fedgraph(make_graph(60), {"share": share, "local_steps": 2}, layers=3)
     assert len(drawn) == len(set(drawn)) == 2 * 3  # iterations times stages
 

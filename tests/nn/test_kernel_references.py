@@ -30,7 +30,7 @@ def references() -> tuple[int, int]:
 
 
 @pytest.fixture(autouse=True)
-def count_of() -> None:
+def counted() -> None:
     STATISTICS.memsys_enable_stats()
 
 

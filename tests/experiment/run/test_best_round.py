@@ -125,7 +125,7 @@ def test_without_test_nodes_there_are_no_test_scores(make_graph: MakeGraph) -> N
     assert result.val.server is not None
 
 
-def count_of(right: list[int], nodes: list[int]) -> dict[str, torch.Tensor]:
+def counted(right: list[int], nodes: list[int]) -> dict[str, torch.Tensor]:
     """Counts of clients of whose nodes so many are of class 0 and found, of two classes."""
     hits, every = torch.tensor(right), torch.tensor(nodes)
     found = {"histogram": torch.zeros(2, 2, 4)}
@@ -161,9 +161,9 @@ def test_rounds_that_other_clients_judged_compare_on_the_nodes_of_both(
 ) -> None:
     setup = prepare(config_of(clients=2), make_graph(40))
     before = judged_from_counts(
-        setup, 1, count_of([8, 2], [10, 10]), count_of([0, 0], [1, 1]), None, ()
+        setup, 1, counted([8, 2], [10, 10]), counted([0, 0], [1, 1]), None, ()
     )
-    now = judged_from_counts(setup, 2, count_of(right, nodes), count_of([0, 0], [1, 1]), None, away)
+    now = judged_from_counts(setup, 2, counted(right, nodes), counted([0, 0], [1, 1]), None, away)
     assert is_better(setup, now, before) == better
     assert not (better and any(nodes) and is_better(setup, before, now))
 

@@ -87,18 +87,18 @@ def reason(worker: Responder, data: bytes) -> str:
     return str(found.facts()["reason"])
 
 
-def count_of(worker: Responder, data: bytes) -> int:
+def counted(worker: Responder, data: bytes) -> int:
     _, frame = read_reply(answered(worker, data).body)
     return int(decode(frame)[1]["n"].t)
 
 
 def test_a_call_is_answered_once(worker: Responder) -> None:
     assert answered(worker, message(Type.START, 1)).type is Type.DONE
-    assert count_of(worker, call(2)) == 1
+    assert counted(worker, call(2)) == 1
     for number in (2, 1, 0, 4):  # a message that comes again, or one after a lost one
         with pytest.raises(FrameError, match=f"expected message 3, got {number}: repeated or lost"):
             worker.answer(call(number))
-    assert count_of(worker, call(3)) == 2  # nothing of those was done
+    assert counted(worker, call(3)) == 2  # nothing of those was done
 
 
 def test_messages_of_other_runs_are_refused(worker: Responder) -> None:
@@ -131,12 +131,12 @@ def test_a_reply_that_is_too_long_is_refused_and_leaves_the_state(
     worker: Responder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.answer(message(Type.START, 1))
-    assert count_of(worker, call(2)) == 1
+    assert counted(worker, call(2)) == 1
     with monkeypatch.context() as patch:
         patch.setattr("silograph.federation.session.message.MAX_MESSAGE_BYTES", 500)
         said = reason(worker, call(3, op=qualified(much), frame_op="much"))
         assert said.startswith("expected a message of at most 500 bytes, got 9")
-    assert count_of(worker, call(4)) == 2
+    assert counted(worker, call(4)) == 2
 
 
 def test_what_cannot_be_explained(worker: Responder) -> None:
@@ -185,20 +185,20 @@ def test_a_disk_that_is_full_is_told_of_as_what_it_was(
 
 def test_an_op_that_fails_leaves_the_state(worker: Responder) -> None:
     worker.answer(message(Type.START, 1))
-    assert count_of(worker, call(2)) == 1
+    assert counted(worker, call(2)) == 1
     reason(worker, call(3, op=qualified(fail), frame_op="fail"))
-    assert count_of(worker, call(4)) == 2
+    assert counted(worker, call(4)) == 2
 
 
 def test_a_silo_goes_back_to_a_round(worker: Responder) -> None:
     worker.answer(message(Type.START, 1))
-    assert [count_of(worker, call(n, t=n - 1)) for n in (2, 3, 4)] == [1, 2, 3]
+    assert [counted(worker, call(n, t=n - 1)) for n in (2, 3, 4)] == [1, 2, 3]
     assert answered(worker, message(Type.LOAD, 5, facts(round=2))).type is Type.DONE
-    assert count_of(worker, call(6, t=3)) == 3
+    assert counted(worker, call(6, t=3)) == 3
     assert answered(worker, message(Type.LOAD, 7, facts(round=3))).type is Type.DONE  # as it is
-    assert count_of(worker, call(8, t=4)) == 4
+    assert counted(worker, call(8, t=4)) == 4
     assert answered(worker, message(Type.LOAD, 9, facts(round=BLANK))).type is Type.DONE
-    assert count_of(worker, call(10, t=1)) == 1
+    assert counted(worker, call(10, t=1)) == 1
 
 
 def test_states_are_on_the_disk_once_kept(
@@ -216,7 +216,7 @@ def test_states_are_on_the_disk_once_kept(
     again = worker_of(one, None, OPS, StateStore(tmp_path / "run"))
     again.answer(message(Type.START, 1))
     assert answered(again, message(Type.LOAD, 2, facts(round=2))).type is Type.DONE
-    assert count_of(again, call(3, t=3)) == 3
+    assert counted(again, call(3, t=3)) == 3
 
 
 def test_a_file_of_another_round_is_no_state(tmp_path: Any) -> None:
