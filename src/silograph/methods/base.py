@@ -431,7 +431,8 @@ class Method(Generic[Options]):
         cautions: data on which its defaults are known not to learn, and settings that do; listings
             and comparisons show them.
         aggregates: whether the run's aggregator may be another than the mean. Then the round must
-            go through `local_round`, and clients must send weights and the fields of `told` only.
+            average by `Server.average`, and clients must reply as `LocalModel` does, with nothing
+            else.
         scores_on_receipt: whether each round sends the server's model, clients train from exactly
             that, and their reply has the field `received`. If so, the clients of the next round
             score the server's model. Otherwise it is sent to be scored, and the next round must
