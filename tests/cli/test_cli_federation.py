@@ -29,6 +29,7 @@ from silograph.deploy.demo import (
     SECONDS_TO_START,
     SECONDS_TO_STOP,
     _equal_own_models,
+    _error_line,
     _wait_for_end,
 )
 from silograph.deploy.server import read_versions
@@ -83,6 +84,18 @@ def assert_demonstrates_the_simulation(alone: Path, capsys: Capture) -> None:
     "cut", [["louvain", "--option", "halve=true"], ["dirichlet", "--alpha", "1"]]
 )
 @pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("printed_lines", "error"),
+    [
+        ("listening\nerror: no room\nto go on: silograph server --resume d\n", "no room"),
+        ("Traceback\nValueError: no\n\n", "ValueError: no"),
+        ("", "it said nothing"),
+    ],
+)
+def test_a_demonstration_says_why_a_process_failed(printed_lines: str, error: str) -> None:
+    assert _error_line(printed_lines) == error
+
+
 def test_a_demonstration_may_have_options_of_its_cut(
     alone: Path, capsys: Capture, cut: list[str]
 ) -> None:

@@ -180,10 +180,10 @@ def _federate(
         report(f"{count_of(len(members), 'silo')} started; they wait for each other and train")
         server_errors = _wait_for_end(server, members)
         if server_errors is not None and server.returncode != 0:
-            raise SilographError(f"the server failed: {_last_line(server_errors)}")
+            raise SilographError(f"the server failed: {_error_line(server_errors)}")
         for member, log in zip(members, logs, strict=True):
             if member.poll() if server_errors is None else member.wait():
-                raise SilographError(f"a silo failed: {_last_line(log.read_text())}")
+                raise SilographError(f"a silo failed: {_error_line(log.read_text())}")
 
 
 def _wait_for_end(
@@ -214,9 +214,11 @@ def _read_address(server: "subprocess.Popen[str]", report: Callable[[str], None]
     raise SilographError(f"the server failed: {last_line}")
 
 
-def _last_line(text: str) -> str:
+def _error_line(text: str) -> str:
+    """Return the error that a command has printed; without one, the last line."""
     lines = [line for line in text.splitlines() if line.strip()] or ["it said nothing"]
-    return lines[-1].removeprefix("error: ")
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines)[-1].removeprefix("error: ")
 
 
 @contextmanager
