@@ -81,10 +81,6 @@ def assert_demonstrates_the_simulation(alone: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [["louvain", "--option", "halve=true"], ["dirichlet", "--alpha", "1"]]
-)
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(
     ("printed_lines", "error"),
     [
         ("listening\nerror: no room\nto go on: silograph server --resume d\n", "no room"),
@@ -96,6 +92,10 @@ def test_a_demonstration_says_why_a_process_failed(printed_lines: str, error: st
     assert _error_line(printed_lines) == error
 
 
+@pytest.mark.parametrize(
+    "cut", [["louvain", "--option", "halve=true"], ["dirichlet", "--alpha", "1"]]
+)
+@pytest.mark.usefixtures("forked")
 def test_a_demonstration_may_have_options_of_its_cut(
     alone: Path, capsys: Capture, cut: list[str]
 ) -> None:
