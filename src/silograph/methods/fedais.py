@@ -278,7 +278,8 @@ def moving_knobs(options: FedAISOptions) -> frozenset[str]:
 
 def check(cfg: Config) -> None:
     """Raise `ConfigError` for a model or a config without such steps."""
-    if cfg.options.halo != "none" and not stored_rows.stored_stages(divisible(cfg.model)):
+    stages = stored_rows.stored_stages(divisible(cfg.model))
+    if cfg.options.halo != "none" and not stages:
         raise ConfigError(
             "expected a model with a layer after the first that sums over neighbors, which reads "
             f"the rows that are exchanged, got none in {cfg.model.noun}: use model=sage, gcn, "
