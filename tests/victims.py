@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,7 +39,10 @@ class Victim:
         assert self.process.stdout.readline() == line + "\n"
 
     def signal(self, number: int) -> None:
+        """Send a signal; after SIGKILL the process has ended, and holds no lock, when this ends."""
         os.kill(self.process.pid, number)
+        if number == signal.SIGKILL:
+            self.process.wait()
 
     def end(self) -> None:
         self.process.kill()
