@@ -18,8 +18,8 @@ HERE = Path(__file__).parent
 def files_of_recipes() -> list[Path]:
     """Return the files of lines that recipes have written here."""
     recipes = HERE.glob("*/recipe_*.py")
-    found = (r.with_name(f"{r.stem.removeprefix('recipe_')}.jsonl") for r in recipes)
-    return sorted(path for path in found if path.exists())
+    paths = (r.with_name(f"{r.stem.removeprefix('recipe_')}.jsonl") for r in recipes)
+    return sorted(path for path in paths if path.exists())
 
 
 if __name__ == "__main__":

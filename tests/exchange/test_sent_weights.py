@@ -354,7 +354,9 @@ def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: floa
     assert over.federation.away == (name,)
 
 
-@pytest.mark.parametrize(("method", "op"), [("fedais", "close_round"), ("fedavg", "train")])
+@pytest.mark.parametrize(
+    ("method", "op"), [("fedais", "serve"), ("fedais", "close_round"), ("fedavg", "train")]
+)
 @pytest.mark.parametrize("numbers", ["exact", "int8"])
 def test_a_silo_that_is_a_row_short_is_named_and_left_out(
     make_graph: MakeGraph, method: str, op: str, numbers: str, caplog: pytest.LogCaptureFixture

@@ -231,6 +231,11 @@ def test_packed_lines_come_before_those_that_are_not(tmp_path: Path) -> None:
         file.add(some_line(3))
         assert file.find_line(digest_of(some_line(1))) == some_line(1)
     assert read_lines(path) == [some_line(seed) for seed in range(4)]
+    unpacked = path.read_bytes()
+    pack(path)
+    path.write_bytes(unpacked)  # as a process leaves it that ends in between
+    pack(path)
+    assert read_lines(path) == [some_line(seed) for seed in range(4)]
 
 
 @pytest.mark.parametrize(

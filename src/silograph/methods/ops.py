@@ -535,7 +535,9 @@ class TypedMethod:
     ) -> ServerState:
         """Set up the clients, and return the server's first state."""
         # What silos derive is derived here, too, so that a simulation finds what they would refuse.
-        self.setup_steps(cfg, key), self.round_steps(cfg, 1, key), self.client_state(cfg)
+        self.setup_steps(cfg, key)
+        self.round_steps(cfg, 1, key)
+        self.client_state(cfg)
         if self.setup is None:
             fed.call(begin, {}, what=Kind.CONTROL, key=key)
             return ServerState(weights, sent_weights.learn_form(fed, cfg, key))

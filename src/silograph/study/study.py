@@ -167,7 +167,7 @@ def pack(path: Path) -> None:
     with StudyFile(path):  # which looks at every line
         packed_text = _read_packed(path)
         text = path.read_bytes()
-        if text:
+        if not packed_text.endswith(text):  # else a process ended before it removed the file
             write_atomic(packed_path(path), lzma.compress(packed_text + text))
         path.unlink()
 
