@@ -29,7 +29,7 @@ from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
-from silograph.methods.fedpub import cosines, embedding_of, shares
+from silograph.methods.fedpub import cosines, embedding_of, mixing_weights
 from silograph.nn.mini_batches import Reached, edges_of
 from silograph.sampling.fedgrains import FedGrains
 
@@ -79,7 +79,7 @@ def similarity(graph: Graph, partition: str) -> Row:
     labels = normalize(count, dim=1)
     return {
         "cosine": rounded(alike),
-        "share": rounded(shares(alike, everyone, cfg.options.scale)),
+        "share": rounded(mixing_weights(alike, everyone, cfg.options.scale)),
         "labels": rounded(labels @ labels.T),
         "edges": cut_edges(setup),
     }
