@@ -240,8 +240,8 @@ def test_the_profile_fixes_components_and_the_scale_of_time() -> None:
     seconds = torch.tensor([2.0 + (t % 3) - ((t - 1) % 3) for t in range(1, 21)]).double()
     torch.testing.assert_close(state["profile/seconds"], seconds)
     assert float(state["beta"]) == float(seconds.min())
-    term = state["alpha"] * (seconds - state["beta"])
-    assert float(term.mean()) == pytest.approx(1)
+    assert float(state["alpha"]) == pytest.approx(1 / float(seconds.mean()))
+    term = (seconds - seconds.min()) / seconds.mean()
     score = state["profile/score"]
     expected = 128 ** (score - 0.9) - term
     torch.testing.assert_close(state["replay/reward"][:20].double(), expected, rtol=0, atol=1e-6)

@@ -116,15 +116,27 @@ def after_rounds(count: int) -> ControllerState:
 
 
 def test_the_time_term_counts_from_the_shortest_round_of_the_profile() -> None:
-    """Beta is 3 s; over the 20 rounds of the profile the mean is .95 s more."""
+    """Beta is 3 s, and the mean over the 20 rounds of the profile 3.95 s."""
     state = after_rounds(agents.PROFILE + 3)
     assert float(state["beta"]) == 3
-    assert float(state["alpha"]) == pytest.approx(1 / 0.95)
+    assert float(state["alpha"]) == pytest.approx(1 / 3.95)
     more = torch.tensor([float(n % 3) for n in range(23)])
     score = torch.tensor([0.4 + t / 100 for t in range(1, 24)])
     torch.testing.assert_close(
-        state["replay/reward"][:23], 128 ** (score - 0.9) - more / 0.95, rtol=0, atol=1e-5
+        state["replay/reward"][:23], 128 ** (score - 0.9) - more / 3.95, rtol=0, atol=1e-5
     )
+
+
+def test_rounds_that_nearly_tie_cost_nearly_nothing() -> None:
+    """A round that is longer by a share of the mean costs that share, however the others tie."""
+    state = dict(agents.blank_agent(SMALL, KNOBS, 1))
+    state["profile/seconds"] = 2.0 + 1e-9 * torch.arange(agents.PROFILE).double()
+    state["profile/score"] = torch.full((agents.PROFILE,), 0.9).double()
+    state["profile/sketch"] = Key.of(1).matrix(agents.PROFILE, agents.SIZE)
+    done = agents._finish_profile(SMALL, state)
+    torch.testing.assert_close(done["replay/reward"][: agents.PROFILE], torch.ones(agents.PROFILE))
+    longer = agents.rewards(SMALL, done, torch.tensor(0.9), torch.tensor(2.2).double())
+    assert float(longer) == pytest.approx(1 - 0.1, abs=1e-6)
 
 
 def test_updates_draw_anew_in_every_round_among_what_is_there(

@@ -9,15 +9,17 @@ TPDS 2022, algorithm 4 and eq. 9-14, on the networks of `silograph.control.ddpg`
 
 The first 20 rounds are a profile: values are drawn alike over the ranges, in every second round one
 for all clients. Then principal components are fixed, and beta is the least time of a round, alpha
-such that the time term is 1 on the mean. From then on the actor acts, with noise that decays, and
-every round is followed by an update.
+one over the mean time: a round that is longer by a tenth of the mean costs .1. From then on the
+actor acts, with noise that decays, and every round is followed by an update.
 
 Values that are drawn for each client apart hardly move the time of a round, which its slowest
 client decides, nor any mean. So half of the profile, and half of the noise's variance, is alike at
 all clients: the profile has the times that policies can reach, and the critic sees what a knob
 does.
 
-What we changed: the state has the server's weights only, not those of every client, which the
+What we changed: the paper wants the time term close to 1; dividing by the mean excess over beta
+does that, but pays for milliseconds where all rounds take about as long (see docs/decisions/094).
+The state has the server's weights only, not those of every client, which the
 server never has by themselves; the score is the clients' pooled validation score, where the paper
 takes a test set at the server; steps are Adam's, as in the paper of DDPG.
 
@@ -566,9 +568,8 @@ def _finish_profile(options: AgentOptions, state: ControllerState) -> Controller
     """Set components, alpha and beta from the profile, and store its transitions."""
     profile = fields_under("profile", state)
     mean, axes = principal(profile["sketch"], COMPONENTS)
-    beta = profile["seconds"].min()
-    mean_excess = profile["seconds"].mean() - beta
-    alpha = 1 / mean_excess if mean_excess > 0 else torch.zeros_like(beta)  # else all took alike
+    beta, mean_seconds = profile["seconds"].min(), profile["seconds"].mean()
+    alpha = 1 / mean_seconds if mean_seconds > 0 else torch.zeros_like(beta)  # 0: time=none
     new = {**state, "mean": mean, "axes": axes, "alpha": alpha, "beta": beta}
     reward = rewards(options, new, profile["score"], profile["seconds"]).float()
     states_before, states_after = (
