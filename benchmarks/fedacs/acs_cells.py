@@ -46,7 +46,6 @@ ROWS: dict[str, tuple[str, str]] = {
     NUMBER: ("fedacs", "ucb"),
     CLIENTS: ("fedacs", "ucb"),
     "POW": ("fedavg", "power_of_choice"),
-    "Harmony": ("fedavg", "harmony"),
     TURN: ("fedavg", "round_robin"),
 }
 EVERYWHERE = [*ROWS][:5]  # on every cut; the others on Average

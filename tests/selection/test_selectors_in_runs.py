@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import silograph as sg
+from conftest import planted_graph
 from crossed import crossed
+from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
-from runs import go, rows_of, run_until, same_bits, weights_of
+from runs import go, rows_of, run_until, same_bits, weights_of, with_values
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.clock import TrainingClock
@@ -35,6 +37,7 @@ from silograph.methods import (
 )
 from silograph.selection.base import RoundFacts, SelectorState
 from silograph.selection.registry import SELECTORS
+from silograph.task.registry import TASKS
 
 MakeGraph = Callable[..., Graph]
 LOCAL = [
@@ -138,6 +141,55 @@ def test_clients_score_what_they_receive(
     ]
     assert len(extra) == len(seen)  # bytes and work of scoring, apart
     assert all(float(r.flops.min()) > 0 and r.bytes.all() for r in extra)
+
+
+# What each learning selector reads of a round; of a task that does not report it, it is refused.
+READS: dict[str, Callable[[RoundFacts], bool]] = {
+    "power_of_choice": lambda facts: bool(facts.train_loss[facts.answered].isfinite().all()),
+    "oort": lambda facts: bool(facts.train_loss[facts.answered].isfinite().all()),
+    "harmony": lambda facts: bool((facts.received["val.tp"] + facts.received["val.fn"]).any()),
+    "ucb": lambda facts: facts.score is not None,
+}
+
+
+def graph_of_task(task: str) -> Graph:
+    if task == "rating":
+        return rating_graph()
+    graph = planted_graph(multilabel=task == "label_set")
+    return with_values(graph) if task == "node_value" else graph
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("selector", READS)
+def test_a_selector_knows_what_it_reads_or_is_refused(
+    monkeypatch: pytest.MonkeyPatch, task: str, selector: str
+) -> None:
+    seen: list[RoundFacts] = []
+    part = SELECTORS[selector]
+
+    def observe(options: Any, state: SelectorState, t: int, facts: RoundFacts) -> SelectorState:
+        seen.append(facts)
+        assert part.observe is not None
+        return part.observe(options, state, t, facts)
+
+    monkeypatch.setitem(SELECTORS, selector, replace(part, observe=observe))
+    if selector == "harmony" and task in ("node_value", "rating"):
+        with pytest.raises(ConfigError) as caught:
+            go(graph_of_task(task), **asked(selector))
+        assert str(caught.value) == (
+            "expected labels of classes for selector harmony, which learns from the classes that "
+            f"each client has, got {task}: use one of all, uniform, round_robin, power_of_choice, "
+            "oort, ucb"
+        )
+        assert not seen
+        return
+    go(graph_of_task(task), **asked(selector))
+    assert [READS[selector](facts) for facts in seen] == [True] * 4
+
+
+def test_a_selector_that_learns_says_what_it_reads() -> None:
+    learning = {name for name, selector in SELECTORS.items() if selector.observe is not None}
+    assert learning - {"round_robin"} == READS.keys()
 
 
 def rows_without_costs(result: sg.Result) -> list[dict[str, Any]]:

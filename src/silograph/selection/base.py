@@ -110,6 +110,8 @@ class Selector:
         uses_scores: whether `observe` reads `val_loss` or `val_accuracy` of the round that is over.
             The server's model is then scored before the next round, at the cost of sending it once
             more. Of no meaning without `observe`.
+        needs_classes: whether `observe` reads counts of each class, which ratings and numbers at
+            nodes do not have. A run on such labels is refused before it begins.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Selector:
     observe: Observe | None = None
     on_receipt: bool = False
     uses_scores: bool = True
+    needs_classes: bool = False
 
 
 # --- ranking -------------------------------------------------------------------------------------

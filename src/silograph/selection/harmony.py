@@ -17,7 +17,8 @@ adapt their batches, changes local training and is not part of a selector. So he
 - clients slower than the share `fast` of the known ones, by the virtual clock, are left out if
   enough others are known; without a clock no client is;
 - unknown clients are selected first, as in round 1, up to the number of clients;
-- if a task has no classes, no labels are known, and clients are drawn uniformly.
+- tasks without classes (ratings, numbers at nodes) are refused: nothing would be known of their
+  labels, and every draw would be uniform.
 
 It is a reading and not the authors' code: their estimates and weights are not in FedACS' text.
 
@@ -202,17 +203,16 @@ def shares(counts: np.ndarray) -> np.ndarray:
 def observe(
     options: HarmonyOptions, state: SelectorState, t: int, facts: RoundFacts
 ) -> SelectorState:
-    """Keep labels and durations of clients that answered; only tasks with classes have labels."""
+    """Keep labels and durations of clients that answered."""
     del options, t
     answered, received = facts.answered, facts.received
+    new = (received["val.tp"] + received["val.fn"]).double()
     labels = state["labels"]
-    if "val.tp" in received:
-        new = (received["val.tp"] + received["val.fn"]).double()
-        old = labels if labels.shape == new.shape else torch.zeros_like(new)
-        labels = torch.where(answered[:, None], new, old)
+    old = labels if labels.shape == new.shape else torch.zeros_like(new)
+    labels = torch.where(answered[:, None], new, old)
     durations = torch.zeros_like(state["duration"]) if facts.seconds is None else facts.seconds
     return {
-        "labels": labels.clone(),
+        "labels": labels,
         "known": state["known"] | answered,
         "duration": torch.where(answered, durations, state["duration"]),
     }
@@ -227,4 +227,5 @@ HARMONY = Selector(
     observe=observe,
     uses_scores=False,
     on_receipt=True,
+    needs_classes=True,
 )

@@ -53,7 +53,9 @@ from silograph.nn.rating_profiles import RatingProfiles
 from silograph.sampling.neighbors import Depth
 from silograph.selection.base import UNIFORM
 from silograph.selection.options import LIMITS
+from silograph.selection.registry import SELECTORS
 from silograph.selection.round_robin import ROUND_ROBIN
+from silograph.task.base import Task
 from silograph.task.metric_table import METRICS, RANKINGS, metric_among, metric_of
 from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
@@ -335,6 +337,11 @@ def has_selection_limits(options: Any) -> bool:
     return any(values.get(name) is not None for name in LIMITS)
 
 
+def selectors_for(task: Task) -> str:
+    """Return the names of the library's selectors that can use what a task reports, as a text."""
+    return ", ".join(s.name for s in SELECTORS.values() if task.classes or not s.needs_classes)
+
+
 def methods_that(has_ability: Callable[[Method], object]) -> str:
     """Return the names of the library's methods that have an ability, as a text."""
     return ", ".join(name for name, method in METHODS.items() if has_ability(method))
@@ -515,10 +522,14 @@ def exclusions_of_parts(
     )
 
 
-def exclusions_of_labels(
-    config: RunConfig, method: Method, labels: LabelForm
-) -> Iterator[Exclusion]:
+def exclusions_of_labels(config: RunConfig, parts: Parts, labels: LabelForm) -> Iterator[Exclusion]:
     """Yield what the kind of labels excludes."""
+    method, selector, task = parts.method.part, parts.selector.part, task_of(labels)
+    yield (
+        selector.needs_classes and not task.classes,
+        f"expected labels of classes for selector {selector.name}, which learns from the classes "
+        f"that each client has, got {task.name}: use one of {selectors_for(task)}",
+    )
     yield (
         labels == "rating" and not method.trains_ratings,
         f"expected a method that trains on ratings of users and items, got {method.name}: use "

@@ -321,7 +321,7 @@ def resolve(
     parts = choose(user_config) if parts is None else parts
     method, needs, selector = parts.method.part, parts.method.part.needs, parts.selector
     check_metric_of(user_config, task)
-    check_exclusions(exclusions_of_labels(user_config, method, task))
+    check_exclusions(exclusions_of_labels(user_config, parts, task))
     overlapping = parts.partition.part.overlapping or task == "rating" or facts.overlapping
     check_parts(user_config, parts, overlapping=overlapping)
     if isinstance(data, Silos):
