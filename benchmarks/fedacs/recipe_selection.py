@@ -324,13 +324,14 @@ ratings are centralized; see [ratings.md](ratings.md)):
 <!-- floor -->
 
 `rating_gcn` of 5 layers as in [tables.md](tables.md), 20 rounds of 5 full-batch epochs, scored
-after every round; bytes are without evaluation. Rand, Oort and POW take half of the clients; Harmony,
-which the paper has, learns from counts of classes, and ratings have none. Scores are those of the best round by validation, mean ± standard deviation over seeds.
-The way goes from the RMSE of predicting the mean to the best one with all clients; `never` is not
-within 20 rounds of at least one seed. Budgets are shares of the bytes of full participation; what
-takes fewer clients ends before it has spent them. The virtual clock draws speeds around 1 GFLOP/s
-(lognormal) with links of 10 MB/s and 50 ms; it is a model. Ten of the bandit's twenty rounds
-explore numbers of clients, with 20 clients all of them, with 5 clients five. Nothing was tuned.
+after every round; bytes are without evaluation. Rand, Oort and POW take half of the clients;
+Harmony, which the paper has, learns from counts of classes, and ratings have none. Scores are those
+of the best round by validation, mean ± standard deviation over seeds. The way goes from the RMSE of
+predicting the mean to the best one with all clients; `never` is not within 20 rounds of at least
+one seed. Budgets are shares of the bytes of full participation; what takes fewer clients ends
+before it has spent them. The virtual clock draws speeds around 1 GFLOP/s (lognormal) with links of
+10 MB/s and 50 ms; it is a model. Ten of the bandit's twenty rounds explore numbers of clients, with
+20 clients all of them, with 5 clients five. Nothing was tuned.
 
 ## Beside tables III and V of the paper
 
