@@ -14,9 +14,7 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn import GraphConv as PyGGraphConv
 
-from silograph.nn.conv import Conv
-from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.layers import GCN, GIN, MLP, SAGE, GraphConv, PlainConv
+from silograph.nn.conv import GAT, GCN, GIN, MLP, SAGE, Conv, GraphConv, PlainConv
 from silograph.nn.model import MODELS, Model
 
 CONVS: dict[str, Conv] = {

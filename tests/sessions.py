@@ -17,7 +17,7 @@ from silograph.core.work import Meter
 from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
-from silograph.federation.joining.matching import Disagreement, Hello
+from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
 from silograph.federation.session import engine
 from silograph.federation.session.audit import RunAudit

@@ -19,7 +19,7 @@ from typing import Any
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.experiment.terminal_table import markdown_table
-from silograph.study.attack.attack import attack
+from silograph.study.attack import attack
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "thresholds.jsonl", HERE / "thresholds.md"

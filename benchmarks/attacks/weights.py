@@ -18,8 +18,8 @@ from silograph.core.config import make_config
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph, subgraph
-from silograph.study.attack.attack import ALL
-from silograph.study.attack.attacks import (
+from silograph.study.attack import (
+    ALL,
     attack_first_weights,
     attack_with_crafted_weights,
     record_server_view,

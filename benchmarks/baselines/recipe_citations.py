@@ -10,7 +10,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, beside, cell, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, beside, cell, spread
 
 DATASETS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 SEEDS = range(10)

@@ -19,8 +19,8 @@ from pathlib import Path
 import silograph as sg
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
-from silograph.study.compare.paired_tests import Paired, overlap_of, paired_test
-from silograph.study.reproduce.reproduce import replace_section, spread
+from silograph.study.paired_tests import Paired, overlap_of, paired_test
+from silograph.study.reproduce import replace_section, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -7,7 +7,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, cell, spread
 
 SEEDS = range(10)
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.

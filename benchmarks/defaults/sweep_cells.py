@@ -13,7 +13,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import StudyLines, cell
+from silograph.study.reproduce import StudyLines, cell
 
 Pair = tuple[str, int]  # dataset and number of clients
 

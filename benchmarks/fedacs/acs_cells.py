@@ -12,7 +12,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import StudyLines, cell
+from silograph.study.reproduce import StudyLines, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 

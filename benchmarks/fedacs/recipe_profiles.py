@@ -14,7 +14,7 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell
+from silograph.study.reproduce import Page, Recipe, StudyLines, cell
 
 sys.path.insert(0, str(Path(__file__).parent))
 

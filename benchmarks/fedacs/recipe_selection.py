@@ -13,7 +13,7 @@ from pathlib import Path
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import Curves, Page, Recipe, StudyLines
+from silograph.study.reproduce import Curves, Page, Recipe, StudyLines
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from silograph.core.config import RunConfig, Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import StudyLines, cell
+from silograph.study.reproduce import StudyLines, cell
 
 CUTS: dict[str, dict[str, Any]] = {
     "iid": {"partition": "random"},

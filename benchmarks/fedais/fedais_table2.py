@@ -8,7 +8,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, beside, scores_of, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, beside, scores_of, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

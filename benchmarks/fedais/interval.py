@@ -14,7 +14,7 @@ from typing import Any
 
 import silograph as sg
 from silograph.core.config import make_config
-from silograph.study.reproduce.reproduce import Curves, svg_of
+from silograph.study.reproduce import Curves, svg_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 

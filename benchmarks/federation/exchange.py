@@ -28,7 +28,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared, Stacked, State
 from silograph.federation.field_specs import FieldSpec
-from silograph.federation.joining.matching import Disagreement, Hello
+from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Maybe, Program
 from silograph.federation.session.attach import Attaching, take_part
 from silograph.federation.session.audit import RunAudit

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.spatial.distance import pdist, squareform
 
-from silograph.graph.measure.heterogeneity import CutStatistics, label_distances
+from silograph.graph.heterogeneity import CutStatistics, label_distances
 
 BINS = (10, 20, 40, 50, 60, 100)
 PAIRS: dict[str, Callable[[np.ndarray], float]] = {

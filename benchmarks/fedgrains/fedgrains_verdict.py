@@ -19,7 +19,7 @@ from personal_cells import (
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import StudyLines
+from silograph.study.reproduce import StudyLines
 
 POINT = 1.0  # how far a base may be below the paper's cell
 CONTROLS = {

@@ -33,7 +33,7 @@ from fedgrains_tables import (
 import silograph as sg
 from silograph.core.key import Key
 from silograph.graph.graph import Graph, key_order, largest_component
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.graph.partition.cuts import held_edges
 from silograph.graph.partition.partition import Partition, make_partition
 

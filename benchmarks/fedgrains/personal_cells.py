@@ -15,7 +15,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import StudyLines, beside, cell, spread
+from silograph.study.reproduce import StudyLines, beside, cell, spread
 
 SEEDS = (0, 1, 2)
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from silograph.study.reproduce.reproduce import COLORS, Curves, svg_of
+from silograph.study.reproduce import COLORS, Curves, svg_of
 
 Row = Mapping[str, Any]
 Matrix = Sequence[Sequence[float]]

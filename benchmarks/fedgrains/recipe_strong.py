@@ -16,7 +16,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines
+from silograph.study.reproduce import Page, Recipe, StudyLines
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -14,7 +14,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, beside, cell, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, beside, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

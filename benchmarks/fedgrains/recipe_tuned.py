@@ -20,7 +20,7 @@ from silograph.core.key import Key
 from silograph.core.setting_values import Range, choice, lin, log
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, cell, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -29,7 +29,7 @@ from silograph.control.ddpg import write_agent
 from silograph.core.files import write_atomic
 from silograph.core.key import Key
 from silograph.experiment.terminal_table import markdown_table
-from silograph.study.reproduce.reproduce import Curves, replace_section, svg_of
+from silograph.study.reproduce import Curves, replace_section, svg_of
 
 HERE = Path(__file__).parent
 LINES, EPISODES = HERE / "agent.jsonl", HERE / "agent_episodes.jsonl"

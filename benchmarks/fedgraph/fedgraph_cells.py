@@ -8,7 +8,7 @@ from typing import Any
 
 from silograph.core.config import Scalar
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import StudyLines, cell
+from silograph.study.reproduce import StudyLines, cell
 
 SEEDS = (0, 1, 2)
 DATASETS = ("cora", "citeseer", "pubmed")

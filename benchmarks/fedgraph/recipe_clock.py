@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines
+from silograph.study.reproduce import Page, Recipe, StudyLines
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Line
-from silograph.study.reproduce.reproduce import Curves, Page, Points, Recipe, StudyLines, spread
+from silograph.study.reproduce import Curves, Page, Points, Recipe, StudyLines, spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -22,7 +22,7 @@ from silograph.core.resolved_config import training_key
 from silograph.experiment.run.setup import first_weights, prepare, uncut_block
 from silograph.experiment.terminal_table import markdown_table
 from silograph.graph.graph import Graph
-from silograph.study.reproduce.reproduce import replace_section
+from silograph.study.reproduce import replace_section
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -13,8 +13,8 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.paired_tests import paired_test
-from silograph.study.reproduce.reproduce import (
+from silograph.study.paired_tests import paired_test
+from silograph.study.reproduce import (
     Curves,
     Page,
     Recipe,

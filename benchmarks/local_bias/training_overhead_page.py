@@ -7,7 +7,7 @@ from page import spread
 from side import Row
 
 from silograph.experiment.terminal_table import markdown_table
-from silograph.study.reproduce.reproduce import Curves, svg_of
+from silograph.study.reproduce import Curves, svg_of
 from silograph.study.study import read_lines
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
+from silograph.study.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
 
 DATASETS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 ROUNDS = {"best validation": False, "last round": True}

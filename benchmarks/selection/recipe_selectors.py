@@ -14,8 +14,8 @@ from silograph.core.config import Scalar
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
-from silograph.study.compare.paired_tests import overlap_of, paired_test
-from silograph.study.reproduce.reproduce import Curves, Page, Recipe, StudyLines, cell
+from silograph.study.paired_tests import overlap_of, paired_test
+from silograph.study.reproduce import Curves, Page, Recipe, StudyLines, cell
 
 COAUTHOR: dict[str, Any] = {"dataset": "coauthor_cs"}
 # Names of PubMed's are older than those of the other graph; they are parts of cells.

@@ -12,7 +12,7 @@ from typing import Any
 from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import (
+from silograph.study.reproduce import (
     Curves,
     Page,
     Recipe,

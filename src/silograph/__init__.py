@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
     from silograph.graph.silos.read import read_silo, read_silos
-    from silograph.study.compare.compare import compare
-    from silograph.study.compare.comparison import Comparison
-    from silograph.study.tune.outcome import Tuned
-    from silograph.study.tune.tune import tune
+    from silograph.study.compare import compare
+    from silograph.study.comparison import Comparison
+    from silograph.study.tune import Tuned, tune
 
 _HOME = {
     "RunConfig": "core.config",
@@ -69,10 +68,10 @@ _HOME = {
     "read_silo": "graph.silos.read",
     "read_silos": "graph.silos.read",
     "write_silos": "graph.silos.export",
-    "compare": "study.compare.compare",
-    "Comparison": "study.compare.comparison",
-    "tune": "study.tune.tune",
-    "Tuned": "study.tune.outcome",
+    "compare": "study.compare",
+    "Comparison": "study.comparison",
+    "tune": "study.tune",
+    "Tuned": "study.tune",
     "run": "experiment.run.run",
     "resume": "experiment.run.run",
     "TrainedModel": "experiment.run.trained_model",

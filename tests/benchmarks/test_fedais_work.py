@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "fedais"))
 
 import fedais_cells as fedais
 
-from silograph.study.reproduce.reproduce import StudyLines
+from silograph.study.reproduce import StudyLines
 
 TRAINING, STEPS, SCORES, FIRST, SETUP = 100.0, 7.0, 11.0, 5.0, 3.0
 

@@ -21,7 +21,7 @@ from fedgrains_tables import CLIENTS, DATASETS, UNCUT, missing_by_table_4
 import silograph as sg
 from conftest import MakeGraph
 from silograph.core.key import Key
-from silograph.graph.measure.heterogeneity import degree_distances, describe
+from silograph.graph.heterogeneity import degree_distances, describe
 
 
 def test_the_page_in_the_repository_is_that_of_its_lines(

@@ -20,7 +20,7 @@ from personal_cells import METHODS, SAGE, SAMPLERS, SEEDS, Place, by_seed, cell_
 
 from silograph.experiment.resolve.resolve import choose
 from silograph.study.cells import Cell
-from silograph.study.reproduce.reproduce import StudyLines
+from silograph.study.reproduce import StudyLines
 
 PLACE = Place("disjoint", "cora", 10)
 

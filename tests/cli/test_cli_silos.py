@@ -14,7 +14,7 @@ from silograph.core.config import RunConfig
 from silograph.core.key import Key
 from silograph.experiment.resolve.data import cut_graph
 from silograph.experiment.resolve.parts import choose_parts
-from silograph.federation.joining.matching import agree
+from silograph.federation.matching import agree
 from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
 from silograph.graph.silos.data import join_blocks, silo_block, silo_split

@@ -9,8 +9,7 @@ pytest.importorskip("numba")
 
 import numba
 
-from silograph.core.pointers import keep_until_here, pointer_to
-from silograph.core.self_contained import SelfContained, copied
+from silograph.core.numba_extensions import SelfContained, copied, keep_until_here, pointer_to
 
 
 class Inner(NamedTuple):

@@ -27,7 +27,7 @@ from silograph.experiment.resolve.resolve import DTYPES, resolve
 from silograph.experiment.resolve.run_program import program_of
 from silograph.federation.base import Op
 from silograph.federation.frame import RESULT, Envelope, encode
-from silograph.federation.joining.matching import NONCE_BYTES, TAG_BYTES
+from silograph.federation.matching import NONCE_BYTES, TAG_BYTES
 from silograph.federation.program import calls_of
 from silograph.federation.session.audit import Audit
 from silograph.federation.session.message import (

@@ -40,9 +40,8 @@ from silograph.deploy.silo import (
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
-from silograph.federation.expected_bytes import SizeBound
 from silograph.federation.field_specs import Extent
-from silograph.federation.program import calls_of
+from silograph.federation.program import SizeBound, calls_of
 from silograph.federation.session.audit import Audit, AuditReading, open_audit, read_audit
 from silograph.federation.session.message import Message, Type, own_ops, pack
 from silograph.federation.session.responder import Responder

@@ -23,7 +23,6 @@ from silograph.experiment.resolve.run_program import beyond_weights, most_work, 
 from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.run import first_snapshot, train
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.field_specs import (
     BOUNDARY,
     SLOTS,
@@ -45,6 +44,7 @@ from silograph.federation.program import (
     Program,
     Repeat,
     Steps,
+    bytes_of_steps,
     calls_of,
     can_end,
 )

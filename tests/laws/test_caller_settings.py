@@ -31,10 +31,10 @@ from silograph.core.numeric_state import (
 from silograph.deploy.demo import export_silos
 from silograph.experiment.run.predictions import predict_to
 from silograph.graph.graph import Graph, fingerprint
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.graph.silos.data import silo_fingerprint
-from silograph.study.attack.attack import attack
-from silograph.study.reproduce.reproduce import Page, Recipe, cell, reproduce
+from silograph.study.attack import attack
+from silograph.study.reproduce import Page, Recipe, cell, reproduce
 from silograph.study.train_agent import AgentTraining, train_agent
 
 RUN: dict[str, Any] = {**FAST, "rounds": 2, "dtype": "float32", "dropout": 0.5}

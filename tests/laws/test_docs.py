@@ -17,7 +17,7 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS
-from silograph.study.tune.outcome import chosen_ranges, given_keys, part_options
+from silograph.study.tune import chosen_ranges, given_keys, part_options
 from silograph.task.metric_table import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -134,9 +134,9 @@ def test_commands_are_understood(
         seen.append(config)
 
     monkeypatch.setattr("silograph.experiment.run.run.run", lambda **given: look(**given))
-    monkeypatch.setattr("silograph.study.compare.compare.compare", look_at_all)
+    monkeypatch.setattr("silograph.study.compare.compare", look_at_all)
     monkeypatch.setattr("silograph.cli.studies.print_comparison", lambda *_: 0)
-    monkeypatch.setattr("silograph.study.tune.tune.tune", look_at_ranges)
+    monkeypatch.setattr("silograph.study.tune.tune", look_at_ranges)
     monkeypatch.setattr("silograph.cli.studies.print_search", lambda *_: 0)
 
     def look_at_export(config: RunConfig, *_: Any) -> list[Path]:

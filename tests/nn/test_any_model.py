@@ -19,9 +19,9 @@ from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph, LabelForm
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.fedavg import FEDAVG
-from silograph.nn.any_model import NO_TABLES
 from silograph.nn.backends import BACKENDS, COMPILED, TORCH
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, start_fields, whole
+from silograph.nn.forward import NO_TABLES
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD
 from silograph.nn.own_module import OperationCounter

@@ -17,11 +17,12 @@ from silograph.core.work import Meter, metered
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS, COMPILED
-from silograph.nn.conv import Params, Scales
-from silograph.nn.conv.layers import (
+from silograph.nn.conv import (
     GCN,
     SAGE,
+    Params,
     PlainConv,
+    Scales,
     glorot_init,
     inverse,
     inverse_root,

@@ -13,14 +13,20 @@ from silograph.graph.block.block import ClientBlock, Route, Rows, SparseRows, ma
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, subgraph
 from silograph.nn.conv import (
+    GAT,
+    GCN,
+    GIN,
+    MLP,
+    SAGE,
     Conv,
+    GraphConv,
     Params,
+    Propagation,
     convolve,
+    glorot,
     internal_messages,
     operator,
 )
-from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.layers import GCN, GIN, MLP, SAGE, GraphConv, Propagation, glorot
 from silograph.nn.model import MODELS
 
 MakeGraph = Callable[..., Graph]

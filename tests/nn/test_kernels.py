@@ -31,7 +31,7 @@ pytest.importorskip("numba")
 
 import numba
 
-from silograph.nn.kernels import arrays, blas, draws, layers, memory, training
+from silograph.nn.kernels import arrays, draws, layers, training
 from silograph.nn.kernels import training as loss_kernels
 
 MakeGraph = Callable[..., Graph]
@@ -80,7 +80,7 @@ def test_products_have_the_bits_of_numpy_dot_in_kernels(dtype: Any) -> None:
 
     @numba.njit
     def multiply(a: Any, b: Any, out: Any) -> None:
-        blas.multiply(a, b, out)
+        layers.multiply(a, b, out)
 
     rng = np.random.default_rng(0)
     for (m, k, n), orders in itertools.product(
@@ -99,7 +99,7 @@ def test_products_have_the_bits_of_numpy_dot_in_kernels(dtype: Any) -> None:
 def test_products_of_strided_matrices_or_mixed_types_are_not_compiled() -> None:
     @numba.njit
     def multiply(a: Any, b: Any, out: Any) -> None:
-        blas.multiply(a, b, out)
+        layers.multiply(a, b, out)
 
     square = np.ones((4, 4))
     for factors in ((square[::2, ::2], square[:2, :2].copy()), (square, square.astype(np.float32))):
@@ -149,7 +149,7 @@ def tables(
         model, Schedule(1, neighbors=Fanout(fanout) if fanout else FULL)
     )
     clients, dtype = np.arange(block.num_clients), np.dtype(np.float64)
-    return data.rows, shape, memory.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
+    return data.rows, shape, arrays.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
 
 
 @settings(LAW, max_examples=60)

@@ -29,14 +29,15 @@ from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import (
+    GAT,
+    GIN,
     Conv,
     Messages,
     Params,
+    Propagation,
     convolve,
     internal_messages,
 )
-from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.layers import GIN, Propagation
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, stacked_copies
 from silograph.nn.forward import Pass
 from silograph.nn.mini_batches import Fanout, Reached, batches, sampled_pass

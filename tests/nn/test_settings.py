@@ -12,8 +12,7 @@ from layers import model_of
 from silograph.core.key import Key, keep_probability
 from silograph.graph.block.block import ClientBlock, Route, SparseRows
 from silograph.graph.graph import Graph
-from silograph.nn.conv import Params, internal_messages
-from silograph.nn.conv.gat import GAT, SLOPE
+from silograph.nn.conv import GAT, SLOPE, Params, internal_messages
 from silograph.nn.model import MODELS
 
 MakeGraph = Callable[..., Graph]

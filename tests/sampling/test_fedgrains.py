@@ -35,7 +35,7 @@ from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 from silograph.sampling.fedgrains import MOST_ALPHA, FedGrains, FedGrainsOptions, log_forward, top_k
 from silograph.sampling.neighbors import NEIGHBORS, Depth
-from silograph.study.tune.outcome import chosen_ranges, part_options
+from silograph.study.tune import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]

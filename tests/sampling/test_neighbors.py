@@ -34,11 +34,11 @@ from silograph.graph.graph import Graph, Split
 from silograph.methods import METHODS
 from silograph.methods.base import MethodConfig, NoOptions
 from silograph.methods.local_training import state_specs
-from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import FULL, Drawn, Fanout, Neighbors, Reached, Signal
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
@@ -53,7 +53,7 @@ from silograph.sampling.neighbors import (
     FullOptions,
     NeighborSampler,
 )
-from silograph.study.tune.outcome import chosen_ranges, part_options
+from silograph.study.tune import chosen_ranges, part_options
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]

@@ -15,7 +15,7 @@ from silograph.core.resolved_config import training_key
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.result import Result
 from silograph.federation.base import positions_of
-from silograph.federation.expected_bytes import bytes_of_steps
+from silograph.federation.program import bytes_of_steps
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
 from silograph.selection.base import SelectionLimits, resized

@@ -14,7 +14,7 @@ from commands import everything, save
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
 from silograph.experiment.result_files import DIGEST
-from silograph.study.reproduce.reproduce import Page, Recipe, cell, reproduce
+from silograph.study.reproduce import Page, Recipe, cell, reproduce
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "random", "rounds": 1, "hidden": 4}
 NAMED: dict[str, Any] = SMALL | {"data_dir": "data", "processes": 0, "out": "out"}

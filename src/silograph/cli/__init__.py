@@ -72,9 +72,9 @@ def resume_command(
     from silograph.experiment.result_files import RESULT
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.run import resume
-    from silograph.study.compare.compare import is_comparison, resume_comparison
-    from silograph.study.tune.tune import LINES as TRIALS
-    from silograph.study.tune.tune import WINNER, is_search, resume_search
+    from silograph.study.compare import is_comparison, resume_comparison
+    from silograph.study.tune import LINES as TRIALS
+    from silograph.study.tune import WINNER, is_search, resume_search
 
     progress = "none" if quiet else best_mode()
     run = not is_comparison(folder) and not is_search(folder)
@@ -237,7 +237,7 @@ def attack_command(
     """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
     from silograph.cli.printing import print_findings
     from silograph.experiment.run.result_folder import default_folder
-    from silograph.study.attack.attack import attack, write_findings
+    from silograph.study.attack import attack, write_findings
 
     config = inputs.config
     out = Path(config.out or f"{default_folder(config)}-attack")

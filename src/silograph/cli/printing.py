@@ -19,11 +19,10 @@ from silograph.experiment.run.recommender import Recommender
 from silograph.experiment.run.result import Result
 from silograph.experiment.terminal_table import console_to, print_number_table, table_of
 from silograph.graph.datasets import DATASETS
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
-from silograph.study.attack.attack import NOTHING, finding_row, unmeasured_notes
-from silograph.study.attack.attacks import Finding
+from silograph.study.attack import NOTHING, Finding, finding_row, unmeasured_notes
 
 MOST_ROWS = 40  # clients shown one by one
 

@@ -28,8 +28,8 @@ from silograph.core.setting_values import Scalar
 from silograph.core.text import count_of
 
 if TYPE_CHECKING:
-    from silograph.study.compare.comparison import Comparison
-    from silograph.study.tune.outcome import Tuned
+    from silograph.study.comparison import Comparison
+    from silograph.study.tune import Tuned
 
 
 FAILED = 1  # exit code where a cell failed
@@ -168,7 +168,7 @@ def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
     from silograph.experiment.resolve.user_code import is_spec, own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
-    from silograph.study.compare.compare import compare
+    from silograph.study.compare import compare
 
     method_names = split_list(flags.methods, "--methods")
     given_seeds, varied = parse_seeds(flags.seeds), parse_varied_values(flags.over)
@@ -249,7 +249,7 @@ def tune_command(inputs: CommandInputs, flags: SearchFlags) -> int:
     from silograph.experiment.resolve.user_code import own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
-    from silograph.study.tune.tune import tune
+    from silograph.study.tune import tune
 
     tuned_keys = None
     if flags.keys is not None:
@@ -418,7 +418,7 @@ def reproduce_command(
 ) -> int:
     """Run what a recipe lacks and write its page, ours beside the paper's."""
     from silograph.experiment.run.progress import best_mode
-    from silograph.study.reproduce.reproduce import find_recipe, reproduce
+    from silograph.study.reproduce import find_recipe, reproduce
 
     if recipe is None:
         list_recipes(recipes, out, trust=trust)
@@ -469,7 +469,7 @@ def _resume_command_line(
 def list_recipes(folder: Path, out: Path, *, trust: bool) -> None:
     """Print the recipes of a folder; where their code may be run, also how far their files are."""
     from silograph.cli.printing import print_table
-    from silograph.study.reproduce.reproduce import find_recipe, listing, own_recipes, recipes_in
+    from silograph.study.reproduce import find_recipe, listing, own_recipes, recipes_in
 
     names = recipes_in(folder)
     if not trust and not own_recipes(folder):

@@ -32,7 +32,7 @@ from silograph.experiment.result_files import LEDGER, MODEL, MODELS, RESULT
 from silograph.experiment.run.progress import best_mode, generation_callback
 from silograph.experiment.run.run import run
 from silograph.federation.session.wire import need_packages
-from silograph.graph.partition.own import names_clients
+from silograph.graph.partition.partition import names_clients
 from silograph.graph.silos.export import check_target, write_silos
 from silograph.task.metric_table import METRICS
 

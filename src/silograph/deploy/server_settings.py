@@ -38,7 +38,7 @@ def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
     """Return what a silo shares with each silo that its edges lead to.
 
     Raises:
-        ConfigError: a file is missing; `silograph.federation.joining.matching` says more of the
+        ConfigError: a file is missing; `silograph.federation.matching` says more of the
             length.
     """
     others = tuple(dict.fromkeys(silo.cross.silo))

@@ -46,15 +46,17 @@ from silograph.experiment.resolve.parts import choose_parts, with_default_model
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
 from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
 from silograph.experiment.run.setup import versions
-from silograph.federation.expected_bytes import (
+from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
+from silograph.federation.matching import Disagreement, Hello, explain, hello
+from silograph.federation.program import (
     ZERO,
+    Course,
+    Program,
     SizeBound,
+    calls_of,
     received_sizes,
     sent_sizes,
 )
-from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
-from silograph.federation.joining.matching import Disagreement, Hello, explain, hello
-from silograph.federation.program import Course, Program, calls_of
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.responder import Responder

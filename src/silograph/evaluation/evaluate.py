@@ -42,9 +42,9 @@ from silograph.federation.field_specs import JUDGED, TEST, VAL, FieldSpec, Field
 from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
-from silograph.nn.any_model import AnyModel
 from silograph.nn.backends import Backend
 from silograph.nn.fit import dtype_of
+from silograph.nn.forward import AnyModel
 from silograph.task.base import CountSpec
 from silograph.task.counts import (
     ALL_COUNTS,

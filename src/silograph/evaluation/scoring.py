@@ -57,8 +57,8 @@ from silograph.federation.messages import Empty
 from silograph.federation.ops import ClientOp, Clients, op
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import Start, check_like, start_fields, whole
+from silograph.nn.forward import AnyModel
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
 from silograph.task.counts import CountRules

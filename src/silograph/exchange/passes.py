@@ -70,10 +70,9 @@ from silograph.federation.ops import (
 )
 from silograph.federation.program import Steps
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import LOSS_FLOPS, check_like, check_places, check_weights
-from silograph.nn.forward import Staged
+from silograph.nn.forward import AnyModel, Staged
 from silograph.nn.model import (
     Gradients,
     Inputs,

@@ -45,9 +45,8 @@ from silograph.federation.messages import (
 )
 from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.any_model import AnyModel
 from silograph.nn.fit import check_places, dtype_of
-from silograph.nn.forward import Staged
+from silograph.nn.forward import AnyModel, Staged
 from silograph.nn.model import before
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import StoredRows, stored_stages, surroundings, to_send

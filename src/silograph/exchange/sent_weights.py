@@ -60,9 +60,9 @@ from silograph.federation.decoder import (
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Steps
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import dtype_of
+from silograph.nn.forward import AnyModel
 
 USED, LEFT = "sent/used", "sent/left/"
 FIRST, OFF = "sent/used", "sent/off"  # of the server's memory: used rows of all clients

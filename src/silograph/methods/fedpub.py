@@ -75,8 +75,7 @@ from silograph.methods.local_training import (
     zero_weights,
 )
 from silograph.methods.ops import Clients, Server, calls, op, program
-from silograph.nn.conv import Messages, Params, convolve
-from silograph.nn.conv.layers import PlainConv, operator
+from silograph.nn.conv import Messages, Params, PlainConv, convolve, operator
 from silograph.nn.correction import Correction
 from silograph.nn.forward import Stage, Staged, last_layer, leave
 from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, prune_mask

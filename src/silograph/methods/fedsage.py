@@ -58,8 +58,15 @@ from silograph.graph.csr import CSR
 from silograph.methods.base import Caution, Method, MethodConfig, ServerState, preset
 from silograph.methods.fedavg import train_round
 from silograph.methods.ops import Clients, Server, calls, op, program
-from silograph.nn.conv import Messages, Params, convolve, internal_messages
-from silograph.nn.conv.layers import SAGE, glorot, rooted_init
+from silograph.nn.conv import (
+    SAGE,
+    Messages,
+    Params,
+    convolve,
+    glorot,
+    internal_messages,
+    rooted_init,
+)
 from silograph.nn.fit import dtype_of
 from silograph.nn.optim import Adam
 from silograph.nn.segment import (

@@ -51,9 +51,9 @@ from silograph.federation.base import (
 from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted
+from silograph.nn.forward import AnyModel
 from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights

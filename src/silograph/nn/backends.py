@@ -16,12 +16,11 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.any_model import AnyModel
 from silograph.nn.correction import Proximal, why_no_embeddings
 from silograph.nn.fit import Fitted, Training, TrainingInputs, check_fit, check_weights
 from silograph.nn.fit import untouched_rows_after as untouched_by_torch
 from silograph.nn.flow import rule_of
-from silograph.nn.forward import Staged
+from silograph.nn.forward import AnyModel, Staged
 from silograph.nn.masked import Masked, Near, SparseMasks
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.rating_model import RatingModel

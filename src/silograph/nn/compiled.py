@@ -51,7 +51,6 @@ from silograph.nn.kernel_block import (
 )
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import flow as flow_kernels
-from silograph.nn.kernels import memory as kernels_memory
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.kernels.training import StepArrays
@@ -489,7 +488,7 @@ def _train_flow(
         s, spare = _memory_of_thread(data, shape, rule, params, first, end)
         flows, inner = networks.sampling.flows, networks.sampling.shape
         clients, flat = data.called.position[first:end], flows.flat
-        own = kernels_memory.scratch(
+        own = arrays.scratch(
             data.rows,
             networks.sampling.inputs,
             inner.memory,
@@ -526,10 +525,8 @@ def _memory_of_thread(
 ) -> tuple[arrays.Scratch, arrays.Spare]:
     """Return memory for the training of the called clients `first` to `end`."""
     clients, flat, width = data.called.position[first:end], params.flat, params.rows.shape[2]
-    s = kernels_memory.scratch(
-        data.rows, data.inputs, shape, clients, flat.dtype, flat.shape[1], width
-    )
-    return s, kernels_memory.spare(params, rule, len(s.rows))
+    s = arrays.scratch(data.rows, data.inputs, shape, clients, flat.dtype, flat.shape[1], width)
+    return s, arrays.spare(params, rule, len(s.rows))
 
 
 def _kernel_shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
@@ -575,7 +572,7 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
 
     def run(start: int, end: int) -> None:
         clients, dtype = data.called.position[start:end], logits.dtype
-        s = kernels_memory.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
+        s = arrays.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
         inputs = data.called, data.rows, data.inputs, data.features, shape
         kernels.predict(start, end, *inputs, w, logits, s)
 

@@ -48,8 +48,7 @@ from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.graph.graph import LabelForm
-from silograph.nn.conv import Params
-from silograph.nn.conv.layers import glorot
+from silograph.nn.conv import Params, glorot
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.rating_steps import (
     at_ratings,

@@ -12,9 +12,8 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
-from silograph.nn.forward import last_layer
+from silograph.nn.forward import AnyModel, last_layer
 
 
 class Correction(Protocol):

@@ -34,10 +34,17 @@ from silograph.core.payload import (
 from silograph.core.work import report_rows, report_spared, report_steps, work_for, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, LossTerm, StepNodes
-from silograph.nn.forward import ModelSizes, Pass, Staged, embedded_pass, forward_pass, whole_pass
+from silograph.nn.forward import (
+    AnyModel,
+    ModelSizes,
+    Pass,
+    Staged,
+    embedded_pass,
+    forward_pass,
+    whole_pass,
+)
 from silograph.nn.mini_batches import (
     FULL,
     BatchPlan,

@@ -20,10 +20,9 @@ from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
-from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Conv, Messages, Params, Scales
 from silograph.nn.fit import Fitted, Training, TrainingInputs
-from silograph.nn.forward import Stage, forward_pass, whole_pass
+from silograph.nn.forward import NO_TABLES, Stage, forward_pass, whole_pass
 from silograph.nn.model import Model
 
 MASK = "mask_"  # begins the name of a weight's mask, inside its layer

@@ -19,9 +19,8 @@ from silograph.core.payload import State, offsets, ranges
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Messages
-from silograph.nn.forward import Pass
+from silograph.nn.forward import AnyModel, Pass
 
 # --- neighbors -----------------------------------------------------------------------------------
 # Neighbor samplers: which neighbors a step sums over, for all clients of a block at once.

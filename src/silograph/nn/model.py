@@ -21,12 +21,17 @@ from silograph.core.text import state_of_fields
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
-from silograph.nn.any_model import NO_TABLES
-from silograph.nn.conv import Conv, Params, Scales
-from silograph.nn.conv.gat import GAT
-from silograph.nn.conv.layers import GCN, GIN, MLP, SAGE, GraphConv, Propagation
+from silograph.nn.conv import GAT, GCN, GIN, MLP, SAGE, Conv, GraphConv, Params, Propagation, Scales
 from silograph.nn.fit import Fitted, Training, TrainingInputs
-from silograph.nn.forward import Stage, Staged, after_dropout, forward_pass, leave, whole_pass
+from silograph.nn.forward import (
+    NO_TABLES,
+    Stage,
+    Staged,
+    after_dropout,
+    forward_pass,
+    leave,
+    whole_pass,
+)
 from silograph.nn.model_options import MODEL_KINDS, ModelKind
 from silograph.nn.reach import Reach
 

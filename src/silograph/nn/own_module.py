@@ -29,7 +29,6 @@ from silograph.core.text import state_of_fields
 from silograph.core.work import report_each, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
-from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
     LOSS_FLOPS,
@@ -40,6 +39,7 @@ from silograph.nn.fit import (
     start_fields,
     whole,
 )
+from silograph.nn.forward import NO_TABLES
 from silograph.nn.mini_batches import batches
 from silograph.task.registry import task_of
 

@@ -40,7 +40,6 @@ from silograph.core.text import state_of_fields
 from silograph.core.work import report_each, report_rows
 from silograph.graph.block.block import ClientBlock, pairs_of
 from silograph.graph.graph import LabelForm
-from silograph.nn.any_model import NO_TABLES
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
     LOSS_FLOPS,
@@ -51,6 +50,7 @@ from silograph.nn.fit import (
     start_fields,
     whole,
 )
+from silograph.nn.forward import NO_TABLES
 from silograph.nn.rating_steps import (
     RatingGraph,
     TorchPasses,

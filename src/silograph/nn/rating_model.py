@@ -33,9 +33,7 @@ from silograph.core.text import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
-from silograph.nn.conv import Params
-from silograph.nn.conv.gat import SLOPE
-from silograph.nn.conv.layers import glorot
+from silograph.nn.conv import SLOPE, Params, glorot
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.forward import dropped
 from silograph.nn.rating_steps import (

@@ -37,11 +37,9 @@ from silograph.core.text import state_of_fields
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock, kinds, pairs_of
 from silograph.graph.graph import LabelForm
-from silograph.nn.any_model import NO_TABLES
-from silograph.nn.conv import Params
-from silograph.nn.conv.layers import glorot
+from silograph.nn.conv import Params, glorot
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
-from silograph.nn.forward import dropped
+from silograph.nn.forward import NO_TABLES, dropped
 from silograph.nn.rating_factors import solved_biases
 from silograph.nn.rating_steps import (
     at_nodes,

@@ -27,7 +27,6 @@ from silograph.graph.block.block import (
 )
 from silograph.graph.csr import CSR
 from silograph.graph.graph import words_of_rows
-from silograph.nn.any_model import AnyModel
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
     Fitted,
@@ -38,6 +37,7 @@ from silograph.nn.fit import (
     start_fields,
     whole,
 )
+from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import batches
 from silograph.task.registry import task_of
 

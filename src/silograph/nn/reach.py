@@ -17,8 +17,7 @@ from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Messages, Scales
-from silograph.nn.conv.layers import as_matrix
+from silograph.nn.conv import Messages, Scales, as_matrix
 from silograph.nn.fit import check_places
 from silograph.nn.segment import segment_sum, sparse_product
 

@@ -49,10 +49,9 @@ from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.any_model import AnyModel
-from silograph.nn.conv import Params
-from silograph.nn.conv.layers import glorot
+from silograph.nn.conv import Params, glorot
 from silograph.nn.flow import FlowRule, Policy
+from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import Drawn, Reached, Signal, edges_of
 from silograph.nn.optim import Adam
 from silograph.nn.segment import (

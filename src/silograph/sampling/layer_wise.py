@@ -32,7 +32,7 @@ from silograph.core.key import Key
 from silograph.core.payload import State
 from silograph.core.setting_values import log
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.any_model import AnyModel
+from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import Drawn, Reached, Stateless, edges_of, weights_of_a_sum
 
 LEVELS = 2.0**36  # of the largest weight of a client; sums of 2^26 rows are exact in int64

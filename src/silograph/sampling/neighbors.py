@@ -21,7 +21,7 @@ from silograph.core.key import Key, mix_words, signed
 from silograph.core.payload import State
 from silograph.core.setting_values import lin
 from silograph.graph.block.block import ClientBlock
-from silograph.nn.any_model import AnyModel
+from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import (
     FULL,
     Drawn,

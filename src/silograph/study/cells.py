@@ -38,7 +38,7 @@ from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate, tables_of
 from silograph.graph.graph import Graph, fingerprint
 from silograph.graph.partition.options import FAVORED
-from silograph.graph.partition.own import is_partition_file
+from silograph.graph.partition.partition import is_partition_file
 from silograph.graph.silos.read import is_silos, silos_files
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make

@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from silograph.core.compiling import kept_on_disk
-from silograph.core.self_contained import Function, SelfContained, copied
+from silograph.core.numba_extensions import Function, SelfContained, copied
 
 NDArray = np.ndarray
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}

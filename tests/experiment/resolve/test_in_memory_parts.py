@@ -16,8 +16,8 @@ from silograph.experiment.resolve.run_request import source_hash
 from silograph.experiment.resolve.user_code import import_spec
 from silograph.methods import FEDAVG, METHODS, Method, Needs
 from silograph.nn.own_module import Make
-from silograph.study.compare.compare import resume_comparison
-from silograph.study.tune.tune import resume_search
+from silograph.study.compare import resume_comparison
+from silograph.study.tune import resume_search
 
 pytestmark = pytest.mark.usefixtures("work")
 

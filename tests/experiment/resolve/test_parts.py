@@ -24,7 +24,7 @@ from silograph.experiment.resolve.resolve import resolve
 from silograph.federation.in_process import InProcess
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
-from silograph.nn.conv.layers import GCN
+from silograph.nn.conv import GCN
 from silograph.nn.model import MODELS, add_model, layers_of
 from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS, LayerOptions, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS
@@ -374,7 +374,7 @@ def test_a_convolution_as_a_value_is_no_model(make_graph: MakeGraph) -> None:
 def test_what_is_not_there_is_said_with_what_can_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], message: str
 ) -> None:
-    (tmp_path / "mine.py").write_text("from silograph.nn.conv.layers import GCN as CONV\n")
+    (tmp_path / "mine.py").write_text("from silograph.nn.conv import GCN as CONV\n")
     monkeypatch.chdir(tmp_path)
     config = make_config(given)
     with pytest.raises(ConfigError) as caught:

@@ -18,8 +18,7 @@ from silograph.experiment.run.clock import reason_to_stop
 from silograph.experiment.run.round_scores import JudgedRound, is_better
 from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS
-from silograph.study.tune.outcome import Trial, Tuned, propose
-from silograph.study.tune.tune import best_of
+from silograph.study.tune import Trial, Tuned, best_of, propose
 from silograph.task.metric_table import METRICS, Metric, metric_of
 from silograph.task.registry import TASKS
 from silograph.task.scores import Scores

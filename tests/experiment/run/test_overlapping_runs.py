@@ -20,7 +20,7 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import make_block
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.graph.partition.partition import make_partition
 from silograph.nn.backends import BACKENDS
 

@@ -21,7 +21,7 @@ from silograph.core.errors import CheckpointError, ConfigError, DataError
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.methods import METHODS
-from silograph.nn.any_model import AnyModel
+from silograph.nn.forward import AnyModel
 from silograph.nn.model import Model
 from silograph.nn.own_module import ModuleModel
 

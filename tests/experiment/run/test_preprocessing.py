@@ -22,7 +22,7 @@ from silograph.experiment.run.trained_model import FORMAT, Preprocessing, Traine
 from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, subgraph
-from silograph.nn.any_model import AnyModel
+from silograph.nn.forward import AnyModel
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import ModuleModel
 

@@ -23,8 +23,8 @@ from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.graph.silos.export import write_silos
-from silograph.nn.any_model import AnyModel
 from silograph.nn.consisrec import ConsisRec
+from silograph.nn.forward import AnyModel
 from silograph.nn.model import Model
 from silograph.nn.rating_factors import RatingBiases, RatingFactors
 from silograph.nn.rating_model import RatingModel

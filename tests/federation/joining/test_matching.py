@@ -18,7 +18,7 @@ from silograph.core.payload import Field, Payload, Ragged, Shared
 from silograph.exchange.rows import agree_on_edges
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
-from silograph.federation.joining.matching import (
+from silograph.federation.matching import (
     Disagreement,
     Hello,
     _hash,

@@ -19,10 +19,13 @@ from silograph.core.errors import FrameError  # noqa: E402
 from silograph.core.key import Key  # noqa: E402
 from silograph.core.kinds import Kind  # noqa: E402
 from silograph.core.payload import Payload, Ragged, Shared, Stacked, State  # noqa: E402
-from silograph.federation.expected_bytes import frame_bound  # noqa: E402
 from silograph.federation.field_specs import SLOTS, Extent, FieldSpec, places  # noqa: E402
 from silograph.federation.frame import Envelope, encode  # noqa: E402
-from silograph.federation.program import Call, Program  # noqa: E402
+from silograph.federation.program import (  # noqa: E402
+    Call,
+    Program,
+    frame_bound,
+)
 from silograph.federation.session import wire  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
 from silograph.federation.session.hub import (  # noqa: E402

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from silograph.graph import heterogeneity
 from silograph.graph.csr import CSR
-from silograph.graph.measure import heterogeneity
-from silograph.graph.measure.heterogeneity import (
+from silograph.graph.heterogeneity import (
     degree_distances,
     label_distances,
     local_clustering,

@@ -16,7 +16,7 @@ from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
-from silograph.graph.measure.heterogeneity import MOST_PAIRED, describe, edge_homophily
+from silograph.graph.heterogeneity import MOST_PAIRED, describe, edge_homophily
 from silograph.graph.partition.partition import Partition, make_partition
 
 

@@ -13,7 +13,7 @@ from silograph.core.errors import PartitionError
 from silograph.core.key import Key
 from silograph.graph.block.block import ClientBlock, make_block
 from silograph.graph.graph import Graph, Split, subgraph
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.graph.partition.partition import PARTITIONERS, Partition, make_partition
 
 MakeGraph = Callable[..., Graph]

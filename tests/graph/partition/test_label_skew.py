@@ -12,7 +12,7 @@ from silograph.core.errors import ConfigError, PartitionError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.graph.partition.partition import make_partition
 
 

@@ -12,8 +12,13 @@ import torch
 from silograph.core.errors import DataError, PartitionError
 from silograph.core.key import Key
 from silograph.graph.graph import Graph
-from silograph.graph.partition.own import assigned, of_silos, owner_of_each, read_partition
-from silograph.graph.partition.partition import make_partition
+from silograph.graph.partition.partition import (
+    assigned,
+    make_partition,
+    of_silos,
+    owner_of_each,
+    read_partition,
+)
 
 MakeGraph = Callable[..., Graph]
 N = 6

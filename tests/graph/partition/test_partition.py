@@ -15,7 +15,7 @@ from silograph.core.errors import ConfigError, PartitionError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, largest_component, subgraph
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.graph.partition.partition import PARTITIONERS, Partition, client_ids, make_partition
 
 CORA = Path(__file__).parents[4] / "shared" / "data" / "cora.npz"

@@ -17,7 +17,7 @@ from silograph.experiment.resolve.data import Cut, clients_block
 from silograph.graph.block.block import whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split, subgraph
-from silograph.graph.measure.heterogeneity import describe, leaked_tests
+from silograph.graph.heterogeneity import describe, leaked_tests
 from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import (
     choose_split,

@@ -16,7 +16,7 @@ from commands import everything
 from silo_folders import NORTH, SOUTH, drawn_split, folder, same
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
-from silograph.federation.joining.matching import agree
+from silograph.federation.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split, row_normalize

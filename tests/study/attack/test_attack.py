@@ -19,20 +19,16 @@ from silograph.exchange import passes
 from silograph.experiment.run.setup import prepare
 from silograph.methods import METHODS, bns, cagnet
 from silograph.nn.optim import SGD, Adam
-from silograph.study.attack.attack import (
-    NOTHING,
-    UNMEASURED,
-    attack,
-    evaluation_findings,
-    unmeasured_notes,
-    write_findings,
-)
-from silograph.study.attack.attacks import (
+from silograph.study.attack import (
     BACKWARD,
     CRAFTED,
     FORWARD,
+    NOTHING,
+    UNMEASURED,
     Finding,
+    attack,
     craft_weights,
+    evaluation_findings,
     find_separable_nodes,
     infer_labels,
     occurring_features,
@@ -41,7 +37,9 @@ from silograph.study.attack.attacks import (
     single_labels,
     single_rows,
     solve_features,
+    unmeasured_notes,
     weights_without_gradient,
+    write_findings,
 )
 from silograph.task.counts import CountRules, JudgedRows
 

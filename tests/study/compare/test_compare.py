@@ -26,8 +26,8 @@ from silograph.experiment.report import comparison_runs, write_comparison
 from silograph.experiment.result_files import DIGEST
 from silograph.methods import METHODS as METHODS_BY_NAME
 from silograph.methods.base import Caution
-from silograph.study.compare.compare import resume_comparison
-from silograph.study.compare.comparison import COST_COLUMNS, Comparison
+from silograph.study.compare import resume_comparison
+from silograph.study.comparison import COST_COLUMNS, Comparison
 
 SHORT = {k: v for k, v in FAST.items() if k != "method"} | {"rounds": 3}
 METHODS = ["local", "fedavg", "fedopt"]

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from silograph.core.errors import ConfigError
-from silograph.study.compare.paired_tests import (
+from silograph.study.paired_tests import (
     Paired,
     half_width,
     holm,

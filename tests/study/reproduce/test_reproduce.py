@@ -53,7 +53,7 @@ from silograph.cli.studies import _resume_command_line, parse_only
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError, SilographError
 from silograph.study.cells import Cell, Line, digest_of
-from silograph.study.reproduce.reproduce import (
+from silograph.study.reproduce import (
     COLORS,
     Curves,
     Page,
@@ -437,7 +437,7 @@ def test_mistakes() -> None:
         find_recipe("defaults/sweep", Path("nowhere"), trust=True)
     Path("bad.py").write_text(
         "from dataclasses import replace\nfrom pathlib import Path\n"
-        "from silograph.study.reproduce.reproduce import find_recipe\n"
+        "from silograph.study.reproduce import find_recipe\n"
         f"FOUND = find_recipe('defaults/sweep', Path({str(PAGES)!r}), trust=True)\n"
         "BAD = replace(FOUND, name='../x')\n",
         encoding="utf-8",
@@ -475,7 +475,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert run_app(["reproduce", "--recipes", str(PAGES)]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in RECIPES)
-    monkeypatch.setattr("silograph.study.reproduce.reproduce.find_recipe", lambda *_, **__: RECIPE)
+    monkeypatch.setattr("silograph.study.reproduce.find_recipe", lambda *_, **__: RECIPE)
     command = ["reproduce", "r", "--out", "my out", "--processes", "0", "--quiet"]
     assert run_app([*command, "--datasets", "g.npz", "--only", "method=local"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -488,17 +488,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.study.reproduce.reproduce.run_missing_cells", stopped)
+        patch.setattr("silograph.study.reproduce.run_missing_cells", stopped)
         assert run_app([*command, "--data-dir", "."]) == 130
     assert capsys.readouterr().err.splitlines() == [
         "interrupted",
         "to go on: silograph reproduce r --out 'my out' --data-dir . --processes 0",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.study.reproduce.reproduce.run_missing_cells", stopped)
+        patch.setattr("silograph.study.reproduce.run_missing_cells", stopped)
         assert run_app([*command, "--recipes", "mine"]) == 130
     assert "--out 'my out' --recipes mine" in capsys.readouterr().err
     failing = replace(RECIPE, cells=lambda _: [one("fedavg", 0, lr=1e30)])
-    monkeypatch.setattr("silograph.study.reproduce.reproduce.find_recipe", lambda *_, **__: failing)
+    monkeypatch.setattr("silograph.study.reproduce.find_recipe", lambda *_, **__: failing)
     assert run_app(["reproduce", "r", "--out", "three", "--processes", "0"]) == 1
     assert json.loads(Path("three/mine/first.jsonl").read_text())["kind"] == "TrainingError"

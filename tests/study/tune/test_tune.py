@@ -19,8 +19,7 @@ from silograph.core.run_file import read_toml
 from silograph.core.setting_values import choice, lin, log
 from silograph.experiment.result_files import with_digest, without_digest
 from silograph.study.study import read_lines
-from silograph.study.tune.outcome import Trial, propose
-from silograph.study.tune.tune import best_of, resume_search
+from silograph.study.tune import Trial, best_of, propose, resume_search
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("work")

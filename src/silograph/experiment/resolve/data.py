@@ -24,7 +24,7 @@ from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statist
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
 from silograph.federation.field_specs import EDGES
-from silograph.federation.joining.matching import agree
+from silograph.federation.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
 from silograph.graph.column_statistics import (
     EDGE_WEIGHTS,
@@ -54,9 +54,13 @@ from silograph.graph.graph import (
     subgraph,
     with_features,
 )
-from silograph.graph.measure.heterogeneity import leaked_tests
-from silograph.graph.partition.own import names_clients
-from silograph.graph.partition.partition import Partition, Partitioner, make_partition
+from silograph.graph.heterogeneity import leaked_tests
+from silograph.graph.partition.partition import (
+    Partition,
+    Partitioner,
+    make_partition,
+    names_clients,
+)
 from silograph.graph.partition.split import choose_split, copies_split
 from silograph.graph.silos.data import (
     Silo,
@@ -70,7 +74,7 @@ from silograph.graph.silos.data import (
     silo_split,
 )
 from silograph.methods.base import AnyMethod
-from silograph.nn.any_model import AnyModel
+from silograph.nn.forward import AnyModel
 
 # --- How a run transforms edge weights, and the messages about it --------------------------------
 #

@@ -30,9 +30,9 @@ from silograph.graph.graph import LabelForm, Schema
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.methods.local_only import LOCAL
-from silograph.nn.any_model import AnyModel
 from silograph.nn.consisrec import ConsisRec
 from silograph.nn.fit import TrainableModel
+from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import Neighbors
 from silograph.nn.model import Model
 from silograph.nn.model_options import (

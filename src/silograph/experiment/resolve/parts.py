@@ -18,8 +18,12 @@ from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.datasets import has_ratings, source_of
 from silograph.graph.graph import Graph
-from silograph.graph.partition.own import check_no_path, names_clients
-from silograph.graph.partition.partition import PARTITIONERS, Partitioner
+from silograph.graph.partition.partition import (
+    PARTITIONERS,
+    Partitioner,
+    check_no_path,
+    names_clients,
+)
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import NODE_MODEL, Method

@@ -88,7 +88,7 @@ from silograph.graph.datasets import (
 )
 from silograph.graph.generated.generate import ProgressCallback
 from silograph.graph.graph import Graph, Schema, schema_of, with_width
-from silograph.graph.partition.own import GIVEN, names_clients
+from silograph.graph.partition.partition import GIVEN, names_clients
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig

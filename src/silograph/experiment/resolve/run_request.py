@@ -20,15 +20,15 @@ from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, 
 from silograph.federation.base import in_function
 from silograph.graph.datasets import Source, absolute_path, is_path, source_of
 from silograph.graph.graph import Graph
-from silograph.graph.partition.own import (
+from silograph.graph.partition.partition import (
     GIVEN,
+    Partition,
     assigned,
     is_partition_file,
     of_silos,
     owner_of_each,
     read_partition,
 )
-from silograph.graph.partition.partition import Partition
 from silograph.graph.read.in_memory import graph_of, is_clients
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS

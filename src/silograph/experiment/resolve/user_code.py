@@ -19,7 +19,7 @@ from typing import TypeVar
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, unknown
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.graph.partition.own import names_clients
+from silograph.graph.partition.partition import names_clients
 
 T = TypeVar("T")
 CALLABLE = "class or function"

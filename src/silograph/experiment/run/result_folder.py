@@ -91,7 +91,7 @@ from silograph.experiment.run.trained_model import write_client_statistics
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.datasets import Source
-from silograph.graph.measure.heterogeneity import describe
+from silograph.graph.heterogeneity import describe
 from silograph.methods.base import seen_by
 
 # --- A new result folder: where it may be, and what is written before the first round ------------

@@ -28,9 +28,8 @@ from silograph.experiment.run.round_scores import Counts, JudgedRound, run_metri
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import CONTROLLER, SELECTED, SELECTOR, part_of, with_part
 from silograph.federation.base import at_server, positions_of
-from silograph.federation.expected_bytes import bytes_of_steps
 from silograph.federation.ledger import Record, records_of_last_round
-from silograph.federation.program import AlikeRounds, calls_of
+from silograph.federation.program import AlikeRounds, bytes_of_steps, calls_of
 from silograph.methods.base import MethodConfig, RoundReport, ServerState
 from silograph.methods.local_training import selected
 from silograph.selection.base import RoundFacts, SelectionLimits, Selector, resized

@@ -40,9 +40,9 @@ from silograph.graph.graph import (
     with_features,
 )
 from silograph.graph.silos.data import Silo
-from silograph.nn.any_model import AnyModel
 from silograph.nn.consisrec import ConsisRec
 from silograph.nn.conv import Params
+from silograph.nn.forward import AnyModel
 from silograph.nn.model import MODELS, Model
 from silograph.nn.own_module import Make, ModuleModel
 from silograph.nn.rating_factors import RatingBiases, RatingFactors

@@ -21,7 +21,7 @@ import grpc
 
 from silograph.core.errors import ConfigError, DataError, FrameError, ProtocolError
 from silograph.federation.frame import decode
-from silograph.federation.joining.matching import (
+from silograph.federation.matching import (
     NONCE_BYTES,
     Agreement,
     Disagreement,

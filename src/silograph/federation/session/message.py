@@ -30,7 +30,7 @@ from silograph.core.kinds import Kind
 from silograph.core.work import Meter
 from silograph.federation.base import Op
 from silograph.federation.frame import KINDS
-from silograph.federation.joining.matching import TAG_BYTES
+from silograph.federation.matching import TAG_BYTES
 from silograph.federation.program import Program, calls_of
 
 MAGIC = b"SGM1"

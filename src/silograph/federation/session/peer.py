@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, Protocol
 from silograph.core.errors import FrameError, ProtocolError
 from silograph.core.payload import Payload, State
 from silograph.core.text import printable
-from silograph.federation.expected_bytes import frame_bound
 from silograph.federation.field_specs import Extent
 from silograph.federation.frame import RESULT
-from silograph.federation.program import Call, Program, calls_of
+from silograph.federation.program import Call, Program, calls_of, frame_bound
 from silograph.federation.session.events import Cause
 from silograph.federation.session.message import (
     MAX_FACTS,

@@ -25,7 +25,7 @@ from silograph.core.work import metered
 from silograph.federation.base import Op
 from silograph.federation.check import run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
-from silograph.federation.joining.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.matching import NONCE_BYTES, Disagreement, to_payload
 from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event

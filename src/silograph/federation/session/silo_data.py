@@ -12,7 +12,7 @@ from silograph.core.errors import PolicyError
 from silograph.core.payload import Payload, State
 from silograph.core.text import count_of
 from silograph.federation.field_specs import Extent, extent_of
-from silograph.federation.joining.matching import Disagreement, Hello
+from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Course
 from silograph.federation.session.audit import RunAudit
 from silograph.graph.block.block import ClientBlock

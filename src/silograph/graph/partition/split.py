@@ -3,7 +3,7 @@
 The split is made once, on the nodes of the uncut graph: where clients overlap, all copies of a
 node have the same role, so that no client's test node is another client's training node. Only in a
 split `by-client:` every client draws the roles of its own copies, as in Chen et al., "FedGraph",
-IEEE TPDS 2022; `silograph.graph.measure.heterogeneity` counts what leaks.
+IEEE TPDS 2022; `silograph.graph.heterogeneity` counts what leaks.
 
 n: nodes of the graph. k: copies of them that clients hold.
 """

@@ -6,7 +6,7 @@ g * M and a pull to the start, that of M is g * W + l1 sign(M). Biases have no m
 
 import numpy as np
 
-from silograph.core.pointers import pointer_to
+from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import (
     ROOTED,
     Array,

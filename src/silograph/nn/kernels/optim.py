@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from silograph.core.pointers import pointer_to
+from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
 
 TOGETHER = 4096  # values that `untouched_rows_after` updates in one step: they stay in the cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import hash_text
-from silograph.core.pointers import keep_until_here, pointer_to
+from silograph.core.numba_extensions import keep_until_here, pointer_to
 from silograph.nn.kernels.arrays import (
     LINEAR,
     ROOTED,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silograph.core.key import hash_text
-from silograph.core.pointers import pointer_to
+from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import (
     PREDICTING,
     TRAINING,

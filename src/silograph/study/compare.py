@@ -37,8 +37,8 @@ from silograph.experiment.run_options import StudyOptions
 from silograph.experiment.signature import with_keywords
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of, words_of
-from silograph.study.compare.comparison import VIEW_CHOICES, Comparison, paired_tables
-from silograph.study.compare.paired_tests import TESTS, ComparisonRequest, Test
+from silograph.study.comparison import VIEW_CHOICES, Comparison, paired_tables
+from silograph.study.paired_tests import TESTS, ComparisonRequest, Test
 from silograph.study.study import (
     ExecutionOptions,
     StudyFile,

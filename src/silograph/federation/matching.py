@@ -1,7 +1,7 @@
 """How silos come together before training: what each says, and what the server makes of it.
 
 Each silo says `hello`; the server's `match` finds out which slot is which boundary row, and where
-silos disagree, from keyed hashes (`silograph.federation.joining.matching` says who learns what). A
+silos disagree, from keyed hashes (`silograph.federation.matching` says who learns what). A
 silo that is told of a disagreement can `explain` it, for it knows the keys. These are pure
 functions: an engine carries what they return.
 

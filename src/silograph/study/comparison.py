@@ -29,7 +29,7 @@ from silograph.graph.datasets import is_path
 from silograph.methods.base import seen_by
 from silograph.nn.model_options import RATING_MODELS
 from silograph.study.cells import LASTING, Cell, Line, metric_in, words_of
-from silograph.study.compare.paired_tests import (
+from silograph.study.paired_tests import (
     ComparisonRequest,
     ComparisonRow,
     Paired,

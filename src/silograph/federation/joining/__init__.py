@@ -1,1 +1,0 @@
-"""How silos come together before training, by keyed hashes of the edges between them."""

@@ -1,1 +1,0 @@
-"""What a server recovers from what it sees in a run: functions, measured by simulation."""

@@ -1,1 +1,0 @@
-"""Methods side by side, with paired tests."""

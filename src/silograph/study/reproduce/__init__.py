@@ -1,1 +1,0 @@
-"""Recipes: cells, and the page that is written of their outcomes."""

@@ -1,1 +1,0 @@
-"""Settings of a method, searched by validation scores."""
