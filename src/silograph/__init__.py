@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from silograph.experiment.run.run import resume, run
     from silograph.experiment.run.trained_model import TrainedModel, load_model
     from silograph.graph.datasets import load
-    from silograph.graph.generated.generate import generate
+    from silograph.graph.generated import generate
     from silograph.graph.graph import Graph, Split
     from silograph.graph.partition.partition import Partition, make_partition
     from silograph.graph.read.arrays import from_arrays
@@ -62,7 +62,7 @@ _HOME = {
     "from_pyg": "graph.read.in_memory",
     "from_csv": "graph.read.csv",
     "ratings": "graph.read.ratings",
-    "generate": "graph.generated.generate",
+    "generate": "graph.generated",
     "Silo": "graph.silos.data",
     "Silos": "graph.silos.data",
     "read_silo": "graph.silos.read",

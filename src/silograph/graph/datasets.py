@@ -14,7 +14,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import ends_of
-from silograph.graph.generated.generate import (
+from silograph.graph.generated import (
     PREFIX,
     VARIABLE,
     ProgressCallback,

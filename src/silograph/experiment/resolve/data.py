@@ -38,7 +38,7 @@ from silograph.graph.column_statistics import (
 )
 from silograph.graph.csr import CSR
 from silograph.graph.datasets import load
-from silograph.graph.generated.generate import ProgressCallback
+from silograph.graph.generated import ProgressCallback
 from silograph.graph.graph import (
     FeatureSource,
     Graph,

@@ -86,7 +86,7 @@ from silograph.graph.datasets import (
     check_scale,
     source_of,
 )
-from silograph.graph.generated.generate import ProgressCallback
+from silograph.graph.generated import ProgressCallback
 from silograph.graph.graph import Graph, Schema, schema_of, with_width
 from silograph.graph.partition.partition import GIVEN, names_clients
 from silograph.graph.silos.data import Silos

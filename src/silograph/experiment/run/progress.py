@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from torch.utils.tensorboard import SummaryWriter
 
-    from silograph.graph.generated.generate import ProgressCallback
+    from silograph.graph.generated import ProgressCallback
 
 
 PLAIN_LINES = 10  # a run prints about this many plain lines

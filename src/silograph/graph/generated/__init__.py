@@ -1,1 +1,0 @@
-"""Generated graphs: the law of their draws, and the folders of arrays that hold them."""
