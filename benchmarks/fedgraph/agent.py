@@ -1,6 +1,6 @@
 """Does FedGraph's agent learn? Judged beside a constant at its own mean policy, on other seeds.
 
-    silograph train-agent cora ... --out DIR/time                          as the page says
+    silograph train-agent cora ... --option agent_state=pca --out DIR/time as the page says
     silograph train-agent cora ... --option time=none --out DIR/scores     a reward without time
     silograph tune cora ... --out DIR/tuned                                fixed rates
     python benchmarks/fedgraph/agent.py DIR DATA_DIR       runs what agent.jsonl lacks
@@ -47,6 +47,7 @@ RUN: dict[str, Any] = {
     "rounds": 30,
     "threads": 1,
 }
+AS_PAPER = {"policy": "ddpg", "agent_state": "pca"}
 KNOBS = ("kappa", "keep_1", "keep_2")
 TARGET, OMEGA, DISCOUNT = 0.9016, 128.0, 0.9
 AGENT, MEAN, ZEROED, SCORES = "agent", "constant at its mean", "state zeroed", "reward without time"
@@ -94,7 +95,7 @@ def tune_apart(folder: Path, data_dir: str) -> None:
     home.mkdir(exist_ok=True)
     trials = read(home / "trials.jsonl")
     for trial in range(TRIALS):
-        options = {"policy": "ddpg", "agent": str(agent_of(trial, folder)), "explore": False}
+        options = {**AS_PAPER, "agent": str(agent_of(trial, folder)), "explore": False}
         for seed in TRAINED[sum(line["trial"] == trial for line in trials) :]:
             line = line_of(APART, seed, options, data_dir)
             found = {"trial": trial, "seed": seed, "validation": max(line["validation"])}
@@ -112,7 +113,7 @@ def options_of(policy: str, folder: Path, lines: Sequence[Line]) -> dict[str, An
     """Return the options of a policy; None if it is not known yet."""
     if policy in FILES:
         path = file_of(policy, folder)
-        own = {"policy": "ddpg", "agent": str(path), "explore": False, "target": TARGET}
+        own = {**AS_PAPER, "agent": str(path), "explore": False, "target": TARGET}
         return own if path.exists() else None
     if policy.startswith(MEAN):
         of = SCORES if policy.endswith(SCORES) else AGENT

@@ -1,7 +1,6 @@
 """DDPG: an update by hand and against torchrl, a toy task, an agent's file and what it keeps."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,6 +169,7 @@ def test_losses_are_those_of_torchrl() -> None:
 # --- a toy task -----------------------------------------------------------------------------------
 
 TOY = AgentOptions(
+    state="pca",  # of a summary's norms none shows the sign of a weight
     time="measured",
     target=1.0,
     omega=1.0,
@@ -217,6 +217,8 @@ def test_an_optimum_that_depends_on_the_state_is_learned_and_not_without_it() ->
 # --- what it keeps --------------------------------------------------------------------------------
 
 SMALL = AgentOptions(hidden=(8, 4), capacity=30, batch=5)
+SMALL_PCA = replace(SMALL, state="pca")
+LAYERS = 1
 
 
 def standing_at(t: int, score: float = 0.4) -> RunStanding:
@@ -235,8 +237,9 @@ def after_rounds(count: int, options: AgentOptions = SMALL) -> ControllerState:
     return state
 
 
-def test_the_profile_fixes_components_and_the_scale_of_time() -> None:
-    state = after_rounds(agents.PROFILE)
+@pytest.mark.parametrize("options", [SMALL, SMALL_PCA])
+def test_the_profile_fixes_the_scales_of_states_and_of_time(options: AgentOptions) -> None:
+    state = after_rounds(agents.PROFILE, options)
     seconds = torch.tensor([2.0 + (t % 3) - ((t - 1) % 3) for t in range(1, 21)]).double()
     torch.testing.assert_close(state["profile/seconds"], seconds)
     assert float(state["beta"]) == float(seconds.min())
@@ -245,8 +248,9 @@ def test_the_profile_fixes_components_and_the_scale_of_time() -> None:
     score = state["profile/score"]
     expected = 128 ** (score - 0.9) - term
     torch.testing.assert_close(state["replay/reward"][:20].double(), expected, rtol=0, atol=1e-6)
-    later = after_rounds(agents.PROFILE + 15)
-    assert all(torch.equal(later[n], state[n]) for n in ("mean", "axes", "alpha", "beta"))
+    later = after_rounds(agents.PROFILE + 15, options)
+    scale = "axes" if options is SMALL_PCA else "scale"
+    assert all(torch.equal(later[n], state[n]) for n in ("mean", scale, "alpha", "beta"))
     assert not torch.equal(later["net/actor/0.weight"], state["net/actor/0.weight"])
     assert torch.equal(later["replay/after"][20], later["replay/state"][21])
     assert int(later["rounds"]) == 35
@@ -259,8 +263,8 @@ def drawn(state: ControllerState, rounds: int, number: int) -> Tensor:
 
 
 def test_half_of_what_is_drawn_is_alike_at_all_clients() -> None:
-    state = dict(agents.blank_agent(SMALL, (Knob("keep", 0, 1.0, 0.5, True),), CLIENTS))
-    state["sketch"] = sketch_of(standing_at(0).weights)
+    state = dict(agents.blank_agent(SMALL, (Knob("keep", 0, 1.0, 0.5, True),), CLIENTS, LAYERS))
+    state["observation"] = torch.zeros_like(state["mean"])
     for rounds in range(agents.PROFILE):
         assert len(drawn(state, rounds, rounds).unique()) == (CLIENTS if rounds % 2 else 1)
     found = torch.stack([drawn(state, 200, number) for number in range(2000)])  # noise of .21
@@ -291,9 +295,9 @@ def test_without_exploring_nothing_is_learned_and_no_noise_is_added() -> None:
     one, two = (agents.propose(quiet, KNOBS, state, standing_at(25), Key.of(k)) for k in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     new = agents.observe(quiet, KNOBS, state, standing_at(26), {"seconds": 1.0}, one)
-    kept = {n for n in state if n not in agents.OF_THE_RUN}
+    kept = agents.agent_of(state)
     assert all(torch.equal(new[n], state[n]) for n in kept)
-    assert torch.equal(new["sketch"], sketch_of(standing_at(26).weights))
+    assert float(new["observation"][0]) == pytest.approx(math.log(27))
 
 
 def test_an_agent_of_many_clients_is_below_20_mb() -> None:
@@ -302,7 +306,7 @@ def test_an_agent_of_many_clients_is_below_20_mb() -> None:
         Knob("keep", 0.0, 1.0, 0.5, by_client=True),
         Knob("k", 1, 9, 2, by_client=True),
     )
-    agent = agents.blank_agent(AgentOptions(), knobs, 50)
+    agent = agents.blank_agent(AgentOptions(state="pca"), knobs, 50, LAYERS)
     assert sum(t.nbytes for t in agent.values()) < 20e6
 
 
@@ -312,6 +316,57 @@ def test_knobs_are_actions_and_back() -> None:
     assert values["share"].item() == 0.25
     assert values["size"].tolist() == [1, 5, 9]
     torch.testing.assert_close(agents.to_action(KNOBS, values), action)
+
+
+def test_a_summary_is_that_of_its_definition() -> None:
+    before = {"0.weight": torch.tensor([[3.0, 0.0]]), "1.weight": torch.tensor([1.0])}
+    after = {
+        "0.weight": torch.tensor([[3.0, 4.0]]),
+        "0.bias": torch.tensor([12.0]),
+        "1.weight": torch.tensor([-1.0]),
+    }
+    standing = replace(standing_at(6, 0.7), weights=after)
+    seen = agents.summary_of(standing, 2.5, 0.6, before | {"0.bias": torch.tensor([9.0])})
+    expected = torch.tensor([math.log(7), 0.7, 0.1, 2.5, 13.0, 1.0, 5.0, 2.0]).double()
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-7)
+
+
+def test_a_summary_does_not_see_which_hidden_unit_is_which() -> None:
+    """Units in another order and of other signs, as of another initialization, look alike."""
+    order, sign = torch.tensor([2, 0, 1]), torch.tensor([1.0, -1.0, 1.0])
+
+    def weights(t: int, *, other: bool) -> dict[str, Tensor]:
+        first, second = Key.of(t).matrix(4, 3), Key.of(50 + t).matrix(3, 2)
+        if other:
+            first, second = (first * sign)[:, order], (second * sign[:, None])[order]
+        return {"0.weight": first, "1.weight": second}
+
+    ours, theirs = (
+        agents.summary_of(
+            replace(standing_at(3), weights=weights(3, other=other)),
+            1.0,
+            0.3,
+            weights(2, other=other),
+        )
+        for other in (False, True)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    sketches = [sketch_of(weights(3, other=other)) for other in (False, True)]
+    assert float((sketches[0] - sketches[1]).norm() / sketches[0].norm()) > 0.5
+
+
+def test_summaries_are_scaled_by_the_profile_and_bounded() -> None:
+    summaries = Key.of(1).matrix(agents.PROFILE, 8) * 100
+    summaries[:, 6] = 3.0
+    alpha, beta = torch.tensor(0.5).double(), torch.tensor(2.0).double()
+    mean, scale = agents.scale_of_summaries(summaries, alpha, beta)
+    agent = {"mean": mean, "scale": scale}
+    seen = agents.scaled_state(agent, summaries).double()
+    torch.testing.assert_close(seen[:, agents.SECONDS], ((summaries[:, 3] - 2) / 2).clamp(-5, 5))
+    others = [n for n in range(8) if n not in (agents.SECONDS, 6)]
+    torch.testing.assert_close(seen.std(0)[others], torch.ones(6).double())
+    assert bool((seen[:, 6] == 0).all())
+    assert float(agents.scaled_state(agent, summaries + 1e9)[0, 0]) == agents.LARGEST_STATE
 
 
 def test_principal_components_are_those_of_the_covariance() -> None:
@@ -335,16 +390,40 @@ def test_a_sketch_keeps_inner_products_in_expectation() -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def agent_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n: t for n, t in state.items() if n not in agents.OF_THE_RUN}
+@pytest.mark.parametrize("options", [SMALL, SMALL_PCA])
+def test_an_agent_goes_on_from_its_file(tmp_path: Path, options: AgentOptions) -> None:
+    state, path = after_rounds(25, options), tmp_path / "agent.safetensors"
+    agent, first = agents.agent_of(state), agents.init(options, KNOBS, standing_at(0))
+    of_the_run = {"observation", "seconds"} | set(with_prefix("weights", standing_at(0).weights))
+    assert set(state) - set(agent) == {n for n in of_the_run if n in state}
+    write_agent(path, agent)
+    again = agents.init(replace(options, agent=str(path)), KNOBS, standing_at(0))
+    assert all(torch.equal(again[n], t) for n, t in agent.items())
+    assert all(torch.equal(again[n], first[n]) for n in set(state) - set(agent))
 
 
-def test_an_agent_goes_on_from_its_file(tmp_path: Path) -> None:
-    state, path = after_rounds(25), tmp_path / "agent.safetensors"
-    write_agent(path, agent_of(state))
-    again = agents.init(replace(SMALL, agent=str(path)), KNOBS, standing_at(0))
-    assert all(torch.equal(again[n], t) for n, t in agent_of(state).items())
-    assert torch.equal(again["sketch"], sketch_of(standing_at(0).weights))
+@pytest.mark.parametrize(("there", "here"), [(SMALL, SMALL_PCA), (SMALL_PCA, SMALL)])
+def test_an_agent_of_the_other_kind_of_state_is_refused(
+    tmp_path: Path, there: AgentOptions, here: AgentOptions
+) -> None:
+    path = tmp_path / "agent.safetensors"
+    write_agent(path, agents.blank_agent(there, KNOBS, CLIENTS, LAYERS))
+    message = (
+        f"expected an agent with agent_state={here.state} in .*, got one with "
+        f"agent_state={there.state}: give --option agent_state={there.state}, or train another"
+    )
+    with pytest.raises(ConfigError, match=message):
+        agents.init(replace(here, agent=str(path)), KNOBS, standing_at(0))
+
+
+def test_an_agent_of_a_deeper_model_or_an_older_reward_is_refused(tmp_path: Path) -> None:
+    path, agent = tmp_path / "agent.safetensors", agents.blank_agent(SMALL, KNOBS, CLIENTS, 3)
+    write_agent(path, agent)
+    with pytest.raises(ConfigError, match="knobs, or a model of another number of layers, or anot"):
+        agents.init(replace(SMALL, agent=str(path)), KNOBS, standing_at(0))
+    path.write_bytes(safetensors.torch.save(agent, agents.OLD_FORMAT))
+    with pytest.raises(ConfigError, match="got an older one, whose reward counted time otherwise"):
+        agents.init(replace(SMALL, agent=str(path)), KNOBS, standing_at(0))
 
 
 @pytest.mark.parametrize(
@@ -364,14 +443,14 @@ def test_an_agent_goes_on_from_its_file(tmp_path: Path) -> None:
 )
 def test_other_files_are_refused(tmp_path: Path, change: dict[str, Tensor], message: str) -> None:
     path = tmp_path / "agent.safetensors"
-    like = agents.blank_agent(SMALL, KNOBS, CLIENTS)
+    like = agents.blank_agent(SMALL_PCA, KNOBS, CLIENTS, LAYERS)
     write_agent(path, {**like, **change})
     with pytest.raises(ConfigError, match=message):
         read_agent(path, like)
 
 
 def test_what_is_no_agent_is_refused(tmp_path: Path) -> None:
-    like, path = agents.blank_agent(SMALL, KNOBS, CLIENTS), tmp_path / "model.safetensors"
+    like, path = agents.blank_agent(SMALL, KNOBS, CLIENTS, LAYERS), tmp_path / "model.safetensors"
     path.write_bytes(safetensors.torch.save(like))
     with pytest.raises(ConfigError, match=r"expected an agent in .* got another file"):
         read_agent(path, like)
@@ -390,12 +469,12 @@ def test_an_agent_of_another_number_of_clients_names_both(
     tmp_path: Path, there: int, said: str
 ) -> None:
     path = tmp_path / "agent.safetensors"
-    write_agent(path, agents.blank_agent(SMALL, KNOBS, there))
+    write_agent(path, agents.blank_agent(SMALL, KNOBS, there, LAYERS))
     message = f"trained for other knobs, or for {said}, where this run has 3$"
     with pytest.raises(ConfigError, match=message):
         agents.init(replace(SMALL, agent=str(path)), KNOBS, standing_at(0))
     two = (KNOBS[1], replace(KNOBS[1], name="more"))
-    write_agent(path, agents.blank_agent(SMALL, KNOBS, 4))  # 5 values, of no 2 by client
+    write_agent(path, agents.blank_agent(SMALL, KNOBS, 4, LAYERS))  # 5 values, of no 2 by client
     with pytest.raises(ConfigError, match=r"other knobs, or another number of clients$"):
         agents.init(replace(SMALL, agent=str(path)), two, standing_at(0))
 

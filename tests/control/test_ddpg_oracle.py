@@ -129,10 +129,10 @@ def test_the_time_term_counts_from_the_shortest_round_of_the_profile() -> None:
 
 def test_rounds_that_nearly_tie_cost_nearly_nothing() -> None:
     """A round that is longer by a share of the mean costs that share, however the others tie."""
-    state = dict(agents.blank_agent(SMALL, KNOBS, 1))
+    state = dict(agents.blank_agent(SMALL, KNOBS, 1, 1))
     state["profile/seconds"] = 2.0 + 1e-9 * torch.arange(agents.PROFILE).double()
     state["profile/score"] = torch.full((agents.PROFILE,), 0.9).double()
-    state["profile/sketch"] = Key.of(1).matrix(agents.PROFILE, agents.SIZE)
+    state["profile/observation"] = Key.of(1).matrix(agents.PROFILE, len(state["mean"]))
     done = agents._finish_profile(SMALL, state)
     torch.testing.assert_close(done["replay/reward"][: agents.PROFILE], torch.ones(agents.PROFILE))
     longer = agents.rewards(SMALL, done, torch.tensor(0.9), torch.tensor(2.2).double())
@@ -160,8 +160,8 @@ def test_updates_draw_anew_in_every_round_among_what_is_there(
 
 
 def test_noise_does_not_fall_below_its_least() -> None:
-    state = dict(agents.blank_agent(SMALL, KNOBS, 1))
-    state |= {"sketch": torch.zeros(1024).double(), "rounds": torch.tensor(10_000)}
+    state = dict(agents.blank_agent(SMALL, KNOBS, 1, 1))
+    state |= {"observation": torch.zeros_like(state["mean"]), "rounds": torch.tensor(10_000)}
     found = [
         agents.propose(SMALL, KNOBS, state, standing_at(0), Key.of(n))["share"] for n in range(1000)
     ]

@@ -13,7 +13,7 @@ from silograph.nn.backends import CompiledBackend
 
 EXCHANGES = {"interval", "tau", "owners", "sent", "moved"}
 WEIGHS = {"warmup", "floor"}
-AGENT = {"target", "time", "explore", "agent_seed"}
+AGENT = {"target", "time", "explore", "agent_state", "agent_seed"}
 
 
 @pytest.mark.parametrize(

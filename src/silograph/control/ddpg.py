@@ -3,14 +3,15 @@
 Chen, Li, Miyazaki and Wu, "FedGraph: Federated graph learning with intelligent sampling", IEEE
 TPDS 2022, algorithm 4 and eq. 9-14, on the networks of `silograph.control.ddpg`.
 
-    state    the server's weights (see `silograph.control.ddpg`), 20 principal components
+    state    `summary`: round, scores, seconds and norms of the server's weights;
+             `pca`, as in the paper: the weights, 20 principal components
     action   all knobs, each scaled to 0..1 of its range; by-client knobs have a value a client
     reward   omega^(score - target) - alpha (seconds - beta)
 
 The first 20 rounds are a profile: values are drawn alike over the ranges, in every second round one
-for all clients. Then principal components are fixed, and beta is the least time of a round, alpha
-one over the mean time: a round that is longer by a tenth of the mean costs .1. From then on the
-actor acts, with noise that decays, and every round is followed by an update.
+for all clients. Then the scale of states is fixed, and beta is the least time of a round, alpha one
+over the mean time: a round that is longer by a tenth of the mean costs .1. From then on the actor
+acts, with noise that decays, and every round is followed by an update.
 
 Values that are drawn for each client apart hardly move the time of a round, which its slowest
 client decides, nor any mean. So half of the profile, and half of the noise's variance, is alike at
@@ -19,18 +20,21 @@ does.
 
 What we changed: the paper wants the time term close to 1; dividing by the mean excess over beta
 does that, but pays for milliseconds where all rounds take about as long (see docs/decisions/094).
-The state has the server's weights only, not those of every client, which the
-server never has by themselves; the score is the clients' pooled validation score, where the paper
-takes a test set at the server; steps are Adam's, as in the paper of DDPG.
+By default the state is a summary, because components of weights are those of one initialization
+(see docs/decisions/095). With `pca` it has the server's weights only, not those of every client,
+which the server never has by themselves. The score is the clients' pooled validation score, where
+the paper takes a test set at the server. Steps are Adam's, as in the paper of DDPG.
 
 The agent's state is tensors in the server's checkpoint. Its first weights and its draws from the
 replay come from its own `seed`, those of profile and noise from the run's key.
 
-T: rounds of the profile. N: transitions kept. K: principal components. A: values of an action.
+T: rounds of the profile. N: transitions kept. A: values of an action. L: layers of the model.
+M: numbers that are observed of a run: 4 + 2 L, or those of a sketch. K: principal components.
+S: values of a state: M, or K.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -241,7 +245,8 @@ def _with_client_dimension(tensors: Mapping[str, Tensor]) -> Params:
 # --- An agent in a file: tensors in safetensors, read as a stranger's ----------------------------
 
 
-FORMAT = {"silograph_agent": "1"}
+FORMAT = {"silograph_agent": "2"}
+OLD_FORMAT = {"silograph_agent": "1"}
 MEND = "give the file agent.safetensors that silograph train-agent wrote"
 LARGEST = 1e12  # so that products of its numbers are finite in float32, too
 MOST_ROUNDS = 2**31
@@ -266,18 +271,24 @@ def read_agent(
         by_client: values that an action has for each of them.
 
     Raises:
-        ConfigError: it cannot be read, or it is no agent of such knobs and clients.
+        ConfigError: it cannot be read, or it is no agent of such states, knobs and clients.
     """
     if Path(path).is_dir():
         raise ConfigError(f"expected an agent in {path}, got a folder: {MEND}")
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
+            if file.metadata() == OLD_FORMAT:
+                raise ConfigError(
+                    f"expected an agent of this version in {path}, got an older one, whose reward "
+                    "counted time otherwise: train it again"
+                )
             if (file.metadata() or {}) != FORMAT:
                 raise ConfigError(f"expected an agent in {path}, got another file: {MEND}")
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             expected_shapes = {name: tuple(t.shape) for name, t in like.items()}
+            _check_state_kind(path, shapes, expected_shapes)
             if shapes != expected_shapes:  # nothing is read that is larger than it may be
                 clients_message = _clients_message(shapes, expected_shapes, clients, by_client)
                 raise ConfigError(_misfit_message(path, shapes, expected_shapes, clients_message))
@@ -305,6 +316,16 @@ def read_agent(
     return agent
 
 
+def _check_state_kind(path: str | Path, names: Collection[str], expected: Collection[str]) -> None:
+    """Raise `ConfigError` if an agent with tensors of these names sees another kind of state."""
+    kind, expected_kind = (PCA if "axes" in present else SUMMARY for present in (names, expected))
+    if kind != expected_kind:
+        raise ConfigError(
+            f"expected an agent with agent_state={expected_kind} in {path}, got one with "
+            f"agent_state={kind}: give --option agent_state={kind}, or train another agent"
+        )
+
+
 def _misfit_message(
     path: str | Path,
     shapes: Mapping[str, tuple[int, ...]],
@@ -314,6 +335,8 @@ def _misfit_message(
     tensor_name = min(
         n for n in shapes.keys() | expected_shapes.keys() if shapes.get(n) != expected_shapes.get(n)
     )
+    if shapes.get(SCALE) != expected_shapes.get(SCALE):
+        clients = f"a model of another number of layers, or {clients}"
     return (
         f"expected {tensor_name[:60]} of shape {expected_shapes.get(tensor_name)} in the agent "
         f"{path}, got {shapes.get(tensor_name)}: it was trained for other knobs, or {clients}"
@@ -342,17 +365,78 @@ def _clients_message(
     return f"for {count_of(their_clients, 'client')}, where this run has {clients}"
 
 
-# --- What an agent sees of a model: its weights in a few numbers ---------------------------------
+# --- What an agent sees of a run -----------------------------------------------------------------
 #
-# Weights are hashed into `SIZE` sums with random signs (Charikar, Chen and Farach-Colton, "Finding
-# frequent items in data streams", ICALP 2002), which keeps inner products in expectation and costs
-# one pass over the weights; then principal components of the first sketches are taken. The hash is
-# the same in all runs, so that an agent can go on in another one.
+# `summary`: what has the same meaning whatever the first weights were. Round, score, its change,
+# seconds of the last round, and the Euclidean norms of each layer's weights and of their change in
+# that round.
 #
-# D: weights. K: principal components.
+# `pca`: the server's weights in a few numbers, as in the paper. Weights are hashed into `SIZE` sums
+# with random signs (Charikar, Chen and Farach-Colton, "Finding frequent items in data streams",
+# ICALP 2002), which keeps inner products in expectation and costs one pass over the weights; then
+# principal components of the first sketches are taken. The hash is the same in all runs, so that an
+# agent can go on in another one.
+#
+# D: weights.
 
 
-SIZE = 1024
+AgentState = Literal["summary", "pca"]
+SUMMARY, PCA = "summary", "pca"
+SCORE, SECONDS, NORMS = 1, 3, 4  # places in a summary; the first norm is at the last one
+SCALE = "scale"  # (M,) by which the numbers of a summary are multiplied
+LARGEST_STATE = 5.0  # of a summary, in standard deviations of the profile
+SIZE = 1024  # of a sketch
+
+
+def summary_of(
+    standing: RunStanding,
+    seconds: float,
+    previous_score: float,
+    previous_weights: Mapping[str, Tensor],
+) -> Tensor:
+    """Return the summary of a run after a round, (4 + 2 L,) float64.
+
+    Args:
+        standing: after the round.
+        seconds: of the round.
+        previous_score: validation score before it.
+        previous_weights: of the server's model before it.
+    """
+    assert standing.val_score is not None  # `_check_standing`, and else the run has stopped
+    weights = {name: w.detach().double().cpu() for name, w in standing.weights.items()}
+    changes = {name: w - previous_weights[name].double().cpu() for name, w in weights.items()}
+    score_change = standing.val_score - previous_score
+    numbers = [math.log1p(standing.round), standing.val_score, score_change, seconds]
+    norms = [_layer_norms(weights), _layer_norms(changes)]
+    return torch.cat([torch.tensor(numbers, dtype=torch.float64), *norms])
+
+
+def _layer_norms(weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the norm of float64 weights by layer, (L,), in the order of their names."""
+    squares: dict[str, Tensor] = {}
+    for name in sorted(weights):
+        layer = name.rpartition(".")[0]
+        square = weights[name].square().sum()
+        squares[layer] = squares.get(layer, torch.zeros_like(square)) + square
+    return torch.stack(list(squares.values())).sqrt()
+
+
+def scale_of_summaries(summaries: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what is subtracted from a summary (M,) and what it is multiplied by, (M,) float64.
+
+    Seconds are counted as in the reward, all else in standard deviations. Numbers that do not
+    differ are 0.
+
+    Args:
+        summaries: (T, M) of the profile.
+        alpha: of the reward, () in 1 / s.
+        beta: of the reward, () in s.
+    """
+    mean, deviation = summaries.mean(0), summaries.std(0)
+    differs = deviation > 1e-9 * mean.abs().clamp(min=1e-9)
+    scale = torch.where(differs, 1 / deviation.clamp(min=torch.finfo(mean.dtype).tiny), 0.0)
+    mean[SECONDS], scale[SECONDS] = beta, alpha
+    return mean, scale
 
 
 def sketch_of(weights: Mapping[str, Tensor]) -> Tensor:
@@ -389,7 +473,17 @@ def principal(sketches: Tensor, count: int) -> tuple[Tensor, Tensor]:
 PROFILE = 20  # rounds; as many as there are principal components
 COMPONENTS = 20
 Time = Literal["virtual", "measured", "none"]
-OF_THE_RUN = ("sketch", "seconds")  # what another run begins anew
+OBSERVATION = "observation"  # (M,) of the last round
+LAST_WEIGHTS = "weights"  # of the server's model after it; for summaries
+
+
+def agent_of(state: ControllerState) -> dict[str, Tensor]:
+    """Return what another run goes on with: all but the observation, weights and clock of a run."""
+    return {
+        name: t
+        for name, t in state.items()
+        if name not in (OBSERVATION, "seconds") and not name.startswith(f"{LAST_WEIGHTS}/")
+    }
 
 
 @dataclass(frozen=True)
@@ -399,6 +493,7 @@ class AgentOptions:
     Attributes:
         target: score that the reward is measured from (Lambda), a fraction.
         omega: base of the reward.
+        state: what it sees of a run: a summary, or principal components of the weights.
         time: whose seconds a round takes: those of the virtual clock, measured ones, or none, for
             a reward without time.
         explore: whether it learns; else it acts by what it has learned, without noise.
@@ -415,6 +510,7 @@ class AgentOptions:
 
     target: float = 0.9
     omega: float = 128.0
+    state: AgentState = "summary"
     time: Time = "virtual"
     explore: bool = True
     agent: str | None = None
@@ -436,8 +532,7 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
             fits.
     """
     _check_standing(options, standing)
-    run_fields = {"sketch": sketch_of(standing.weights), "seconds": _scalar(_clock(standing))}
-    agent = blank_agent(options, knobs, standing.clients)
+    agent = blank_agent(options, knobs, standing.clients, num_layers(standing.weights))
     if options.agent is not None:
         by_client = sum(knob.by_client for knob in knobs)
         agent = read_agent(options.agent, agent, standing.clients, by_client)
@@ -446,7 +541,29 @@ def init(options: AgentOptions, knobs: Knobs, standing: RunStanding) -> Controll
             f"expected an agent that has seen {PROFILE} rounds or more with explore=false, got one "
             f"of {int(agent['rounds'])}: train it first, and give --option agent=FILE"
         )
-    return {**agent, **run_fields}
+    assert standing.val_score is not None  # checked above
+    return {**agent, **_run_fields(options, standing, 0.0, standing.val_score, standing.weights)}
+
+
+def _run_fields(
+    options: AgentOptions,
+    standing: RunStanding,
+    seconds: float,
+    previous_score: float,
+    previous_weights: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return what a state has of its run after a round; see `summary_of`."""
+    clock = {"seconds": _scalar(_clock(standing))}
+    if options.state == PCA:
+        return {OBSERVATION: sketch_of(standing.weights), **clock}
+    summary = summary_of(standing, seconds, previous_score, previous_weights)
+    last_weights = {name: w.detach().cpu().clone() for name, w in standing.weights.items()}
+    return {OBSERVATION: summary, **clock, **with_prefix(LAST_WEIGHTS, last_weights)}
+
+
+def num_layers(weights: Mapping[str, Tensor]) -> int:
+    """Return the number of layers of a model (L): modules that have weights of their own."""
+    return len({name.rpartition(".")[0] for name in weights})
 
 
 def _check_standing(options: AgentOptions, standing: RunStanding) -> None:
@@ -466,24 +583,32 @@ def _check_standing(options: AgentOptions, standing: RunStanding) -> None:
         )
 
 
-def blank_agent(options: AgentOptions, knobs: Knobs, clients: int) -> dict[str, Tensor]:
-    """Return an agent that has seen no round."""
+def blank_agent(
+    options: AgentOptions, knobs: Knobs, clients: int, layers: int
+) -> dict[str, Tensor]:
+    """Return an agent that has seen no round, for a model of so many layers."""
     size, capacity = action_size(knobs, clients), options.capacity
-    networks = first_networks(COMPONENTS, size, options.hidden, Key.of(options.seed).fold("ddpg"))
+    if options.state == PCA:
+        length, states = SIZE, COMPONENTS
+        scale = {"axes": _zeros_float64(SIZE, COMPONENTS)}
+    else:
+        length = states = NORMS + 2 * layers
+        scale = {SCALE: _zeros_float64(length)}
+    networks = first_networks(states, size, options.hidden, Key.of(options.seed).fold("ddpg"))
     return {
         **with_prefix("net", networks.weights),
         **with_prefix("optimizer", networks.memory),
-        "replay/state": torch.zeros(capacity, COMPONENTS),
+        "replay/state": torch.zeros(capacity, states),
         "replay/action": torch.zeros(capacity, size),
         "replay/reward": torch.zeros(capacity),
-        "replay/after": torch.zeros(capacity, COMPONENTS),
-        "profile/sketch": _zeros_float64(PROFILE, SIZE),
-        "profile/after": _zeros_float64(PROFILE, SIZE),
+        "replay/after": torch.zeros(capacity, states),
+        "profile/observation": _zeros_float64(PROFILE, length),
+        "profile/after": _zeros_float64(PROFILE, length),
         "profile/action": torch.zeros(PROFILE, size),
         "profile/score": _zeros_float64(PROFILE),
         "profile/seconds": _zeros_float64(PROFILE),
-        "mean": _zeros_float64(SIZE),
-        "axes": _zeros_float64(SIZE, COMPONENTS),
+        "mean": _zeros_float64(length),
+        **scale,
         "alpha": _scalar(0.0),
         "beta": _scalar(0.0),
         "rounds": torch.tensor(0),
@@ -504,9 +629,8 @@ def propose(
             else _repeat_over_clients(knobs, shared_values, standing.clients)
         )
     else:
-        action = act(_networks(state).part(ACTOR), _components_of(state, state["sketch"])[None])[
-            0
-        ].double()
+        seen = scaled_state(state, state[OBSERVATION])
+        action = act(_networks(state).part(ACTOR), seen[None])[0].double()
         if options.explore:
             scale = max(options.least_noise, options.noise * options.decay ** (rounds - PROFILE))
             shared_values = _repeat_over_clients(
@@ -526,23 +650,24 @@ def observe(
     values: Mapping[str, Tensor],
 ) -> ControllerState:
     """Return the agent after a round, with the new transition; if it explores, it learns."""
-    clock = _clock(standing)
-    seconds = _reward_seconds(options, clock - float(state["seconds"]), facts)
-    new = {**state, "sketch": sketch_of(standing.weights), "seconds": _scalar(clock)}
+    seconds = _reward_seconds(options, _clock(standing) - float(state["seconds"]), facts)
+    previous_score = float(state[OBSERVATION][SCORE])  # of summaries
+    last_weights = fields_under(LAST_WEIGHTS, state)
+    new = {**state, **_run_fields(options, standing, seconds, previous_score, last_weights)}
     if not options.explore:
         return new
     assert standing.val_score is not None  # else the run has stopped, see `Controlling`
     rounds, action = int(state["rounds"]), to_action(knobs, values)
     new["rounds"] = torch.tensor(rounds + 1)
     if rounds < PROFILE:
-        row = {"sketch": state["sketch"], "after": new["sketch"], "action": action}
+        row = {OBSERVATION: state[OBSERVATION], "after": new[OBSERVATION], "action": action}
         figures = {"score": standing.val_score, "seconds": seconds}
         for name, t in (row | {n: _scalar(v) for n, v in figures.items()}).items():
             new[f"profile/{name}"] = _replace_row(new[f"profile/{name}"], rounds, t)
         return _finish_profile(options, new) if rounds + 1 == PROFILE else new
     reward = rewards(options, new, _scalar(standing.val_score), _scalar(seconds))
-    components = (_components_of(new, t)[None] for t in (state["sketch"], new["sketch"]))
-    transition = Transitions(next(components), action[None], reward.float()[None], next(components))
+    before, after = (scaled_state(new, t[OBSERVATION])[None] for t in (state, new))
+    transition = Transitions(before, action[None], reward.float()[None], after)
     return _learn_from_replay(options, _store_transitions(new, transition, rounds))
 
 
@@ -565,16 +690,19 @@ def rewards(
 
 
 def _finish_profile(options: AgentOptions, state: ControllerState) -> ControllerState:
-    """Set components, alpha and beta from the profile, and store its transitions."""
+    """Set the scale of states, alpha and beta from the profile, and store its transitions."""
     profile = fields_under("profile", state)
-    mean, axes = principal(profile["sketch"], COMPONENTS)
     beta, mean_seconds = profile["seconds"].min(), profile["seconds"].mean()
     alpha = 1 / mean_seconds if mean_seconds > 0 else torch.zeros_like(beta)  # 0: time=none
-    new = {**state, "mean": mean, "axes": axes, "alpha": alpha, "beta": beta}
+    if options.state == PCA:
+        name, (mean, scale) = "axes", principal(profile[OBSERVATION], COMPONENTS)
+    else:
+        name, (mean, scale) = SCALE, scale_of_summaries(profile[OBSERVATION], alpha, beta)
+    new = {**state, "mean": mean, name: scale, "alpha": alpha, "beta": beta}
     reward = rewards(options, new, profile["score"], profile["seconds"]).float()
     states_before, states_after = (
-        _components_of(new, profile["sketch"]),
-        _components_of(new, profile["after"]),
+        scaled_state(new, profile[OBSERVATION]),
+        scaled_state(new, profile["after"]),
     )
     return _store_transitions(
         new, Transitions(states_before, profile["action"], reward, states_after), 0
@@ -610,9 +738,12 @@ def _networks(state: ControllerState) -> Networks:
     return Networks(fields_under("net", state), fields_under("optimizer", state))
 
 
-def _components_of(state: ControllerState, sketch: Tensor) -> Tensor:
-    """Return the principal components of sketches (..., 1024), (..., K) float32."""
-    return ((sketch - state["mean"]) @ state["axes"]).float()
+def scaled_state(agent: ControllerState, observation: Tensor) -> Tensor:
+    """Return the states (..., S) float32 of observations (..., M), by the scale of the profile."""
+    centered = observation - agent["mean"]
+    if "axes" in agent:
+        return (centered @ agent["axes"]).float()
+    return (centered * agent[SCALE]).clamp(-LARGEST_STATE, LARGEST_STATE).float()
 
 
 def action_size(knobs: Knobs, clients: int) -> int:

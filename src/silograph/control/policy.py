@@ -32,14 +32,18 @@ TARGET = OF_AGENT | {"help": "ddpg: score that the reward is measured from"}
 TIME = OF_AGENT | {"help": "ddpg: seconds of a round in the reward; none: a reward of scores alone"}
 EXPLORE = OF_AGENT | {"help": "ddpg: learn, and add noise to what the agent does"}
 AGENT: dict[str, Any] = {"help": "ddpg: file of an agent to go on from", "server_only": True}
+AGENT_STATE = OF_AGENT | {
+    "help": "ddpg: what the agent sees: summary (round, scores, seconds, norms of weights and of "
+    "their change) or pca (principal components of the weights, as FedGraph's paper)"
+}
 AGENT_SEED = OF_AGENT | {"help": "ddpg: seed of a new agent's networks and of its replay"}
 
 
 def by_policy(options: Any, otherwise: Controller) -> Controller:
     """Return the controller of `policy`: `ddpg` (an agent), `drawn` (at random), or `otherwise`.
 
-    The options must have the fields `target`, `time`, `explore`, `agent` and `agent_seed`; see
-    `AgentOptions`.
+    The options must have the fields `target`, `time`, `explore`, `agent`, `agent_state` and
+    `agent_seed`; see `AgentOptions`.
 
     Raises:
         ConfigError: a file of an agent, but another policy.
@@ -52,6 +56,7 @@ def by_policy(options: Any, otherwise: Controller) -> Controller:
     if options.policy == "ddpg":
         agent_options = AgentOptions(
             target=options.target,
+            state=options.agent_state,
             time=options.time,
             explore=options.explore,
             agent=options.agent,

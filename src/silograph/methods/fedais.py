@@ -74,7 +74,7 @@ from silograph.control import (
 )
 from silograph.control.base import BATCHES, EXCHANGES, PREFIX, ROW_BYTES
 from silograph.control.bound_interval import MOVED, RATE
-from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
+from silograph.control.policy import AGENT, AGENT_SEED, AGENT_STATE, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
@@ -236,6 +236,7 @@ class FedAISOptions:
     time: Literal["virtual", "measured", "none"] = field(default="virtual", metadata=TIME)
     explore: bool = field(default=True, metadata=EXPLORE)
     agent: str | None = field(default=None, metadata=AGENT)
+    agent_state: Literal["summary", "pca"] = field(default="summary", metadata=AGENT_STATE)
     agent_seed: int = field(default=0, metadata=AGENT_SEED)
 
 

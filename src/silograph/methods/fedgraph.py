@@ -47,7 +47,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from silograph.control import FIXED, Controller, by_policy, knob_specs
-from silograph.control.policy import AGENT, AGENT_SEED, EXPLORE, TARGET, TIME
+from silograph.control.policy import AGENT, AGENT_SEED, AGENT_STATE, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key, mix_words, signed
@@ -377,6 +377,7 @@ class FedGraphOptions:
     time: Literal["virtual", "measured", "none"] = field(default="virtual", metadata=TIME)
     explore: bool = field(default=True, metadata=EXPLORE)
     agent: str | None = field(default=None, metadata=AGENT)
+    agent_state: Literal["summary", "pca"] = field(default="summary", metadata=AGENT_STATE)
     agent_seed: int = field(default=0, metadata=AGENT_SEED)
 
 

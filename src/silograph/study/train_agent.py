@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.control.ddpg import OF_THE_RUN, PROFILE, AgentOptions, write_agent
+from silograph.control.ddpg import PROFILE, AgentOptions, agent_of, write_agent
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
@@ -207,7 +207,7 @@ def episode(training: AgentTraining, out: Path, graph: Graph | None, number: int
     checkpoint, _ = CheckpointFolder(folder / CHECKPOINTS).latest()
     assert checkpoint is not None  # the run has written one after its last round
     controller_memory = fields_under(f"server/memory/{CONTROLLER[:-1]}", checkpoint.tensors)
-    agent = {name: t for name, t in controller_memory.items() if name not in OF_THE_RUN}
+    agent = agent_of(controller_memory)
     path = agent_path(out, number + 1)
     path.parent.mkdir(exist_ok=True)
     write_agent(path, agent)
