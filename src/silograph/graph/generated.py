@@ -426,7 +426,10 @@ def draw_edges(nodes: Nodes, report: Callable[[float], None]) -> tuple[np.ndarra
             low, high = np.minimum(a, b).astype(np.int64), np.maximum(a, b).astype(np.int64)
             blocks.append((low << COLUMN_BITS | high)[low != high])
             report((before + (start - num_draws) * new) / num_edges)
-        edges = np.unique(np.concatenate(blocks))
+        drawn = np.concatenate(blocks)
+        drawn[before:].sort()
+        drawn.sort(kind="stable")  # merges the two sorted runs
+        edges = drawn[np.diff(drawn, prepend=-1) != 0]
         new = max(len(edges) - before, 1) / more  # a short go may give none
         num_draws += more
     columns = edges & (1 << COLUMN_BITS) - 1
