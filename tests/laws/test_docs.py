@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from typer.main import get_command
 
-from silograph.cli import run_app
+from silograph.cli import app, run_app
 from silograph.core.config import RunConfig, make_config
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_request import Own, merge_config
@@ -150,6 +152,25 @@ def test_commands_are_understood(
     assert len(seen) == 1
     dataset = seen[0].dataset
     assert dataset in ("DATASET", "silos/") or dataset.partition("@")[0] in DATASETS
+
+
+FEATURES = commands_of((ROOT / "docs" / "features.md").read_text())
+
+
+def test_every_command_is_among_the_features() -> None:
+    group = get_command(app)
+    assert isinstance(group, click.Group)
+    assert {command.split()[0] for command in FEATURES} == group.commands.keys()
+    assert len(FEATURES) <= 60
+
+
+@pytest.mark.parametrize("command", [c for c in FEATURES if c not in COMMANDS])
+def test_commands_of_features_are_parsed(command: str) -> None:
+    """Flags and arguments exist, and values have their types."""
+    name, *words = shlex.split(command)
+    group = get_command(app)
+    assert isinstance(group, click.Group)
+    group.commands[name].make_context(name, words)
 
 
 OWN_PARTS = [
