@@ -11,7 +11,8 @@ import click
 import pytest
 from typer.main import get_command
 
-from silograph.cli import app, run_app
+from silograph.cli import run_app
+from silograph.cli.flags import app
 from silograph.core.config import RunConfig, make_config
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_request import Own, merge_config

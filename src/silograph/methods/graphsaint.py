@@ -61,8 +61,8 @@ from silograph.methods.global_training import (
 )
 from silograph.methods.ops import Clients, Server, calls, op, program, when
 from silograph.nn.conv import Params
+from silograph.nn.mini_batches import WeightedSampler, build_sampler
 from silograph.nn.reach import entries_among
-from silograph.sampling.weighted_sampler import WeightedSampler, build_sampler
 
 Sampler = Literal["node", "edge", "walk"]
 STEPS = "saint/steps"  # of a pass, in the server's memory

@@ -75,8 +75,8 @@ from silograph.methods.global_training import (
 )
 from silograph.methods.ops import Clients, Server, calls, op, program, when
 from silograph.nn.conv import Params
+from silograph.nn.mini_batches import build_sampler
 from silograph.nn.reach import edges_among
-from silograph.sampling.weighted_sampler import build_sampler
 
 LOG = logging.getLogger("silograph")
 Normalize = Literal["paper", "conditional", "none"]

@@ -3,7 +3,7 @@
 import torch
 
 from silograph.core.key import Key
-from silograph.sampling.weighted_sampler import build_sampler
+from silograph.nn.mini_batches import build_sampler
 
 SHARE = torch.tensor([1.0, 0.0, 5.0, 2.0], dtype=torch.float64)
 NAMES = torch.tensor([40, -7, 3, 11])
