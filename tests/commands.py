@@ -30,6 +30,7 @@ RESULT_KEYS = [
         "each_best",
         "metric",
         "baseline",
+        "better_untrained",
         "by_class",
         "confusion",
         "local_bias",

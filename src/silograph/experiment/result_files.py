@@ -32,6 +32,7 @@ MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients'
 FORMAT = 4  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round
 VIRTUAL = "virtual_seconds"  # column of runs with a virtual clock
+ALL_BIASES = "all biases"  # of `untrained`: by all silos' ratings together, which no silo has
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 
 

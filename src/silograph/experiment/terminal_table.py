@@ -2,7 +2,7 @@
 
 import io
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import IO
 
@@ -184,6 +184,52 @@ def _best_so_far(rows: Sequence[Row], prefix: str, metric: Metric) -> list[tuple
         best = rank if best is None else max(best, rank)
         best_by_round.append((t, best_round))
     return best_by_round
+
+
+def better_untrained(
+    metric: Metric,
+    scores: Mapping[str, float | None] | None,
+    untrained: Mapping[str, Mapping[str, float | None]],
+) -> list[str]:
+    """Return what is better than a trained model although it needs no training, by name.
+
+    Args:
+        metric: the run's.
+        scores: test scores of the model.
+        untrained: test scores of what a silo could predict by without any model.
+    """
+    value = None if scores is None else scores.get(metric.name)
+    if value is None:
+        return []
+    return [
+        name
+        for name, others in untrained.items()
+        if metric.goodness(others.get(metric.name)) > metric.goodness(value)
+    ]
+
+
+def better_untrained_text(
+    metric: Metric,
+    view: str,
+    scores: Mapping[str, float | None] | None,
+    untrained: Mapping[str, Mapping[str, float | None]],
+) -> str | None:
+    """Return one line about a model that is worse than no model at all; None where it is better.
+
+    Args:
+        metric: the run's.
+        view: that picks the best round.
+        scores: test scores of that view.
+        untrained: see `better_untrained`.
+    """
+    names = better_untrained(metric, scores, untrained)
+    if scores is None or not names:
+        return None
+    texts = ", ".join(f"{name} {metric.text(untrained[name][metric.name])}" for name in names)
+    return (
+        f"test {metric.title} of the {view} view, {metric.text(scores[metric.name])}, is worse "
+        f"than without training: {texts}"
+    )
 
 
 # --- Tables as Markdown --------------------------------------------------------------------------

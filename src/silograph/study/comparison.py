@@ -17,9 +17,10 @@ from silograph.core.kinds import Kind
 from silograph.core.text import count_of, decimals, html_lines, html_table
 from silograph.experiment.resolve.parts import find_method
 from silograph.experiment.resolve.resolve import choose, fill_defaults
-from silograph.experiment.result_files import frame_of
+from silograph.experiment.result_files import ALL_BIASES, frame_of
 from silograph.experiment.run.result import VIEWS
 from silograph.experiment.terminal_table import (
+    better_untrained,
     markdown_table,
     mean_and_deviation,
     print_number_table,
@@ -425,6 +426,18 @@ class Comparison:
                 notes.append(
                     f"without training, test {metric.title}{point_text}: {', '.join(texts)}"
                 )
+            worse = {
+                self.names[method]: None
+                for method in self.request.methods
+                for line in without_errors(self._lines_of(point, method))
+                if better_untrained(
+                    metric,
+                    line["test"][line["judge"]],
+                    {n: s for n, s in line.get("untrained", {}).items() if n != ALL_BIASES},
+                )
+            }
+            if worse:
+                notes.append(f"worse than without training in some run: {', '.join(worse)}")
         return notes
 
     def _cautions(self) -> list[str]:

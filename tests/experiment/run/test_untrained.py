@@ -57,3 +57,30 @@ def test_summary_page_and_comparison_begin_with_them(tmp_path: Path) -> None:
     note = next(note for note in told.notes if note.startswith("without training"))
     assert note.startswith(f"without training, test RMSE: {first[0]} ")
     assert note.endswith(f"{NAMES[0]} {values[0]}, {NAMES[1]} {values[1]}, {NAMES[2]} {values[2]}")
+
+
+def test_a_model_that_is_worse_than_no_model_says_so(tmp_path: Path) -> None:
+    """In summary, page, result and comparison; a model that is better says nothing."""
+    poor = OPTIONS | {"model": "rating_mf", "lr": 3.0}
+    result = sg.run(rating_graph(), **poor, method="fedavg", out=str(tmp_path / "run"))
+    scores = result.test.server
+    assert result.baseline is not None
+    assert scores is not None
+    values = {name: s["rmse"] for name, s in result.untrained.items() if name != "all biases"}
+    silo_values = {
+        n: v for n, v in ({"global mean": result.baseline["rmse"]} | values).items() if v
+    }
+    rmse = scores["rmse"]
+    assert rmse is not None
+    assert rmse > 1.2 * min(silo_values.values())
+    better = [name for name, value in silo_values.items() if value < rmse]
+    assert result.better_untrained == result.to_dict()["better_untrained"] == better
+    texts = ", ".join(f"{name} {silo_values[name]:.4f}" for name in better)
+    line = f"test RMSE of the server view, {rmse:.4f}, is worse than without training: {texts}"
+    assert f"note: {line}" in result.summary(300).splitlines()
+    assert line in read_page(tmp_path / "run" / "report.html").text
+    told = sg.compare(rating_graph(), methods=["fedavg", "local"], seeds=[0], processes=0, **poor)
+    assert any(n.startswith("worse than without training in some run: fedavg") for n in told.notes)
+    good = sg.run(rating_graph(30, 40, 500), **OPTIONS, method="fedavg")
+    assert good.better_untrained == []
+    assert "worse than without training" not in good.summary()

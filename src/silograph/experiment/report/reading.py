@@ -14,6 +14,7 @@ from silograph.core.files import check_regular
 from silograph.core.text import short_repr
 from silograph.experiment.result_files import (
     ABOUT,
+    ALL_BIASES,
     CLIENTS,
     DIVERGED,
     LEDGER,
@@ -34,6 +35,7 @@ from silograph.experiment.result_files import (
     read_json,
     read_rounds,
 )
+from silograph.experiment.terminal_table import better_untrained_text
 from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
 
 VIEWS = ("server", "uncut", "personalized")
@@ -147,6 +149,14 @@ class RunRecord:
             if scores_by_name and first
             else scores_by_name
         )
+
+    @property
+    def better_untrained(self) -> str | None:
+        """One line about a model that is worse than no model at all; None where it is better."""
+        first = {self.baseline["name"]: self.baseline["scores"]} if self.baseline else {}
+        at_silos = first | {n: s for n, s in self.untrained.items() if n != ALL_BIASES}
+        scores = self.scores("test").get(self.judge)
+        return better_untrained_text(self.metric, self.judge, scores, at_silos)
 
     @property
     def total_bytes(self) -> int:

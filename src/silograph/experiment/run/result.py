@@ -28,7 +28,7 @@ from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.data import Cut, clients_block
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
-from silograph.experiment.result_files import FACT, MODELS, VIRTUAL, Row, frame_of
+from silograph.experiment.result_files import ALL_BIASES, FACT, MODELS, VIRTUAL, Row, frame_of
 from silograph.experiment.run.round_scores import (
     JudgedRound,
     baseline_scores,
@@ -48,7 +48,13 @@ from silograph.experiment.run.selecting import make_run_control
 from silograph.experiment.run.setup import Setup, first_weights
 from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
 from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
-from silograph.experiment.terminal_table import advice_of, print_number_table, printed_text
+from silograph.experiment.terminal_table import (
+    advice_of,
+    better_untrained,
+    better_untrained_text,
+    print_number_table,
+    printed_text,
+)
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import make_block, whole
@@ -204,6 +210,21 @@ class Result:
         return METRICS[self.config.metric]
 
     @property
+    def better_untrained(self) -> list[str]:
+        """What is better than the model although it needs no training, by the run's metric.
+
+        Names of constant predictions, of `untrained` and of the baseline. Biases of all silos'
+        ratings together do not count, as no silo has them.
+        """
+        scores = getattr(self.test, self.method.evaluate.view)
+        return better_untrained(self.metric, scores, self._untrained_at_silos)
+
+    @property
+    def _untrained_at_silos(self) -> dict[str, Scores]:
+        baseline = {} if self.baseline is None else {self.constant: self.baseline}
+        return baseline | {n: s for n, s in self.untrained.items() if n != ALL_BIASES}
+
+    @property
     def client_accuracy(self) -> Mapping[str, ClientValues]:
         """Test accuracy of each client, by view; empty where the task has no accuracy."""
         return self.client_scores.get("accuracy", {})
@@ -274,6 +295,7 @@ class Result:
             "baseline": self.baseline
             and {"name": self.constant, "scores": reported_scores(self.baseline)},
             **untrained_entry({n: reported_scores(s) for n, s in self.untrained.items()}),
+            "better_untrained": self.better_untrained,
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
@@ -427,6 +449,12 @@ class Result:
             yield f"{unused_limits} could not stop the run: there were no validation scores to read"
         if self.advice is not None:
             yield f"note: {self.advice}"
+        view = self.method.evaluate.view
+        worse = better_untrained_text(
+            self.metric, view, getattr(self.test, view), self._untrained_at_silos
+        )
+        if worse is not None:
+            yield f"note: {worse}"
 
     def _missing_validation(self) -> str | None:
         """Return why no validation score picked the round; None where one did."""
@@ -568,7 +596,7 @@ def untrained_scores(setup: Setup) -> dict[str, Scores]:
     for name, group, damping in (
         ("silo mean", silo, None),
         ("silo biases", silo, RatingBiasesOptions().damping),
-        ("all biases", single_group, RatingBiasesOptions().damping),
+        (ALL_BIASES, single_group, RatingBiasesOptions().damping),
     ):
         ends = torch.stack([group * size + user, group * size + item])
         predictions, is_seen = _predict_ratings(value, group, ends, train, damping)
