@@ -1,5 +1,6 @@
 """A silo's own file rates and recommends items to its users; nothing else does."""
 
+import csv
 import json
 import logging
 from dataclasses import replace
@@ -20,7 +21,12 @@ from silograph.cli import run_app
 from silograph.core.errors import DataError
 from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.resolve.data import client_block
-from silograph.experiment.run.recommender import FORMAT, Recommender, load_recommender
+from silograph.experiment.run.recommender import (
+    FORMAT,
+    Recommender,
+    load_recommender,
+    recommender_file,
+)
 from silograph.graph.block.block import pairs_of
 from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
@@ -103,7 +109,8 @@ def test_recommended_are_the_best_items_that_the_user_has_not_rated(
     assert [row["score"] for row in rows] == sorted((r["score"] for r in rows), reverse=True)
     one = ["recommend", str(folder), "--user", user, "--item", told[0][0], "--json"]
     assert run_app(one) == 0
-    assert json.loads(capsys.readouterr().out) == {"user": user, "items": rows[:1]}
+    told_of_one = {"user": user, "source": "model", "items": rows[:1]}
+    assert json.loads(capsys.readouterr().out) == told_of_one
     assert run_app(["recommend", str(folder), "--user", user, "--item", told[0][0]]) == 0
     assert capsys.readouterr().out.strip() == f"{told[0][1]:.2f}"
 
@@ -141,13 +148,18 @@ def test_a_server_counts_ratings(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert not any(" test nodes " in line for line in caplog.messages)
 
 
-def test_unknown_users_and_items_are_refused_in_one_line(
+def test_unknown_items_are_refused_in_one_line(
     federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
 ) -> None:
     folder = str(federated[2][0])
     for words, message in (
-        (["--user", "nobody"], "users of this silo, got user 'nobody'"),
         (["--user", "100", "--item", "x"], "items of this silo, got item 'x'"),
+        (["--user", "nobody", "--item", "x"], "items of this silo, got item 'x'"),
+        (["--user", "100", "--client", "a"], "which is of one silo, got 'a': leave --client out"),
+        (["--all"], "either --user ID, perhaps with --item ID, or --all with --out FILE"),
+        (["--all", "--user", "100", "--out", "x.csv"], "or --all with --out FILE"),
+        (["--user", "100", "--out", "x.csv"], "or --all with --out FILE"),
+        ([], "or --all with --out FILE"),
     ):
         assert run_app(["recommend", folder, *words]) == 2
         error = capsys.readouterr().err
@@ -155,10 +167,106 @@ def test_unknown_users_and_items_are_refused_in_one_line(
         assert error.count("\n") == 1
 
 
+def test_an_unknown_user_gets_the_items_of_the_highest_mean(
+    federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
+) -> None:
+    """The mean over all users of what is predicted for each, and marked."""
+    folder = federated[2][0]
+    found = load_recommender(folder / "recommender.safetensors")
+    means = {i: sum(found.score(u, i) for u in found.users) / len(found.users) for i in found.items}
+    best = sorted(means, key=lambda item: -means[item])[:3]
+    capsys.readouterr()
+    words = ["recommend", str(folder), "--user", "nobody", "--top", "3"]
+    assert run_app([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["user"], told["source"]) == ("nobody", "popular")
+    assert [row["item"] for row in told["items"]] == best
+    for row in told["items"]:
+        assert row["score"] == pytest.approx(means[row["item"]], abs=1e-9)
+        assert row["rating"] == min(max(row["score"], 1.0), 5.0)
+    assert run_app(words) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == (
+        "user nobody is unknown to this silo: its popular items, by the model's means over all "
+        "users"
+    )
+    assert run_app(["recommend", str(folder), "--user", "nobody", "--item", best[0]]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"{told['items'][0]['rating']:.2f}"
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_table_of_all_users_has_what_each_is_recommended(
+    federated: tuple[Any, tuple[Path, ...], list[Path]],
+    tmp_path: Path,
+    capsys: Capture,
+    ending: str,
+) -> None:
+    folder, out = federated[2][0], tmp_path / f"items.{ending}"
+    found = load_recommender(folder / "recommender.safetensors")
+    words = ["recommend", str(folder), "--all", "--top", "4", "--out", str(out)]
+    if ending == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+    capsys.readouterr()
+    assert run_app(words) == 0
+    assert capsys.readouterr().out == f"{len(found.users)} users written to {out}\n"
+    if ending == "parquet":
+        rows = [tuple(row.values()) for row in parquet.read_table(out).to_pylist()]
+    else:
+        with out.open(newline="") as file:
+            header, *lines = csv.reader(file)
+        assert header == ["user", "rank", "item", "rating", "score", "source"]
+        rows = [(u, int(k), i, float(r), float(s), of) for u, k, i, r, s, of in lines]
+    expected = [
+        (user, rank, *item, "model")
+        for user in found.users
+        for rank, item in enumerate(found.best_items(user, 4), 1)
+    ]
+    popular = [("", k, *item, "popular") for k, item in enumerate(found.popular_items(4), 1)]
+    assert rows == [*expected, *popular]
+    assert out.stat().st_mode & 0o077 == 0
+    assert run_app(words) == 2
+    assert "expected a file that does not exist yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", MODELS, ids=lambda given: str(given["model"]))
+def test_a_simulation_recommends_as_its_silos_do(
+    federated: tuple[Any, tuple[Path, ...], list[Path]],
+    tmp_path: Path,
+    capsys: Capture,
+    given: dict[str, Any],
+) -> None:
+    result, silos, results = federated
+    if result.config.model != given["model"]:
+        pytest.skip("of the other run")
+    run = tmp_path / "run"
+    config = replace(result.config, out=str(run))
+    simulated = sg.run(sg.read_silos(silos[0].parent), config=config)
+    assert simulated.test == result.test
+    if simulated.best_round < len(simulated.rounds) and given["model"] == "rating_gcn":
+        assert not (run / "recommenders").exists()
+        return
+    for folder in results:
+        name = json.loads((folder / "result.json").read_text())["silo"]
+        theirs = load_recommender(folder / "recommender.safetensors")
+        ours = load_recommender(recommender_file(run, name))
+        assert ours.users == theirs.users
+        for user in ours.users:
+            assert ours.best_items(user, 5) == theirs.best_items(user, 5)
+    words = ["recommend", str(run), "--user", "100"]
+    for more, message in (
+        ([], "expected the name of a client"),
+        (["--client", "nowhere"], "unknown client 'nowhere'"),
+    ):
+        assert run_app([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_folders_without_a_recommender_are_refused(tmp_path: Path, capsys: Capture) -> None:
-    sg.run(rating_graph(), **OPTIONS | MODELS[1], clients=2, out=str(tmp_path / "run"))
+    options = OPTIONS | {"model": "consisrec", "method": "local", "rounds": 1}
+    del options["hidden"], options["layers"], options["dropout"]
+    sg.run(rating_graph(), **options, clients=2, out=str(tmp_path / "run"))
     assert run_app(["recommend", str(tmp_path / "run"), "--user", "100"]) == 2
-    assert "users' tables stay with the silos" in capsys.readouterr().err
+    assert "got none: they are written when a run on ratings ends" in capsys.readouterr().err
     (tmp_path / "silo").mkdir()
     (tmp_path / "silo" / "report.html").write_text("")
     assert run_app(["recommend", str(tmp_path / "silo"), "--user", "100"]) == 2

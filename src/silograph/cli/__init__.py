@@ -182,27 +182,41 @@ def predict_command(
 
 @app.command("recommend")
 def recommend_command(
-    run: Annotated[Path, typer.Argument(help="result folder of a silo, or its recommender's file")],
-    user: Annotated[str, flag("--user", "id of one of the silo's users")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="result folder of a silo or a simulation, or a recommender's file"),
+    ],
+    user: Annotated[
+        str | None, flag("--user", "id of a user; one that is unknown gets popular items")
+    ] = None,
     item: Annotated[
         str | None, flag("--item", "predict the user's rating of this item only")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="number of items")] = 10,
+    client: Annotated[str | None, flag("--client", "of a simulation, whose users")] = None,
+    all_users: Annotated[bool, flag("--all", "write the items of all users to --out")] = False,
+    out: Annotated[Path | None, flag("--out", "with --all: a new file, CSV or .parquet")] = None,
     json: Annotated[bool, flag("--json", "print one JSON object")] = False,
 ) -> None:
     """Print the items of a silo that a user would rate highest, without those rated already."""
     from silograph.cli.printing import print_recommended
-    from silograph.experiment.run.recommender import load_recommender, recommender_file
+    from silograph.experiment.run.recommender import (
+        load_recommender,
+        recommender_file,
+        write_recommendations,
+    )
 
-    recommender = load_recommender(recommender_file(run))
-    if item is None:
-        print_recommended(recommender, user, recommender.recommend(user, top), as_json=json)
-    elif json:
-        print_recommended(
-            recommender, user, [(item, recommender.predict(user, item))], as_json=True
+    if all_users != (out is not None) or all_users == (user is not None) or (all_users and item):
+        raise ConfigError(
+            "expected either --user ID, perhaps with --item ID, or --all with --out FILE"
         )
-    else:
-        typer.echo(f"{recommender.predict(user, item):.2f}")
+    recommender = load_recommender(recommender_file(run, client))
+    if out is not None:
+        num_users = write_recommendations(recommender, top, out)
+        typer.echo(f"{count_of(num_users, 'user')} written to {out}")
+        return
+    assert user is not None  # see above
+    print_recommended(recommender, user, item, top, as_json=json)
 
 
 def _print(result: "Result", json: bool) -> None:

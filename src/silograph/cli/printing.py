@@ -15,7 +15,7 @@ from silograph.core.text import count_of, printable
 from silograph.experiment.resolve.data import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generation_callback
-from silograph.experiment.run.recommender import Recommender
+from silograph.experiment.run.recommender import MODEL, POPULAR, Recommender
 from silograph.experiment.run.result import Result
 from silograph.experiment.terminal_table import console_to, print_number_table, table_of
 from silograph.graph.datasets import DATASETS
@@ -190,20 +190,38 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def print_recommended(
-    recommender: Recommender, user: str, items: Sequence[tuple[str, float]], *, as_json: bool
+    recommender: Recommender, user: str, item: str | None, top: int, *, as_json: bool
 ) -> None:
-    """Print items with their predicted ratings, and with what orders those that are clipped."""
-    rows = [(item, rating, recommender.score(user, item)) for item, rating in items]
+    """Print items with their predicted ratings, and with what orders those that are clipped.
+
+    A user whom the silo does not know gets its popular items, and the output says so.
+    """
+    is_known = recommender.knows(user)
+    if item is None:
+        best = recommender.best_items if is_known else lambda _, top: recommender.popular_items(top)
+        rows = best(user, top)
+    elif is_known:
+        rows = [(item, recommender.predict(user, item), recommender.score(user, item))]
+    else:
+        rows = [(item, *recommender.mean_of(item))]
     if as_json:
-        keys = ("item", "rating", "score")
-        content = {"user": user, "items": [dict(zip(keys, row, strict=True)) for row in rows]}
-        print(json.dumps(content))  # noqa: T201
+        keys, source = ("item", "rating", "score"), MODEL if is_known else POPULAR
+        items = [dict(zip(keys, row, strict=True)) for row in rows]
+        print(json.dumps({"user": user, "source": source, "items": items}))  # noqa: T201
         return
-    if not rows:
+    if not is_known:
+        print(  # noqa: T201
+            f"user {printable(user)} is unknown to this silo: "
+            + ("its popular items" if item is None else "the item's mean rating")
+            + ", by the model's means over all users"
+        )
+    if item is not None:
+        print(f"{rows[0][1]:.2f}")  # noqa: T201
+    elif not rows:
         print(f"user {user} has rated all items of this silo")  # noqa: T201
-        return
-    columns = ["item", "predicted rating", "unclipped"]
-    print_table(columns, [(printable(item), f"{r:.2f}", f"{s:.3f}") for item, r, s in rows])
+    else:
+        columns = ["item", "predicted rating", "unclipped"]
+        print_table(columns, [(printable(name), f"{r:.2f}", f"{s:.3f}") for name, r, s in rows])
 
 
 def print_datasets() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from silograph.core.errors import DataError, SilographError
+from silograph.core.errors import ConfigError, DataError, SilographError
 
 SPECIAL_FILES = {
     stat.S_IFDIR: "a folder",
@@ -181,6 +181,17 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def check_new_file(out: Path) -> None:
+    """Raise `ConfigError` for a file to write that exists, or whose folder does not."""
+    if os.path.lexists(out):
+        raise ConfigError(
+            f"expected a file that does not exist yet, got {out}: choose another --out, nothing "
+            "was overwritten"
+        )
+    if not out.parent.is_dir():
+        raise ConfigError(f"expected an existing folder for --out, got {out.parent}")
 
 
 def to_text(rows: Iterable[Sequence[object]]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
@@ -28,12 +29,23 @@ CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"
 CLIENT_STATISTICS = "client_statistics.safetensors"  # by which clients standardize features
 RECOMMENDER = "recommender.safetensors"  # of a silo of ratings
+RECOMMENDERS = "recommenders"  # in a simulation's folder: one file a client, of ratings
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 4  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round
 VIRTUAL = "virtual_seconds"  # column of runs with a virtual clock
 ALL_BIASES = "all biases"  # of `untrained`: by all silos' ratings together, which no silo has
+LONGEST = 100  # characters of a client's name in the name of a file
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
+
+
+def file_of(number: int, client: str) -> str:
+    """Return the name of the file of a client's own model; names may have any letters.
+
+    >>> file_of(3, "St. Mary/north")
+    '3-St.%20Mary%2Fnorth.safetensors'
+    """
+    return f"{number}-{quote(client, safe='')[:LONGEST]}.safetensors"
 
 
 def check_format(about: Mapping[str, Any], path: Path) -> None:
@@ -186,7 +198,8 @@ def write_with_sums(folder: Path, texts: Mapping[str, str]) -> None:
 
 def is_of_model(name: str) -> bool:
     """Return whether a name in checksums.json is written with the models, when the run is over."""
-    return name in (MODEL, CLIENT_STATISTICS) or name.startswith(f"{MODELS}/")
+    in_folders = f"{MODELS}/", f"{RECOMMENDERS}/"
+    return name in (MODEL, CLIENT_STATISTICS) or name.startswith(in_folders)
 
 
 def digest_of(file: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from silograph.core.errors import ConfigError, DataError, unknown
-from silograph.core.files import to_text, write_atomic
+from silograph.core.files import check_new_file, to_text, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.result_files import (
     ABOUT,
@@ -15,10 +15,10 @@ from silograph.experiment.result_files import (
     MODEL,
     MODELS,
     check_written,
+    file_of,
     read_csv,
     read_json,
 )
-from silograph.experiment.run.result_folder import file_of
 from silograph.experiment.run.trained_model import TrainedModel, load_model, read_client_statistics
 from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.datasets import check_columns, check_na_values, find_source
@@ -58,13 +58,7 @@ def predict_to(
             there is no such client.
         DataError: there is no model, or it is not one for these data, or they are of another cut.
     """
-    if os.path.lexists(out):
-        raise ConfigError(
-            f"expected a file that does not exist yet, got {os.fspath(out)}: choose another --out, "
-            "nothing was overwritten"
-        )
-    if not Path(out).parent.is_dir():
-        raise ConfigError(f"expected an existing folder for --out, got {Path(out).parent}")
+    check_new_file(Path(out))
     folder = Path(run)
     own = has_own_models(folder)
     model_files = _models_in(folder / MODELS) if own else [model_file(folder)]

@@ -4,9 +4,13 @@ A run's weights alone predict no rating: what is known of users and items is in 
 profiles that never leave their silo. So a silo keeps, beside the model, what these and the weights
 of the best round come to: a rating of user u and item i is level_u + bias_i + user_u . item_i.
 
+A user whom the silo does not know gets its popular items: those of the highest mean of what the
+model predicts for the silo's users. Such a recommendation is marked as `popular`.
+
 U: users. I: items. D: width. R: ratings of the silo.
 """
 
+import io
 import json
 import math
 import os
@@ -21,12 +25,30 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from silograph.core.errors import DataError
-from silograph.core.files import check_regular, write_atomic
+from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.files import check_new_file, check_regular, to_text, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.experiment.result_files import ABOUT, RECOMMENDER, REPORT, check_model_file
+from silograph.core.payload import fields_under
+from silograph.core.text import count_of
+from silograph.evaluation.evaluate import TABLES
+from silograph.exchange.collect import local_graph
+from silograph.experiment.resolve.data import clients_block
+from silograph.experiment.resolve.resolve import DTYPES
+from silograph.experiment.result_files import (
+    ABOUT,
+    CLIENTS,
+    RECOMMENDER,
+    RECOMMENDERS,
+    REPORT,
+    check_model_file,
+    file_of,
+    read_csv,
+)
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.setup import Setup
 from silograph.graph.block.block import ClientBlock, kinds, pairs_of
-from silograph.task.rating_value import Factors
+from silograph.graph.read.tables import pyarrow
+from silograph.task.rating_value import Factors, RankingModel
 
 FORMAT = "silograph recommender 1"
 
@@ -85,15 +107,40 @@ class Recommender:
         Raises:
             DataError: the silo has no such user.
         """
+        return [(item, rating) for item, rating, _ in self.best_items(user, top)]
+
+    def best_items(self, user: str, top: int) -> list[tuple[str, float, float]]:
+        """Return item, rating on the scale and score of `recommend`, best first."""
         row = self._place("user", user)
         ratings = self._ratings(row)
         ratings[self.rated[self.rated[:, 0] == row, 1]] = -torch.inf
-        order = ratings.argsort(descending=True, stable=True)[:top].tolist()
-        return [
-            (self.items[i], self._clip_to_scale(ratings[i]))
-            for i in order
-            if ratings[i] > -torch.inf
-        ]
+        return self._highest(ratings, top)
+
+    def popular_items(self, top: int) -> list[tuple[str, float, float]]:
+        """Return the items of the highest mean rating, best first, with rating and score.
+
+        These are for users whom the silo does not know. Means are those that the model predicts
+        over the silo's users; equals come in the items' order.
+        """
+        return self._highest(self.item_means, top)
+
+    def mean_of(self, item: str) -> tuple[float, float]:
+        """Return the mean rating of an item over the silo's users, on the scale and as a score.
+
+        Raises:
+            DataError: the silo has no such item.
+        """
+        mean = self.item_means[self._place("item", item)]
+        return self._clip_to_scale(mean), float(mean)
+
+    def knows(self, user: str) -> bool:
+        """Return whether the silo has a user of this id."""
+        return user in self._places["user"]
+
+    @cached_property
+    def item_means(self) -> Tensor:
+        """Mean of what the model predicts for each item over the silo's users, (I,)."""
+        return self.level.mean() + self.bias + self.item @ self.user.mean(dim=0)
 
     @standard_numerics()
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -103,6 +150,14 @@ class Recommender:
         about = json.dumps({"users": self.users, "items": self.items, "scale": self.scale})
         data = safetensors.torch.save(tensors, {FORMAT: about})
         write_atomic(Path(path), data, private=True)
+
+    def _highest(self, scores: Tensor, top: int) -> list[tuple[str, float, float]]:
+        order = scores.argsort(descending=True, stable=True)[:top].tolist()
+        return [
+            (self.items[i], self._clip_to_scale(scores[i]), float(scores[i]))
+            for i in order
+            if scores[i] > -torch.inf
+        ]
 
     def _clip_to_scale(self, rating: Tensor) -> float:
         return float(rating if self.scale is None else rating.clamp(*self.scale))
@@ -165,12 +220,122 @@ def make_recommender(
     )
 
 
-def recommender_file(run: Path) -> Path:
-    """Return the recommender's file of a silo's result folder.
+def client_recommenders(result: Result, setup: Setup) -> dict[str, Recommender]:
+    """Return the recommender of each client of a simulation that is over, by its name.
+
+    There are none where the task is another one, the model ranks nothing, or one client trained on
+    all ratings; and of a model with tables, which the process has of the last round only, where
+    another round was the best one.
+    """
+    model, cut = setup.method_config.model, setup.simulated
+    is_last = result.best_round == result.rounds[-1]["round"]
+    if (
+        not isinstance(model, RankingModel)
+        or cut is None
+        or setup.federation.ids != cut.partition.ids
+        or (model.table_widths and not is_last)
+    ):
+        return {}
+    block, _ = clients_block(cut, DTYPES[setup.config.dtype])
+    keys = cut.graph.node_id[cut.partition.copies]
+    ends, states, recommenders = block.off.tolist(), setup.federation.states(), {}
+    for number, client in enumerate(cut.partition.ids):
+        trained = result.models.get(client, result.model)
+        if trained is None:
+            continue
+        state = states[number]
+        graph = local_graph(block.take(torch.tensor([number])), state)
+        with torch.no_grad():
+            factors = model.factors(trained.weights, graph, tables=fields_under(TABLES, state))
+        own_keys = keys[ends[number] : ends[number + 1]].tolist()
+        recommenders[client] = make_recommender(factors, graph, own_keys, cut.graph.scale)
+    return recommenders
+
+
+# --- Recommendations for all users of a silo, as a table -----------------------------------------
+
+
+MODEL, POPULAR = "model", "popular"  # what a recommendation comes from
+COLUMNS = ("user", "rank", "item", "rating", "score", "source")
+
+
+@standard_numerics()
+def recommend_all(
+    recommender: Recommender, top: int
+) -> list[tuple[str, int, str, float, float, str]]:
+    """Return rows of `COLUMNS`: the best items of every user, and last those of unknown users.
+
+    The rows of unknown users have no user, and the source `popular`.
+    """
+    rows = [
+        (user, rank, *item, MODEL)
+        for user in recommender.users
+        for rank, item in enumerate(recommender.best_items(user, top), 1)
+    ]
+    popular = enumerate(recommender.popular_items(top), 1)
+    return [*rows, *(("", rank, *item, POPULAR) for rank, item in popular)]
+
+
+def write_recommendations(recommender: Recommender, top: int, out: Path) -> int:
+    """Write the recommendations of all users to a new file; return the number of users.
+
+    The file is CSV, or Parquet where its name ends so. Only its owner may read it.
 
     Raises:
-        DataError: there is none: the folder is of a simulation, or of a run of another task.
+        ConfigError: the file exists, or its folder does not.
+        DataError: it is to be Parquet, and pyarrow is not installed.
     """
+    check_new_file(out)
+    rows = recommend_all(recommender, top)
+    if out.suffix == ".parquet":
+        arrow, parquet = pyarrow(out)
+        columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+        buffer = io.BytesIO()
+        parquet.write_table(arrow.table(columns), buffer)
+        write_atomic(out, buffer.getvalue(), private=True)
+    else:
+        write_atomic(out, to_text([COLUMNS, *rows]), private=True)
+    return len(recommender.users)
+
+
+def client_file(run: Path, client: str | None) -> Path:
+    """Return the recommender's file of a client in a simulation's result folder.
+
+    Raises:
+        ConfigError: no client is named, or there is none of that name.
+        DataError: the run has no recommenders.
+    """
+    names = [row.get("client", "") for row in read_csv(run / CLIENTS)]
+    if not (run / RECOMMENDERS).is_dir():
+        raise DataError(
+            f"expected recommenders of clients in {run}, got none: they are written when a run on "
+            "ratings ends whose model ranks items. A model with tables has them only where the "
+            "best round was the last one, and real silos keep their own"
+        )
+    if client is None:
+        raise ConfigError(
+            f"expected the name of a client for {run}, a run of {count_of(len(names), 'client')}, "
+            f"got none: use --client {names[0]}, or another name of its clients.csv"
+        )
+    if client not in names:
+        raise unknown("client", client, names)
+    return run / RECOMMENDERS / file_of(names.index(client), client)
+
+
+def recommender_file(run: Path, client: str | None = None) -> Path:
+    """Return the recommender's file of a silo's result folder, or of a client of a simulation.
+
+    Raises:
+        ConfigError: a client is named where there is one silo, or none where there are several.
+        DataError: there is no file: the folder is of a run of another task, or of a server.
+    """
+    if (run / ABOUT).exists():
+        return client_file(run, client)
+    if client is not None:
+        raise ConfigError(
+            f"expected no client for {run}, which is of one silo, got {client!r}: leave --client "
+            "out"
+        )
     if not run.is_dir():
         return run
     if (run / RECOMMENDER).exists():
@@ -184,12 +349,7 @@ def recommender_file(run: Path) -> Path:
             f"expected the result folder of a silo with ratings, got {run}, a silo's own data: "
             "name the folder of a run in its results"
         )
-    if (run / ABOUT).exists():
-        kind = (
-            "of a run of one process or server: users' tables stay with the silos, so train with "
-            "`silograph server` and `silograph silo`, and name a silo's folder"
-        )
-    elif not (run / REPORT).exists():
+    if not (run / REPORT).exists():
         kind = "which is of no run: name a folder in a silo's results"
     raise DataError(f"expected the result folder of a silo with ratings, got {run}, {kind}")
 

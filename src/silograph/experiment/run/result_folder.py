@@ -18,6 +18,7 @@ diverged.txt        why training ended early, where it diverged
 model.safetensors   the server's model of the best round; when the run is over
 client_statistics.safetensors  with normalize=standard_client and a model of all clients: by which
                     means and deviations each client standardizes its features
+recommenders/       of a simulation on ratings: what recommends items to each client's users
 models/             where clients have models of their own: those, one file a client
 result.json         the final result; there only when the run is over
 report.html         the run as a page for people; written after everything else
@@ -34,7 +35,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
@@ -64,6 +64,7 @@ from silograph.experiment.result_files import (
     LEDGER,
     MODEL,
     MODELS,
+    RECOMMENDERS,
     RESULT,
     ROUNDS,
     SIMULATION,
@@ -75,6 +76,7 @@ from silograph.experiment.result_files import (
     describe_difference,
     digest_of,
     digest_of_bytes,
+    file_of,
     is_of_model,
     read_csv,
     read_rounds,
@@ -83,6 +85,7 @@ from silograph.experiment.result_files import (
     to_csv,
     write_sums,
 )
+from silograph.experiment.run.recommender import client_recommenders
 from silograph.experiment.run.result import VIEWS, Result
 from silograph.experiment.run.round_scores import metrics_of
 from silograph.experiment.run.setup import Setup, versions
@@ -207,18 +210,6 @@ def _dataset(setup: Setup) -> dict[str, Any]:
 # --- Files of the models that clients have of their own, as a simulation keeps them --------------
 #
 # At a silo of a real federation the silo keeps its own (`silograph.deploy.silo_result`).
-
-
-LONGEST = 100  # characters of a client's name in the name of a file
-
-
-def file_of(number: int, client: str) -> str:
-    """Return the name of the file of a client's own model; names may have any letters.
-
-    >>> file_of(3, "St. Mary/north")
-    '3-St.%20Mary%2Fnorth.safetensors'
-    """
-    return f"{number}-{quote(client, safe='')[:LONGEST]}.safetensors"
 
 
 GROWING = (ROUNDS, LEDGER)
@@ -559,11 +550,23 @@ class ResultFolder:
         self.record_digest(CLIENTS, text.encode())  # before, for the next line may be the last
         write_atomic(self.path / CLIENTS, text)
         self._save_models(result)
+        self._save_recommenders(result, setup)
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n"
         digests = {name: file_prefix.digest for name, file_prefix in self._prefixes_by_file.items()}
         digests[RESULT] = digest_of_bytes(text.encode(errors="backslashreplace"))
         replace_sums(self.path, digests)
         write_atomic(self.path / RESULT, text)
+
+    def _save_recommenders(self, result: Result, setup: Setup) -> None:
+        """Write what recommends items to each client's users, of a simulation on ratings."""
+        digests = {}
+        for number, (client, recommender) in enumerate(client_recommenders(result, setup).items()):
+            name = f"{RECOMMENDERS}/{file_of(number, client)}"
+            (self.path / name).parent.mkdir(exist_ok=True)
+            recommender.save(self.path / name)
+            digests[name] = digest_of(self.path / name)
+        if digests:
+            add_sums(self.path, digests)
 
     def _save_models(self, result: Result) -> None:
         """Write the models, and then their digests, which `load_model` compares."""
