@@ -184,7 +184,9 @@ def predict_command(
 def recommend_command(
     run: Annotated[
         Path,
-        typer.Argument(help="result folder of a silo or a simulation, or a recommender's file"),
+        typer.Argument(
+            help="result folder of a silo, or its recommender's file, or of a simulation"
+        ),
     ],
     user: Annotated[
         str | None, flag("--user", "id of a user; one that is unknown gets popular items")
