@@ -25,7 +25,8 @@ TYPES = {
 TEXTS = HELP | {
     "out": "result folder (default: none is written)",
     "options": "options of the method and of other chosen parts, as NAME or PART.NAME; parts: "
-    "method, partition, model, neighbors, selector, aggregator (see silograph parts)",
+    "method, partition, model, neighbors, selector, aggregator, server_optimizer (see silograph "
+    "parts)",
 }
 STUDIED = ("method", "options", "metric")  # of all runs of a search; a comparison varies them
 OWN = ("seed", "out", "options", "metric")  # of one run, where `method` stands apart

@@ -30,7 +30,7 @@ PROTOCOL: dict[str, Any] = {
 
 def step(**options: Any) -> dict[str, Any]:
     """Return FedOpt with these options of the server's Adam step."""
-    server = {"server_optimizer": "adam", "server_beta1": 0.9, "server_beta2": 0.99}
+    server = {"server_beta1": 0.9, "server_beta2": 0.99}
     local = {"method": "fedopt", "optimizer": "sgd", "lr": 0.1, "keep_optimizer": False}
     return local | {"options": server | options}
 

@@ -40,7 +40,6 @@ ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": False
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "keep_optimizer": False}
 ONCE: dict[str, Any] = {"local_epochs": 1}
 SERVER: dict[str, Scalar] = {
-    "server_optimizer": "adam",
     "server_lr": 0.01,
     "server_beta1": 0.9,
     "server_beta2": 0.99,

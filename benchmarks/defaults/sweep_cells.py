@@ -36,14 +36,13 @@ PROTOCOL: dict[str, Any] = {
 
 def momentum(lr: float) -> dict[str, Any]:
     """Return the options of a server step with momentum .9."""
-    options = {"server_optimizer": "momentum", "server_lr": lr, "server_momentum": 0.9}
-    options |= {"server_tau": 1e-5}  # without effect, but in the lines
-    return {"method": "fedopt", "options": options}
+    options = {"server_lr": lr, "server_momentum": 0.9}
+    return {"method": "fedopt", "server_optimizer": "momentum", "options": options}
 
 
 def adam(lr: float, tau: float = 1e-3) -> dict[str, Any]:
     """Return the options of a server step of Adam."""
-    options = {"server_optimizer": "adam", "server_lr": lr, "server_tau": tau}
+    options = {"server_lr": lr, "server_tau": tau}
     return {"method": "fedopt", "options": options | {"server_beta1": 0.9, "server_beta2": 0.99}}
 
 

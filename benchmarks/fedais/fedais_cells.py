@@ -62,7 +62,6 @@ NODES = {  # of 100 clients' data, for batches of other methods
     "coauthor_cs": 18333,
 }
 SERVER: dict[str, Scalar] = {
-    "server_optimizer": "adam",
     "server_lr": 0.01,
     "server_beta1": 0.9,
     "server_beta2": 0.99,

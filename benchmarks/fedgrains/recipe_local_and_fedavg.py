@@ -69,12 +69,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "optimizer": "sgd",
         "lr": 0.5,
         "local_epochs": 3,
-        "options": {
-            "server_optimizer": "momentum",
-            "server_lr": 1.0,
-            "server_momentum": 0.9,
-            "server_tau": 1e-5,  # without effect, but in the lines
-        },
+        "server_optimizer": "momentum",
+        "options": {"server_lr": 1.0, "server_momentum": 0.9},
     },
 }
 DRAWN = ("local", "fedavg", "fedavg, no weight decay", "fedopt, local SGD and server momentum")

@@ -65,7 +65,7 @@ BASES: dict[str, dict[str, Any]] = {
         "optimizer": "sgd",
         "lr": 0.1,
         "keep_optimizer": False,
-        "options": {"server_optimizer": "adam", "server_lr": 0.01, "server_relative_tau": 0.1},
+        "options": {"server_lr": 0.01, "server_relative_tau": 0.1},
     },
     "local": merged(METHODS["local"], ADAM),
     "fedper": merged(METHODS["fedper"], ADAM),

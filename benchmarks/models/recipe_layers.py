@@ -35,7 +35,6 @@ PROTOCOL: dict[str, Any] = {
     "seed": 0,
 }
 SERVER: dict[str, Scalar] = {
-    "server_optimizer": "adam",
     "server_lr": 0.005,
     "server_tau": 1e-5,
     "server_beta1": 0.9,

@@ -267,7 +267,7 @@ VARIANTS: dict[str, Options] = {
     "no_checkpoints": {"checkpoint_every": 0},
     "local_fanout": {"method": "local", **BATCHES},
     "local_drop_optimizer": {"method": "local", "keep_optimizer": False},
-    "fedopt_momentum": {"method": "fedopt", "options": {"server_optimizer": "momentum"}},
+    "fedopt_momentum": {"method": "fedopt", "server_optimizer": "momentum"},
     "fedopt_absolute_tau": {"method": "fedopt", "options": {"server_tau": 1e-5}},
     "fedopt_participation": {"method": "fedopt", "participation": 0.5, "rounds": 4},
     "fedopt_keep_optimizer": {"method": "fedopt", "momentum": 0.9, "keep_optimizer": True},
@@ -383,7 +383,7 @@ SILO_RUNS: dict[str, Options] = {
 }
 COMMAND: Options = {
     "method": "fedopt",
-    "options": {"server_lr": 0.03, "server_optimizer": "adam"},
+    "options": {"server_lr": 0.03},
     "participation": 0.6,
     "batch_size": 8,
     "fanout": "4,3,2",

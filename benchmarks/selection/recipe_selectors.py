@@ -56,7 +56,6 @@ PROTOCOL: dict[str, Any] = {
     "eval_every": 5,
 }
 SERVER: dict[str, Scalar] = {
-    "server_optimizer": "adam",
     "server_lr": 0.01,
     "server_beta1": 0.9,
     "server_beta2": 0.99,

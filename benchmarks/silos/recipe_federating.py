@@ -53,7 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "keep_optimizer": False,
         "optimizer": "sgd",
         "lr": 0.1,
-        "options": {"server_optimizer": "adam", "server_lr": 0.005, "server_tau": 1e-5},
+        "options": {"server_lr": 0.005, "server_tau": 1e-5},
     },
     "centralized": {"method": "centralized", "keep_optimizer": True, **ADAM},
 }

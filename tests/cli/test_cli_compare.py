@@ -65,7 +65,7 @@ def test_json_and_the_default_folder(work: Path, capsys: Capture) -> None:
         "f1_macro",
     )
     assert (told["test"], told["seeds"]) == ("wilcoxon", [0, 5])
-    options = [line["config"]["options"]["method.server_lr"] for line in told["cells"]]
+    options = [line["config"]["options"]["server_optimizer.server_lr"] for line in told["cells"]]
     assert options == [0.1] * 4
     assert told["folder"].startswith("runs/g-compare-2")
     assert (work / told["folder"] / "compare.md").is_file()

@@ -35,11 +35,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "flag": (["run", "g.npz", "--metod", "local"], "No such option: --metod (Possible options: "),
     "option as a flag": (
         ["run", "g.npz", "--server-lr", "0.1"],
-        "expected an option of method fedopt, method scaffold and method llcg as --option serv",
+        "expected an option of method scaffold, server optimizer momentum and server",
     ),
     "option as a flag of many": (
         ["compare", "g.npz", "--server-lr=0.1"],
-        "expected an option of method fedopt, method scaffold and method llcg as --options fedopt",
+        "expected an option of method scaffold, server optimizer momentum and server",
     ),
     "option of a part as a flag": (
         ["run", "g.npz", "--method", "fedacs", "--selector.arms", "3"],
@@ -54,8 +54,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "model": (["run", "g.npz", "--model", "gcnn"], "unknown model 'gcnn': did you mean 'gcn'?"),
     "option": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lrr=1"],
-        "error: --option server_lrr: method fedopt, model gcn and selector uniform have no such "
-        "option: did you mean 'server_lr'?",
+        "error: --option server_lrr: model gcn, selector uniform and --server-optimizer adam have "
+        "no such option: did you mean 'server_lr'?",
     ),
     "option of none": (
         ["run", "g.npz", "--method", "fedavg", "--option", "mu=1"],
@@ -64,12 +64,12 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "option of the default method": (
         ["run", "g.npz", "--option", "server_lrr=1"],
-        "error: --option server_lrr: method fedopt, model gcn and selector uniform have no such "
-        "option: did you mean 'server_lr'?",
+        "error: --option server_lrr: model gcn, selector uniform and --server-optimizer adam have "
+        "no such option: did you mean 'server_lr'?",
     ),
     "option's value": (
         ["run", "g.npz", "--method", "fedopt", "--option", "server_lr=-1"],
-        "server_lr: input should be greater than 0, got -1 (options of fedopt)",
+        "server_lr: input should be greater than 0, got -1 (options of adam)",
     ),
     "a setting as an option": (
         ["run", "g.npz", "--option", "local_epochs=2"],
@@ -99,8 +99,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "key": (["run", "g.npz", "--config", "key.toml"], "unknown key in key.toml 'rouns': did you"),
     "key under options": (
         ["run", "g.npz", "--config", "deep.toml", "--method", "fedopt"],
-        "error: --option server_lrr: method fedopt, model gcn and selector uniform have no such "
-        "option: did you mean 'server_lr'?",
+        "error: --option server_lrr: model gcn, selector uniform and --server-optimizer adam have "
+        "no such option: did you mean 'server_lr'?",
     ),
     "file of a model": (
         ["run", "g.npz", "--model", "mine.py"],

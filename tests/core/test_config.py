@@ -70,6 +70,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "teleport": st.none() | st.floats(0, 1),
     "method": st.text(),
     "aggregator": st.sampled_from(["mean", "median", "trimmed_mean"]),
+    "server_optimizer": st.none() | st.sampled_from(["none", "momentum", "adam"]),
     "options": st.dictionaries(OPTION_NAME, SCALARS, max_size=4),
     "rounds": COUNTS,
     "local_epochs": COUNTS,

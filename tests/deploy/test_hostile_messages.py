@@ -337,7 +337,7 @@ def test_null_leaves_no_default_to_a_silo(silo: Silo, name: str) -> None:
         ("clients", True),
         ("options.method.beta", "0.9"),
         ("options.model.residual", 0),
-        ("options.method.server_lr", True),
+        ("options.server_optimizer.server_lr", True),
     ],
 )
 def test_a_config_says_what_the_silo_reads(silo: Silo, name: str, value: Any) -> None:

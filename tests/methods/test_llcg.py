@@ -50,7 +50,7 @@ def test_a_round_is_fedavg_and_then_centralized_steps(
 ) -> None:
     """Torch's own Adam on the held graph is the oracle; it goes on over two rounds."""
     graph = make_graph(60, sparse=sparse)
-    options = {"server_share": share, "correction_steps": steps, "server_lr": lr}
+    options = {"server_share": share, "correction_steps": steps, "correction_lr": lr}
     setup = setup_of(graph, **{k: v for k, v in options.items() if v is not None})
     cfg, key, held = setup.method_config, training_key(setup.config), setup.server_block
     assert held is not None
@@ -156,7 +156,7 @@ def test_both_tiers_and_a_resumed_run(
     [
         ({"server_share": 0.0}, "server_share: input should be greater than 0"),
         ({"correction_steps": 0}, "correction_steps: input should be greater than or equal to 1"),
-        ({"server_lr": -1.0}, "server_lr: input should be greater than 0"),
+        ({"correction_lr": -1.0}, "correction_lr: input should be greater than 0"),
     ],
 )
 def test_options_out_of_range(make_graph: MakeGraph, options: dict[str, Any], message: str) -> None:

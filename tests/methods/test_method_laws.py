@@ -10,6 +10,14 @@ import torch
 
 from crossed import crossed
 from layers import MODELS_WITH_SKIPS, model_of, reference_model
+from silograph.aggregation.server_optimizers import (
+    ADAM,
+    MEMORY,
+    MOMENTUM,
+    NONE,
+    MomentumOptions,
+    ServerOptimizer,
+)
 from silograph.core.key import Key
 from silograph.core.payload import Stacked, take_all
 from silograph.evaluation.evaluate import own_counts, server_counts
@@ -21,7 +29,7 @@ from silograph.graph.partition.partition import Partition, make_partition
 from silograph.graph.partition.split import draw_split
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
-from silograph.methods.fedavg import FEDAVG, FedOptOptions
+from silograph.methods.fedavg import FEDAVG
 from silograph.methods.local_training import shared
 from silograph.nn.conv import Params
 from silograph.nn.fit import Schedule
@@ -189,11 +197,42 @@ def test_every_method_trains_every_kind_of_layer(
 def test_server_steps_train_the_same_in_blocks(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], adam: bool
 ) -> None:
-    graph, method = make_graph(50), METHODS["fedopt"]
-    options = FedOptOptions(server_optimizer="adam" if adam else "momentum")
-    cfg = config(graph, method, options=options, optimizer="sgd")
+    graph, method, chosen = make_graph(50), METHODS["fedopt"], ADAM if adam else MOMENTUM
+    cfg = with_server(config(graph, method, optimizer="sgd"), chosen, chosen.options())
     built = cut_block(graph, 5)
     assert_same(train(method, cfg, built, 5), train(method, cfg, built, 2))
+
+
+def with_server(cfg: MethodConfig, chosen: ServerOptimizer, options: Any) -> MethodConfig:
+    return replace(cfg, server_optimizer=chosen.name, server_step=chosen.step(options))
+
+
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.server_step])
+def test_half_a_server_step_leads_half_the_way(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str
+) -> None:
+    """Without momentum, x + lr (mean - x): of all weights that a method averages."""
+    graph, method = make_graph(50), METHODS[name]
+    plain = with_first_knobs(method, config(graph, method, optimizer="sgd"), 5)
+    assert plain.server_optimizer == NONE.name
+    initial = plain.model.init_weights(Key.of(9), torch.float64)
+    after = {}
+    for lr in (None, 1.0, 0.5):
+        options = MomentumOptions(server_lr=lr or 1.0, server_momentum=0.0)
+        cfg = plain if lr is None else with_server(plain, MOMENTUM, options)
+        fed = InProcess(cfg, *cut_block(graph, 5), 5)
+        state = method.init(fed, cfg, initial, Key.of(5))
+        state, report = method.round(fed, cfg, state, 1, Key.of(5))
+        assert report.server_optimizer == cfg.server_optimizer
+        tensors = state.memory if state.weights is None else state.weights
+        after[lr] = {n: w for n, w in tensors.items() if not n.startswith(MEMORY)}
+    moved = 0.0
+    for name, w in after[None].items():
+        moved += float((w - initial[name]).abs().max())
+        torch.testing.assert_close(after[1.0][name], w, rtol=0, atol=TOLERANCE)
+        halfway = (initial[name] + w) / 2
+        torch.testing.assert_close(after[0.5][name], halfway, rtol=0, atol=TOLERANCE)
+    assert moved > 0
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

@@ -84,7 +84,7 @@ def test_a_key_that_came_later_has_its_default() -> None:
     line = cell().start
     known = digest_of(line)
     del line["config"]["normalize"]
-    del line["config"]["options"]["method.server_beta2"]
+    del line["config"]["options"]["server_optimizer.server_beta2"]
     assert digest_of(line) == known
     line["config"]["method"] = "gone"  # nothing is known of its options
     assert digest_of(line) != known

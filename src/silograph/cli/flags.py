@@ -455,7 +455,8 @@ def flag_error(error: click.NoSuchOption) -> str:
     if error.ctx is not None and error.ctx.info_name == "compare":
         is_method = kind == "method" and method in METHODS
         flag = f"--options {method if is_method else kind}.{option_name}"
-    return f"expected an option of {join_words(owners)} as {flag}=VALUE, got {error.option_name}"
+    words = join_words([owner.replace("_", " ", 1) for owner in owners])
+    return f"expected an option of {words} as {flag}=VALUE, got {error.option_name}"
 
 
 def _unknown_flag(error: click.NoSuchOption) -> str:

@@ -2,7 +2,7 @@
 
 A field `local_epochs` is the keyword `local_epochs`, the TOML key `local_epochs` and the flag
 `--local-epochs`. Options of the chosen parts (method, partition, model, neighbor sampler, selector,
-aggregator) stand under `[options]` in TOML, in `options={...}` in Python, and in
+aggregator, server optimizer) stand under `[options]` in TOML, in `options={...}` in Python, and in
 `--option NAME=VALUE` on the command line, as `NAME` or `PART.NAME`.
 """
 
@@ -204,12 +204,18 @@ class RunConfig:
         "what the server makes of the clients' weights: mean, median or trimmed_mean; or "
         "FILE.py:NAME (methods that average weights)",
     )
+    server_optimizer: str | None = setting(
+        "Training",
+        None,
+        "the server's step towards the clients' mean: none (it takes the mean), momentum or adam; "
+        "or FILE.py:NAME (methods that average weights; default: adam for fedopt, else none)",
+    )
     options: Mapping[str, Scalar] = setting(
         "Training",
         {},
         "an option of the method or another chosen part, NAME=VALUE or PART.NAME=VALUE; parts: "
-        "method, partition, model, neighbors, selector, aggregator (repeatable; see silograph "
-        "parts)",
+        "method, partition, model, neighbors, selector, aggregator, server_optimizer (repeatable; "
+        "see silograph parts)",
     )
     rounds: Annotated[int, Field(ge=1, lt=2**31)] = setting("Training", 100, "number of rounds")
     local_epochs: Count | None = setting(

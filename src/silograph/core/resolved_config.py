@@ -43,6 +43,7 @@ class ResolvedConfig:
     dropout: float
     method: str
     aggregator: str
+    server_optimizer: str
     options: Mapping[str, Scalar | None]
     rounds: int
     local_epochs: int

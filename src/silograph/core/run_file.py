@@ -89,8 +89,8 @@ def toml_value(value: Scalar) -> str:
 def parse_option(text: str) -> tuple[str, Scalar]:
     """Return name and value of `NAME=VALUE`; the value is read as TOML, else as a string.
 
-    >>> parse_option("server_lr=0.5"), parse_option("server_optimizer=adam")
-    (('server_lr', 0.5), ('server_optimizer', 'adam'))
+    >>> parse_option("server_lr=0.5"), parse_option("score=odds")
+    (('server_lr', 0.5), ('score', 'odds'))
 
     Raises:
         ConfigError: there is no `=`.

@@ -117,6 +117,9 @@ class StudyOptions(TypedDict, total=False):
     aggregator: str
     """what the server makes of the clients' weights: mean, median or trimmed_mean; or
     FILE.py:NAME (methods that average weights)"""
+    server_optimizer: str | None
+    """the server's step towards the clients' mean: none (it takes the mean), momentum or adam;
+    or FILE.py:NAME (methods that average weights; default: adam for fedopt, else none)"""
     rounds: int
     """number of rounds"""
     local_epochs: int | None
@@ -228,7 +231,7 @@ class TuneOptions(StudyOptions, total=False):
     centralized or graphsaint"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
-    partition, model, neighbors, selector, aggregator (see silograph parts)"""
+    partition, model, neighbors, selector, aggregator, server_optimizer (see silograph parts)"""
     metric: str | None
     """the score that picks the best round, stops by patience, is tuned, compared and shown first
     (default: accuracy; f1_micro for label sets, rmse for numbers)"""
@@ -243,7 +246,7 @@ class RunOptions(StudyOptions, total=False):
     """result folder (default: none is written)"""
     options: Mapping[str, Scalar]
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
-    partition, model, neighbors, selector, aggregator (see silograph parts)"""
+    partition, model, neighbors, selector, aggregator, server_optimizer (see silograph parts)"""
     metric: str | None
     """the score that picks the best round, stops by patience, is tuned, compared and shown first
     (default: accuracy; f1_micro for label sets, rmse for numbers)"""

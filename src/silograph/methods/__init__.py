@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from silograph.aggregation.aggregators import ServerAdam, ServerMomentum
+from silograph.aggregation.server_optimizers import ServerAdam, ServerMomentum
 from silograph.control import Controller, RunStanding, knob_fields, knob_specs
 from silograph.core.errors import lookup
 from silograph.core.key import Key

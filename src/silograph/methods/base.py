@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from silograph.aggregation.aggregators import MEAN, Aggregator
+from silograph.aggregation.server_optimizers import NONE, ServerStep, take_mean
 from silograph.control import FIXED, Controller, Knob, knobs_of
 from silograph.core.config import STRICT, RunConfig
 from silograph.core.errors import ConfigError
@@ -138,6 +139,7 @@ class Needs:
         knobs: the knobs of a run, by the options.
         controller: the controller that sets them, by the options.
         selector: default of the run's `selector`.
+        server_optimizer: default of the run's `server_optimizer`.
         rating_model: default of the run's `model` on ratings of users and items.
     """
 
@@ -153,6 +155,7 @@ class Needs:
     knobs: Callable[[Any], tuple[Knob, ...]] = knobs_of
     controller: Callable[[Any], Controller] = fixed_knobs
     selector: str = "uniform"
+    server_optimizer: str = NONE.name
     rating_model: DefaultModel = RATING_MODEL
 
     def learning_rate(self, optimizer: str) -> float:
@@ -198,6 +201,8 @@ class MethodConfig(Generic[Options]):
         rates: how the learning rate of `optimizer` changes over rounds.
         aggregator: combines the clients' weights at the server; `Server.average` uses it.
         aggregator_options: of its `options` type.
+        server_optimizer: name of the server's optimizer.
+        server_step: its step from the mean; `Server.step` takes it.
         sent: how weights travel.
     """
 
@@ -224,6 +229,8 @@ class MethodConfig(Generic[Options]):
     rates: RateSchedule = CONSTANT
     aggregator: Aggregator = MEAN
     aggregator_options: Any = None
+    server_optimizer: str = NONE.name
+    server_step: ServerStep = take_mean
     sent: SentWeights = PLAIN_WEIGHTS
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
@@ -289,6 +296,8 @@ class RoundReport:
         trained: what is known by client, (C, ...): `answered`, `nodes` and `loss` for an observed
             selector, and `received/*`, counts of the model with which clients began.
         aggregator: name of what has combined the clients' weights; `Server.average` sets it.
+        server_optimizer: name of the server's optimizer if it may take a step in the round;
+            `Server.step` sets it.
     """
 
     participants: tuple[str, ...]
@@ -297,6 +306,7 @@ class RoundReport:
     client_facts: Mapping[str, Tensor] = field(default_factory=dict)
     trained: Mapping[str, Tensor] = field(default_factory=dict)
     aggregator: str = MEAN.name
+    server_optimizer: str = NONE.name
 
 
 StepsOnHeld = Callable[[MethodConfig[Any], ClientBlock, ServerState, int, Key], ServerState]
@@ -433,6 +443,8 @@ class Method(Generic[Options]):
         aggregates: whether the run's aggregator may be another than the mean. Then the round must
             average by `Server.average`, and clients must reply as `LocalModel` does, with nothing
             else.
+        server_step: whether the run may have a server optimizer. Then the round must end with
+            `Server.step`.
         scores_on_receipt: whether each round sends the server's model, clients train from exactly
             that, and their reply has the field `received`. If so, the clients of the next round
             score the server's model. Otherwise it is sent to be scored, and the next round must
@@ -461,6 +473,7 @@ class Method(Generic[Options]):
     small_weights: bool = False
     cautions: tuple[Caution, ...] = ()
     aggregates: bool = False
+    server_step: bool = False
     scores_on_receipt: bool | None = None
     makes_edges: bool = False
     ratings: bool = True

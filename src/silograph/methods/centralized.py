@@ -19,5 +19,6 @@ CENTRALIZED = replace(
     small_weights=False,
     setting=Uncut(),
     aggregates=False,
+    server_step=False,
     cautions=(),
 )

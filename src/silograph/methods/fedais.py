@@ -1233,8 +1233,8 @@ def train_round(
     if "loss" not in reply:  # no selected client has a training node
         return state, RoundReport(client_ids, None, facts | dict.fromkeys(names, 0.0))
     facts |= {name: float(reply[name].t) for name in names}
-    new = ServerState(tensors_under("weights", reply), state.memory)
-    return new, RoundReport(client_ids, float(reply["loss"].t), facts)
+    report = RoundReport(client_ids, float(reply["loss"].t), facts)
+    return server.step(state, tensors_under("weights", reply), report)
 
 
 def bytes_of_rows(server: Server[FedAISOptions]) -> int:
@@ -1289,6 +1289,7 @@ FEDAIS: Method[FedAISOptions] = Method(
     options=FedAISOptions,
     **program(train_round, setup=setup, state=ClientState),
     check=check,
+    server_step=True,
     evaluate=HaloSums(),
     needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_of_run, controller=controller_of),
     rows="single",

@@ -8,32 +8,17 @@ optimization", ICLR 2021, algorithm 2.
 What we changed: clients are weighted by their training nodes (the papers: by examples), a
 client without any takes no part, and local steps are full batch unless a batch size is given.
 
-FedOpt's own step is Adam with bias correction and a tau relative to the size of the changes, so
-that it holds for raw, row-normalized and standardized features alike (`ScaleFreeAdam`). With
-`server_tau` it is FedAdam as in the paper, but for v, which starts at 0 where the paper asks for at
-least tau^2. The defaults (local SGD of rate 0.1, one epoch, server Adam of rate 0.01, relative tau
-0.01) are derived in benchmarks/defaults/features.md. FedAvg keeps the setting of most papers on
-graphs, local Adam of rate 0.01 built anew every round, which does not learn on small clients.
+FedOpt is FedAvg with a server optimizer, `adam` by default (`silograph.aggregation.
+server_optimizers` has the steps, their options, and what we changed), and local SGD of rate 0.1.
+The defaults are derived in benchmarks/defaults/features.md. FedAvg keeps the setting of most papers
+on graphs, local Adam of rate 0.01 built anew every round, which does not learn on small clients.
 """
 
 import dataclasses
-from dataclasses import field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from silograph.aggregation.aggregators import (
-    ScaleFreeAdam,
-    ServerAdam,
-    ServerMomentum,
-    ServerStep,
-    take_mean,
-)
-from silograph.core.config import STRICT
 from silograph.core.kinds import Kind
-from silograph.core.setting_values import log
 from silograph.federation.messages import Empty
 from silograph.methods.base import (
     AnyMethod,
@@ -47,70 +32,6 @@ from silograph.methods.base import (
 from silograph.methods.local_training import AveragedModel, GlobalModel, LocalModel
 from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program
 
-MOMENTUM_RATE = 1.0
-ADAM_RATE = 0.01  # see benchmarks/defaults/features.md
-ABSOLUTE_RATE = 0.005  # of Adam with an absolute tau, see benchmarks/defaults/sweep.md
-
-
-@dataclass(frozen=True, config=STRICT)
-class FedOptOptions:
-    """The server's optimizer; the help texts are the documentation of the fields."""
-
-    server_optimizer: Literal["momentum", "adam"] = field(
-        default="adam", metadata={"help": "adam (FedAdam) or momentum (FedAvgM)"}
-    )
-    server_lr: Annotated[float, Field(gt=0)] | None = field(
-        default=None,
-        metadata={
-            "help": "step size (default: 1 for momentum, 0.01 for adam, 0.005 with server_tau)",
-            "tune": log(1e-3, 1.0),
-        },
-    )
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = field(
-        default=0.9, metadata={"help": "momentum; 0 with step size 1 is FedAvg"}
-    )
-    server_beta1: Annotated[float, Field(ge=0, lt=1)] = field(
-        default=0.9, metadata={"help": "adam: decay of the first moment"}
-    )
-    server_beta2: Annotated[float, Field(ge=0, lt=1)] = field(
-        default=0.99, metadata={"help": "adam: decay of the second moment"}
-    )
-    server_relative_tau: Annotated[float, Field(ge=0)] = field(
-        default=0.01,
-        metadata={
-            "help": "adam: degree of adaptivity, relative to the size of the updates",
-            "tune": log(1e-3, 10.0),
-        },
-    )
-    server_tau: Annotated[float, Field(gt=0)] | None = field(
-        default=None,
-        metadata={
-            "help": "adam: an absolute degree of adaptivity, which makes the step that of the "
-            "paper, without bias correction; none: relative"
-        },
-    )
-
-    def __post_init__(self) -> None:
-        """Set the default step size, so that the resolved config shows it."""
-        if self.server_lr is None:
-            adam = ADAM_RATE if self.server_tau is None else ABSOLUTE_RATE
-            lr = MOMENTUM_RATE if self.server_optimizer == "momentum" else adam
-            object.__setattr__(self, "server_lr", lr)
-
-
-def server_step(options: object) -> ServerStep:
-    """Return the server's step from the mean; without options of FedOpt it takes the mean."""
-    if not isinstance(options, FedOptOptions):
-        return take_mean
-    assert options.server_lr is not None  # written out
-    lr, tau = options.server_lr, options.server_tau
-    betas = options.server_beta1, options.server_beta2
-    if options.server_optimizer == "momentum":
-        return ServerMomentum(lr, options.server_momentum)
-    if tau is None:
-        return ScaleFreeAdam(lr, *betas, options.server_relative_tau)
-    return ServerAdam(lr, *betas, tau)
-
 
 @op(Kind.WEIGHTS)
 def train(
@@ -121,9 +42,7 @@ def train(
 
 
 @calls(train)
-def train_round(
-    server: Server[NoOptions | FedOptOptions], state: ServerState
-) -> tuple[ServerState, RoundReport]:
+def train_round(server: Server[NoOptions], state: ServerState) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, step."""
     return average_and_step(server, state, train)
 
@@ -136,8 +55,7 @@ def average_and_step(
     mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
     if mean is None:  # no selected client has a training node
         return state, report
-    step = server_step(server.options)
-    return ServerState(*step(state.weights, dict(mean.weights), dict(state.memory))), report
+    return server.step(state, mean.weights, report)
 
 
 def averaging(train: ClientOp[GlobalModel, LocalModel], state: type = Empty) -> AnyMethod:
@@ -172,6 +90,7 @@ FEDAVG: AnyMethod = Method(
         ),
     ),
     aggregates=True,
+    server_step=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(
@@ -179,7 +98,6 @@ FEDOPT: AnyMethod = dataclasses.replace(
     name="fedopt",
     title="average of locally trained models, then a server momentum or Adam step",
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
-    options=FedOptOptions,
-    needs=Needs(optimizer="sgd"),
+    needs=Needs(optimizer="sgd", server_optimizer="adam"),
     cautions=(),
 )

@@ -1022,7 +1022,7 @@ def train_round(
         for _ in range(server.options.local_steps - 1):
             slots = server.call(step, exchange_rows(server, slots))
         mean, report = server.average(submit, exchange_rows(server, slots), AveragedModel)
-    return (state if mean is None else ServerState(dict(mean.weights), state.memory)), report
+    return (state, report) if mean is None else server.step(state, mean.weights, report)
 
 
 def exchange_rows(server: Server[FedGraphOptions], slots: Payload) -> LastRows:
@@ -1064,6 +1064,7 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     options=FedGraphOptions,
     **program(train_round),
     check=check,
+    server_step=True,
     evaluate=HaloFrom(1),
     evaluate_by=evaluation_of,
     needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),

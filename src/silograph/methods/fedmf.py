@@ -136,7 +136,7 @@ def average_rows(
         share = mean.share[:, None]
         change = torch.where(share > 0, weights[ITEMS] / share, 0.0)
         weights[ITEMS] = state.weights[ITEMS] + change
-    return ServerState(weights, {}), report
+    return server.step(state, weights, report)
 
 
 def row_averaging(train: ClientOp[SharedModel, LocalChange]) -> AnyMethod:

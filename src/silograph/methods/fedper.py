@@ -5,7 +5,8 @@ Arivazhagan, Aggarwal, Singh and Choudhary, "Federated learning with personaliza
 
 The server sends the base, which is all but the last `private` layers. A selected client trains base
 and private layers together and returns the base; the server takes the mean, weighted by training
-nodes. Private layers stay in the client's state from round to round and never leave it.
+nodes, or a step of its optimizer towards it. Private layers stay in the client's state from round
+to round and never leave it.
 
 What we changed: all clients start from the same private layers, those of the run's initial model,
 which the server sends once before round 1; and clients may be selected at random. The optimizer is
@@ -209,12 +210,23 @@ def setup(server: Server[FedPerOptions], weights: Params) -> ServerState:
     """Send the first private layers once; the server keeps the base."""
     base, private = split(weights, server.options.private)
     server.call(begin_private, PrivateLayers(private))
-    return server_state(server.options, base)
+    return server_state(server.options, ServerState(base, {}))
 
 
-def server_state(options: FedPerOptions, base: Mapping[str, Tensor]) -> ServerState:
-    """Return the state of a server that has this base, which is a model if nothing is private."""
-    return ServerState(None, dict(base)) if options.private else ServerState(dict(base), {})
+def server_state(options: FedPerOptions, of_base: ServerState) -> ServerState:
+    """Return the server's state from that of the base, which is a model if nothing is private."""
+    assert of_base.weights is not None
+    return ServerState(None, {**of_base.weights, **of_base.memory}) if options.private else of_base
+
+
+def split_state(server: Server[FedPerOptions], state: ServerState) -> tuple[Params, Params]:
+    """Return the base, and what the server remembers of its optimizer."""
+    if state.weights is not None:
+        return state.weights, state.memory
+    base, _ = split(dict.fromkeys(server.cfg.model.weight_shapes, ""), server.options.private)
+    return {name: state.memory[name] for name in base}, {
+        name: t for name, t in state.memory.items() if name not in base
+    }
 
 
 @calls(train_private)
@@ -222,10 +234,13 @@ def train_round(
     server: Server[FedPerOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, take the mean of their bases."""
-    base = state.memory if state.weights is None else state.weights
+    base, memory = split_state(server, state)
     mean = WeightedMean("nodes", untouched_rows_after_round(server.cfg, base))
-    new, report = server.average(train_private, Base(base), AveragedModel, mean=mean)
-    return (state if new is None else server_state(server.options, new.weights)), report
+    average, report = server.average(train_private, Base(base), AveragedModel, mean=mean)
+    if average is None:  # no selected client has a training node
+        return state, report
+    new, report = server.step(ServerState(base, memory), average.weights, report)
+    return server_state(server.options, new), report
 
 
 FEDPER = Method(
@@ -242,6 +257,7 @@ FEDPER = Method(
     check=check,
     evaluate=personal(),
     aggregates=True,
+    server_step=True,
     cautions=(
         Caution(
             "clients train with adam, as for fedavg; on Photo and Coauthor-CS the result is far "

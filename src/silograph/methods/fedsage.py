@@ -627,6 +627,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     options=FedSageOptions,
     **program(train_round, setup=setup, state=MendedState, other_network=network_of),
     check=check,
+    server_step=True,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,

@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import state_of
+from silograph.core.payload import fields_under, state_of, with_prefix
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Caution, Method, MethodConfig, ServerHolds, ServerState
 from silograph.methods.fedavg import FEDAVG_PROGRAM
@@ -45,8 +45,8 @@ class LLCGOptions:
     correction_steps: Annotated[int, Field(ge=1)] = field(
         default=1, metadata={"help": "passes of the server over its own training nodes in a round"}
     )
-    server_lr: Annotated[float, Field(gt=0)] | None = field(
-        default=None, metadata={"help": "the server's learning rate; none: the clients'"}
+    correction_lr: Annotated[float, Field(gt=0)] | None = field(
+        default=None, metadata={"help": "learning rate of these passes; none: the clients'"}
     )
 
 
@@ -69,9 +69,9 @@ def correct(
 ) -> ServerState:
     """Take the server's own steps from the mean of a round."""
     assert state.weights is not None  # set by init
-    return ServerState(
-        *train_at_server(cfg, server_block, state.weights, state.memory, key.fold("correct", t))
-    )
+    memory, correct_key = fields_under("correction", state.memory), key.fold("correct", t)
+    weights, memory = train_at_server(cfg, server_block, state.weights, memory, correct_key)
+    return ServerState(weights, {**state.memory, **with_prefix("correction", memory)})
 
 
 def train_at_server(
@@ -88,9 +88,9 @@ def train_at_server(
     """
     options = cfg.options
     optimizer = cfg.optimizer
-    if options.server_lr is not None:
+    if options.correction_lr is not None:
         assert isinstance(optimizer, SGD | Adam)  # all that a run can name
-        optimizer = replace(optimizer, lr=options.server_lr)
+        optimizer = replace(optimizer, lr=options.correction_lr)
     schedule = replace(cfg.schedule, epochs=options.correction_steps, neighbors=FULL)
     training = replace(cfg.training, optimizer=optimizer, schedule=schedule)
     optimizer_state = {name: m[None] for name, m in memory.items()}
@@ -112,6 +112,7 @@ LLCG = Method(
     init=FEDAVG_PROGRAM["init"],
     round=FEDAVG_PROGRAM["round"],
     check=check,
+    server_step=True,
     setting=ServerHolds(server_share, correct),
     cautions=(
         Caution(

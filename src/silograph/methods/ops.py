@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from silograph.aggregation.aggregators import combine_weights
+from silograph.aggregation.server_optimizers import MEMORY
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -430,6 +431,29 @@ class Server(Generic[Options]):
             self._check_shapes(op, averages)
         loss = float(averages["loss"].t)
         return from_payload(into, averages), replace(report, train_loss=loss)
+
+    def step(
+        self, state: ServerState, mean: Mapping[str, Tensor], report: RoundReport
+    ) -> tuple[ServerState, RoundReport]:
+        """Let the server's optimizer take its step towards the clients' mean.
+
+        Args:
+            state: weights x_t, and memory with that of the optimizer.
+            mean: of the clients' weights, by the names of x_t.
+            report: of the round.
+
+        Returns:
+            The state after the step, with the rest of the memory as it was; and the report, which
+            names the optimizer.
+        """
+        assert state.weights is not None
+        own = {name: t for name, t in state.memory.items() if name.startswith(MEMORY)}
+        others = {name: t for name, t in state.memory.items() if name not in own}
+        optimizer = self.cfg.server_optimizer
+        with at_server(self.cfg.server_step, f"server optimizer {optimizer}", self.round):
+            weights, memory = self.cfg.server_step(state.weights, mean, own)
+        new = ServerState(dict(weights), {**others, **memory})
+        return new, replace(report, server_optimizer=optimizer)
 
     def gather(
         self, op: ClientOp[Request, Reply], request: Request, *, to: Sequence[str]

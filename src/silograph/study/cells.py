@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from silograph.aggregation.server_optimizers import SERVER_OPTIMIZERS
 from silograph.core.config import RunConfig, checked, make_config
 from silograph.core.errors import DataError, SilographError
 from silograph.core.resolved_config import ResolvedConfig
@@ -101,7 +102,7 @@ class Cell:
                 hashes[name] = source_hash(value) or "unknown"
             elif is_spec(spec):
                 hashes[name] = source_digest(spec)
-        for name in ("neighbors", "selector", "aggregator"):
+        for name in ("neighbors", "selector", "aggregator", "server_optimizer"):
             if is_spec(spec := getattr(self.config, name) or ""):
                 hashes[name] = source_digest(spec)
         if is_partition_file(self.config.partition):
@@ -211,9 +212,25 @@ def with_options(config: Mapping[str, Any]) -> Line:
     options = (
         dict(new_config["options"]) if not any(name in config for name in FLAT) else old_options
     )
+    if new_config.get("server_optimizer") is None:
+        new_config["server_optimizer"], options = _server_optimizer_of_old(new_config, options)
     with contextlib.suppress(SilographError):  # of a part that is gone: nothing to fill in
         options = fill_option_defaults(tuple(new_config.get(kind) for kind in TABLES), options)
     return new_config | {"options": options}
+
+
+def _server_optimizer_of_old(config: Line, options: Line) -> tuple[str, Line]:
+    """Return the server optimizer of a line from when it was an option of `fedopt`, and options."""
+    renamed = {"method.server_lr": "method.correction_lr"} if config["method"] == "llcg" else {}
+    if config["method"] != "fedopt":
+        return "none", {renamed.get(name, name): value for name, value in options.items()}
+    name = str(options.get("method.server_optimizer", "adam"))
+    known = {f"method.{f.name}" for f in fields(SERVER_OPTIMIZERS[name].options)}
+    return name, {
+        n.replace("method.", "server_optimizer.") if n in known else n: value
+        for n, value in options.items()
+        if n in known or not n.startswith("method.")
+    }
 
 
 def fill_option_defaults(names: tuple[str | None, ...], option_values: Mapping[str, Any]) -> Line:

@@ -64,7 +64,8 @@ from silograph.task.metric_table import added, metric_of
 # --- The request of a comparison, checked before anything runs -----------------------------------
 
 
-SHARED = ("partition", "model", "neighbors", "selector", "aggregator")  # parts of all methods
+# Parts of all methods.
+SHARED = ("partition", "model", "neighbors", "selector", "aggregator", "server_optimizer")
 VARIABLE = [name for name in FIELDS if name not in APART]
 
 

@@ -399,27 +399,30 @@ class Space:
         }
 
 
+BY_NAME = ("method", "server_optimizer")  # parts whose options say whose they are
+
+
 def given_keys(run_options: Mapping[str, Any], base: RunConfig, own: Own) -> set[str]:
     """Return the keys of a run and the options of its parts that have a value already."""
     return {*run_options, *(key_of(key, base, own) for key in run_options.get("options", {}))}
 
 
 def key_of(key: Any, base: RunConfig, own: Own) -> Any:
-    """Return the one name of a key: NAME of a field or the method's option, else PART.NAME."""
+    """Return the one name of a key: NAME of a field or a `BY_NAME` option, else PART.NAME."""
     if not isinstance(key, str) or key in FIELDS:  # `chosen_ranges` refuses what is no text
         return key
     try:
         kind, name = find_option(key, named_parts(base, own.methods.get(base.method)))
     except ConfigError:  # it is no key; `chosen_ranges` says so
         return key
-    return name if kind == "method" else f"{kind}.{name}"
+    return name if kind in BY_NAME else f"{kind}.{name}"
 
 
 def part_options(base: RunConfig, own: Own) -> "dict[str, dataclasses.Field[Any]]":
-    """Return the options of all parts but the method, as PART.NAME."""
+    """Return the options of all parts but the method, as `key_of` names them."""
     parts = named_parts(base, own.methods.get(base.method))
     return {
-        f"{kind}.{name}": f
+        name if kind in BY_NAME else f"{kind}.{name}": f
         for kind, part in parts.items()
         if kind != "method"
         for name, f in options_of(part).items()
@@ -440,7 +443,7 @@ def chosen_ranges(
         keys: keys to tune; None for all that declare a range and have no value yet.
         user_ranges: ranges in place of those declared.
         fixed: keys that have a value already.
-        others: options of the other parts, as PART.NAME.
+        others: options of the other parts, of `part_options`.
 
     Raises:
         ConfigError: a key does not exist (names the nearest), has no range or a value already, or

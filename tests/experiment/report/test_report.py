@@ -222,7 +222,7 @@ GIVEN: list[dict[str, Any]] = [
     {"clients": 3, "rounds": 1, "hidden": 4},
     {"clients": 3, "rounds": 1, "hidden": 4, "largest_component": True, "strict": True, "seed": 5},
     {"clients": 2, "rounds": 1, "keep_optimizer": False, "method": "local", "target": "accuracy=1"},
-    {"rounds": 1, "clients": 2, "options": {"server_lr": 0.5, "server_optimizer": "momentum"}},
+    {"rounds": 1, "clients": 2, "server_optimizer": "momentum", "options": {"server_lr": 0.5}},
 ]
 
 

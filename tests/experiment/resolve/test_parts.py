@@ -69,7 +69,7 @@ def test_none_over_a_run_file_takes_its_value_back(tmp_path: Path) -> None:
     for given, tau in (([], 0.001), (["--option", "server_tau=none"], None)):
         values = read_toml(file)
         values["options"] |= parse_options(given[1:])
-        assert choose_parts(make_config(values)).method.options.server_tau == tau
+        assert choose_parts(make_config(values)).server_optimizer.options.server_tau == tau
     with pytest.raises(ConfigError, match=r"mu: input should be a valid number, got 'none'"):
         choose_parts(make_config({"method": "fedprox", "options": {"mu": "none"}}))
 
@@ -112,8 +112,8 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         ),
         (
             {"options": {"server_tau": 1}, "method": "fedavg"},
-            "option server_tau: method fedavg has no such option, but method fedopt has it: leave "
-            "it out, or set method=fedopt",
+            "option server_tau: server_optimizer none has no such option, but server_optimizer "
+            "adam has it: leave it out, or set server_optimizer=adam",
         ),
         (
             {"partition": "dirichlet", "alpha": 0.3, "options": {"partition.alpha": 0.3}},
@@ -130,8 +130,8 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         ),
         (  # two parts have it, so it is named in full
             {"options": {"alfa": 1}, "partition": "dirichlet", "neighbors": "fedgrains"},
-            "option alfa: method fedopt, partition dirichlet, model gcn, neighbors fedgrains and "
-            "selector uniform have no such option: did you mean 'partition.alpha'?",
+            "option alfa: partition dirichlet, model gcn, neighbors fedgrains, selector uniform "
+            "and server_optimizer adam have no such option: did you mean 'partition.alpha'?",
         ),
         (
             {"options": {"neighbors.x": 1}},
@@ -213,13 +213,16 @@ def test_favored_classes_are_written_out_where_classes_are_known() -> None:
 def test_spelled_out_defaults_are_the_same_run(make_graph: MakeGraph, tmp_path: Path) -> None:
     """Equal in the result folder, in lines of studies, and in what resuming compares."""
     graph, plain = make_graph(40), OPEN
-    spelled = plain | {"options": {"method.server_lr": 0.01, "participation": 1.0}, "lr": 0.1}
+    spelled = plain | {
+        "options": {"server_optimizer.server_lr": 0.01, "participation": 1.0},
+        "lr": 0.1,
+    }
     for name, options in (("a", plain), ("b", spelled)):
         sg.run(graph, **options, out=str(tmp_path / name))
     one, other = (json.loads((tmp_path / name / "run.json").read_text()) for name in "ab")
     assert one["config"] == other["config"]
     assert one["same"] == other["same"]
-    assert one["config"]["options"]["method.server_beta2"] == 0.99
+    assert one["config"]["options"]["server_optimizer.server_beta2"] == 0.99
     assert "options" in one["given"]
     cells = [Cell({}, make_config({"dataset": "x", **own}), graph) for own in (plain, spelled)]
     assert cells[0].digest == cells[1].digest
@@ -231,10 +234,10 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
     graph, path = make_graph(40), tmp_path / "a"
     sg.run(graph, **OPEN, out=str(path))
     monkeypatch.setattr("silograph.methods.base.LEARNING_RATES", {"sgd": 9, "adam": 9})
-    monkeypatch.setattr("silograph.methods.fedavg.ADAM_RATE", 9.0)
+    monkeypatch.setattr("silograph.aggregation.server_optimizers.RELATIVE_RATE", 9.0)
     config = make_config(read_toml(path / "config.toml"))
     assert resolve(config, graph).config.lr == 0.1
-    assert sg.resume(path, graph=graph).config.options["method.server_lr"] == 0.01
+    assert sg.resume(path, graph=graph).config.options["server_optimizer.server_lr"] == 0.01
     assert resolve(make_config({}), graph).config.lr == 9
 
 
@@ -246,11 +249,12 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
         ({"fanout": "2"}, {"fanout": "3"}),
         ({"fanout": "2"}, {"hidden": 3}),
         ({"options": {"server_lr": 0.1}}, {"options": ["server_lr=0.2"]}),
-        ({"options": {"method.server_lr": 0.1}}, {"method": "fedavg"}),
+        ({"method": "fedprox", "options": {"method.mu": 0.1}}, {"method": "fedavg"}),
+        ({}, {"method": "fedavg"}),
         ({}, {"seed": 7, "clients": 3}),
         ({"split_seed": 5}, {"seed": 7}),
         ({}, {"fanout": "3"}),
-        ({}, {"options": ["server_optimizer=momentum"]}),
+        ({}, {"server-optimizer": "momentum"}),
         ({"clients": 3}, {"optimizer": "adam"}),
     ],
 )
@@ -287,7 +291,8 @@ def test_flags_over_the_file_of_a_run_are_flags_over_what_was_given(
 def test_lines_from_before_mean_what_they_meant() -> None:
     cell = Cell({}, make_config({"dataset": "cora", "partition": "dirichlet", "fanout": "3"}))
     config = dict(cell.start["config"])
-    old = {n: v for n, v in config.items() if n not in ("options", "neighbors")} | {
+    dropped = ("options", "neighbors", "server_optimizer")
+    old = {n: v for n, v in config.items() if n not in dropped} | {
         "alpha": 0.5,
         "favor": 10.0,
         "participation": 1.0,
@@ -297,6 +302,32 @@ def test_lines_from_before_mean_what_they_meant() -> None:
     }
     assert digest_of({**cell.start, "config": old}) == cell.digest
     assert digest_of({**cell.start, "config": old | {"alpha": 0.4}}) != cell.digest
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({}, {"method.server_lr": 0.01, "method.server_momentum": 0.9, "method.server_tau": None}),
+        ({"options": {"server_tau": 0.1}}, {"method.server_tau": 0.1, "method.server_lr": 0.005}),
+        (
+            {"server_optimizer": "momentum", "options": {"server_lr": 0.5}},
+            {"method.server_optimizer": "momentum", "method.server_lr": 0.5},
+        ),
+        (
+            {"method": "llcg", "options": {"correction_lr": 0.5}},
+            {"method.server_lr": 0.5, "method.server_share": 1.0},
+        ),
+        ({"method": "scaffold", "options": {"server_lr": 0.5}}, {"method.server_lr": 0.5}),
+    ],
+)
+def test_lines_from_when_the_server_optimizer_was_an_option(
+    given: dict[str, Any], options: dict[str, Any]
+) -> None:
+    cell = Cell({}, make_config({"dataset": "cora"} | given))
+    config = {n: v for n, v in cell.start["config"].items() if n != "server_optimizer"}
+    others = {n: v for n, v in config["options"].items() if not n.startswith(("method", "server"))}
+    old = config | {"options": others | options}
+    assert digest_of({**cell.start, "config": old}) == cell.digest
 
 
 def test_older_folders_are_refused_in_one_line(make_graph: MakeGraph, tmp_path: Path) -> None:

@@ -13,16 +13,26 @@ import pytest
 import silograph as sg
 from commands import Capture, printed
 from runs import MakeGraph, outcome, rows_of, same_bits, weights_of
-from silograph.aggregation.aggregators import ScaleFreeAdam, ServerAdam, ServerMomentum, take_mean
+from silograph.aggregation.server_optimizers import (
+    ADAM,
+    MOMENTUM,
+    NONE,
+    AdamOptions,
+    MomentumOptions,
+    ScaleFreeAdam,
+    ServerAdam,
+    ServerMomentum,
+    take_mean,
+)
 from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.run_file import read_toml
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
-from silograph.methods.base import Needs, NoOptions
-from silograph.methods.fedavg import FedOptOptions, server_step
+from silograph.methods.base import Needs
 from silograph.nn.optim import SGD, Adam, Optimizer
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidden": 8}
@@ -90,13 +100,11 @@ def assert_same(a: Result, b: Result) -> None:
 
 
 OPTIONS = {
-    "method.server_optimizer": "adam",
-    "method.server_lr": 0.01,
-    "method.server_momentum": 0.9,
-    "method.server_beta1": 0.9,
-    "method.server_beta2": 0.99,
-    "method.server_relative_tau": 0.01,
-    "method.server_tau": None,
+    "server_optimizer.server_lr": 0.01,
+    "server_optimizer.server_beta1": 0.9,
+    "server_optimizer.server_beta2": 0.99,
+    "server_optimizer.server_relative_tau": 0.01,
+    "server_optimizer.server_tau": None,
     "model.residual": False,
     "model.input_dropout": 0.0,
     "model.head": "conv",
@@ -119,8 +127,8 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
     assert training(config) == WRITTEN_OUT["fedopt"]
     assert setups[0].method is METHODS["fedopt"]
     assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
-    options = setups[0].method_config.options
-    assert options == FedOptOptions("adam", 0.01, 0.9, 0.9, 0.99, 0.01, None)
+    options = setups[0].parts.server_optimizer.options
+    assert options == AdamOptions(0.01, 0.9, 0.99, 0.01, None)
     assert_same(result, small(make_graph(), method="fedopt"))
 
 
@@ -133,12 +141,11 @@ def test_weight_decay_is_by_method(make_graph: MakeGraph) -> None:
 
 
 def test_the_step_of_the_server() -> None:
-    assert server_step(FedOptOptions()) == ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau=0.01)
-    of_the_paper = FedOptOptions(server_tau=1e-5)
-    assert server_step(of_the_paper) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=1e-5)
-    momentum = FedOptOptions(server_optimizer="momentum")
-    assert server_step(momentum) == ServerMomentum(lr=1.0, momentum=0.9)
-    assert server_step(NoOptions()) is take_mean
+    assert ADAM.step(AdamOptions()) == ScaleFreeAdam(0.01, 0.9, 0.99, relative_tau=0.01)
+    of_the_paper = AdamOptions(server_tau=1e-5)
+    assert ADAM.step(of_the_paper) == ServerAdam(lr=0.005, beta1=0.9, beta2=0.99, tau=1e-5)
+    assert MOMENTUM.step(MomentumOptions()) == ServerMomentum(lr=1.0, momentum=0.9)
+    assert NONE.step(NONE.options()) is take_mean
 
 
 def optimizer_of(method: str, name: str, lr: float) -> Optimizer:
@@ -204,16 +211,37 @@ def test_momentum_goes_with_the_default(make_graph: MakeGraph, setups: list[Setu
 
 def test_fedavg_is_fedopt_that_replaces(make_graph: MakeGraph) -> None:
     """The methods differ in defaults and in the server's step alone."""
-    plain = {"server_optimizer": "momentum", "server_momentum": 0.0}
+    plain = {"server_momentum": 0.0}
     naive = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": False}
     fedavg = small(make_graph(), method="fedavg", dtype="float64")
-    fedopt = small(make_graph(), options=plain, dtype="float64", **naive)
+    fedopt = small(
+        make_graph(), server_optimizer="momentum", options=plain, dtype="float64", **naive
+    )
     ours, theirs = weights_of(fedopt), weights_of(fedavg)
     assert ours is not None
     assert theirs is not None
     assert fedopt.best_round == fedavg.best_round
     for name, w in theirs.items():
         assert (ours[name] - w).abs().max() < 1e-12
+
+
+def test_fedopt_is_fedavg_with_a_server_optimizer(make_graph: MakeGraph) -> None:
+    fedavg = small(make_graph(), method="fedavg", optimizer="sgd", server_optimizer="adam")
+    fedopt = small(make_graph())
+    assert same_bits(weights_of(fedavg), weights_of(fedopt))
+    assert rows_of(fedavg) == rows_of(fedopt)
+    assert dataclasses.replace(fedavg.config, method="fedopt") == fedopt.config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_server_optimizer_is_used_or_refused(make_graph: MakeGraph, method: str) -> None:
+    config = {"method": method, "server_optimizer": "momentum", "clients": 3}
+    if METHODS[method].server_step:
+        assert planned(make_graph(), **config).method_config.server_optimizer == "momentum"
+    else:
+        with pytest.raises(ConfigError, match="server_optimizer momentum") as caught:
+            planned(make_graph(), **config)
+        assert method in str(caught.value)
 
 
 # --- on the command line --------------------------------------------------------------------------

@@ -191,7 +191,8 @@ def test_the_final_result(done: tuple[Path, Result]) -> None:
         {"method": "local", "seed": 4, "split_seed": 1, "participation": 0.5},
         {
             "method": "fedopt",
-            "options": {"server_optimizer": "adam", "server_lr": 0.1},
+            "server_optimizer": "adam",
+            "options": {"server_lr": 0.1},
             "optimizer": "sgd",
             "momentum": 0.9,
             "lr": 0.1,

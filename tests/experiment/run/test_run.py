@@ -292,7 +292,7 @@ def test_a_config_and_what_replaces_it(make_graph: MakeGraph) -> None:
         ({"model": "gcnn"}, "unknown model 'gcnn': did you mean 'gcn'"),
         (
             {"method": "fedopt", "options": {"server_lrr": 1}},
-            "option server_lrr: method fedopt, model gcn and .*: did you mean 'server_lr'",
+            "option server_lrr: model gcn, selector uniform and .*: did you mean 'server_lr'",
         ),
         (
             {"options": {"mu": 1}},

@@ -728,8 +728,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a value": ({"over": {"clients": [0]}}, "clients: input should be greater than or equal to 1"),
     "an option": (
         {"options": {"fedopt": {"server_lrr": 1}}, "methods": ["fedopt"]},
-        "option server_lrr: method fedopt, model gcn and selector uniform have no such option: "
-        "did you mean 'server_lr'?",
+        "option server_lrr: model gcn, selector uniform and server_optimizer adam have no such "
+        "option: did you mean 'server_lr'?",
     ),
     "another's option": ({"options": {"fedop": {}}}, "unknown method or part with options 'fedop'"),
     "baseline": ({"baseline": "locl"}, "unknown baseline 'locl': did you mean 'local'"),

@@ -87,9 +87,9 @@ def test_trials_are_plain_runs_and_the_winner_is_by_validation(make_graph: MakeG
     config = make_config(read_toml("t/best.toml"))
     assert config.lr == found.best.params["lr"]
     server_lr = found.best.params["server_lr"]
-    assert config.options["method.server_lr"] == server_lr
+    assert config.options["server_optimizer.server_lr"] == server_lr
     given = read_toml("t/best.toml", anew=True)  # what is no default of the library
-    assert given["options"] == {"method.server_lr": server_lr}
+    assert given["options"] == {"server_optimizer.server_lr": server_lr}
     assert not given.keys() & {"partition_seed", "split_seed", "init_seed", "optimizer"}
 
 
@@ -272,7 +272,7 @@ def test_a_value_that_is_given_is_not_searched(capsys: Capture) -> None:
     told = json.loads(printed(capsys, *command, "t", *flags))
     assert list(told["ranges"]) == ["local_epochs", "lr", "weight_decay", "server_lr"]
     config = make_config(read_toml("t/best.toml"))
-    tau = config.options["method.server_relative_tau"]
+    tau = config.options["server_optimizer.server_relative_tau"]
     assert (config.hidden, config.dropout, tau) == (4, 0.0, 0.001)
     assert run_app([*command, "u", *flags]) == 0
     assert (

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from silograph.aggregation.aggregators import MEAN
+from silograph.aggregation.server_optimizers import NONE
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.resolved_config import ResolvedConfig
@@ -469,6 +470,13 @@ def exclusions_of_parts(
         f"expected a method that averages weights and nothing else for aggregator "
         f"{aggregator.name}, got {method.name}: use one of "
         f"{methods_that(lambda m: m.aggregates)}, or one of your own with aggregates=True",
+    )
+    server_optimizer = parts.server_optimizer.part
+    yield (
+        server_optimizer is not NONE and not method.server_step,
+        f"expected a method that averages weights for server_optimizer {server_optimizer.name}, "
+        f"got {method.name}: use one of {methods_that(lambda m: m.server_step)}, or one of your "
+        "own with server_step=True",
     )
     yield (
         config.local_bias and method.evaluate.view != "server",

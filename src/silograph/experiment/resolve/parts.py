@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
+from silograph.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from silograph.core.config import RunConfig, check_read, checked, unread
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.setting_values import RowMinimum, Scalar
@@ -60,6 +61,7 @@ TABLES: dict[str, Mapping[str, NamedPart]] = {
     "neighbors": NEIGHBORS,
     "selector": SELECTORS,
     "aggregator": AGGREGATORS,
+    "server_optimizer": SERVER_OPTIMIZERS,
 }
 # Options that have a key of their own in a config, with their part.
 FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "part" in f.metadata}
@@ -86,6 +88,7 @@ class Parts:
     neighbors: ChosenPart[NeighborSampler]
     selector: ChosenPart[Selector]
     aggregator: ChosenPart[Aggregator]
+    server_optimizer: ChosenPart[ServerOptimizer]
 
     @property
     def options(self) -> dict[str, Scalar | None]:
@@ -146,6 +149,13 @@ def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, An
             config.selector or method_part.needs.selector, SELECTORS, Selector, "selector", OWN
         ),
         "aggregator": _find_part(config.aggregator, AGGREGATORS, Aggregator, "aggregator", OWN),
+        "server_optimizer": _find_part(
+            config.server_optimizer or method_part.needs.server_optimizer,
+            SERVER_OPTIMIZERS,
+            ServerOptimizer,
+            "server optimizer",
+            OWN,
+        ),
     }
     if config.model is not None:
         if config.model in MODELS and config.model not in MODEL_KINDS:

@@ -78,7 +78,7 @@ def name_of(part: Any) -> Any:
 
 def check_names(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a part that is given as a value, and can be given by name alone."""
-    for kind in ("selector", "neighbors", "aggregator"):
+    for kind in ("selector", "neighbors", "aggregator", "server_optimizer"):
         part = options.get(kind)
         if not isinstance(part, str | None):
             raise ConfigError(

@@ -242,7 +242,7 @@ def _describe_error(error: BaseException) -> str:
 # file or the plan of a study may come from anybody, and importing the code that it names runs it.
 
 
-KINDS = ("method", "partition", "model", "neighbors", "selector", "aggregator")  # of parts
+KINDS = ("method", "partition", "model", "neighbors", "selector", "aggregator", "server_optimizer")
 Trust = bool | Collection[str]
 
 

@@ -375,6 +375,12 @@ def check_report(setup: Setup, cfg: MethodConfig, report: RoundReport, t: int, k
             f"expected method {method.name} to use aggregator {cfg.aggregator.name}, got a round "
             "without it: call by Server.average and keep its report, or leave aggregator out"
         )
+    if report.train_loss is not None and report.server_optimizer != cfg.server_optimizer:
+        raise ProtocolError(
+            f"expected method {method.name} to use server optimizer {cfg.server_optimizer}, got a "
+            "round without it: return server.step(state, mean, report), or leave "
+            "server_optimizer out"
+        )
     if not method.selects or (cfg.selected is None and cfg.participation == 1):
         return
     unselected = set(report.participants).difference(selected(setup.federation, cfg, t, key))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from silograph.aggregation.aggregators import (
+from silograph.aggregation.server_optimizers import (
     ScaleFreeAdam,
     ServerAdam,
     ServerMomentum,
