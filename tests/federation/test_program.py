@@ -93,6 +93,7 @@ CASES: list[dict[str, Any]] = [
     {"method": "fedgraph", "options": {"kappa": 4, "local_steps": 2}, "layers": 3},
     {"method": "fedgraph", "options": {"share": "all", "keep_2": 0.3}, "model": "sage"},
     {"method": "fedgraph", "options": {"share": "none", "policy": "drawn"}},
+    {"method": "fedgraph", "fanout": "2"},
 ]
 
 

@@ -20,6 +20,11 @@ the same neighbors as in its owner's batch, those in other silos included where 
 So with all labeled nodes, all neighbors and equal weights a pass equals one of live exchange. A
 round has one iteration by default (`local_steps`), as the paper names no number.
 
+With another sampler (`neighbors=fanout` as GraphSAGE, `fastgcn`, ...) that sampler draws the
+neighbors in place of the rates: what the paper compares with, in the same exchange. In a stage that
+is shared it sees the halo as further nodes of the client, whose degrees are the numbers of their
+edges to it, as it knows no others. Only rows that it has drawn are requested.
+
 The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay at the options' values.
 
 A round with one shared stage and one iteration is three calls:
@@ -37,7 +42,7 @@ C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -110,6 +115,8 @@ from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, dtype_of, 
 from silograph.nn.forward import Pass, forward_pass, rows_of_stage
 from silograph.nn.mini_batches import (
     Drawn,
+    Full,
+    Neighbors,
     Reached,
     edge_words,
     edges_of,
@@ -119,6 +126,7 @@ from silograph.nn.mini_batches import (
 )
 from silograph.nn.model import scales_of
 from silograph.nn.segment import segment_sum, sparse_product
+from silograph.nn.stored_rows import surroundings
 from silograph.task.registry import task_of
 
 # --- Stages of a pass whose neighbors are drawn one by one, in all silos -------------------------
@@ -146,12 +154,16 @@ class StageDraw:
         shared: whether neighbors in other silos count: in the draw, and in the degrees that
             convolutions scale by.
         by_degree: whether a kept neighbor stands for d / k; else for 1 / p.
+        sampler: draws in place of these probabilities; None: they do.
+        hop: of the sampler, 0 in the last stage that sums.
     """
 
     sums: bool
     keep: Tensor
     shared: bool
     by_degree: bool
+    sampler: Neighbors | None = None
+    hop: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,8 +230,13 @@ def sampled_stage(
         requested_rows: (m,) int64 rows that the stage must read as well, for other silos.
         key: of the stage.
     """
-    degree = block.adj.degree + block.halo.adj.degree if draw.shared else block.adj.degree
-    own_neighbors, halo_neighbors = _draw_neighbors(block, output_rows.rows, draw, degree, key)
+    if draw.sampler is None or not draw.sums:
+        own_neighbors, halo_neighbors = _draw_by_rates(block, output_rows.rows, draw, key)
+    else:
+        own_neighbors, halo_neighbors = _draw_by_sampler(
+            block, output_rows, draw, draw.sampler, key
+        )
+    assert own_neighbors.degree is not None  # both draws set it
     input_rows, messages = one_stage(block, output_rows, own_neighbors, hop, requested_rows)
     slots, column = torch.unique(halo_neighbors.neighbor, return_inverse=True)
     first = block.halo.off[:-1][owners(block.halo.off)]
@@ -229,7 +246,7 @@ def sampled_stage(
     order = (halo_neighbors.position * len(slots) + column).argsort()
     starts = offsets(torch.bincount(halo_neighbors.position, minlength=len(output_rows.rows)))
     halo_weights = CSR(starts, column[order], halo_neighbors.share[order], len(slots))
-    degree_column = degree.to(own_neighbors.share.dtype)[:, None]
+    degree_column = own_neighbors.degree.to(own_neighbors.share.dtype)[:, None]
     return SampledStage(
         output_rows,
         input_rows,
@@ -259,10 +276,32 @@ def with_requested_rows(
     return replace(stage, input_rows=input_rows, requested_rows=requested_rows, messages=messages)
 
 
-def _draw_neighbors(
-    block: ClientBlock, rows: Tensor, draw: StageDraw, degree: Tensor, key: Key
+def _degree_of(block: ClientBlock, draw: StageDraw) -> Tensor:
+    """Return the degrees of all rows that a stage counts, (n,)."""
+    return block.adj.degree + block.halo.adj.degree if draw.shared else block.adj.degree
+
+
+def _draw_by_sampler(
+    block: ClientBlock, rows: Reached, draw: StageDraw, sampler: Neighbors, key: Key
 ) -> tuple[Drawn, Drawn]:
-    """Draw the neighbors of rows (r,): those in the same client, and halo slots of other silos."""
+    """Let a sampler draw: neighbors in the same client, and halo slots of other silos."""
+    around = surroundings(block, halo=draw.shared)
+    placed = replace(rows, rows=around.place[rows.rows])
+    drawn = sampler.draw(around.graph, placed, draw.hop, key, {})
+    degree = _degree_of(block, draw) if drawn.degree is None else drawn.degree[around.place]
+    row, slot = around.row[drawn.neighbor], around.slot[drawn.neighbor]
+    is_own, is_slot = row >= 0, slot >= 0
+    return (
+        Drawn(drawn.position[is_own], row[is_own], drawn.share[is_own], degree),
+        Drawn(drawn.position[is_slot], slot[is_slot], drawn.share[is_slot]),
+    )
+
+
+def _draw_by_rates(
+    block: ClientBlock, rows: Tensor, draw: StageDraw, key: Key
+) -> tuple[Drawn, Drawn]:
+    """Keep each neighbor of rows (r,) by chance: those in the same client, and halo slots."""
+    degree = _degree_of(block, draw)
     all_edges = edges_of(block, rows)
     no_neighbors = Drawn(rows[:0], rows[:0], all_edges.share[:0])
     if not draw.sums:
@@ -401,12 +440,35 @@ def check(cfg: MethodConfig[FedGraphOptions]) -> None:
             "such as fedopt"
         )
     schedule = cfg.schedule
-    if not cfg.everyone_trains or not schedule.whole or schedule.epochs != 1:
+    if not cfg.everyone_trains or schedule.batch_size is not None or schedule.epochs != 1:
         raise ConfigError(
-            "expected participation=1, local_epochs=1 and neither batch_size nor neighbors with "
-            "fedgraph, whose clients take their steps together: use --option kappa=, keep_1=, "
-            "keep_2= and local_steps="
+            "expected participation=1, local_epochs=1 and no batch_size with fedgraph, whose "
+            "clients take their steps together: use --option kappa= and local_steps="
         )
+    if not isinstance(schedule.neighbors, Full):
+        _check_sampler(cfg)
+
+
+def _check_sampler(cfg: MethodConfig[FedGraphOptions]) -> None:
+    """Raise `ConfigError` unless a sampler can draw in place of the rates."""
+    if cfg.schedule.neighbors.specs(cfg.model):
+        raise ConfigError(
+            "expected a neighbor sampler that remembers nothing with fedgraph, got one that "
+            "learns: use neighbors=fanout, fastgcn or ladies"
+        )
+    if cfg.options.policy != "fixed":
+        raise ConfigError(
+            f"expected policy=fixed where neighbors draws in place of keep_1 and keep_2, got "
+            f"policy={cfg.options.policy}: leave one of them out"
+        )
+    for option in fields(FedGraphOptions):
+        if option.name in (*KEEPS, "rescale"):
+            value = getattr(cfg.options, option.name)
+            if value != option.default:
+                raise ConfigError(
+                    f"expected no {option.name} where neighbors draws in its place, got "
+                    f"{option.name}={value}: leave one of them out"
+                )
 
 
 # --- Stages that hear other silos, and the contexts of their calls -------------------------------
@@ -556,13 +618,15 @@ def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[S
 def _stage_draws(cfg: MethodConfig[FedGraphOptions], state: RoundState) -> list[StageDraw]:
     """Return the settings of the neighbor draws of every stage."""
     shared_numbers, draws, layer = shared_stages(cfg), list[StageDraw](), 0
+    sampler = None if isinstance(cfg.schedule.neighbors, Full) else cfg.schedule.neighbors
+    last_layer = len(stages_with_sums(divisible(cfg.model))) - 1
     for number, stage in enumerate(divisible(cfg.model).stages):
         # Rates go by layers that sum: `layer` is how many came before this stage.
-        keep_probability = state.keep.t[:, min(layer, LAYERS - 1)]
+        keep_probability, hop = state.keep.t[:, min(layer, LAYERS - 1)], last_layer - layer
         layer += stage.conv.sums
-        by_degree = cfg.options.rescale == "degree"
+        by_degree, is_shared = cfg.options.rescale == "degree", number in shared_numbers
         draws.append(
-            StageDraw(stage.conv.sums, keep_probability, number in shared_numbers, by_degree)
+            StageDraw(stage.conv.sums, keep_probability, is_shared, by_degree, sampler, hop)
         )
     return draws
 
