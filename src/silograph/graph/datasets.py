@@ -62,7 +62,6 @@ DATASETS = {
     "generated:yelp": "in the shape of Yelp: 716,847 nodes, 100 label bits, --scale",
     "minesweeper": "a 100 by 100 game board: 10,000 nodes, 2 classes, first of 10 splits",
     "ogbn-arxiv": "citations: 169,343 nodes, 40 classes, split by year, raw folder",
-    "ogbn-papers100m": "citations: 111,059,956 nodes, 172 classes, split by year, raw folder",
     "ogbn-products": "co-purchases: 2,449,029 nodes, 47 classes, split by rank, raw folder",
     "pubmed": "citations: 19,717 nodes, 3 classes, Planetoid split",
     "reddit2": "posts, sparser than Reddit: 232,965 nodes, 41 classes, split by date",

@@ -15,7 +15,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.read.ogb import CLASSES, FOLDERS
 
 N, F = 7, 3
-KIND = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking", "ogbn-papers100m": "time"}
+KIND = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
 TABLES = ["ogbn-arxiv", "ogbn-products"]
 SPLIT = {"train": [0, 3, 5], "valid": [1], "test": [6, 2]}  # node 4 has no part
 Change = Callable[[Path], None]
@@ -56,27 +56,6 @@ def write(folder: Path, name: str = "ogbn-arxiv") -> None:
     write_split(folder, name)
 
 
-def write_archives(folder: Path, **changes: Any) -> None:
-    """Write the layout of papers100M; a label of NaN is not known."""
-    given = arrays()
-    y = given["y"].astype(np.float64)[:, None]
-    y[4] = np.nan
-    parts: dict[str, Any] = {
-        "edge_index": given["edges"].T,
-        "node_feat": given["x"].astype(np.float32),
-        "node_year": given["year"][:, None],
-        "num_nodes_list": np.array([N]),
-        "num_edges_list": np.array([len(given["edges"])]),
-        "node_label": y,
-    }
-    parts = {key: part for key, part in (parts | changes).items() if part is not None}
-    (folder / "raw").mkdir(parents=True, exist_ok=True)
-    labels = {key: parts.pop(key) for key in ("node_label",) if key in parts}
-    np.savez(folder / "raw" / "data.npz", **parts)
-    np.savez(folder / "raw" / "node-label.npz", **labels)
-    write_split(folder, "ogbn-papers100m")
-
-
 def check(graph: Graph, name: str, y: list[int]) -> None:
     assert graph.name.lower() == name
     pairs = {(0, 1), (3, 5), (4, 6)}
@@ -113,16 +92,6 @@ def test_tables_are_the_graph(tmp_path: Path, name: str) -> None:
     for given in (name, name.upper()):
         assert locate(given, data_dir=tmp_path) == folder
         check(load(given, data_dir=tmp_path), name, arrays()["y"].tolist())
-
-
-def test_archives_are_the_graph(tmp_path: Path) -> None:
-    folder = tmp_path / FOLDERS["ogbn-papers100m"]
-    write_archives(folder)
-    y = arrays()["y"].tolist()
-    y[4] = -1
-    for source in (folder, folder / "raw"):
-        check(load(source), "ogbn-papers100m", y)
-    check(load("ogbn-papers100M", data_dir=tmp_path), "ogbn-papers100m", y)
 
 
 def test_a_folder_of_another_name_counts_its_classes(
@@ -206,50 +175,35 @@ def two_splits(folder: Path) -> None:
 
 X, Y, EDGE = "raw/node-feat.csv.gz", "raw/node-label.csv.gz", "raw/edge.csv.gz"
 TEST, TRAIN = "split/time/test.csv.gz", "split/time/train.csv.gz"
+TABLE = "expected a gzipped table of numbers of the Open Graph Benchmark, got"
 WRONG: list[tuple[Change, str]] = [
-    (gone(X), r"node-feat\.csv\.gz: expected a table of the Open Graph Benchmark, got no such"),
-    (gone("raw/num-edge-list.csv.gz"), r"num-edge-list\.csv\.gz: expected a table of the Open"),
-    (gone("split/time/valid.csv.gz"), r"valid\.csv\.gz: expected a table .*, got no such file"),
+    (gone(X), rf"node-feat\.csv\.gz: {TABLE} FileNotFoundError"),
+    (gone("raw/num-edge-list.csv.gz"), rf"num-edge-list\.csv\.gz: {TABLE} FileNotFoundError"),
+    (gone("split/time/valid.csv.gz"), rf"valid\.csv\.gz: {TABLE} FileNotFoundError"),
     (gone(TRAIN), r"split: expected one folder with train\.csv\.gz, .*, got 0 of them"),
     (two_splits, r"split: expected one folder with train\.csv\.gz, .*, got 2 of them"),
-    (cut(X), r"node-feat\.csv\.gz: expected a whole gzip file, got one cut short or damaged"),
-    (
-        replaced(Y, b"0\n1\n"),
-        r"label\.csv\.gz: expected a whole gzip file, .*Not a gzipped",
-    ),
-    (text(Y, b""), r"node-label\.csv\.gz: expected lines of numbers, got none"),
-    (text(EDGE, b"0,1\n1,x\n"), r"edge\.csv\.gz, line 2: expected numbers, 2 on a line, got '1,x'"),
-    (text(EDGE, b"0,1\n\n1,2.5\n"), r"edge\.csv\.gz, line 3: .*, 2 on a line, got '1,2\.5'"),
-    (text(EDGE, b"0,1\n1,2,3\n"), r"edge\.csv\.gz, line 2: .*, 2 on a line, got '1,2,3'"),
-    (text(EDGE, b"0,1\n1,\xff\n"), r"edge\.csv\.gz, line 2: expected numbers, 2 on a line"),
-    (text(EDGE, b"0,1\n1," + b"9" * 30), r"edge\.csv\.gz, line 2: expected numbers, 2 on a line"),
-    (text(X, b"1,2\n1,\n"), r"node-feat\.csv\.gz, line 2: expected numbers, 2 on a line, got '1,'"),
-    (rows(EDGE, np.zeros((6, 3), int)), r"edge\.csv\.gz, line 1: expected columns: 2, got 3"),
-    (rows(EDGE, [[0, 1]] * 5 + [[1, N]]), r"edge\.csv\.gz, line 6: expected nodes 0\.\.6, got 1 a"),
-    (rows(EDGE, [[0, 1]] * 5 + [[-1, 2]]), r"edge\.csv\.gz, line 6: .* 0\.\.6, got -1 and 2"),
-    (rows(EDGE, [[0, 1]] * 5), r"edge\.csv\.gz: expected 6 lines, as num-edge-list\.csv\.gz .* 5"),
-    (rows(X, np.ones((8, 2))), r"node-feat\.csv\.gz: expected 7 lines, as num-node-list.*, got 8"),
-    (rows(X, [[1e60, 2]] * N), r"node-feat\.csv\.gz, line 1: expected finite numbers, got inf"),
-    (text(X, b"1,2\n" * 6 + b"1,nan\n"), r"node-feat\.csv\.gz, line 7: .* finite .*, got nan"),
-    (rows(Y, [0] * 6), r"node-label\.csv\.gz: expected 7 lines, as num-node-list\.csv\.gz says"),
-    (
-        rows(Y, [0] * 6 + [40]),
-        r"label\.csv\.gz: expected labels 0\.\.39, .*, got 40 at node 6",
-    ),
-    (
-        rows(Y, [0] * 6 + [-2]),
-        r"label\.csv\.gz: expected labels 0\.\.39, .*, got -2 at node 6",
-    ),
-    (rows(Y, [0.5] * N), r"node-label\.csv\.gz: expected whole class numbers in y, got 0\.5"),
-    (rows("raw/num-node-list.csv.gz", [3, 4]), r"num-node-list\.csv\.gz, line 2: .* 2 graphs"),
-    (
-        rows("raw/num-node-list.csv.gz", [[7, 7]]),
-        r"node-list\.csv\.gz, line 1: expected columns: 1",
-    ),
-    (rows(TEST, [2, N]), r"test\.csv\.gz, line 2: expected nodes 0\.\.6, got 7"),
-    (rows(TEST, [2, 3]), r"test\.csv\.gz, line 2: expected a node that is in no part yet, got 3"),
-    (rows(TRAIN, [0, 3, 0]), r"train\.csv\.gz, line 3: expected a node that is in no part yet"),
-    (rows(TEST, [[2, 6]]), r"test\.csv\.gz, line 1: expected columns: 1, got 2"),
+    (cut(X), rf"node-feat\.csv\.gz: {TABLE} EOFError"),
+    (replaced(Y, b"0\n1\n"), rf"label\.csv\.gz: {TABLE} BadGzipFile"),
+    (text(Y, b""), rf"node-label\.csv\.gz: {TABLE} UserWarning"),
+    (text(EDGE, b"0,1\n1,x\n"), rf"edge\.csv\.gz: {TABLE} ValueError.*'x'"),
+    (text(EDGE, b"0,1\n\n1,2.5\n"), rf"edge\.csv\.gz: {TABLE} .*'2\.5'"),
+    (text(EDGE, b"0,1\n1,2,3\n"), rf"edge\.csv\.gz: {TABLE} ValueError"),
+    (text(EDGE, b"0,1\n1,\xff\n"), rf"edge\.csv\.gz: {TABLE} "),
+    (text(EDGE, b"0,1\n1," + b"9" * 30), rf"edge\.csv\.gz: {TABLE} "),
+    (text(X, b"1,2\n1,\n"), rf"node-feat\.csv\.gz: {TABLE} ValueError"),
+    (rows(EDGE, np.zeros((6, 3), int)), r"ogbn_arxiv: expected edge_index of shape \(2, E\)"),
+    (rows(EDGE, [[0, 1]] * 5 + [[1, N]]), r"ogbn_arxiv: expected edges between nodes 0\.\.6, got"),
+    (rows(EDGE, [[0, 1]] * 5), r"num-edge-list\.csv\.gz: expected 5, .* got 6"),
+    (rows(X, np.ones((8, 2))), r"num-node-list\.csv\.gz: expected 8, .* got 7"),
+    (rows(X, [[1e60, 2]] * N), r"ogbn_arxiv: expected finite features, got"),
+    (text(X, b"1,2\n" * 6 + b"1,nan\n"), r"ogbn_arxiv: expected finite features, got 1 NaN"),
+    (rows(Y, [0] * 6), r"ogbn_arxiv: expected y of shape \(7,\)"),
+    (rows(Y, [0] * 6 + [40]), r"ogbn_arxiv: expected labels 0\.\.39, .*, got 40 at node 6"),
+    (rows(Y, [0.5] * N), r"ogbn_arxiv: expected whole class numbers in y, got 0\.5"),
+    (rows("raw/num-node-list.csv.gz", [3, 4]), r"num-node-list\.csv\.gz: expected 7, .* got 3 4"),
+    (rows(TEST, [2, N]), r"test\.csv\.gz: expected one node of 0\.\.6 on each line, got .* to 7"),
+    (rows(TEST, [2, 3]), r"ogbn_arxiv: expected disjoint masks, got node 3 in two of"),
+    (rows(TEST, [[2, 6]]), r"test\.csv\.gz: expected one node of .*, got 2 columns"),
 ]
 
 
@@ -262,36 +216,6 @@ def test_folders_that_cannot_be_used(tmp_path: Path, change: Change, match: str)
         load(folder)
     assert "\n" not in str(caught.value)
     assert str(folder) in str(caught.value)
-
-
-NPZ_WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"node_feat": None}, r"data\.npz: expected an array 'node_feat', got KeyError"),
-    ({"node_label": np.array([[{}]])}, r"node-label\.npz: expected an array .* got ValueError"),
-    ({"edge_index": np.ones((2, 3))}, r"'edge_index' to hold whole numbers on 2 axes, got float64"),
-    ({"num_nodes_list": np.array(7)}, r"'num_nodes_list' to hold whole numbers on 1 axes, got"),
-    ({"edge_index": np.array([[0, N]] * 3).T}, r"data\.npz: expected 6 edges, .* data\.npz says"),
-    ({"edge_index": np.array([[0, N]] * 6).T}, r"data\.npz, edge 0: .* 0\.\.6, got 0 and 7"),
-    ({"edge_index": np.ones((3, 6), int)}, r"data\.npz, edge 0: expected columns: 2, got 3"),
-    ({"node_feat": np.full((N, 2), np.nan)}, r"data\.npz, node 0: expected finite numbers, got n"),
-    ({"node_label": np.ones((3, 1))}, r"node-label\.npz: expected 7 nodes, as data\.npz says"),
-    ({"node_label": np.full((N, 1), 172)}, r"node-label\.npz: expected labels 0\.\.171"),
-]
-
-
-@pytest.mark.filterwarnings("ignore:.*allow_pickle")
-@pytest.mark.parametrize(("changes", "match"), NPZ_WRONG)
-def test_archives_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
-    write_archives(tmp_path / "ogbn_papers100M", **changes)
-    with pytest.raises(DataError, match=match) as caught:
-        load("ogbn-papers100M", data_dir=tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_archive_that_is_absent(tmp_path: Path) -> None:
-    write_archives(tmp_path / "ogbn_papers100M")
-    (tmp_path / "ogbn_papers100M" / "raw" / "node-label.npz").unlink()
-    with pytest.raises(DataError, match=r"node-label\.npz: expected an \.npz file, got no such"):
-        load(tmp_path / "ogbn_papers100M")
 
 
 def test_damaged_tables_are_a_graph_or_an_error(tmp_path: Path) -> None:
