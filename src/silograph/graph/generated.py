@@ -602,8 +602,7 @@ def read(recipe: GenerateRequest, folder: Path) -> Graph:
         for key, value in recipe.about.items():
             if about[key] != value:
                 raise ValueError(f"{key} {about[key]!r} instead of {value!r}")
-        # Copy-on-write, for torch warns of arrays that it cannot write to.
-        arrays = [np.load(folder / f"{part}.npy", mmap_mode="c") for part in PARTS]
+        arrays = [_mapped(folder / f"{part}.npy") for part in PARTS]
         if describe_arrays(folder) != about["arrays"]:
             raise ValueError(f"arrays that are not those of {MANIFEST}")
         indptr, indices, x, y, train, val, test, silo = map(torch.from_numpy, arrays)
@@ -631,9 +630,15 @@ def read(recipe: GenerateRequest, folder: Path) -> Graph:
     )
 
 
+def _mapped(path: Path) -> np.ndarray:
+    """Map an array copy-on-write, as torch warns of arrays that it cannot write to."""
+    array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
+    return array
+
+
 def describe_arrays(folder: Path) -> dict[str, list[Any]]:
     """Return the dtype and shape of every array in a folder."""
-    arrays = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    arrays = {path.stem: _mapped(path) for path in sorted(folder.glob("*.npy"))}
     return {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
 
 

@@ -47,11 +47,10 @@ from silograph.methods.base import (
 )
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
-from silograph.methods.centralized import CENTRALIZED
 from silograph.methods.fedacs import FEDACS
 from silograph.methods.fedais import FEDAIS
 from silograph.methods.fedais import PRESETS as FEDAIS_PRESETS
-from silograph.methods.fedavg import FEDAVG, FEDOPT, average_and_step, averaging, train
+from silograph.methods.fedavg import CENTRALIZED, FEDAVG, FEDOPT, average_and_step, averaging, train
 from silograph.methods.fedgnn import FEDGNN
 from silograph.methods.fedgraph import FEDGRAPH
 from silograph.methods.fedmf import FEDMF

@@ -28,6 +28,7 @@ from silograph.methods.base import (
     NoOptions,
     RoundReport,
     ServerState,
+    Uncut,
 )
 from silograph.methods.local_training import AveragedModel, GlobalModel, LocalModel
 from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program
@@ -99,5 +100,22 @@ FEDOPT: AnyMethod = dataclasses.replace(
     title="average of locally trained models, then a server momentum or Adam step",
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
     needs=Needs(optimizer="sgd", server_optimizer="adam"),
+    cautions=(),
+)
+
+# Centralized training: one model, the uncut graph, full batch. The reference, not a federation: it
+# is FedAvg with one client that holds everything and keeps its optimizer, so one round is
+# `local_epochs` ordinary training steps.
+CENTRALIZED: AnyMethod = dataclasses.replace(
+    FEDAVG,
+    name="centralized",
+    title="one model on the uncut graph (no silos)",
+    reference="Kipf and Welling, Semi-supervised classification with graph convolutional "
+    "networks, ICLR 2017",
+    needs=Needs(keep_optimizer=True),
+    small_weights=False,
+    setting=Uncut(),
+    aggregates=False,
+    server_step=False,
     cautions=(),
 )

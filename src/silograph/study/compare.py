@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
-from silograph.core.config import RunConfig, in_full, make_config, not_said_again
+from silograph.core.config import RunConfig, in_full, make_config, not_said_again, with_keywords
 from silograph.core.errors import ConfigError, unknown
 from silograph.core.files import check_regular
 from silograph.core.numeric_state import standard_numerics
@@ -34,7 +34,6 @@ from silograph.experiment.resolve.user_code import Trust, check_trusted, own_cod
 from silograph.experiment.result_files import with_digest, write_with_sums
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
-from silograph.experiment.signature import with_keywords
 from silograph.methods.base import Method
 from silograph.study.cells import APART, Cell, Line, digest_of, words_of
 from silograph.study.comparison import VIEW_CHOICES, Comparison, paired_tables

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rich.console import Console
 
-from silograph.core.config import RunConfig, Scalar, in_full, make_config, not_said_again
+from silograph.core.config import (
+    RunConfig,
+    Scalar,
+    in_full,
+    make_config,
+    not_said_again,
+    with_keywords,
+)
 from silograph.core.errors import ConfigError, SilographError, unknown
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
@@ -41,7 +48,6 @@ from silograph.experiment.result_files import frame_of
 from silograph.experiment.run.result import VIEWS
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import TuneOptions
-from silograph.experiment.signature import with_keywords
 from silograph.experiment.terminal_table import (
     markdown_table,
     mean_and_deviation,

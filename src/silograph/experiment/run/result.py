@@ -61,7 +61,7 @@ from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
 from silograph.graph.graph import pairs_among
 from silograph.methods.base import AnyMethod, Method, NoOptions, client_weights, seen_by
-from silograph.methods.centralized import CENTRALIZED
+from silograph.methods.fedavg import CENTRALIZED
 from silograph.nn.conv import Params
 from silograph.nn.model_options import RatingBiasesOptions
 from silograph.nn.rating_factors import solved_biases

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from silograph.core.config import RunConfig, make_config
+from silograph.core.config import RunConfig, make_config, with_keywords
 from silograph.core.errors import ConfigError, StateError, TrainingError
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Shared, with_prefix
@@ -83,7 +83,6 @@ from silograph.experiment.run.snapshot import (
     without_parts,
 )
 from silograph.experiment.run_options import RunOptions
-from silograph.experiment.signature import with_keywords
 from silograph.federation.base import AwayError, at_server
 from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.ledger import records_of_last_round
