@@ -101,7 +101,7 @@ QUICK = {("fedavg", 2), ("local", 3), ("scaffold", 3), ("label_guided", 3), ("bn
 QUICK |= {("cagnet", 3), ("fedper", 3), ("fedpub", 3)}
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("name", "clients"),
     [
@@ -136,7 +136,7 @@ def test_larger_blocks_differ_by_rounding(
     assert all(torch.allclose(a[k], b[k], rtol=0, atol=1e-10) for k in a)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [

@@ -223,7 +223,7 @@ def test_a_silo_that_is_late_is_left_out(
     assert result.to_dict()["judged_without"] == ["client_01"]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("alive", [True, False], ids=["silos wait", "silos start anew"])
 @pytest.mark.parametrize("method", ["scaffold", "label_guided"])
 def test_a_run_goes_on_after_its_server_died(

@@ -140,7 +140,7 @@ def assert_as_if_nothing_had_been(place: Place, graph: Graph, before: set[str]) 
     assert not list((place.path / "out").rglob(".*"))  # files that were being written
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("method", "clients", "tls"),
     [

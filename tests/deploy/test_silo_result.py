@@ -104,6 +104,7 @@ def test_a_silo_refuses_methods_that_would_lose_its_weights(
 OWN = ("local", "fedper", "gcflplus", "fedpub")  # methods whose clients have models of their own
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", ["fedavg", *OWN, "label_guided"])
 def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> None:
     found = Federated(make_graph(60), tmp_path, method=method)
@@ -151,6 +152,7 @@ def test_the_model_of_all_is_that_of_the_server(make_graph: MakeGraph, tmp_path:
         assert all(torch.equal(w, theirs.weights[name]) for name, w in model.weights.items())
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", ["fedavg", *OWN])
 def test_predictions_are_those_that_were_scored(
     make_graph: MakeGraph, tmp_path: Path, method: str

@@ -277,7 +277,7 @@ def test_runs_of_rows_are_not_folded() -> None:
         Fold(Sum()).add({"w": field})
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("kernels", ["compiled", "torch"])
 def test_patched_replies_lose_nothing_on_the_wire(

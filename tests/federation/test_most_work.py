@@ -84,6 +84,7 @@ def test_honest_work_of_samplers(make_graph: Callable[..., Graph], name: str) ->
     assert 0 < max(found) < SHARE
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -146,7 +146,7 @@ def refused(found: Message) -> str | None:
     return str(found.facts()["reason"]) if found.type is Type.REFUSED else None
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_run_by_its_program_is_the_run(
     make_graph: Callable[..., Graph], case: dict[str, Any]
@@ -174,7 +174,7 @@ def test_rounds_that_are_alike_have_messages_of_the_same_bytes(
     assert len(sizes) == 1
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", DEPLOYED)
 def test_numbers_are_predicted_by_the_program(
     make_graph: Callable[..., Graph], method: str

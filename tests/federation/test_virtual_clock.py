@@ -62,7 +62,7 @@ CLOCKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("given", CLOCKS)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "cagnet"])
 def test_runs_show_what_the_ledger_gives(

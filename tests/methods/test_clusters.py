@@ -141,7 +141,7 @@ def built_of(
     return cut_block(graph, len(CLUSTERS)), config(graph, **changes)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @TIERS
 @pytest.mark.parametrize("case", CASES)
 def test_two_clusters_are_two_runs_of_fedavg(

@@ -256,7 +256,7 @@ def test_the_interval_of_a_run_follows_its_validation_loss(make_graph: MakeGraph
     assert len({row["fact_knob_tau"] for row in rows}) > 2
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("share", [0.8, 0.6])
 @pytest.mark.parametrize(("every", "interval"), [(1, "adaptive"), (5, "adaptive"), (5, "bound")])
 def test_a_limit_of_bytes_is_kept_to_the_last_round(

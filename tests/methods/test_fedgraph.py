@@ -266,7 +266,7 @@ DRAWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("share", ["all", "hidden", "none"])
 def test_blocks_of_any_size_give_the_same(make_graph: MakeGraph, share: str) -> None:
     graph, options = make_graph(60), {**DRAWN, "options": {**DRAWN["options"], "share": share}}

@@ -215,6 +215,7 @@ def disagreeing(seed: int, others: int, noise: float) -> tuple[Graph, Built]:
 
 
 @BOTH
+@pytest.mark.law(sample=4)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("others", [0, 2])
 def test_clients_that_disagree_are_parted_once_and_those_alike_never(

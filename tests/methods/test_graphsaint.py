@@ -81,7 +81,7 @@ def train(
     return losses, state.weights
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("conv", CONVS)
 def test_subgraphs_of_all_nodes_are_centralized_training(
@@ -232,7 +232,7 @@ def test_subgraphs_are_drawn_ahead_where_anything_is_read_off_them(
     assert report.train_loss is not None
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sampler", SMALL)
 def test_a_run_is_judged_on_the_whole_graph_and_resumes_its_bits(
     make_graph: Callable[..., Graph],

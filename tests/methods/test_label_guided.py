@@ -49,7 +49,7 @@ def config_of(model: Model, **options: object) -> MethodConfig:
     return MethodConfig(model, Adam(0.01, weight_decay=5e-4), Schedule(1), True, 1.0, own)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize(
     ("clients", "how", "size", "sparse"),
     [
@@ -102,7 +102,7 @@ def test_drawing_every_node_for_certain_changes_nothing(make_graph: Callable[...
         torch.testing.assert_close(weights[name], w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("options", [{"sample": 25}, {"sample": 25, "normalize": "conditional"}])
 def test_drawn_training_does_not_depend_on_blocks(
     make_graph: Callable[..., Graph], options: dict[str, object]

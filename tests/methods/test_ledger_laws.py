@@ -69,7 +69,7 @@ def run(
     return fed, left, reports
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @crossed({"block_size": (1, 5), "participation": (1.0, 0.5)}, quick=[(1, 1.0), (5, 0.5)])
 @pytest.mark.parametrize("name", METHODS)
 def test_strict_is_not_strict_bitwise(
@@ -89,7 +89,7 @@ def test_strict_is_not_strict_bitwise(
     assert list(fed.ledger.records) == list(strict.ledger.records)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", METHODS)
 def test_ledger_does_not_depend_on_blocks(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str

@@ -124,7 +124,7 @@ def assert_same(a: Trace, b: Trace) -> None:
     )
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @crossed(
     {"keep": (True, False), "optimizer": ("adam", "sgd"), "participation": (1.0, 0.5)},
     quick=[  # each pair of settings once
@@ -159,7 +159,7 @@ def test_a_block_of_many_is_many_blocks_of_one(
             torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @crossed(
     {"layer": MODELS_WITH_SKIPS, "keep": (True, False)},
     quick=[*((layer, True) for layer in MODELS_WITH_SKIPS), (("gcn", False), False)],
@@ -180,7 +180,7 @@ def test_every_layer_trains_the_same_in_blocks(
 
 
 # Global training has laws of its own: tests/methods/test_label_guided.py.
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("name", [name for name, m in METHODS.items() if not m.evaluate.crosses])
 @pytest.mark.parametrize("conv", ["gin", "gat", "appnp"])
 def test_every_method_trains_every_kind_of_layer(
@@ -276,7 +276,7 @@ def test_a_round_of_clients_that_cannot_train_changes_nothing(
         assert all(torch.equal(w, first[k]) for k, w in trace.weights.items())
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", METHODS)
 def test_numbering_and_order_change_nothing(make_graph: Callable[..., Graph], name: str) -> None:
     graph, method = make_graph(50), METHODS[name]
@@ -306,7 +306,7 @@ def test_numbering_and_order_change_nothing(make_graph: Callable[..., Graph], na
     )
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("conv", "residual"), MODELS_WITH_SKIPS)
 def test_one_client_with_kept_optimizer_is_centralized_training(

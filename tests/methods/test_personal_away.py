@@ -49,6 +49,7 @@ def spoiled(data: bytes) -> bytes:
     return pack(replace(message, body=body))
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(("method", "own"), CASES, ids=lambda case: getattr(case, "name", ""))
 def test_the_others_go_on(
     make_graph: Callable[..., Graph],

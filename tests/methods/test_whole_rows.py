@@ -44,7 +44,7 @@ def config_of(model: Model, options: object) -> MethodConfig:
     return MethodConfig(model, Adam(0.01, weight_decay=5e-4), Schedule(1), True, 1.0, options)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(("method", "options"), WHOLE)
 @pytest.mark.parametrize(
     ("clients", "how", "size", "sparse"),
@@ -107,7 +107,7 @@ def with_a_lonely_client(graph: Graph) -> tuple[ClientBlock, Route, ClientBlock]
     return block, route, uncut
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(("method", "options"), [*WHOLE, (LABEL_GUIDED, LabelGuidedOptions())])
 def test_a_client_without_neighbors_in_others_and_several_labels_a_node(

@@ -48,7 +48,7 @@ def assert_same(ours: Result, theirs: Result) -> None:
     assert list(ours.ledger.records) == list(theirs.ledger.records)
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @SCHEDULE
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("sparse", [True, False])
@@ -79,7 +79,7 @@ def test_tiers_agree_for_every_layer(make_graph: MakeGraph, model: str, schedule
     assert list(ours.ledger.records) == list(theirs.ledger.records)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @SCHEDULE
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "local"])

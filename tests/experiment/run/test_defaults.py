@@ -165,7 +165,7 @@ def test_what_a_method_trains_with_is_written_out(make_graph: MakeGraph, method:
     assert setup.method_config.schedule.epochs == epochs
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_written_out_makes_the_same_run(make_graph: MakeGraph, method: str) -> None:
     result = small(make_graph(), method=method)

@@ -59,7 +59,7 @@ def test_the_same_config_gives_the_same_bits(
     assert first.config == second.config
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "local"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_result_does_not_depend_on_the_block_size(

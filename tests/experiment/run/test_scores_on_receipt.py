@@ -64,7 +64,7 @@ def sent_to_be_scored(result: sg.Result) -> int:
     )
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("method", METHODS_THAT_CAN)
 def test_scores_are_the_same(make_graph: MakeGraph, method: str, kernels: str) -> None:
@@ -115,7 +115,7 @@ def test_rankings_come_with_the_counts(share: float) -> None:
     assert set(ranked) == ({4} if share == 1 else {2, 3, 4})
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("case", CASES)
 def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str

@@ -44,7 +44,7 @@ def numbers(result: sg.Result) -> dict[str, Any]:
     return {k: v for k, v in outcome(result).items() if k not in ("dataset", "partition")}
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_on_the_folders_is_the_run_on_the_cut(
     exported: Path, setups: list[Setup], method: str
@@ -60,6 +60,7 @@ def test_a_run_on_the_folders_is_the_run_on_the_cut(
     assert (ours.config.partition, ours.config.clients) == ("silo", 4)
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize(
     ("sparse", "multilabel", "options"),
     [

@@ -161,7 +161,7 @@ def test_a_client_of_local_that_has_not_trained_has_the_initial_weights(
     assert_scores(result.test.personalized, judge_by_hand(setup, own_models(setup, own)))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 def test_scores_do_not_depend_on_how_often_rounds_are_judged(
     make_graph: MakeGraph, method: str

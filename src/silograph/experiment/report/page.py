@@ -598,11 +598,6 @@ def constant_facts(rows: Sequence[Row]) -> list[str]:
     return texts
 
 
-def capitalize_title(title: str) -> str:
-    """Return a title as it stands at the head of a figure."""
-    return title[0].upper() + title[1:]
-
-
 def traffic(run: RunRecord) -> dict[str, Any] | None:
     """Return bytes by kind, down and up, most first; None where nothing was sent."""
     down, up = (
