@@ -112,6 +112,9 @@ def test_without_sharing_and_draws_it_is_fedavg(make_graph: MakeGraph) -> None:
         torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
     assert "embeddings" not in ours.ledger.bytes_by_kind
     assert "halo_keys" not in ours.ledger.bytes_by_kind
+    # Predictions for the clients' own view are work of evaluation, which takes no virtual time.
+    assert ours.ledger.flops_by_part["training"] <= theirs.ledger.flops_by_part["training"]
+    assert ours.ledger.flops_by_part["evaluation"] >= theirs.ledger.flops_by_part["evaluation"]
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])
