@@ -104,6 +104,9 @@ def test_both_backends_agree(
         ({}, {"keep": True}),
         ({}, {"corrections": (Proximal(0.2),), "epochs": 2}),
         ({}, {"epochs": 0}),
+        ({"credit": "gate"}, {}),
+        ({"credit": "gate", "score": "odds", "sampled_degrees": True}, {"keep": True}),
+        ({"score": "odds"}, {"batch": None}),
     ],
     ids=str,
 )
@@ -123,6 +126,9 @@ def test_they_agree_however_clients_choose_and_train(
         ({"conv": "gcn", "input_dropout": 0.4}, {}),
         ({"conv": "gcn", "layers": 1}, {"hops": 1}),
         ({"conv": "mlp"}, {}),
+        ({"conv": "sage", "layers": 3}, {"hops": 3, "credit": "gate", "score": "odds"}),
+        ({"conv": "gcn", "input_dropout": 0.4}, {"credit": "gate"}),
+        ({"conv": "gcn", "layers": 3, "head": "linear"}, {"credit": "gate", "score": "odds"}),
     ],
     ids=str,
 )

@@ -39,7 +39,7 @@ from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.forward import AnyModel
-from silograph.nn.mini_batches import FULL, Drawn, Fanout, Neighbors, Reached, Signal
+from silograph.nn.mini_batches import FULL, Drawn, Fanout, Neighbors, Reached, Signal, Stateless
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.sampling.fedgrains import FedGrains
@@ -62,7 +62,7 @@ EDGES = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 2), (4, 6), (5, 7), (6, 7)]
 
 
 @dataclass(frozen=True)
-class Tempered:
+class Tempered(Stateless):
     """Keeps each neighbor with a probability of the client's own, lower after a step of high loss.
 
     A sampler with state, as those that learn have.

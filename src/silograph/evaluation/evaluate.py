@@ -43,8 +43,8 @@ from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn.backends import Backend
-from silograph.nn.fit import dtype_of
-from silograph.nn.forward import AnyModel
+from silograph.nn.fit import check_weights, dtype_of
+from silograph.nn.forward import AnyModel, Pass, forward_pass
 from silograph.task.base import CountSpec
 from silograph.task.counts import (
     ALL_COUNTS,
@@ -171,6 +171,7 @@ def unranked(clients: int) -> dict[str, Tensor]:
 
 
 HISTOGRAM = ".histogram"  # ends the names of histograms
+NEIGHBORS = "neighbors"  # begins the names of what a neighbor sampler keeps in the state
 TABLES = "tables"  # begins the names of a model's tables, and of what the optimizer keeps of them
 
 
@@ -218,6 +219,39 @@ def rows_left(cfg: Any, block: ClientBlock, state: State, model_name: str) -> Ju
     return judged_rows(block, logits, block.client, block.num_clients, compiled=compiled)
 
 
+def predict(cfg: Any, weights: Mapping[str, Tensor], graph: ClientBlock, state: State) -> Tensor:
+    """Return logits (n, K) of the clients' rows; messages count as the neighbor sampler says.
+
+    Args:
+        cfg: with `model`, `backend` and `schedule`.
+        weights: shared by all clients, or (C, ...).
+        graph: that clients train on.
+        state: theirs, with what the sampler keeps, and tables.
+    """
+    weighed_logits = predict_weighed(cfg, weights, graph, state)
+    if weighed_logits is not None:
+        return weighed_logits
+    logits: Tensor = cfg.backend.predict(cfg.model, weights, graph, fields_under(TABLES, state))
+    return logits
+
+
+def predict_weighed(
+    cfg: Any, weights: Mapping[str, Tensor], graph: ClientBlock, state: State
+) -> Tensor | None:
+    """Return logits by messages that the neighbor sampler weighs; None: it weighs none."""
+    staged, sampler = cfg.model.staged, cfg.schedule.neighbors
+    if staged is None:
+        return None
+    sums = [stage.conv.sums for stage in staged.stages]
+    messages = sampler.messages(graph, sums, fields_under(NEIGHBORS, state))
+    if messages is None:
+        return None
+    check_weights(cfg.model, weights, graph)
+    inputs = Pass(graph.x, messages, (graph.row_key,) * len(messages))
+    with torch.no_grad():
+        return forward_pass(staged, weights, inputs, None)
+
+
 def judge_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -230,7 +264,7 @@ def judge_server(
     weights = tensors_under(
         "weights", inbox if cfg.sent.plain else decode_weights(cfg, block, state, inbox)
     )
-    logits = cfg.backend.predict(cfg.model, weights, graph, tables)
+    logits = predict(cfg, weights, graph, state)
     new = {**state, "server/logits": judged_logits(logits, graph)}
     new |= ranked(cfg, "server", weights, graph, tables)
     return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))

@@ -14,16 +14,26 @@ from torch import Tensor
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import NO_STATE, Payload, Ragged, Stacked, State, tensors_under
+from silograph.core.payload import (
+    NO_STATE,
+    Payload,
+    Ragged,
+    Stacked,
+    State,
+    fields_under,
+    tensors_under,
+)
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
+    TABLES,
     call_for_counts,
     counts_of_logits,
     exchanged_counts,
     exchanged_steps,
     judge_left,
     judged_logits,
+    predict,
     ranked,
     ranking_reply,
     ranking_reply_specs,
@@ -313,16 +323,16 @@ VALIDATION = "val."
 
 
 def score_received(
-    cfg: Any, block: ClientBlock, start: Start, tables: State = NO_STATE
+    cfg: Any, block: ClientBlock, start: Start, state: State = NO_STATE
 ) -> tuple[dict[str, Ragged | Stacked], dict[str, Tensor]]:
     """Return fields for the state, and the counts (C, ...) of the reply; both empty if off.
 
     Args:
         cfg: of the method; it has `score_on_receipt`, `is_unscored`, `model`, `backend`,
-            `relevant` and `count_rules`.
+            `schedule`, `relevant` and `count_rules`.
         block: the graphs on which the clients train.
         start: from which they train, see `silograph.nn.fit`.
-        tables: the clients', where the model has any.
+        state: the clients', with tables and what the neighbor sampler keeps.
     """
     if not cfg.score_on_receipt:
         return {}, {}
@@ -335,9 +345,11 @@ def score_received(
         }
     with work_for(Kind.EVALUATION):
         weights = weights_of(cfg, block, start)
-        logits = cfg.backend.predict(cfg.model, weights, block, tables)
+        logits = predict(cfg, weights, block, state)
         ranking = (
-            ranked(cfg, "server", weights, block, tables) if cfg.score_on_receipt == "all" else {}
+            ranked(cfg, "server", weights, block, fields_under(TABLES, state))
+            if cfg.score_on_receipt == "all"
+            else {}
         )
     rows = judged_logits(logits, block)
     counts = counts_of_logits(cfg, block, rows)

@@ -37,6 +37,7 @@ from silograph.methods.fedavg import FEDAVG
 from silograph.methods.local_training import (
     LocalModel,
     exact_weights,
+    sampler_specs,
     untouched_rows_after_round,
 )
 from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program
@@ -70,6 +71,7 @@ class LocalChange:
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs]
 
     @staticmethod
     def find_problem(reply: "LocalChange", _request: SharedModel, _cfg: Any) -> str | None:

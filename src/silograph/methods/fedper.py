@@ -47,6 +47,7 @@ from silograph.methods.base import (
 from silograph.methods.local_training import (
     AveragedModel,
     LocalModel,
+    sampler_specs,
     untouched_rows_after_round,
     zero_weights,
 )
@@ -153,6 +154,7 @@ class LocalBase:
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs]
 
 
 # --- clients -------------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ def train_private(
     private = stack({n: dense(w) for n, w in trained.weights.items() if n in state.private})
     own = {n: w for n, w in fitted.tensors.items() if state.private and n not in state.private}
     new = ClientState(keep_previous_if_not_finite(private, state.private), stack(own))
-    return new, LocalBase(base, trained.nodes, trained.loss, trained.received)
+    return new, LocalBase(base, trained.nodes, trained.loss, trained.received, trained.sampler)
 
 
 def own_weights(

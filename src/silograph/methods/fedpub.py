@@ -72,6 +72,7 @@ from silograph.methods.local_training import (
     LocalModel,
     each_as_base,
     exact_weights,
+    sampler_specs,
     zero_weights,
 )
 from silograph.methods.ops import Clients, Server, calls, op, program
@@ -361,6 +362,7 @@ class TrainedModels:
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs]
 
 
 # --- clients -------------------------------------------------------------------------------------
@@ -401,6 +403,7 @@ def train_masked(
         trained.nodes,
         trained.loss,
         trained.received,
+        trained.sampler,
     )
     own_masks = keep_previous_if_not_finite(stack(masks), state.masks)
     return ClientState(stack(masked_weights), own_masks), reply

@@ -59,6 +59,7 @@ from silograph.methods.local_training import (
     LocalModel,
     each_as_base,
     exact_weights,
+    sampler_specs,
 )
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
@@ -113,6 +114,7 @@ class TrainedModels:
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs]
 
 
 @op(Kind.WEIGHTS)

@@ -13,12 +13,12 @@ from torch import Tensor
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, Stacked, State, dense, fields_under, stack
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import TABLES, ranked, remembered
+from silograph.evaluation.evaluate import TABLES, predict, ranked, remembered
 from silograph.evaluation.scoring import personal, received_specs
 from silograph.federation.field_specs import LOSS, TRAINED
 from silograph.federation.messages import Empty
 from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
-from silograph.methods.local_training import LocalModel, exact_weights
+from silograph.methods.local_training import LocalModel, exact_weights, sampler_specs
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
@@ -45,6 +45,7 @@ class TrainingReport:
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def begin_with(
     cfg, weights, graph = clients.cfg, request.weights, clients.graph
     with work_for(Kind.EVALUATION):
         tables = fields_under(TABLES, clients.state)
-        logits = cfg.backend.predict(cfg.model, weights, graph, tables)
+        logits = predict(cfg, weights, graph, clients.state)
         scores: State = remembered(logits, graph)
         scores = {**scores, **ranked(cfg, "own", weights, graph, tables)}
     clients.state = {**clients.state, **scores}
@@ -89,7 +90,7 @@ def train_own(clients: Clients[Any], state: OwnModel, _: Empty) -> tuple[OwnMode
     fitted = clients.fit({name: w.t for name, w in state.weights.items()})
     reply = LocalModel.of(fitted, clients.block)
     new = OwnModel(stack({name: dense(w) for name, w in fitted.weights.items()}))
-    return new, TrainingReport(reply.nodes, reply.loss, reply.received)
+    return new, TrainingReport(reply.nodes, reply.loss, reply.received, reply.sampler)
 
 
 @calls(begin_own)

@@ -13,7 +13,7 @@ State of a client: `optimizer/*` if kept between rounds, `neighbors/*` of the ne
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -32,6 +32,7 @@ from silograph.core.payload import (
     with_prefix,
 )
 from silograph.evaluation.evaluate import (
+    NEIGHBORS,
     TABLES,
     logits_specs,
     no_logits,
@@ -57,7 +58,7 @@ from silograph.nn.forward import AnyModel
 from silograph.selection.base import select_uniform
 
 STEPS = "steps"  # of Adam, one number for all weights
-NEIGHBORS = "neighbors"  # prefix of the neighbor sampler's fields in the state
+SAMPLER_FACTS = "sampler"  # begins the names of the neighbor sampler's figures in a reply
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -83,6 +84,12 @@ def exact_weights(
     return specs
 
 
+def sampler_specs(cfg: MethodConfig) -> FieldSpecs:
+    """Return the specs of the neighbor sampler's figures in a reply, none for most samplers."""
+    own = cfg.schedule.neighbors.fact_specs
+    return {f"{SAMPLER_FACTS}/{name}": spec for name, spec in own.items()}
+
+
 @dataclass(frozen=True)
 class GlobalModel:
     """The server's weights w_t, in the form that the run sends weights in."""
@@ -99,18 +106,21 @@ class LocalModel:
         nodes: (C,) int64 n_k, training nodes.
         loss: (C,) mean training loss.
         received: counts of the model that clients began with, where the run scores it.
+        sampler: (C,) figures of the neighbor sampler, where it has any.
     """
 
     weights: Annotated[Mapping[str, Stacked | Patched], reply_spec]
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs] = field(default_factory=dict)
 
     @staticmethod
     def of(fitted: Fitted, block: ClientBlock) -> "LocalModel":
         """Return the reply of clients after training."""
-        counts = stack(fitted.received)
-        return LocalModel(fitted.weights, Stacked(block.num_train), Stacked(fitted.loss), counts)
+        counts, facts = stack(fitted.received), stack(fitted.sampler_facts)
+        nodes, loss = Stacked(block.num_train), Stacked(fitted.loss)
+        return LocalModel(fitted.weights, nodes, loss, counts, facts)
 
 
 @dataclass(frozen=True)

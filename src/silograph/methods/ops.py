@@ -23,6 +23,7 @@ order, for simulations and real federations alike.
 C: clients of a block.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,7 +47,14 @@ from silograph.core.payload import (
     tensors_under,
 )
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import TABLES, ranked, remembered, tallies
+from silograph.evaluation.evaluate import (
+    NEIGHBORS,
+    TABLES,
+    predict_weighed,
+    ranked,
+    remembered,
+    tallies,
+)
 from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
 from silograph.exchange import sent_weights
 from silograph.exchange.collect import LOCAL_GRAPH, local_graph
@@ -104,7 +112,7 @@ from silograph.methods.base import (
     keep_previous_if_not_finite,
 )
 from silograph.methods.local_training import (
-    NEIGHBORS,
+    SAMPLER_FACTS,
     begin,
     selected,
     state_specs,
@@ -177,23 +185,28 @@ class Clients(OpClients, Generic[Options]):
         cfg, state, graph = cfg or self.cfg, self.state, self.graph
         sampler_state, tables = fields_under(NEIGHBORS, state), fields_under(TABLES, state)
         # 1. Where the run scores what clients receive, do it before training.
-        score_fields, counts = score_received(cfg, graph, start, tables)
+        score_fields, counts = score_received(cfg, graph, start, state)
         # 2. Train.
         memory = tensors_under("optimizer", state) if cfg.keep_optimizer else None
         inputs = TrainingInputs(graph, start, memory, self.key, sampler_state, tables)
         fitted = replace(cfg.backend.fit(cfg.training, inputs), received=counts)
-        # 3. Keep logits of the trained model for the scored rows, as the clients' own view.
-        new = {**state, **score_fields, **remembered(fitted.logits, graph)}
-        if cfg.relevant is not None:
-            with work_for(Kind.EVALUATION):
-                new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
-        # 4. Keep what only the clients have: sampler, tables and optimizer.
+        # 3. Keep what only the clients have: sampler, tables and optimizer.
         private: dict[str, Stacked | Ragged] = {}
         private |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
         if cfg.keep_optimizer:
             private |= {f"optimizer/{name}": Stacked(m) for name, m in fitted.memory.items()}
         private |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
-        self.state = {**new, **keep_previous_if_not_finite(private, state)}
+        new = {**state, **score_fields, **keep_previous_if_not_finite(private, state)}
+        # 4. Keep logits of the trained model for the scored rows, as the clients' own view.
+        with work_for(Kind.EVALUATION):
+            sampler, sampler_state = cfg.schedule.neighbors, fields_under(NEIGHBORS, new)
+            fitted = replace(fitted, sampler_facts=sampler.facts(graph, sampler_state))
+            weighed_logits = predict_weighed(cfg, fitted.tensors, graph, new)
+            if weighed_logits is not None:
+                fitted = replace(fitted, logits=weighed_logits)
+            if cfg.relevant is not None:
+                new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
+        self.state = {**new, **remembered(fitted.logits, graph)}
         return fitted
 
     def embeddings(self, weights: Mapping[str, Tensor]) -> Ragged:
@@ -415,7 +428,10 @@ class Server(Generic[Options]):
         trained = {n: t for n, t in by_client.items() if needs_replies and n not in combined}
         # "": there was nothing to combine.
         name = aggregator.name if combined or combine is None else ""
-        report = RoundReport(client_ids, None, trained=trained, aggregator=name)
+        prefix = f"{SAMPLER_FACTS}/"
+        replied = [n for n in specs_of(declared.reply, cfg) if n.startswith(prefix)]
+        facts = {n.removeprefix(prefix): math.nan for n in replied}
+        report = RoundReport(client_ids, None, facts, trained=trained, aggregator=name)
         if "loss" not in averages:  # no selected client has a training node
             return None, report
 
@@ -430,7 +446,8 @@ class Server(Generic[Options]):
         if self.round == 1 and cfg.sent.plain:
             self._check_shapes(op, averages)
         loss = float(averages["loss"].t)
-        return from_payload(into, averages), replace(report, train_loss=loss)
+        facts = {n: float(t) for n, t in tensors_under(SAMPLER_FACTS, averages).items()}
+        return from_payload(into, averages), replace(report, train_loss=loss, facts=facts)
 
     def step(
         self, state: ServerState, mean: Mapping[str, Tensor], report: RoundReport
@@ -488,7 +505,15 @@ class Server(Generic[Options]):
         counts = {n: t for n, t in by_client.items() if n.startswith(f"{RECEIVED}/")}
         names = ("answered", "nodes", "loss") if self.cfg.selector_uses_feedback or counts else ()
         trained = {**{name: by_client[name] for name in names}, **counts}
-        return RoundReport(client_ids, loss, facts or {}, client_facts or {}, trained)
+        prefix = f"{SAMPLER_FACTS}/"
+        sampler_facts = {
+            name.removeprefix(prefix): float((t[is_averaged] * nodes).sum() / nodes.sum())
+            for name, t in by_client.items()
+            if name.startswith(prefix)
+        }
+        return RoundReport(
+            client_ids, loss, {**sampler_facts, **(facts or {})}, client_facts or {}, trained
+        )
 
     def _check_shapes(self, op: ClientOp[Any, Any], averages: Payload) -> None:
         """Raise `ConfigError` where averages have other shapes than the reply declares."""

@@ -65,7 +65,7 @@ from silograph.methods.base import (
     ServerState,
     keep_previous_if_not_finite,
 )
-from silograph.methods.local_training import LocalModel, exact_weights, zero_weights
+from silograph.methods.local_training import LocalModel, exact_weights, sampler_specs, zero_weights
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.correction import Shift
@@ -119,6 +119,7 @@ class LocalChange:
     nodes: Annotated[Stacked, TRAINED]
     loss: Annotated[Stacked, LOSS]
     received: Annotated[Mapping[str, Stacked], received_specs]
+    sampler: Annotated[Mapping[str, Stacked], sampler_specs]
 
 
 @dataclass(frozen=True)

@@ -390,6 +390,10 @@ def report_training(
     flops = _pass_flops(model, block, work, 2)
     # Every epoch has a loss of every training node, however they are grouped into steps.
     flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
+    flow = rule_of(training.schedule.neighbors)
+    if flow is not None and flow.policy == "trained" and flow.credit == "gate":
+        widths = [2 * stage.outputs * stage.conv.sums for stage in model.stages]
+        flops += work[:, : len(widths)] @ np.array(widths, np.float64)  # gates of messages
     report_clients(torch.from_numpy(flops))
     report_steps(torch.from_numpy(work[:, -1] * training.step_flops))
     with work_for(Kind.EVALUATION):
@@ -497,6 +501,8 @@ def _train_flow(
             flat.shape[1],
             inner.width,
         )
+        if inner.gated and inner.learns:
+            s = s._replace(credit=np.empty(len(s.nodes), flat.dtype))
         buffers = flow_kernels.Buffers(s, spare, flow_kernels.flow_memory(own, inner.hops))
         flow_kernels.train_flow(
             first,

@@ -88,6 +88,8 @@ class Messages:
         off: (C + 1,) offsets of each client's receivers.
         beside: (r, O) sums over neighbors that other silos hold, scaled by those; None: none.
         attention: dropout of attention; None: nothing is dropped.
+        gate: (s,) that scales the row of each sender after `map`; None: 1. Samplers learn from
+            its gradient.
         operators: matrices that `operator` has built, by convolution.
     """
 
@@ -100,6 +102,7 @@ class Messages:
     off: Tensor
     beside: Tensor | None = None
     attention: "EdgeDraws | None" = None
+    gate: Tensor | None = None
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:
@@ -212,7 +215,11 @@ class Conv(Protocol):
 
 def convolve(conv: Conv, p: Mapping[str, Tensor], x: Rows, messages: Messages) -> Tensor:
     """Return one convolution of x (n, I), (n, O)."""
-    s = conv.combine(p, conv.map(p, x, messages.sender_off), messages)
+    z = conv.map(p, x, messages.sender_off)
+    if messages.gate is not None:
+        report_rows(messages.sender_off, 2 * z.shape[1])  # a product and a sum, for the gradient
+        z = z * messages.gate[:, None]
+    s = conv.combine(p, z, messages)
     return conv.finish(p, x, s, messages)
 
 

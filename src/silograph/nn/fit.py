@@ -264,6 +264,7 @@ class Fitted:
         neighbors: the neighbor sampler's state of every client.
         tables: of every client, where the model has any, with their optimizer state.
         received: (C, ...) counts of the initial model, if the run scores models on receipt.
+        sampler_facts: (C,) figures of the neighbor sampler, by name.
     """
 
     weights: dict[str, Stacked | Patched]
@@ -274,6 +275,7 @@ class Fitted:
     neighbors: State = field(default_factory=dict)
     tables: State = field(default_factory=dict)
     received: Mapping[str, Tensor] = field(default_factory=dict)
+    sampler_facts: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> Params:
@@ -445,7 +447,7 @@ class Trainer:
         loss = torch.empty(0)
         for epoch in range(epochs):
             key = self.key.fold("epoch", epoch, "batch", 0)
-            loss = self._step(live, [(0, block.num_clients)], inputs, targets, key)
+            loss, _ = self._step(live, [(0, block.num_clients)], inputs, targets, key)
         steps = torch.full((block.num_clients,), epochs)
         return self._after_training(start, live, start.sampler, loss.double(), steps)
 
@@ -500,10 +502,11 @@ class Trainer:
         x = self._first_rows(block, live)
         inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums_neighbors, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
-        loss = trainer._step(live, runs, inputs, _Targets(None, seeds, block.y[seeds], off), key)
-        return loss, neighbors.learn(
-            block, state, Signal(clients, draws, loss, key, may_change_state)
-        )
+        targets = _Targets(None, seeds, block.y[seeds], off)
+        gates = [drawn.gate for _, drawn in draws if drawn.gate is not None]
+        loss, gate_gradients = trainer._step(live, runs, inputs, targets, key, gates)
+        signal = Signal(clients, draws, loss, key, may_change_state, gate_gradients)
+        return loss, neighbors.learn(block, state, signal)
 
     def _first_rows(self, block: ClientBlock, live: _StepState) -> Rows:
         """Return features for the weights that these clients hold."""
@@ -538,8 +541,9 @@ class Trainer:
         inputs: Pass,
         targets: _Targets,
         key: Key,
-    ) -> Tensor:
-        """Take one step in place; return mean losses (A,).
+        gates: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Take one step in place; return mean losses (A,) and the gradients of the gates.
 
         Args:
             live: the A clients that take it.
@@ -547,19 +551,20 @@ class Trainer:
             inputs: what the pass reads.
             targets: what it is to predict.
             key: of the step.
+            gates: of messages, see `Drawn`.
         """
         leaves = {name: w.detach().requires_grad_() for name, w in live.weights.items()}
         total = segment_sum(self._losses(leaves, inputs, targets, key), targets.off)
         loss = total / targets.off.diff()
         # Clients share no weight, so the gradient of the sum holds each client's own.
-        gradients = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        grads = dict(zip(leaves, gradients, strict=True))
+        gradients = torch.autograd.grad(loss.sum(), [*leaves.values(), *gates])
+        grads = dict(zip(leaves, gradients, strict=False))
         grads = self.training.correct(grads, live.weights, live.start)
         report_steps(self.training.step_flops)
         for a, b in runs:
             part = live.part(a, b)
             self.training.optimizer.step_(part.weights, live.slices(grads, a, b), part.memory)
-        return loss.detach()
+        return loss.detach(), gradients[len(leaves) :]
 
     def _losses(self, leaves: Params, inputs: Pass, targets: _Targets, key: Key) -> Tensor:
         """Return the loss of each target, (t,)."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Policy = Literal["trained", "untrained", "uniform"]
+Credit = Literal["balance", "gate"]
+Score = Literal["probability", "odds"]
+GATE_FLOPS = 8  # of a candidate, with gate credit: the score, its mean, and the way back
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class FlowRule:
         sampled_degrees: whether convolutions scale by degrees in what was chosen.
         policy: who chooses.
         width: H.
+        credit: what the network learns from: the trajectory balance, or the gradient of the loss
+            at the gate of each chosen node's messages.
+        score: what is drawn by: log p, or log p / (1 - p), which is the logit.
+        weighs: whether evaluation weighs messages by the network's scores.
     """
 
     k: int
@@ -34,6 +41,14 @@ class FlowRule:
     sampled_degrees: bool = False
     policy: Policy = "trained"
     width: int = 128
+    credit: Credit = "balance"
+    score: Score = "probability"
+    weighs: bool = False
+
+    @property
+    def trains_z(self) -> bool:
+        """Whether the state has log Z, which the balance alone reads."""
+        return self.learns_z and self.credit == "balance"
 
 
 def rule_of(sampler: object) -> FlowRule | None:

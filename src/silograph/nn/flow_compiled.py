@@ -18,7 +18,7 @@ from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
 from silograph.nn.fit import Schedule, dtype_of
-from silograph.nn.flow import FlowRule
+from silograph.nn.flow import GATE_FLOPS, FlowRule
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import contiguous, conv_of, prepare_block
 from silograph.nn.kernels import arrays
@@ -81,7 +81,7 @@ def _with_rows_of(field: Stacked | Ragged, t: Tensor) -> Ragged:
 
 
 def _later_names(rule: FlowRule) -> Sequence[str]:
-    return (*LATER, *(["log_z"] * rule.learns_z * (rule.policy == "trained")))
+    return (*LATER, *(["log_z"] * rule.trains_z * (rule.policy == "trained")))
 
 
 def networks_of(rule: FlowRule, model: Staged, block: ClientBlock, state: State) -> FlowNetworks:
@@ -133,7 +133,9 @@ def _flow_shape(rule: FlowRule, model: Staged) -> FlowShape:
         k=rule.k,
         scores=rule.policy != "uniform",
         learns=rule.policy == "trained" and hops > 0,
-        learns_z=rule.learns_z,
+        learns_z=rule.trains_z,
+        gated=rule.credit == "gate",
+        odds=rule.score == "odds",
         alpha=float(rule.alpha),
         steps=_adam_rule(rule.lr),
         z_steps=_adam_rule(rule.log_z_lr),
@@ -227,7 +229,8 @@ def _flops_of_unions(
     total = 2 * width * passes * features + edges * (2 * width + 2) * passes
     flops_of_row = 5 * width + 2 * width * passes  # the indicator, and what comes of it
     flops_of_row += width * passes + 2 * width * (1 + 2 * learns) + passes
-    return total + rows * flops_of_row + 12 * learns * candidates
+    flops_of_candidate = GATE_FLOPS if rule.credit == "gate" else 12
+    return total + rows * flops_of_row + flops_of_candidate * learns * candidates
 
 
 def _step_flops(rule: FlowRule, state: State) -> Tensor:

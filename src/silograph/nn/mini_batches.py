@@ -64,6 +64,8 @@ class Drawn:
         degree: (n,) in the run's dtype, what convolutions take for degrees in this hop; None: the
             degrees in the client's graph, of weighted edges the sums of their weights.
         trace: tensors that `learn` needs after the step.
+        gate: (n,) ones that scale what each row sends in this hop; `learn` gets the gradient of
+            the loss by them. None: there is none.
     """
 
     position: Tensor
@@ -71,6 +73,7 @@ class Drawn:
     share: Tensor
     degree: Tensor | None = None
     trace: Mapping[str, Tensor] = field(default_factory=dict)
+    gate: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,7 @@ class Signal:
         draws: by hop, the reached rows and the edges drawn for them.
         loss: (A,) their mean training loss before the step.
         key: of the step.
+        gates: by hop, the gradient (n,) of `loss` by `Drawn.gate`; empty without gates.
         own: whether nobody else reads the state, so that `learn` may change its tensors in place.
     """
 
@@ -90,6 +94,7 @@ class Signal:
     loss: Tensor
     key: Key
     own: bool = False
+    gates: tuple[Tensor, ...] = ()
 
 
 class Neighbors(Protocol):
@@ -128,9 +133,30 @@ class Neighbors(Protocol):
     def learn(self, block: ClientBlock, state: State, signal: Signal) -> State:
         """Return the state (of all C clients) after a step; those that took no part keep theirs."""
 
+    @property
+    def fact_specs(self) -> FieldSpecs:
+        """Specs of its figures in the clients' replies, which are facts of a round; by name."""
+
+    def facts(self, block: ClientBlock, state: State) -> Mapping[str, Tensor]:
+        """Return these figures after local training, (C,) each; `state` of all C clients."""
+
+    def note(self, facts: Mapping[str, Sequence[float]]) -> str | None:
+        """Return one line about a run, from its facts in the scored rounds; None: no line."""
+
+    def messages(
+        self, block: ClientBlock, sums: Sequence[bool], state: State
+    ) -> tuple[Messages, ...] | None:
+        """Return the messages of each stage when models are scored; None: all edges count alike.
+
+        Args:
+            block: C clients.
+            sums: (L,) whether a stage sums over neighbors.
+            state: of all C clients.
+        """
+
 
 class Stateless:
-    """Base of samplers without state that draw in torch."""
+    """Base of samplers: no state, draws in torch, no figures, and no say when models are scored."""
 
     def fanout(self, hops: int) -> tuple[int, ...] | None:
         """Return None: there is no compiled form."""
@@ -156,6 +182,28 @@ class Stateless:
         """Return the state unchanged."""
         del block, signal
         return state
+
+    @property
+    def fact_specs(self) -> FieldSpecs:
+        """No specs."""
+        return {}
+
+    def facts(self, block: ClientBlock, state: State) -> Mapping[str, Tensor]:
+        """Return no figures."""
+        del block, state
+        return {}
+
+    def note(self, facts: Mapping[str, Sequence[float]]) -> str | None:
+        """Return None: there is nothing to say."""
+        del facts
+        return None
+
+    def messages(
+        self, block: ClientBlock, sums: Sequence[bool], state: State
+    ) -> tuple[Messages, ...] | None:
+        """Return None: all edges count alike."""
+        del block, sums, state
+        return None
 
 
 @dataclass(frozen=True)
@@ -448,6 +496,7 @@ def one_stage(
         own=position[rows],
         sender_off=off,
         off=reached.off,
+        gate=None if drawn.gate is None else drawn.gate[senders],
     )
     return replace(reached, rows=senders, hops=hops, off=off), messages
 

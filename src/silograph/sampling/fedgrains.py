@@ -1,5 +1,9 @@
 """FedGrAINS: a generative flow network at each client draws the nodes that its steps sum over.
 
+The rule as printed turns into uniform drawing: with a constant log Z every p goes to 1, so all
+log p are alike; with a learned one a single loss stands for all choices of a batch, and one node
+changes it far less than the batch does. `credit="gate"` and `score="odds"` learn (see below).
+
 Ceyani, Xie, Buyukates, Yang and Avestimehr, "FedGrAINS: Personalized subgraph federated learning
 with adaptive neighbor sampling", SDM 2025, section 3, algorithm 1.
 Kool, van Hoof and Welling, "Stochastic beams and where to find them", ICML 2019 (Gumbel top-k).
@@ -23,9 +27,22 @@ follow alpha L; z starts where the first step is balanced and has a rate of its 
 work on trajectory balance. Gumbel top-k does not draw from P_F given k nodes: training is
 off-policy, as the paper says. Chosen edges stand for themselves, as the paper's do, so sums are not
 unbiased. With full degrees and k >= the number of candidates a step is the one without a sampler.
+The GNN does not follow the gradient of eq. 3.7 through alpha L: it steps along the gradient of L
+alone, as in algorithm 1. Through alpha L its step would be 2 alpha times the balance times that.
 
-The flow network and its optimizer are state of the client; nothing of them travels. This is the
-torch form; `silograph.nn.kernels.flow` does the same, client by client.
+What we added, by options:
+
+- gate credit: the rows that a chosen node v sends are scaled by a gate of 1, and the network
+  descends the sum over chosen v of (dL/dgate_v - mean) score_v. The gradient says for each node
+  what its messages do to the loss, and the mean over a client's choice in a layer takes away what
+  they do alike. There is no log Z, and by odds the last bias, a shift of all logits, stays put.
+- odds: nodes are drawn by the logit, log p / (1 - p), in place of log p, which is flat near p = 1.
+- weighted evaluation: a message counts p of its sender, in the draw of a batch that is its
+  receiver alone (`star_logits`). The paper evaluates on all messages alike.
+
+The flow network and its optimizer are state of the client. Mean p and the range of the score (of
+neighbors of each node) travel, as facts of the round. This is the torch form;
+`silograph.nn.kernels.flow` does the same, client by client.
 
 C: clients. A: clients in a step. n: rows. s: rows of S and C. m: candidates. F: features. H: width.
 """
@@ -49,8 +66,9 @@ from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Params, glorot
-from silograph.nn.flow import FlowRule, Policy
+from silograph.nn.conv import Messages, Params, glorot, internal_messages
+from silograph.nn.fit import dtype_of
+from silograph.nn.flow import GATE_FLOPS, Credit, FlowRule, Policy, Score
 from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import Drawn, Reached, Signal, edges_of
 from silograph.nn.optim import Adam
@@ -109,6 +127,29 @@ def log_forward(logit: Tensor, is_chosen: Tensor, off: Tensor) -> Tensor:
     """
     report_rows(off, 6 * (1 + gradients(logit)))
     return segment_sum(logsigmoid(torch.where(is_chosen, logit, -logit)), off)
+
+
+EDGES_AT_ONCE = 2**16  # 32 MB of float32 at width 128
+LEAST_RANGE = 0.3  # below, draws are nearly uniform beside Gumbel noise of deviation 1.28
+
+
+def gate_objective(
+    block: ClientBlock, traces: Sequence[Mapping[str, Tensor]], gates: Sequence[Tensor]
+) -> Tensor:
+    """Return what gate credit descends: scores of chosen nodes times their credit, less its mean.
+
+    The credit of a chosen node is the gradient of the loss by the gate of its messages: negative
+    where these lower the loss.
+    """
+    total = gates[0].new_zeros(())
+    for trace, gate in zip(traces, gates, strict=True):
+        rows = trace["candidate"][trace["is_chosen"]]
+        client = block.client[rows]
+        credit = gate[rows]
+        count = torch.bincount(client, minlength=block.num_clients).clamp(min=1)
+        mean = credit.new_zeros(block.num_clients).index_add_(0, client, credit) / count
+        total = total + ((credit - mean[client]) * trace["score"][trace["is_chosen"]]).sum()
+    return total
 
 
 def mask_of_rows(block: ClientBlock, rows: Tensor) -> Tensor:
@@ -183,13 +224,56 @@ def mapped_features(block: ClientBlock, union: _Union, clients: Tensor, weight: 
         clients: (A,) int64 that take part.
         weight: (U, H) rows for the features of every client up to the last of these.
     """
+    return _features_of(block, union.rows, union.off, clients, weight)
+
+
+def _features_of(
+    block: ClientBlock, rows: Tensor, off: Tensor, clients: Tensor, weight: Tensor
+) -> Tensor:
+    """Return X W of some rows (s,) of clients (A,), whose offsets are `off` (A + 1,); (s, H)."""
     if isinstance(block.x, SparseRows):
-        x = block.x.used.csr.select_rows(union.rows)
+        x = block.x.used.csr.select_rows(rows)
         x = CSR(x.indptr, x.indices, x.values, len(weight))
-        report_entries(x.indptr, union.off, 2 * weight.shape[1] * (1 + gradients(weight)))
+        report_entries(x.indptr, off, 2 * weight.shape[1] * (1 + gradients(weight)))
         return sparse_product(x, weight)
     client_weights = weight.view(int(clients[-1]) + 1, -1, weight.shape[1])[clients]
-    return segment_linear(block.x[union.rows], client_weights, union.off)
+    return segment_linear(block.x[rows], client_weights, off)
+
+
+def star_logits(block: ClientBlock, mapped: Tensor, network: Params, hop: int) -> Tensor:
+    """Return the logit of each edge's sender, (E,), for a batch that is its receiver.
+
+    The union of a node with d neighbors is a star: degrees with loops are d + 1 and 2, so
+
+        h_v = relu(z_v / 2 + z_u / sqrt(2 (d + 1)) + b)
+        h_u = relu(z_u / (d + 1) + sum of z_v / sqrt(2 (d + 1)) + b)
+        logit of v = (h_v / 2 + h_u / sqrt(2 (d + 1))) w + b'
+
+    Args:
+        block: C clients.
+        mapped: (n, H) X W.
+        network: weights of the flow networks, (C, ...).
+        hop: in which neighbors are drawn.
+    """
+    adj, client, width = block.adj, block.client, mapped.shape[1]
+    report_rows(block.off, 9 * width)
+    report_entries(adj.indptr, block.off, 8 * width)
+    degree = adj.degree.to(mapped.dtype)
+    cross = (2 * (degree + 1)).rsqrt()
+    indicator, bias, last = network["indicator"], network["bias"], network["last"][:, 0]
+    z_sender = mapped + indicator[client, hop + 1]
+    z_receiver = mapped + indicator[client, hop]
+    ones = adj.with_values(mapped.new_ones(adj.nnz))
+    sums = cross[:, None] * sparse_product(ones, z_sender)
+    h_receiver = (z_receiver / (degree + 1)[:, None] + sums + bias[client]).relu()
+    of_receiver = cross * (h_receiver * last[client]).sum(1) + network["last_bias"][client, 0]
+    base = cross[:, None] * z_receiver + bias[client]
+    parts = []
+    for edges in torch.arange(adj.nnz, device=mapped.device).split(EDGES_AT_ONCE):
+        row, column = adj.row[edges], adj.indices[edges].long()
+        h_sender = (z_sender[column] / 2 + base[row]).relu()
+        parts.append((h_sender * last[client[row]]).sum(1) / 2 + of_receiver[row])
+    return torch.cat(parts) if parts else mapped.new_zeros(0)
 
 
 def feature_gradient(
@@ -230,6 +314,8 @@ def _sum_neighbors(union: _Union, z: Tensor) -> Tensor:
 
 Rate = Annotated[float, Field(gt=0)]
 TRAINED = {"read_if": {"policy": ("trained",)}}
+BALANCED = {"read_if": {"policy": ("trained",), "credit": ("balance",)}}
+NETWORK = {"read_if": {"policy": ("trained", "untrained")}}
 MOST_ALPHA = 1e8  # second moments of log Z go with its fourth power, and have to fit float32
 
 
@@ -247,7 +333,7 @@ class FedGrainsOptions:
     )
     alpha: Annotated[float, Field(gt=0, le=MOST_ALPHA)] = field(
         default=1e5,
-        metadata=TRAINED | {"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
+        metadata=BALANCED | {"help": "scale of the loss in the reward", "tune": log(1e2, 1e6)},
     )
     lr: Rate = field(
         default=1e-3,
@@ -255,7 +341,7 @@ class FedGrainsOptions:
     )
     log_z: Literal["learned", "constant"] = field(
         default="learned",
-        metadata=TRAINED
+        metadata=BALANCED
         | {
             "help": "log Z of the trajectory balance: learned, or constant 0 (the paper's)",
             "tune": choice("learned", "constant"),
@@ -265,7 +351,7 @@ class FedGrainsOptions:
         default=0.1,
         metadata={
             "help": "rate of a learned log Z, in units of alpha",
-            "read_if": {"policy": ("trained",), "log_z": ("learned",)},
+            "read_if": {"policy": ("trained",), "credit": ("balance",), "log_z": ("learned",)},
         },
     )
     degrees: Literal["full", "sampled"] = field(
@@ -274,6 +360,29 @@ class FedGrainsOptions:
             "help": "degrees that convolutions scale by: of the client's graph (full), or of what "
             "was chosen",
             "tune": choice("full", "sampled"),
+        },
+    )
+    credit: Credit = field(
+        default="balance",
+        metadata=TRAINED
+        | {
+            "help": "what the network learns from: the trajectory balance (balance, the paper's), "
+            "or the gradient of the loss at the gate of each chosen node's messages (gate)",
+        },
+    )
+    score: Score = field(
+        default="probability",
+        metadata=NETWORK
+        | {
+            "help": "what is drawn by: log p (probability, the paper's) or log p / (1 - p) (odds)",
+        },
+    )
+    evaluate: Literal["full", "weighted"] = field(
+        default="full",
+        metadata=NETWORK
+        | {
+            "help": "what models are scored with: all messages alike (full, the paper's), or "
+            "each by its p (weighted)",
         },
     )
     policy: Policy = field(
@@ -325,7 +434,7 @@ class FedGrains(FlowRule):
         weight_specs |= {"last_bias": FieldSpec(Stacked, (1,))}
         if self.policy == "untrained":
             return weight_specs
-        weight_specs |= {"log_z": FieldSpec(Stacked)} if self.learns_z else {}
+        weight_specs |= {"log_z": FieldSpec(Stacked)} if self.trains_z else {}
         moments = {
             f"{kind}/{n}": s for kind in ("first", "second") for n, s in weight_specs.items()
         }
@@ -352,7 +461,7 @@ class FedGrains(FlowRule):
         state["last_bias"] = Stacked(first.new_zeros(clients, 1))
         if self.policy == "untrained":
             return state
-        if self.learns_z:
+        if self.trains_z:
             state["log_z"] = Stacked(first.new_zeros(clients))
         for kind in ("first", "second"):
             state |= {
@@ -364,7 +473,7 @@ class FedGrains(FlowRule):
 
     def draw(self, block: ClientBlock, reached: Reached, hop: int, key: Key, state: State) -> Drawn:
         """Choose k candidates of each client; keep all edges to them and to those chosen before."""
-        all_edges = edges_of(block, reached.rows)
+        all_edges, gate = edges_of(block, reached.rows), None
         union = union_of(block, reached, all_edges, hop)
         rows = union.rows[union.candidate]
         with torch.set_grad_enabled(self.policy == "trained"):
@@ -377,9 +486,14 @@ class FedGrains(FlowRule):
                 logit = policy_logits(block, union, reached.clients, leaf, network)
                 logit = logit[union.candidate]
             noise = -(-key.fold("gumbel").uniform(block.row_key[rows])[:, 0].log()).log()
-            is_chosen = top_k(logsigmoid(logit.detach()) + noise, union.candidate_off, self.k)
-            if self.policy == "trained":
+            score = self.score_of(logit)
+            is_chosen = top_k(score.detach() + noise, union.candidate_off, self.k)
+            if self.policy == "trained" and self.credit == "balance":
                 trace["log_p"] = log_forward(logit, is_chosen, union.candidate_off)
+            elif self.policy == "trained":
+                report_rows(union.candidate_off, GATE_FLOPS)
+                trace |= {"score": score, "candidate": rows, "is_chosen": is_chosen}
+                gate = all_edges.share.new_ones(block.adj.num_rows, requires_grad=True)
         is_usable = mask_of_rows(block, torch.cat([reached.rows, rows[is_chosen]]))
         is_usable_edge = is_usable[all_edges.neighbor]
         drawn = Drawn(
@@ -387,6 +501,7 @@ class FedGrains(FlowRule):
             all_edges.neighbor[is_usable_edge],
             all_edges.share[is_usable_edge],
             trace=trace,
+            gate=gate,
         )
         if self.sampled_degrees:
             drawn = replace(drawn, degree=_sampled_degree(block, reached, drawn))
@@ -410,25 +525,111 @@ class FedGrains(FlowRule):
         if self.policy != "trained" or not signal.draws:
             return state
         traces = [drawn.trace for _, drawn in signal.draws]
-        log_p = torch.stack([trace["log_p"] for trace in traces]).sum(0)
         new = state if signal.own else {n: replace(f, t=f.t.clone()) for n, f in state.items()}
-        balance, z = log_p + self.alpha * signal.loss, log_p.new_zeros(0)
-        if self.learns_z:
+        z = signal.loss.new_zeros(0)
+        if self.credit == "gate":
+            objective = gate_objective(block, traces, signal.gates)
+        else:
+            log_p = torch.stack([trace["log_p"] for trace in traces]).sum(0)
+            balance = log_p + self.alpha * signal.loss
+        if self.credit == "balance" and self.trains_z:
             is_first_step = self._balance_first(new, signal.clients, balance.detach())
             z = new["log_z"].t.clone().requires_grad_()
             balance = (balance + self.alpha * z[signal.clients]).masked_fill(is_first_step, 0)
+        if self.credit == "balance":
+            objective = balance.square().sum()
         names = ("leaf", *self._network[1:])
-        leaves = [trace[name] for name in names for trace in traces] + [z] * self.learns_z
-        gradients = torch.autograd.grad(balance.square().sum(), leaves, materialize_grads=True)
+        leaves = [trace[name] for name in names for trace in traces] + [z] * self.trains_z
+        gradients = torch.autograd.grad(objective, leaves, materialize_grads=True)
         hops = len(traces)
         by_hop = {name: gradients[i * hops : (i + 1) * hops] for i, name in enumerate(names)}
         grads = {name: torch.stack(by_hop[name]).sum(0) for name in self._network[1:]}
+        if self.credit == "gate" and self.score == "odds":  # a shift of logits changes no draw
+            grads["last_bias"] = torch.zeros_like(grads["last_bias"])
         grads["features"] = feature_gradient(block, traces, by_hop["leaf"])
-        grads |= {"log_z": gradients[-1]} if self.learns_z else {}
+        grads |= {"log_z": gradients[-1]} if self.trains_z else {}
         self._report_step(state, signal.clients)
         for a, b in _ranges_of_equal_steps(signal.clients, new["steps"].t):
             self._step(new, grads, a, b)
         return new
+
+    @property
+    def fact_specs(self) -> FieldSpecs:
+        """Mean p and the range of scores, of the candidates of every node by itself."""
+        if self.policy == "uniform":
+            return {}
+        return {
+            "mean_p": FieldSpec(Stacked, low=0, high=1),
+            "score_range": FieldSpec(Stacked, low=0),
+        }
+
+    def facts(self, block: ClientBlock, state: State) -> Mapping[str, Tensor]:
+        """Return mean p and the range of scores, means over layers, (C,) each; 0 without edges."""
+        if self.policy == "uniform":
+            return {}
+        client = block.client[block.adj.row]
+        count = torch.bincount(client, minlength=block.num_clients).clamp(min=1)
+        means, ranges = [], []
+        for hop in range(self.hops):
+            logit = self._logits_of_neighbors(block, state, hop)
+            zero = logit.new_zeros(block.num_clients)
+            means.append(zero.index_add(0, client, logit.sigmoid()) / count)
+            score = self.score_of(logit)
+            high, low = (
+                zero.scatter_reduce(0, client, score, kind, include_self=False)
+                for kind in ("amax", "amin")
+            )
+            ranges.append(high - low)
+        mean_p = torch.stack(means).mean(0).clamp(0, 1)  # rounding may leave a trace above 1
+        return {"mean_p": mean_p, "score_range": torch.stack(ranges).mean(0)}
+
+    def note(self, facts: Mapping[str, Sequence[float]]) -> str | None:
+        """Return a warning where what the networks draw by is nearly the same for all."""
+        ranges = facts.get("score_range", ())
+        if self.policy != "trained" or not ranges or ranges[-1] >= LEAST_RANGE:
+            return None
+        what = "log odds" if self.score == "odds" else "log p"
+        hint = "" if self.credit == "gate" else "; neighbors.credit=gate learns"
+        return (
+            f"fedgrains draws nearly uniformly: {what} spans {ranges[-1]:.2g}, beside Gumbel noise "
+            f"of deviation 1.28{hint}"
+        )
+
+    def messages(
+        self, block: ClientBlock, sums: Sequence[bool], state: State
+    ) -> tuple[Messages, ...] | None:
+        """Return messages that count p each; degrees are the sums of p, or those of the graph."""
+        if not self.weighs or self.policy == "uniform":
+            return None
+        plain, messages = internal_messages(block, dtype_of(block)), list[Messages]()
+        row = block.adj.row
+        for number, sums_neighbors in enumerate(sums):
+            if not sums_neighbors:
+                messages.append(plain)
+                continue
+            p = self._logits_of_neighbors(block, state, sum(sums[number + 1 :])).sigmoid()
+            weighed = replace(plain, adj=plain.adj.with_values(p), symmetric=False)
+            if self.sampled_degrees:
+                degree = p.new_zeros(block.adj.num_rows).index_add(0, row, p)[:, None]
+                weighed = replace(weighed, sender=degree, receiver=degree)
+            messages.append(weighed)
+        return tuple(messages)
+
+    def score_of(self, logit: Tensor) -> Tensor:
+        """Return what is drawn by, log p or log p / (1 - p), from logits."""
+        return logit if self.score == "odds" else logsigmoid(logit)
+
+    def _logits_of_neighbors(self, block: ClientBlock, state: State, hop: int) -> Tensor:
+        """Return the logit of the sender of every edge, where its receiver is the batch, (E,).
+
+        In the closed form of `policy_logits`: the union is a star.
+        """
+        with torch.no_grad():
+            clients = torch.arange(block.num_clients, device=block.off.device)
+            network = self._leaves(state, clients)
+            rows = torch.arange(block.adj.num_rows, device=block.off.device)
+            features = _features_of(block, rows, block.off, clients, network["features"])
+            return star_logits(block, features, network, hop)
 
     def _report_step(self, state: State, clients: Tensor) -> None:
         """Report the operations of a step of the clients in it."""
@@ -444,7 +645,7 @@ class FedGrains(FlowRule):
 
     @property
     def _learned(self) -> tuple[str, ...]:
-        return (*self._network, *(["log_z"] * self.learns_z))
+        return (*self._network, *(["log_z"] * self.trains_z))
 
     def _balance_first(self, new: State, clients: Tensor, balance: Tensor) -> Tensor:
         """Set z of clients without a step so that the first one is balanced; return which.

@@ -273,6 +273,9 @@ def _make_fedgrains(options: FedGrainsOptions, depth: Depth) -> FedGrains:
         sampled_degrees=options.degrees == "sampled",
         policy=options.policy,
         width=options.width,
+        credit=options.credit,
+        score=options.score,
+        weighs=options.evaluate == "weighted",
     )
 
 

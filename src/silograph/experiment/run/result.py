@@ -735,20 +735,20 @@ def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snap
     if run_control is not None:
         controller, memory = run_control.controller, part_of(snapshot.state, CONTROLLER)
         controller_note = controller.note(controller.options, memory, snapshot.round)
-    lines = controller_note, _method_note(setup, rows), by_scores
+    lines = controller_note, *_notes_on_facts(setup, rows), by_scores
     return "; ".join(line for line in lines if line is not None) or None
 
 
-def _method_note(setup: Setup, rows: Sequence[Row]) -> str | None:
-    """Return the method's note on its facts, None if it has none."""
-    if setup.method.note is None:
-        return None
+def _notes_on_facts(setup: Setup, rows: Sequence[Row]) -> tuple[str | None, str | None]:
+    """Return what the method and the neighbor sampler say of the facts, None for nothing."""
     names = [name for name in rows[-1] if name.startswith(FACT)]
     facts = {
         name.removeprefix(FACT): [float(v) for row in rows if (v := row[name]) is not None]
         for name in names
     }
-    return setup.method.note(setup.method_config.options, facts)
+    method, cfg = setup.method, setup.method_config
+    method_note = None if method.note is None else method.note(cfg.options, facts)
+    return method_note, cfg.schedule.neighbors.note(facts)
 
 
 def _model(

@@ -369,6 +369,7 @@ class Scratch(NamedTuple):
     order: Array  # (n,) training rows in the order of their batches
     scores: Array  # of the neighbors of a row that are kept so far, largest first
     edges: Array  # of the same neighbors
+    credit: Array  # (n,) gradient of the loss by the gate of each row's messages; empty: no gates
 
 
 # --- Copies and sums of arrays of one shape, as loops --------------------------------------------
@@ -462,6 +463,7 @@ def scratch(
         order=np.empty(n, np.int64),
         scores=np.empty(most, np.int64),
         edges=np.empty(most, np.int64),
+        credit=np.empty(0, dtype),
     )
 
 

@@ -69,6 +69,8 @@ class FlowShape(NamedTuple):
     scores: bool  # whether a network scores candidates; else all are alike
     learns: bool
     learns_z: bool
+    gated: bool  # whether it learns from the gates of messages; else from the balance
+    odds: bool  # whether logits are drawn by; else log p
     alpha: float
     steps: StepRule
     z_steps: StepRule
@@ -108,6 +110,7 @@ class Flow(NamedTuple):
     score: Array  # (n,) float64, the best first
     best: Array  # (n,) whose they are
     spare: Array  # (n,) scales, then sums
+    row: Array  # (n,) place in the union of each row of the model's layers that was chosen
 
 
 def flow_memory(s: Scratch, hops: int) -> Flow:
@@ -122,6 +125,7 @@ def flow_memory(s: Scratch, hops: int) -> Flow:
         score=np.empty(n, np.float64),
         best=np.empty(n, np.int64),
         spare=np.empty(n, s.z.dtype),
+        row=np.empty(n, np.int64),
     )
 
 
@@ -258,7 +262,8 @@ def choose(rows: RowArrays, a: int, shape: FlowShape, hop: int, key: Any, f: Flo
             continue
         word = mix(mix(rows.row_key[a + nodes[i]] ^ gumbel) + _GOLDEN)
         noise = -np.log(-np.log(float(word >> _11) * 2.0**-53))
-        value = float(log_sigmoid(logit[hop, i], zero)) + noise
+        drawn_by = logit[hop, i] if shape.odds else log_sigmoid(logit[hop, i], zero)
+        value = float(drawn_by) + noise
         if held == most and not value > score[held - 1]:
             continue
         at = min(held, most - 1)
@@ -276,7 +281,7 @@ def enter_chosen(layer: int, hop: int, count: int, s: Scratch, f: Flow) -> None:
     m = s.m[layer + 1]
     for b in range(count):
         i = f.best[b]
-        f.hop[i] = hop + 1
+        f.hop[i], f.row[m] = hop + 1, i
         s.nodes[m], s.place[f.s.nodes[i]] = f.s.nodes[i], m
         m += 1
     s.m[layer] = m
@@ -296,6 +301,31 @@ def log_forward(hop: int, f: Flow) -> float:
             total += log_sigmoid(v, zero)
             logit[i] = sign / (one + np.exp(v))
     return total
+
+
+@compiled
+def credit_chosen(shape: ModelShape, flow: FlowShape, s: Scratch, f: Flow) -> None:
+    """Let the gradients of the scores of chosen nodes, their credits, take the place of logits.
+
+    The mean credit of a hop is subtracted: only what is better than others is chosen more often.
+    """
+    credit, one = s.credit, s.credit.dtype.type(1)
+    for layer in range(shape.layers):
+        first, end = s.m[layer + 1], s.m[layer]
+        if shape.form[layer] == LINEAR:
+            continue
+        hop, total = flow.hop[layer], 0.0
+        logit = f.logit[hop]
+        for j in range(first, end):
+            total += credit[j]
+        mean = credit.dtype.type(total / max(end - first, 1))
+        for j in range(first, end):
+            slope = one if flow.odds else one / (one + np.exp(logit[f.row[j]]))
+            credit[j] = (credit[j] - mean) * slope
+        for i in range(f.s.m[1 + hop]):
+            logit[i] = 0
+        for j in range(first, end):
+            logit[f.row[j]] = credit[j]
 
 
 @compiled
@@ -410,6 +440,8 @@ def learn(
             for j in range(width):
                 grad[row + j] += z[i, j]
                 total[i, j] += z[i, j]
+    if shape.gated and shape.odds:  # a shift of logits changes no draw: only rounding is left
+        grad[last + width] = 0
     step_first(rows, x, shape.memory, k, total, pointer_to(matrix(own, False)), shape.steps, t, s)
     p, one, two = w.flat, own.first.flat, own.second.flat
     step(p[:size], grad[:size], p[:0], one[:size], two[:size], shape.steps, t)
@@ -506,7 +538,8 @@ def sample_flow(
             count = choose(rows, a, by.shape, hop, fold(fold(key, _NEIGHBORS), layer), f)
             enter_chosen(layer, hop, count, s, f)
             if by.shape.learns:
-                total += log_forward(hop, f)
+                if not by.shape.gated:
+                    total += log_forward(hop, f)
                 own.work[3] += f.s.m[0] - s.m[layer + 1]
         link(rows, a, shape, layer, by.links, s)
         if by.links.weight.shape[0] > 0:
@@ -557,8 +590,11 @@ def train_client(
                 if shape.form[layer] == SUM:
                     work[shape.layers + 1 + layer] -= s.m[layer + 1]
             if by.shape.learns:
-                mine = network.weights
-                balance = balanced(by.shape, mine.weights, log_p, step_loss, learned)
+                mine, balance = network.weights, 0.5  # which `learn` doubles
+                if by.shape.gated:
+                    credit_chosen(shape, by.shape, s, f)
+                else:
+                    balance = balanced(by.shape, mine.weights, log_p, step_loss, learned)
                 learned += 1
                 learn(rows, by.inputs, k, by.shape, mine, balance, learned, f)
             loss += seeds.shape[0] / size * step_loss

@@ -321,6 +321,21 @@ def step_first(
 
 
 @compiled
+def fill_credit(z: Array, gradient: Array, left: int, s: Scratch) -> None:
+    """Fill the credit of rows that only send in a layer, from the first one, `left`, on.
+
+    That is the product of what a row sends (m, D) with its gradient; a linear map between them
+    changes nothing.
+    """
+    credit = s.credit
+    for i in range(left, z.shape[0]):
+        total = z.dtype.type(0)
+        for j in range(z.shape[1]):
+            total += z[i, j] * gradient[i, j]
+        credit[i] = total
+
+
+@compiled
 def back_through_sum(
     rows: RowArrays, shape: ModelShape, layer: int, a: int, g: Array, gz: Array, s: Scratch
 ) -> None:
@@ -398,7 +413,12 @@ def backward_step(
         gz = table(s.z, ZERO, m, width)[0]
         add_columns(g, s.flat[at_bias : at_bias + width])
         back_through_sum(rows, shape, layer, a, g, gz, s)
+        is_gated = s.credit.shape[0] > 0 and form != LINEAR
         if layer == 0:
+            if is_gated:
+                z = table(s.grad[1 - side], ZERO, m, width)[0]
+                map_first(rows, x, k, True, x.col, w.first, z, s)
+                fill_credit(z, gz, left, s)
             for i in range(2 if form == ROOTED else 1):
                 first, mapped_gradient = pointer_to(matrix(own, i > 0)), g if i > 0 else gz
                 step_first(rows, x, shape, k, mapped_gradient, first, steps, t, s)
@@ -409,6 +429,8 @@ def backward_step(
         )
         product(h.T, gz, table(s.flat, at, inputs, width)[0])
         product(gz, table(w.flat, at, inputs, width)[0].T, input_gradient)
+        if is_gated:
+            fill_credit(h, input_gradient, left, s)
         if form == ROOTED:
             product(h[:left].T, g, table(s.flat, at_self, inputs, width)[0])
             more = table(s.self_z, ZERO, left, inputs)[0]
