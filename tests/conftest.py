@@ -94,12 +94,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Have each of two workers compile the kernels of one precision; see compile_kernels.py."""
+    """Have each of two workers compile all kernels of one precision before its first test.
+
+    One of them would compile what a test needs, for most of a minute in all, and the other wait.
+    """
     worker = getattr(session.config, "workerinput", {}).get("workerid", "")
     dtype = {"gw0": "float32", "gw1": "float64"}.get(worker)
     if dtype and len(session.items) > MANY_TESTS and importlib.util.find_spec("numba"):
-        script = Path(__file__).with_name("compile_kernels.py")
-        subprocess.run([sys.executable, script, dtype], check=True)
+        command = [sys.executable, "-m", "silograph", "compile", "--dtype", dtype]
+        subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -392,6 +392,7 @@ main()
 """
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("outcome", ["raised", "lost"])
 @pytest.mark.parametrize(
     ("module", "sent"),

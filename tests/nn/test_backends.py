@@ -218,7 +218,7 @@ def test_a_convolution_of_ones_own_is_compiled(
         assert_equal(case_of(make_graph, cut_block, conv="own", schedule=schedule))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_optimizers_and_starts(
             assert_equal(replace(case, start=weights, memory=after.memory))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
@@ -361,7 +361,7 @@ def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, spar
 FIRST = [SGD(0.1, 1e-2, 0.9, "first"), Adam(0.1, 1e-2, decay_layers="first")]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])

@@ -101,7 +101,7 @@ def drawn_sets(
         yield tuple(neighbor[order].tolist()), share[order]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("fanout", [1, 2, 3, 4])
 def test_the_sum_over_drawn_neighbors_is_unbiased(make_graph: MakeGraph, fanout: int) -> None:
     block = star_like(make_graph)
@@ -180,7 +180,7 @@ def test_an_edge_that_stands_for_two_is_two_edges(name: str) -> None:
     torch.testing.assert_close(heard([1, 2], [2, 1]), heard([1, 1, 2], [1, 1, 1]))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("fanout", [1, 2, 4])
 def test_every_set_of_neighbors_is_equally_likely(make_graph: MakeGraph, fanout: int) -> None:
     block = star_like(make_graph)

@@ -204,7 +204,7 @@ def test_an_item_has_the_same_row_at_every_client_and_users_have_none() -> None:
     )
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", KINDS)
 def test_runs_beat_the_mean_and_one_client_is_the_centralized_run(model: str) -> None:
     graph = rating_graph(30, 40, 600)

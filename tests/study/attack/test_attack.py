@@ -105,7 +105,7 @@ def test_nothing_applies_or_nothing_can(make_graph: MakeGraph, tmp_path: Path) -
         attack(make_config({"method": "centralized"}), make_graph(30))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.setting.uncut])
 def test_every_method_of_silos_can_be_attacked(make_graph: MakeGraph, name: str) -> None:
     options = {"sample": 30} if name == "label_guided" else OPTIONS.get(name, {})

@@ -365,7 +365,7 @@ def again_of(line: Line) -> Cell:
 
 
 @EVERY
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", RECIPES)
 def test_lines_are_of_the_cells_that_their_labels_name(name: str, every: int) -> None:
     """No line has gone stale: what decides it is what its recipe would run."""
@@ -376,7 +376,7 @@ def test_lines_are_of_the_cells_that_their_labels_name(name: str, every: int) ->
         assert again_of(line).digest == digest_of(line), line["labels"]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_lines_has_a_page(name: str) -> None:
     recipe = replace(find_recipe(name, PAGES, trust=False), name="mine/empty")
