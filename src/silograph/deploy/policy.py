@@ -27,7 +27,7 @@ from silograph.core.setting_values import hidden_widths, parse_bytes
 from silograph.core.text import count_of, short_repr
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.run_program import BESIDES, FEATURES, kinds_sent
+from silograph.experiment.resolve.run_program import BESIDES, FEATURES, USERS, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.program import Program
 from silograph.federation.session.silo_data import SendingBounds
@@ -38,7 +38,11 @@ from silograph.task.counts import EvaluationLevel
 
 POLICY = "policy.toml"
 ROWS = "sends rows of single nodes through the server"
-SENDS = {ITEMS: "says which items a silo has", FEATURES: "says which features occur at a silo"}
+SENDS = {
+    ITEMS: "says which items a silo has",
+    USERS: "says how many ratings each user has, under a name that silos share",
+    FEATURES: "says which features occur at a silo",
+}
 Exact = Annotated[int, Field(strict=True, ge=1, lt=2**63)]  # neither "3" nor true
 Repeats = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Bytes = Annotated[Exact, BeforeValidator(parse_bytes)]

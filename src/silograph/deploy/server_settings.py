@@ -54,6 +54,14 @@ def read_secrets(silo: Silo, path: Path | None) -> dict[str, bytes]:
     return dict.fromkeys(others, read_file(path, "secret"))
 
 
+def common_secret(path: Path | None) -> bytes | None:
+    """Return the secret that all silos share, by which they find common users; None without one.
+
+    A folder has secrets of pairs, which name no user alike to all silos.
+    """
+    return None if path is None or path.is_dir() else read_file(path, "secret")
+
+
 def check_part(name: str) -> str:
     """Return a silo's name as that of a file; raise `ConfigError` where it is none."""
     if Path(name).name != name:

@@ -29,7 +29,7 @@ from silograph.deploy.policy import (
     why_refused,
 )
 from silograph.deploy.server import check_deployable, check_device_name, check_start
-from silograph.deploy.server_settings import read_roots, read_secrets
+from silograph.deploy.server_settings import common_secret, read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.data import (
@@ -39,15 +39,21 @@ from silograph.experiment.resolve.data import (
     describe_weight_scale,
     narrowing_line,
     scale_line,
+    sharing_in,
     silo_with_edges,
     sum_specs,
 )
 from silograph.experiment.resolve.parts import choose_parts, with_default_model
 from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
-from silograph.experiment.resolve.run_program import BESIDES, beyond_weights, kinds_sent, program_of
+from silograph.experiment.resolve.run_program import (
+    BESIDES,
+    beyond_weights,
+    kinds_sent,
+    program_of,
+)
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
-from silograph.federation.matching import Disagreement, Hello, explain, hello
+from silograph.federation.matching import Disagreement, Hello, explain, hello, user_tags
 from silograph.federation.program import (
     ZERO,
     Course,
@@ -323,6 +329,8 @@ class OwnData:
         )
         code.check_ops(program)
         block = client_block(silo, resolved_config, dtype)
+        if sharing_in(method, method_config.model) is not None:
+            block = block.with_user_tag(user_tags(silo, common_secret(self.attendance.secret)))
         plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
         self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit)

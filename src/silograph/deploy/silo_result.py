@@ -26,7 +26,7 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
-from silograph.exchange.collect import statistics_in
+from silograph.exchange.collect import local_graph, statistics_in
 from silograph.experiment.report.page import write_silo_report
 from silograph.experiment.result_files import (
     MODEL,
@@ -167,9 +167,10 @@ def _write_recommender(folder: Path, run: SiloRun, outcome: Outcome, weights: Pa
     model = run.method_config.model
     if not isinstance(model, RankingModel) or outcome.state is None:
         return
+    block = local_graph(run.block, outcome.state)
     with torch.no_grad():
-        factors = model.factors(weights, run.block, tables=fields_under(TABLES, outcome.state))
-    make_recommender(factors, run.block, run.silo.keys, run.silo.scale).save(folder / RECOMMENDER)
+        factors = model.factors(weights, block, tables=fields_under(TABLES, outcome.state))
+    make_recommender(factors, block, run.silo.keys, run.silo.scale).save(folder / RECOMMENDER)
 
 
 def preprocessing_of(run: SiloRun, outcome: Outcome) -> Preprocessing:

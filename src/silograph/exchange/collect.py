@@ -20,6 +20,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, State, offsets, owners
 from silograph.exchange.pull import BoundaryRows, Fetch, Slots
+from silograph.exchange.shared_biases import SHARED, SHARED_MEAN, with_shared_sums
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import (
     COUNT,
@@ -104,7 +105,7 @@ def with_generated(graph: ClientBlock, block: ClientBlock, state: State) -> Clie
 
 
 SLOT, ROWS = "collected/slot", "collected/x"
-LOCAL_GRAPH = (SLOT, ROWS, COUNTS, GENERATED)  # what `local_graph` reads of the state
+LOCAL_GRAPH = (SLOT, ROWS, COUNTS, GENERATED, SHARED)  # what `local_graph` reads of the state
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,8 @@ def local_graph(block: ClientBlock, state: State) -> ClientBlock:
     Raises:
         ProtocolError: features that are not those of the slots, or of the generated neighbors.
     """
+    if SHARED_MEAN in state:
+        return with_shared_sums(block, state)
     return with_generated(_with_fetched(block, state), block, state)
 
 

@@ -123,6 +123,28 @@ def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     return tags
 
 
+def user_tags(silo: Silo, secret: bytes | None) -> torch.Tensor:
+    """Return words (n,) int64 that name rows to all silos with the same secret.
+
+    Without a secret they are drawn, and so name nothing to anybody else.
+
+    Raises:
+        ConfigError: a secret of the wrong length.
+    """
+    if secret is None:
+        secret = random.token_bytes(LEAST_SECRET)
+    if not LEAST_SECRET <= len(secret) <= LONGEST_SECRET:
+        raise ConfigError(
+            f"expected a secret of {LEAST_SECRET} to {LONGEST_SECRET} bytes, got {len(secret)}: "
+            "draw one with secrets.token_bytes(32)"
+        )
+    digests = b"".join(
+        hashlib.blake2b(key.encode(), key=secret, digest_size=8, person=b"silograph user").digest()
+        for key in silo.keys
+    )
+    return torch.from_numpy(np.frombuffer(digests, dtype="<i8").astype(np.int64))
+
+
 def pair_keys(silo: Silo, secrets: Mapping[str, bytes], run: bytes) -> dict[str, bytes]:
     """Return a silo's key with every silo that its edges lead to.
 

@@ -267,10 +267,15 @@ class RatingBiases:
     Attributes:
         damping: penalty on squared biases.
         terms: what is added to the mean: `biases`, or nothing: `mean`.
+        shared: whose biases are those of all clients' ratings where several have them: nobody's,
+            those of items, or of users, too (`silograph.exchange.shared_biases`).
+        min_silos: least number of clients with training ratings of a shared user or item.
     """
 
     damping: float
     terms: Literal["biases", "mean"] = "biases"
+    shared: Literal["none", "items", "all"] = "none"
+    min_silos: int = 2
 
     features = FEATURES
     outputs = 1
@@ -364,13 +369,23 @@ def biases(block: ClientBlock, damping: float, turns: int = TURNS) -> tuple[Tens
     value, client = block.y[row].double(), block.client[row]
     total = torch.zeros(block.num_clients, dtype=torch.float64, device=value.device)
     mean = total.index_add(0, client, value) / block.num_train.clamp(min=1)
+    others = None
+    if block.shared is not None and turns:
+        mean = block.shared.mean.to(mean).expand(block.num_clients)
+        others = block.shared.total, block.shared.number
     residual = value - mean[client]
     report_rows(block.off, PER_TURN * turns)
-    return mean, solved_biases(user, item, residual, len(block.y), damping, turns)
+    return mean, solved_biases(user, item, residual, len(block.y), damping, turns, others)
 
 
 def solved_biases(
-    user: Tensor, item: Tensor, residual: Tensor, count: int, damping: float, turns: int = TURNS
+    user: Tensor,
+    item: Tensor,
+    residual: Tensor,
+    count: int,
+    damping: float,
+    turns: int = TURNS,
+    others: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the biases of users and items, (count,) float64, from ratings less their mean.
 
@@ -381,11 +396,17 @@ def solved_biases(
         count: number of ends.
         damping: penalty on squared biases.
         turns: of the solution.
+        others: sums and numbers (count,) of residuals that other clients have of the ends, less the
+            biases of their other ends; None: there are none.
     """
     bias = torch.zeros(count, dtype=torch.float64, device=residual.device)
     total = torch.bincount(torch.cat([user, item]), minlength=count) + damping
+    first_sums = torch.zeros_like(bias)
+    if others is not None:
+        first_sums, total = others[0], total + others[1]
+        bias = first_sums / total  # stays where the client has no rating of its own
     for _ in range(turns):
-        for ids, others in ((user, item), (item, user)):
-            sums = torch.zeros_like(bias).index_add_(0, ids, residual - bias[others])
+        for ids, other_ids in ((user, item), (item, user)):
+            sums = first_sums.index_add(0, ids, residual - bias[other_ids])
             bias[ids] = (sums / total)[ids]
     return bias

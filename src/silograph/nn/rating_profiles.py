@@ -2,7 +2,8 @@
 
     r_ui = mean + b_u + b_i + z_u . a + z_i . c + (z_u * z_i) w,    z = perceptron(profile)
 
-Mean and biases are those of `silograph.nn.rating_factors`, solved by each client for itself. A
+Mean and biases are those of `silograph.nn.rating_factors`, solved by each client for itself, with
+sums of other clients for users and items that they share (`silograph.exchange.shared_biases`). A
 profile says how much its bias is worth, from sums over one and two hops of the client's graph: the
 number of ratings, their mean and spread, the same of the neighbors, and biases of trusted users.
 Only the perceptrons' weights and a, c, w travel; they are the same for all users and items, so
@@ -26,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
 from silograph.core.text import state_of_fields
 from silograph.core.work import report_each
-from silograph.graph.block.block import ClientBlock, kinds, pairs_of
+from silograph.graph.block.block import ClientBlock, SharedSums, kinds, pairs_of
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params, glorot
 from silograph.nn.fit import LOSS_FLOPS, Fitted, Training, TrainingInputs, dtype_of
@@ -87,6 +88,9 @@ class RatingProfiles:
         dropout: probability with which an entry between two layers is dropped in training.
         damping: penalty on squared biases.
         folds: K.
+        shared: whose biases are those of all clients' ratings where several have them; see
+            `RatingBiases`.
+        min_silos: least number of clients with training ratings of a shared user or item.
     """
 
     hidden: int | tuple[int, ...]
@@ -94,6 +98,8 @@ class RatingProfiles:
     dropout: float
     damping: float
     folds: int
+    shared: Literal["none", "items", "all"] = "none"
+    min_silos: int = 2
 
     features = FEATURES
     outputs = 1
@@ -244,6 +250,9 @@ def _build_profiles(model: RatingProfiles, block: ClientBlock) -> Profiles:
     train = block.split.train[pairs.row]
     fold = torch.where(train, (draw * model.folds).long(), model.folds)
     value = block.y[pairs.row].double()
+    shared = block.shared
+    if shared is not None:
+        shared = SharedSums(shared.mean, shared.total[entity], shared.number[entity])
     means, biases, xs = [], [], []
     for left_out in range(model.folds + 1):
         in_other_folds = train & (fold != left_out)
@@ -254,6 +263,7 @@ def _build_profiles(model: RatingProfiles, block: ClientBlock) -> Profiles:
             trust,
             count,
             model.damping,
+            shared,
         )
         means.append(mean)
         biases.append(bias)
@@ -270,6 +280,7 @@ def _compute_profile(
     trust: tuple[Tensor, Tensor],
     count: int,
     damping: float,
+    shared: SharedSums | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean (), biases (E,) and profiles (E, F) of some ratings, float64.
 
@@ -280,9 +291,11 @@ def _compute_profile(
         trust: (t,) int64 users and whom they trust.
         count: E.
         damping: penalty on squared biases; the number of ratings that all ends are alike for.
+        shared: what other clients have of the users and items (E,).
     """
-    mean = value.sum() / max(len(value), 1)
-    bias = solved_biases(user, item, value - mean, count, damping, TURNS)
+    mean = value.sum() / max(len(value), 1) if shared is None else shared.mean
+    shared_sums = None if shared is None else (shared.total, shared.number)
+    bias = solved_biases(user, item, value - mean, count, damping, TURNS, shared_sums)
     ends, others = torch.cat([user, item]), torch.cat([item, user])
     residual = (value - mean).repeat(2)
     error = (residual - bias[ends] - bias[others]).square()
@@ -297,7 +310,8 @@ def _compute_profile(
     raw_bias = total(ends, residual) / (number + damping)
     mean_error = error.sum() / max(len(error), 1)
     spread = (total(ends, error) + damping * mean_error) / (number + damping)
-    size = number.log1p() / 3  # most numbers are below 3 then, as the other figures
+    known = number if shared is None else number + shared.number
+    size = known.log1p() / 3  # most numbers are below 3 then, as the other figures
     truster, trustee = trust
     is_rated = (number[trustee] > 0).double()
     trusted = total(truster, bias[trustee] * is_rated) / (total(truster, is_rated) + damping)

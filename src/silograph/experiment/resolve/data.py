@@ -21,6 +21,7 @@ from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import ends_of
 from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statistics_in
+from silograph.exchange.shared_biases import Sharing, sharing_of
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
 from silograph.federation.field_specs import EDGES
@@ -255,6 +256,11 @@ def sum_specs(
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
     return specs
+
+
+def sharing_in(method: AnyMethod, model: AnyModel) -> Sharing | None:
+    """Return what clients share of ratings before training; None where one client has them all."""
+    return None if method.setting.uncut else sharing_of(model)
 
 
 def complete_block(

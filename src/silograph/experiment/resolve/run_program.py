@@ -19,7 +19,8 @@ from silograph.exchange.collect import (
 )
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import inbox_spec
-from silograph.experiment.resolve.data import sum_specs
+from silograph.exchange.shared_biases import sharing_state, sharing_steps
+from silograph.experiment.resolve.data import sharing_in, sum_specs
 from silograph.experiment.resolve.exclusions import scores_some
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.field_specs import EDGES, ROWS, TRAIN, FieldSpecs
@@ -42,7 +43,8 @@ from silograph.nn.shared_items import ITEMS
 MOST_LOOKED_AT = 1000  # calls of a run, for rows in them
 COLLECT = "collect"  # named beside methods where a silo says what it allows, as items are
 FEATURES = "features"  # with weight_rows=used: which ones occur at a silo
-BESIDES = (COLLECT, ITEMS, FEATURES)
+USERS = "users"  # with model.shared=all: how many ratings each user has whom silos share
+BESIDES = (COLLECT, ITEMS, USERS, FEATURES)
 
 
 def program_of(
@@ -74,6 +76,10 @@ def program_of(
     setup: tuple[Steps, ...] = (calls.setup(method_config, key.fold("init")),)
     state = dict(calls.state(method_config))
     specs = sum_specs(config, schema.num_features, method)
+    sharing = sharing_in(method, method_config.model)
+    if sharing is not None:
+        setup = (sharing_steps(sharing, key.fold("shared biases")), *setup)
+        state |= sharing_state(sharing)
     if config.collect:
         collected = collect_steps(config.collect, schema.num_features, key.fold("collect"))
         setup = (collected, *setup)
@@ -210,8 +216,12 @@ def beyond_weights(
         names.append(config.method)
     if config.collect:
         names.append(COLLECT)
-    if ITEMS in method_config.model.weight_shapes:  # which rows move says what a silo sells
+    sharing = sharing_in(method, method_config.model)
+    # Which rows move says what a silo sells, and so do tags of items.
+    if ITEMS in method_config.model.weight_shapes or sharing is not None:
         names.append(ITEMS)
+    if sharing is not None and "user" in sharing.sides:
+        names.append(USERS)
     if method_config.sent.rows == "used":
         names.append(FEATURES)
     return tuple(names)

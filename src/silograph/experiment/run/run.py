@@ -19,7 +19,9 @@ from silograph.core.payload import Shared, with_prefix
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.run_file import read_toml
 from silograph.exchange.collect import collect, fit_statistics
+from silograph.exchange.shared_biases import share_biases
 from silograph.experiment.report import add_report
+from silograph.experiment.resolve.data import sharing_in
 from silograph.experiment.resolve.resolve import parse_request, parse_resume_request
 from silograph.experiment.resolve.user_code import Trust, check_code, check_trusted, own_code
 from silograph.experiment.result_files import LEDGER, Row
@@ -458,6 +460,9 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
         fitted_statistics |= {
             f"{name}/deviation": result.deviation for name, result in statistics.items()
         }
+    sharing = sharing_in(setup.method, setup.method_config.model)
+    if sharing is not None:
+        share_biases(setup.federation, sharing, key.fold("shared biases"))
     if config.collect:
         collect(setup.federation, config.collect, key.fold("collect"))
     weights = first_weights(setup)

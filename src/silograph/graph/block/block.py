@@ -8,7 +8,7 @@ C: clients. n: rows of all clients together. F: features. S: halo slots. B: boun
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -219,6 +219,28 @@ Rows = Tensor | SparseRows
 
 
 @dataclass(frozen=True, eq=False)
+class SharedSums:
+    """What other clients have of one client's users and items.
+
+    See `silograph.exchange.shared_biases`.
+
+    Attributes:
+        mean: () float64 of all clients' training ratings, as far as its items are shared.
+        total: (n,) float64 sum of other clients' residuals of each row, 0 of what is not shared.
+        number: (n,) float64 number of these residuals.
+    """
+
+    mean: Tensor
+    total: Tensor
+    number: Tensor
+
+    def is_same(self, other: "SharedSums") -> bool:
+        """Return whether all values are the same."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
+
+@dataclass(frozen=True, eq=False)
 class ClientBlock:
     """C clients, their rows in client order.
 
@@ -234,6 +256,10 @@ class ClientBlock:
         halo: the remote end points of cross-client edges.
         sums: sums of each client's training data by name, which a run scales data by; see
             `silograph.exchange.collect`.
+        user_tag: (n,) int64 words by which silos find the users that they share, keyed by a secret;
+            None: the words of public keys, where one process holds all clients.
+        shared: of a block of one client with ratings: what other clients have of its users and
+            items; None where nothing is shared.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
         memo: cache of values that are computed from the block alone.
@@ -248,6 +274,8 @@ class ClientBlock:
     row_key: Tensor
     halo: Halo
     sums: Mapping[str, ClientSums] = field(default_factory=dict)
+    user_tag: Tensor | None = None
+    shared: SharedSums | None = None
     source: "tuple[ClientBlock, Tensor] | None" = None
     memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
@@ -305,7 +333,18 @@ class ClientBlock:
             row_key=part.row_key,
             halo=halo,
             sums=part.sums,
+            user_tag=part.user_tag,
+            shared=part.shared,
         )
+
+    def with_shared(self, sums: SharedSums) -> "ClientBlock":
+        """Return the block with what other clients have of its users and items."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return ClientBlock(**values | {"shared": sums, "source": None})
+
+    def with_user_tag(self, user_tag: Tensor) -> "ClientBlock":
+        """Return the block with words (n,) by which its users are found at other silos."""
+        return replace(self, user_tag=user_tag)
 
     def called(self, positions: Tensor) -> "ClientBlock":
         """Return the same block for calls to some of the clients, while this one stays in memory.
@@ -333,6 +372,8 @@ class ClientBlock:
             row_key=self.row_key.to(device),
             halo=self.halo.to(device, dtype),
             sums={name: sums.to(device) for name, sums in self.sums.items()},
+            user_tag=None if self.user_tag is None else self.user_tag.to(device),
+            shared=self.shared,
         )
 
 
@@ -391,6 +432,17 @@ class _Part(ClientBlock):
     def row_key(self) -> Tensor:
         """(n,)."""
         return self._of[0].row_key[self._rows]
+
+    @cached_property
+    def user_tag(self) -> Tensor | None:
+        """(n,)."""
+        user_tag = self._of[0].user_tag
+        return None if user_tag is None else user_tag[self._rows]
+
+    @cached_property
+    def shared(self) -> SharedSums | None:
+        """Of the only client."""
+        return self._of[0].shared
 
     @cached_property
     def sums(self) -> Mapping[str, ClientSums]:
