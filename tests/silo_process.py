@@ -37,7 +37,7 @@ def main() -> None:
             ca=Path(told["ca"]) if "ca" in told else None,
             insecure="ca" not in told,
             state=folder / "state",
-            allow=(*METHODS, "collect"),
+            allow=(*METHODS, "collect", "items", "users"),
             code=allow_code(told.get("code", ())),
         )
         say(take_part_in_run(read_silo(folder), how, report) or "")

@@ -24,7 +24,10 @@ from silograph.graph.silos.export import write_silos
 from silograph.graph.silos.read import read_silo
 
 # All that silos do not do unasked.
-ALLOW = ("label_guided", "bns", "cagnet", "fedgraph", "fedais", "collect")
+ALLOW = (
+    *("label_guided", "bns", "cagnet", "fedgraph", "fedais", "collect"),
+    *("items", "users"),
+)
 
 
 def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") -> tuple[Path, ...]:

@@ -12,7 +12,6 @@ import silograph as sg
 from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
 from runs import rows_of, run_until, same_bits, weights_of
-from silograph.core.config import make_config
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked
@@ -195,10 +194,12 @@ def test_a_silo_must_allow_items_and_users() -> None:
     for shared, names in (("none", ()), ("items", ("items",)), ("all", ("items", "users"))):
         run = setup_of(rating_graph(), METHODS["fedavg"], **options(shared))
         assert beyond_weights(run.config, run.method, run.method_config) == names
-    central = make_config(options() | {"method": "centralized", "clients": 1})
-    assert central.method == "centralized"
-    result = sg.run(rating_graph(), config=central)
-    assert not any(record.op == "send_tags" for record in result.ledger.records)
+
+
+@pytest.mark.parametrize("method", ["local", "centralized"])
+def test_baselines_share_nothing(method: str) -> None:
+    result = sg.run(rating_graph(), method=method, **options())
+    assert "statistics" not in result.ledger.bytes_by_kind
 
 
 def test_tags_of_users_need_a_secret(tmp_path: Path) -> None:

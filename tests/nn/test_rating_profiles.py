@@ -175,7 +175,9 @@ def test_methods_train_it_and_only_weights_travel(method: str) -> None:
     result = sg.run(rating_graph(30, 40, 600), **OPTIONS | own | {"method": method})
     losses = [row["train_loss"] for row in rows_of(result)]
     assert losses[-1] < losses[0]
-    assert result.ledger.bytes_by_kind.keys() <= {"control", "evaluation", "weights"}
+    assert result.ledger.bytes_by_kind.keys() <= {"control", "evaluation", "weights", "statistics"}
+    is_alone = method in ("local", "centralized")  # no sums of shared biases then
+    assert is_alone == ("statistics" not in result.ledger.bytes_by_kind)
 
 
 def test_one_client_is_the_centralized_run_and_engines_agree() -> None:

@@ -4,7 +4,8 @@ n: nodes. C: clients. K: classes (bits, for multi-label). E: stored edges, both 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -155,6 +156,8 @@ class CutStatistics:
         uncut_clustering: the same of the uncut graph.
         homophily: share of the uncut graph's labeled edges whose end points agree; for
             multi-label the mean Jaccard index of their label sets; NaN without such edges.
+        shared: of ratings, how many users and items two or more clients hold, by `shared_users` and
+            `shared_items`; nothing for other graphs.
     """
 
     ids: tuple[str, ...]
@@ -178,6 +181,7 @@ class CutStatistics:
     clustering: Tensor | None
     uncut_clustering: float | None
     homophily: float
+    shared: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
@@ -229,6 +233,7 @@ class CutStatistics:
             "uncut_clustering": self.uncut_clustering,
             "homophily": self.homophily,
             "test_leaks": self.test_leaks,
+            **self.shared,
         }
         return {k: None if v is None or math.isnan(v) else v for k, v in figures.items()}
 
@@ -294,7 +299,23 @@ def describe(
         clustering=_client_means(local_clustering(local), client, sizes) if clustering else None,
         uncut_clustering=float(local_clustering(graph.adj).mean()) if clustering else None,
         homophily=edge_homophily(graph),
+        shared=_count_shared(graph, nodes),
     )
+
+
+def _count_shared(graph: Graph, nodes: Tensor) -> dict[str, int]:
+    """Return how many users and items several clients hold, of ratings; else nothing.
+
+    Args:
+        graph: the uncut graph.
+        nodes: of every copy that a client holds.
+    """
+    if not graph.rating_sizes:
+        return {}
+    assert isinstance(graph.x, Tensor)  # a rating graph says what its nodes are
+    is_shared = torch.bincount(nodes, minlength=graph.num_nodes) > 1
+    users, items = (int((is_shared & (kind > 0)).sum()) for kind in graph.x.T)
+    return {"shared_users": users, "shared_items": items}
 
 
 def _count_edges_between(own_client: Tensor, other_client: Tensor, clients: int) -> Tensor:

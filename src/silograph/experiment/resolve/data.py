@@ -75,6 +75,7 @@ from silograph.graph.silos.data import (
     silo_split,
 )
 from silograph.methods.base import AnyMethod
+from silograph.methods.local_only import LOCAL
 from silograph.nn.forward import AnyModel
 
 # --- How a run transforms edge weights, and the messages about it --------------------------------
@@ -259,8 +260,12 @@ def sum_specs(
 
 
 def sharing_in(method: AnyMethod, model: AnyModel) -> Sharing | None:
-    """Return what clients share of ratings before training; None where one client has them all."""
-    return None if method.setting.uncut else sharing_of(model)
+    """Return what clients share of ratings before training.
+
+    None where one client has all ratings, and where clients train alone: that is the baseline.
+    """
+    is_alone = method.setting.uncut or method.round is LOCAL.round
+    return None if is_alone else sharing_of(model)
 
 
 def complete_block(
