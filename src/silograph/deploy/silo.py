@@ -44,7 +44,7 @@ from silograph.experiment.resolve.data import (
     sum_specs,
 )
 from silograph.experiment.resolve.parts import choose_parts, with_default_model
-from silograph.experiment.resolve.resolve import DTYPES, choose, resolve
+from silograph.experiment.resolve.resolve import DTYPES, Resolved, choose, resolve
 from silograph.experiment.resolve.run_program import (
     BESIDES,
     beyond_weights,
@@ -328,9 +328,7 @@ class OwnData:
             resolved_config, schema, method, method_config, hand_over=hands_over_model
         )
         code.check_ops(program)
-        block = client_block(silo, resolved_config, dtype)
-        if sharing_in(method, method_config.model) is not None:
-            block = block.with_user_tag(user_tags(silo, common_secret(self.attendance.secret)))
+        block = self._make_block(silo, resolved, dtype)
         plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
         self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit)
@@ -371,6 +369,13 @@ class OwnData:
             method.own_weights is not None,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
+
+    def _make_block(self, silo: Silo, run: Resolved, dtype: torch.dtype) -> ClientBlock:
+        """Return the silo's block; where biases are shared, with the tags of its users."""
+        block = client_block(silo, run.config, dtype)
+        if sharing_in(run.parts.method.part, run.method_config.model) is None:
+            return block
+        return block.with_user_tag(user_tags(silo, common_secret(self.attendance.secret)))
 
     def check_policy(self, run: ProposedRun, plan: RunPlan, audit: RunAudit) -> None:
         """Raise `ConfigError` for a run that the silo's policy does not allow.

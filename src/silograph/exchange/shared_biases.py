@@ -420,15 +420,15 @@ def with_shared_sums(block: ClientBlock, state: State) -> ClientBlock:
     """Return the block with the sums of other clients that are in the state, if there are any."""
     if f"{NUMBER}/item" not in state or not sum(len(state[f"{NUMBER}/{s}"].t) for s in SIDES):
         return block
-    kept = from_payload(KeptSharing, state)
-    assert kept.total is not None  # they come together
-    assert kept.number is not None
+    stored = from_payload(KeptSharing, state)
+    assert stored.total is not None  # they come together
+    assert stored.number is not None
     total = block.y.new_zeros(len(block.y), dtype=torch.float64)
     number = torch.zeros_like(total)
     for side in SIDES:
-        rows = _shared_rows(require_one_client(block), kept.place, side)
-        total[rows], number[rows] = kept.total[side].t.double(), kept.number[side].t.double()
-    sums = SharedSums(kept.mean.t[0], total, number)
+        rows = _shared_rows(require_one_client(block), stored.place, side)
+        total[rows], number[rows] = stored.total[side].t.double(), stored.number[side].t.double()
+    sums = SharedSums(stored.mean.t[0], total, number)
     cached = block.memo.get("shared sums")
     if (
         isinstance(cached, ClientBlock)
@@ -548,8 +548,8 @@ def share_biases(fed: Federation, sharing: Sharing, key: Key) -> dict[str, int]:
     others_total, others_number = {}, {}
     for side, of_side in slots.items():
         all_sums = of_side.to_clients(of_side.add_up(own_sums[side]))
-        rest = all_sums.t - own_sums[side].double().cpu()
-        others_total[side] = Ragged(rest, of_side.place.off)
+        others_sum = all_sums.t - own_sums[side].double().cpu()
+        others_total[side] = Ragged(others_sum, of_side.place.off)
         all_numbers = of_side.to_clients(of_side.number)
         others_number[side] = Ragged(all_numbers.t - of_side.own_number, of_side.place.off)
     call(keep_sums, OtherSums(others_total, others_number))
