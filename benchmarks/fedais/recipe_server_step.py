@@ -1,0 +1,165 @@
+"""FedAIS with a server step, beside FedAll with the same training and FedOpt, by cut and clients."""
+
+import statistics
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from silograph.experiment.terminal_table import markdown_table
+from silograph.study.cells import Cell, Line
+from silograph.study.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
+
+PROTOCOL: dict[str, Any] = {
+    "split": "0.2/0.4/0.4",
+    "largest_component": False,
+    "normalize": "none",
+    "model": "sage",
+    "layers": 2,
+    "hidden": 32,
+    "dropout": 0.5,
+    "rounds": 50,
+    "momentum": 0.0,
+    "keep_optimizer": False,
+    "speeds": "equal",
+    "links": "10:0.05",
+}
+ADAM_STEP = {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99}
+ADAM_STEP |= {"server_relative_tau": 0.01}
+STEP: dict[str, Any] = {"server_optimizer": "adam", "options": ADAM_STEP, "optimizer": "sgd"}
+BATCHES: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.0, **STEP}
+BEFORE: dict[str, Any] = {"server_optimizer": "none", "optimizer": "adam", "lr": 0.01}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedais": {"method": "fedais", **BATCHES},
+    "fedais, local Adam, no step": {"method": "fedais", **BEFORE, "weight_decay": 0.0},
+    "fedall": {"method": "fedall", **BATCHES},
+    "fedopt": {"method": "fedopt", **STEP, "lr": 0.1, "local_epochs": 1, "weight_decay": 5e-4},
+    "fedopt, ten of .02": {"method": "fedopt", **STEP, "lr": 0.02, "local_epochs": 10}
+    | {"weight_decay": 5e-4},
+    "fedrandom": {"method": "fedrandom", **BATCHES},
+    "fedlocal": {"method": "fedlocal", **BATCHES},
+}
+EVERYWHERE = [*METHODS][:5]
+CUTS = ("random", "metis")
+PLACES = [(g, c, n) for n in (10, 100) for g in ("cora", "amazon_photo") for c in CUTS]
+PLACES += [("coauthor_cs", cut, 100) for cut in CUTS] + [("pubmed", cut, 100) for cut in CUTS]
+PLACES += [("pubmed", cut, 1000) for cut in CUTS]
+COSTS = ("cora", "random", 10)  # the place of the table of costs
+SEEDS = (0, 1, 2)
+CONTROLS = ("fedrandom", "fedlocal")
+
+
+@cache
+def cell_of(place: tuple[str, str, int], method: str, seed: int) -> Cell:
+    """Return a cell."""
+    dataset, cut, clients = place
+    labels = {"dataset": dataset, "cut": cut, "clients": clients, "method": method, "seed": seed}
+    given = PROTOCOL | METHODS[method] | ({"hidden": "64,32"} if clients == 1000 else {})
+    layers = {"layers": 3} if clients == 1000 else {}
+    own = {"dataset": dataset, "partition": cut, "clients": clients, "seed": seed}
+    return cell(labels, **given | own | layers)
+
+
+def cells(found: StudyLines) -> Sequence[Cell]:
+    """Return all cells; those of the table of costs come first, then seed by seed."""
+    del found
+    first = [cell_of(COSTS, m, seed) for seed in SEEDS for m in METHODS]
+    return first + [
+        cell_of(place, m, seed) for seed in SEEDS for place in PLACES for m in EVERYWHERE
+    ]
+
+
+def accuracy_of(found: StudyLines, place: tuple[str, str, int], method: str) -> list[float]:
+    """Return the test accuracy of each seed that has run."""
+    return scores_of(found.scored([cell_of(place, method, seed) for seed in SEEDS]))
+
+
+def place_table(found: StudyLines) -> str:
+    """Return accuracy by place and method."""
+    rows = []
+    for place in PLACES:
+        means = [accuracy_of(found, place, method) for method in EVERYWHERE]
+        if not any(means):
+            continue
+        best = max(statistics.mean(m) for m in means if m)
+        texts = [
+            f"**{spread(m)}**" if m and statistics.mean(m) == best else spread(m) for m in means
+        ]
+        rows.append([place[0], place[1], str(place[2]), str(max(map(len, means))), *texts])
+    heads = ["graph", "cut", "clients", "seeds", *EVERYWHERE]
+    return markdown_table(heads, rows) if rows else "No cell has run."
+
+
+def costs_until(line: Line, target: float) -> dict[str, float] | None:
+    """Return what a run has cost when its test accuracy first reaches a target; None: never."""
+    curve = line["curve"]
+    scores = next(values for name, values in curve.items() if name.startswith("test_"))
+    number = next((i for i, s in enumerate(scores) if s is not None and s >= target), None)
+    if number is None:
+        return None
+    share = curve["round"][number] / line["rounds"]
+    kinds = line["bytes"]["by_kind"]
+    rows = kinds.get("embeddings", 0) + kinds.get("halo_keys", 0)
+    return {
+        "rows, MB": share * rows / 1e6,
+        "all, MB": (curve["bytes"][number] - curve["bytes_evaluation"][number]) / 1e6,
+        "GFLOP": curve["flops"][number] / 1e9,
+        "virtual seconds": curve["virtual_seconds"][number],
+    }
+
+
+def cost_table(found: StudyLines) -> str:
+    """Return costs until FedAll's accuracy less half a point, means over seeds."""
+    rows = []
+    for method in ("fedais", "fedall", "fedrandom", "fedlocal", "fedopt"):
+        costs: list[dict[str, float] | None] = []
+        for seed in SEEDS:
+            reference = found.scored([cell_of(COSTS, "fedall", seed)])
+            line = found.scored([cell_of(COSTS, method, seed)])
+            if reference and line:
+                costs.append(costs_until(line[0], scores_of(reference)[0] - 0.005))
+        reached = [c for c in costs if c is not None]
+        names = ("rows, MB", "all, MB", "GFLOP", "virtual seconds")
+        values = (
+            [f"{statistics.mean(c[n] for c in reached):.4g}" for n in names]
+            if reached and len(reached) == len(costs)
+            else ["never in all seeds"] * 4
+        )
+        rows.append([method, spread(accuracy_of(found, COSTS, method)), *values])
+    heads = ["method", "accuracy", "rows, MB", "all, MB", "GFLOP", "virtual seconds"]
+    return markdown_table(heads, rows)
+
+
+def page(found: StudyLines) -> Page:
+    """Return the page."""
+    return Page({"costs": cost_table(found), "places": place_table(found)})
+
+
+RECIPE = Recipe(
+    name="fedais/server_step",
+    title="FedAIS with a server step, beside FedAll and FedOpt",
+    cells=cells,
+    page=page,
+    text="""\
+# FedAIS with a server step
+
+<!-- costs -->
+<!-- costs -->
+
+Costs until a run first has FedAll's test accuracy less half a point (Cora, random cut, 10 clients,
+mean over three seeds; bytes without evaluation; links of 10 MB/s and 50 ms, 1 GFLOP/s).
+
+## By graph, cut and number of clients
+
+<!-- places -->
+<!-- places -->
+
+SAGE with 32 hidden units (64 and 32 with 1,000 clients), 50 rounds, test accuracy in percent in the
+server view at the best validation round.
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+""",
+)
