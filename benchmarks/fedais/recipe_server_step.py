@@ -1,4 +1,4 @@
-"""FedAIS with a server step, beside FedAll with the same training and FedOpt, by cut and clients."""
+"""FedAIS with a server step, beside FedAll with the same training and FedOpt, by cut and size."""
 
 import statistics
 from collections.abc import Sequence

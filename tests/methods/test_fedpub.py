@@ -407,9 +407,11 @@ def test_masks_are_compiled_to_the_same_model_and_costs(
             torch.testing.assert_close(model.weights[weight], w, rtol=0, atol=1e-10)
 
 
-def test_without_masks_torch_trains(make_graph: MakeGraph) -> None:
+def test_a_pull_without_masks_is_trained_by_torch(make_graph: MakeGraph) -> None:
     """The pull alone has no compiled form: the run says so, and `auto` takes torch."""
-    own = {"masks": False, "communities": 1}
+    bare = {"masks": False, "communities": 1}
+    assert go(make_graph(60), method="fedpub", rounds=1, options=bare).config.kernels == "compiled"
+    own = bare | {"proximal": 0.001}
     found = go(make_graph(60), method="fedpub", rounds=1, options=own)
     assert found.config.kernels == "torch"
     with pytest.raises(ConfigError, match="correction Near is not compiled"):

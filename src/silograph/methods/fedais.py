@@ -1291,7 +1291,15 @@ FEDAIS: Method[FedAISOptions] = Method(
     check=check,
     server_step=True,
     evaluate=HaloSums(),
-    needs=Needs(weight_decay=0.0, score_first=True, knobs=knobs_of_run, controller=controller_of),
+    needs=Needs(
+        optimizer="sgd",
+        lr=0.02,
+        weight_decay=0.0,
+        server_optimizer="adam",
+        score_first=True,
+        knobs=knobs_of_run,
+        controller=controller_of,
+    ),
     rows="single",
     small_weights=True,
     cautions=(

@@ -1132,7 +1132,9 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     server_step=True,
     evaluate=HaloFrom(1),
     evaluate_by=evaluation_of,
-    needs=Needs(keep_optimizer=True, score_first=True, controller=controller_of),
+    needs=Needs(
+        optimizer="sgd", server_optimizer="adam", score_first=True, controller=controller_of
+    ),
     cautions=(
         Caution(
             "far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "

@@ -16,7 +16,8 @@ takes
 
     V_c = sum over d of a_cd W_d,   a_cd = exp(scale cos(h_c, h_d)) / sum over e of exp(...)
 
-Masks stay with their client. All begin at 1.
+Masks stay with their client. All begin at 1. The defaults of l1 and proximal are 0, as the code has
+them in effect; the paper names .001.
 
 What we changed: the shared graph is one and the same in all runs, and each client draws it itself,
 so it does not travel. Matrices that meet the input of a layer have masks; biases have none. Means
@@ -50,7 +51,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, stack
-from silograph.core.setting_values import lin, log
+from silograph.core.setting_values import choice, lin
 from silograph.core.work import report_rows, work_of
 from silograph.evaluation.scoring import personal, received_specs
 from silograph.federation.base import positions_of
@@ -247,6 +248,7 @@ def _mean_output_of_stage(stage: Stage, means: _Means, p: Params) -> Tensor:
 
 
 NotNegative = Annotated[float, Field(ge=0)]
+PENALTIES = choice(0.0, 1e-4, 1e-3, 1e-2)
 
 
 @checked_dataclass(frozen=True, config=STRICT)
@@ -261,18 +263,18 @@ class FedPubOptions:
         },
     )
     l1: NotNegative = field(
-        default=1e-3,
+        default=0.0,
         metadata={
             "help": "weight of the masks' L1 norm, and what a mask's entry must reach to count",
             "read_if": {"masks": (True,)},
-            "tune": log(1e-5, 1e-1),
+            "tune": PENALTIES,
         },
     )
     proximal: NotNegative = field(
-        default=1e-3,
+        default=0.0,
         metadata={
             "help": "weight of the distance from the weights that a round began with",
-            "tune": log(1e-5, 1e-1),
+            "tune": PENALTIES,
         },
     )
     masks: bool = field(default=True, metadata={"help": "whether weights have masks"})
@@ -286,8 +288,8 @@ def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
 
     l1 |M_c|_1 by `SparseMasks`, proximal * sum over tensors of |W_c - V_c|_2 by `Near`.
     """
-    proximal = Near(options.proximal)
-    return (SparseMasks(options.l1), proximal) if options.masks else (proximal,)
+    proximal = (Near(options.proximal),) if options.proximal else ()
+    return (SparseMasks(options.l1), *proximal) if options.masks else proximal
 
 
 def with_masks(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
