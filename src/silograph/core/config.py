@@ -208,7 +208,8 @@ class RunConfig:
         "Training",
         None,
         "the server's step towards the clients' mean: none (it takes the mean), momentum or adam; "
-        "or FILE.py:NAME (methods that average weights; default: adam for fedopt, else none)",
+        "or FILE.py:NAME (methods that average weights; default: adam for "
+        "fedopt, fedgraph, fedais and its presets, else none)",
     )
     options: Mapping[str, Scalar] = setting(
         "Training",

@@ -119,7 +119,8 @@ class StudyOptions(TypedDict, total=False):
     FILE.py:NAME (methods that average weights)"""
     server_optimizer: str | None
     """the server's step towards the clients' mean: none (it takes the mean), momentum or adam;
-    or FILE.py:NAME (methods that average weights; default: adam for fedopt, else none)"""
+    or FILE.py:NAME (methods that average weights; default: adam for fedopt, fedgraph, fedais and
+    its presets, else none)"""
     rounds: int
     """number of rounds"""
     local_epochs: int | None

@@ -47,7 +47,9 @@ first layer sums over the client's own graph.
 
 What we changed: nodes are drawn once a round and cut into `batches` parts, which every local epoch
 goes through (line 14 draws a batch in every epoch). The first batch of a round fetches, and then
-every tau-th one (line 15 counts from 1).
+every tau-th one (line 15 counts from 1). By default clients take steps of SGD and the server one of
+Adam along their mean change, where line 7 takes the mean (`server_optimizer=none`): local Adam that
+is built anew in every round fails where clients are small (benchmarks/fedais/server_step.md).
 
 C: clients of a block. n: own nodes. S: halo slots. m: nodes drawn in a round. b: nodes of a batch.
 t: training nodes of all clients.
@@ -1304,7 +1306,8 @@ FEDAIS: Method[FedAISOptions] = Method(
     small_weights=True,
     cautions=(
         Caution(
-            "fedais was far behind local on Photo, and on Cora with 100 clients, in 100 rounds"
+            "where few edges are cut, fedopt is as good, with fewer bytes and less work "
+            "(benchmarks/fedais/server_step.md)"
         ),
     ),
 )

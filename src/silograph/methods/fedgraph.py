@@ -25,6 +25,9 @@ neighbors in place of the rates: what the paper compares with, in the same excha
 is shared it sees the halo as further nodes of the client, whose degrees are the numbers of their
 edges to it, as it knows no others. Only rows that it has drawn are requested.
 
+What we changed: by default the iteration is one of SGD, and the server takes a step of Adam along
+the mean change, where eq. 8 takes the mean (`server_optimizer=none`).
+
 The agent (`policy=ddpg`) is `silograph.control.ddpg`; by default rates stay at the options' values.
 
 A round with one shared stage and one iteration is three calls:

@@ -548,7 +548,7 @@ FEDPUB = Method(
     needs=Needs(keep_optimizer=True, corrections=corrections),
     own_weights=own_weights,
     cautions=(
-        Caution("far behind local on PubMed, in 100 rounds, in which masks hardly become sparse"),
+        Caution("behind local on PubMed (81 against 85 % with 10 clients, METIS, 100 rounds)"),
     ),
     ratings=False,
 )
