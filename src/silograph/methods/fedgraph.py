@@ -103,7 +103,6 @@ from silograph.federation.ops import CallContext, for_each
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
-    Caution,
     Method,
     MethodConfig,
     Needs,
@@ -1137,12 +1136,6 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     evaluate_by=evaluation_of,
     needs=Needs(
         optimizer="sgd", server_optimizer="adam", score_first=True, controller=controller_of
-    ),
-    cautions=(
-        Caution(
-            "far behind local where nodes have many neighbors (Photo) and with 100 clients, in 100 "
-            "rounds"
-        ),
     ),
     rows="single",
     ratings=False,

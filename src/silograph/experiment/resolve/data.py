@@ -446,6 +446,30 @@ def scale_line(config: ResolvedConfig, graph: Graph) -> str | None:
     return problem(graph.x, graph.feature_names)
 
 
+VERY_UNEVEN = 0.5  # of the clients' number, as how many equal ones they count
+
+
+def uneven_line(config: ResolvedConfig, train_nodes: Tensor) -> str | None:
+    """Warn of a plain mean of models over clients with very unlike numbers of training nodes.
+
+    They count as (sum of n)^2 / sum of n^2 equal clients.
+
+    Args:
+        config: of the run.
+        train_nodes: n of each client (C,).
+    """
+    if config.options.get("method.average") != "clients":
+        return None
+    n = train_nodes[train_nodes > 0].double()
+    equal_clients = float(n.sum() ** 2 / n.square().sum().clamp(min=1))
+    if equal_clients >= VERY_UNEVEN * len(n):
+        return None
+    return (
+        f"training nodes are very uneven: {int(n.min())} to {int(n.max())} a client, and "
+        "average=clients gives each the same weight: use --option average=nodes"
+    )
+
+
 def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> Cut:
     """Load, cut and split the graph of a config; its options are checked before.
 

@@ -36,6 +36,7 @@ from silograph.experiment.resolve.data import (
     scale_line,
     seed_of,
     sum_specs,
+    uneven_line,
 )
 from silograph.experiment.resolve.exclusions import (
     check_exclusions,
@@ -564,7 +565,13 @@ def resolve_simulation(
     block = block.to(resolved.device, dtype)
     unused_warning = weights_line if config.edge_weights == "ignore" else None
     scale_warning = describe_weight_scale(config.edge_weights, cut.graph.edge_weight)
-    all_warnings = (unused_warning, scale_warning, scale_line(config, cut.graph), cut.narrowing)
+    all_warnings = (
+        unused_warning,
+        scale_warning,
+        scale_line(config, cut.graph),
+        cut.narrowing,
+        uneven_line(config, block.num_train),
+    )
     warnings = tuple(line for line in all_warnings if line)
     resolved = replace(resolved, config=config)
     sums = sum_specs(config, cut.graph.num_features, method.part)
