@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from silograph.core.config import Scalar
 from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
 from silograph.study.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
@@ -52,7 +53,13 @@ CONTROLS = ("fedrandom", "fedlocal")
 def cell_of(place: tuple[str, str, int], method: str, seed: int) -> Cell:
     """Return a cell."""
     dataset, cut, clients = place
-    labels = {"dataset": dataset, "cut": cut, "clients": clients, "method": method, "seed": seed}
+    labels: dict[str, Scalar] = {
+        "dataset": dataset,
+        "cut": cut,
+        "clients": clients,
+        "method": method,
+        "seed": seed,
+    }
     given = PROTOCOL | METHODS[method] | ({"hidden": "64,32"} if clients == 1000 else {})
     layers = {"layers": 3} if clients == 1000 else {}
     own = {"dataset": dataset, "partition": cut, "clients": clients, "seed": seed}
