@@ -256,3 +256,27 @@ def test_a_silo_cannot_report_ratings_that_cannot_be() -> None:
     broken = Ragged(torch.tensor([torch.inf], dtype=WIDE), torch.tensor([0, 1]))
     with pytest.raises(ProtocolError, match="finite"):
         calls["send_item_sums"].check_reply({"user": some}, {"item": broken}, extent)
+
+
+@pytest.mark.parametrize("own_secrets", [False, True])
+def test_real_silos_find_their_users_by_a_secret(tmp_path: Path, own_secrets: bool) -> None:
+    """With one secret for all they score as a simulation; with others only items are shared."""
+    pytest.importorskip("grpc")
+    pytest.importorskip("cryptography")
+    from silograph.deploy.server_settings import ServerSettings
+    from silos import config_of, federate, folders
+
+    given = options(partition="category", method="fedavg", rounds=1)
+    config = config_of(3, **{name: value for name, value in given.items() if name != "clients"})
+    paths = folders(rating_graph(), config, tmp_path / "silos")
+    if own_secrets:
+        for number, path in enumerate(paths):
+            (path / "secret").write_bytes(bytes([number] * 32))
+            (path / "secret").chmod(0o600)
+    venue = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
+    result = federate(paths, config, venue, own_secrets=own_secrets)
+    shared = "items" if own_secrets else "all"
+    own = config.options | {"model.shared": shared}
+    silos = sg.read_silos(paths[0].parent)
+    simulated = sg.run(silos, config=result.config, options=own)
+    assert simulated.test.server == result.test.server

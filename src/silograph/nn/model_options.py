@@ -153,10 +153,10 @@ class RatingBiasesOptions:
 
 @dataclass(frozen=True, config=STRICT)
 class RatingProfilesOptions:
-    """See `silograph.nn.rating_profiles`; the penalty is that of `rating_biases`."""
+    """See `silograph.nn.rating_profiles`; defaults were chosen by validation (shared.md)."""
 
     damping: Annotated[float, Field(gt=0)] = field(
-        default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
+        default=3.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
     )
     folds: Annotated[int, Field(ge=2, le=100)] = field(
         default=5,

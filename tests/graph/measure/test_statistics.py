@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
+from rating_graphs import rating_graph
 from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.graph.csr import CSR
@@ -182,3 +183,13 @@ def test_a_thousand_clients_have_sizes_and_edges_that_add_up() -> None:
     home = partition.owner
     inside = sum(bool(home[a] == home[b]) for a, b in pairs)
     assert sum(int(row["internal_edges"]) for row in rows) == inside
+
+
+def test_users_and_items_of_several_clients_are_counted() -> None:
+    graph = rating_graph()
+    partition = make_partition(graph, "category", clients=3, key=Key.of(1))
+    totals = describe(graph, partition).totals()
+    held = [{str(graph.node_id[n]) for n in nodes.tolist()} for nodes in partition.nodes]
+    several = {key for a, b in ((0, 1), (0, 2), (1, 2)) for key in held[a] & held[b]}
+    assert totals["shared_users"] == sum(key.startswith("u:") for key in several) > 0
+    assert totals["shared_items"] == sum(key.startswith("i:") for key in several) == 0
