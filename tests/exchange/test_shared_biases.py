@@ -276,7 +276,7 @@ def test_real_silos_find_their_users_by_a_secret(tmp_path: Path, own_secrets: bo
     venue = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
     result = federate(paths, config, venue, own_secrets=own_secrets)
     shared = "items" if own_secrets else "all"
-    own = config.options | {"model.shared": shared}
+    own = {**config.options, "model.shared": shared}
     silos = sg.read_silos(paths[0].parent)
     simulated = sg.run(silos, config=result.config, options=own)
     assert simulated.test.server == result.test.server
