@@ -153,7 +153,8 @@ def on_top(
         first, *others = sorted(means, key=lambda method: -means[method])
         second = paired(alone[first], alone[others[0]]) if others else "-"
         local = paired(alone[first], alone.get("local", {})) if first != "local" else ""
-        gains = [ranged(added(scored, methods, control)) for control in ("", *CONTROLS)]
+        differences = [added(scored, methods, control) for control in ("", *CONTROLS)]
+        gains = [ranged(values) if any(values) else "-" for values in differences]
         behind = f"{', '.join(others[:1])}: {second}" if others else "-"
         row = [name, f"{len(shared)}, {len(alone)} of {len(methods)}", first]
         rows.append([*row, f"{100 * means[first]:.1f}", behind, local, *gains])

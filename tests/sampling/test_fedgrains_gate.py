@@ -18,7 +18,8 @@ from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph, Split
 from silograph.nn.backends import BACKENDS
-from silograph.nn.fit import Schedule, Training, TrainingInputs
+from silograph.nn.conv import internal_messages
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.forward import Pass, forward_pass
 from silograph.nn.mini_batches import Drawn, Reached, Signal, sampled_pass
 from silograph.nn.model import Model
@@ -72,20 +73,24 @@ def share_of_junk(block: ClientBlock, sampler: FedGrains, state: State) -> list[
     return [float((torch.cat(rows) >= LEGIT).double().mean()) for rows in chosen]
 
 
+def trained(block: ClientBlock, sampler: FedGrains, seed: int) -> tuple[Model, Fitted]:
+    """A GCN and the sampler after 120 epochs of local training."""
+    model = Model("gcn", block.num_features, 16, CLASSES, 2, 0.0, "multiclass")
+    weights = model.init_weights(Key.of(1), torch.float64)
+    start = sampler.init(block, model, Key.of(seed))
+    compiled = importlib.util.find_spec("numba") is not None
+    training = Training(model, Adam(0.01), Schedule(120, 16, sampler))
+    inputs = TrainingInputs(block, weights, None, Key.of(seed), start)
+    return model, BACKENDS["compiled" if compiled else "torch"].fit(training, inputs)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_sampler_learns_from_the_loss_of_a_model(seed: int) -> None:
     """Trained with the model by local training alone, it leaves most of the junk aside."""
     block = planted(seed)
     sampler = replace(GATE, k=16, width=64, lr=1e-3)
-    model = Model("gcn", block.num_features, 16, CLASSES, 2, 0.0, "multiclass")
+    model, fitted = trained(block, sampler, seed)
     start = sampler.init(block, model, Key.of(seed))
-    compiled = importlib.util.find_spec("numba") is not None
-    fitted = BACKENDS["compiled" if compiled else "torch"].fit(
-        Training(model, Adam(0.01), Schedule(120, 16, sampler)),
-        TrainingInputs(
-            block, model.init_weights(Key.of(1), torch.float64), None, Key.of(seed), start
-        ),
-    )
     uniform = share_of_junk(block, replace(sampler, policy="uniform"), {})
     learned = share_of_junk(block, sampler, fitted.neighbors)
     assert min(uniform) > 0.4
@@ -99,9 +104,9 @@ def test_the_sampler_learns_from_the_loss_of_a_model(seed: int) -> None:
 def accuracies(
     block: ClientBlock, model: Model, sampler: FedGrains, weights: dict[str, Tensor], state: State
 ) -> list[float]:
-    """Test accuracy with all messages alike, and with messages weighted by their p."""
+    """Test accuracy with all messages alike, and with messages weighted by their p, if any are."""
     messages = sampler.messages(block, (True, True), state)
-    assert messages is not None
+    messages = (internal_messages(block, torch.float64),) * 2 if messages is None else messages
     with torch.no_grad():
         inputs = Pass(block.x, messages, (block.row_key,) * 2)
         both = model.forward(weights, block), forward_pass(model, weights, inputs, None)
