@@ -96,11 +96,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsageplus": {"method": "fedsageplus", **ADAM, **ONCE, "options": GENERATOR},
     "fedgraph": {
         "method": "fedgraph",
+        "server_optimizer": "none",
         **KEPT,
         "options": {"kappa": 256, "keep_1": 0.5, "keep_2": 0.5, "policy": "fixed"},
     },
     FEDAIS: {
         "method": "fedais",
+        "server_optimizer": "none",
         **ADAM,
         "weight_decay": 0.0,
         **ONCE,

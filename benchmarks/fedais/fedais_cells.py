@@ -122,7 +122,7 @@ def cell_of(place: Place, method: str, fold: int, changes: str = "") -> Cell:
 def options_of(place: Place, method: str) -> dict[str, Any]:
     """Return what a method is given beside the protocol: batches and neighbors like FedAIS'."""
     if method in STORED:
-        return {"options": dict(OPTIONS)}
+        return {"options": dict(OPTIONS), "server_optimizer": "none"}
     if method == "local":
         return {"local_epochs": BATCHES}  # as many steps, with all nodes
     if method in JOINED:
@@ -130,7 +130,8 @@ def options_of(place: Place, method: str) -> dict[str, Any]:
     rows = 0.8 * NODES[place.dataset] / place.clients  # a mean client's training nodes
     batch = max(1, -(-round(rows) // BATCHES))
     if method == "fedgraph":
-        return {"selector": None, "options": {"kappa": batch, "local_steps": BATCHES}}
+        own = {"kappa": batch, "local_steps": BATCHES}
+        return {"selector": None, "options": own, "server_optimizer": "none"}
     drawn: dict[str, Any] = {"batch_size": batch, "fanout": "10,10"}
     return drawn | ({"options": dict(SERVER)} if method == "fedopt" else {})
 

@@ -44,6 +44,9 @@ RUN: dict[str, Any] = {
     "kernels": "torch",
     "speeds": "equal",
     "method": "fedgraph",
+    "optimizer": "adam",
+    "keep_optimizer": True,
+    "server_optimizer": "none",
     "rounds": 30,
     "threads": 1,
 }

@@ -40,11 +40,12 @@ ALL = {"kappa": 1024, "keep_1": 1.0, "keep_2": 1.0}
 HALF = {"kappa": 256, "keep_1": 0.5, "keep_2": 0.5}
 OURS, FULL, SAGE, FASTGCN = "FedGraph, half", "full batch", "GraphSAGE", "FastGCN"
 EVERYWHERE, NOWHERE = "allShare, half", "nonShare, half"
+FEDGRAPH: dict[str, Any] = {"method": "fedgraph", "server_optimizer": "none"}
 METHODS: dict[str, dict[str, Any]] = {
-    OURS: {"method": "fedgraph", "options": {**HALF, "share": "hidden"}},
-    EVERYWHERE: {"method": "fedgraph", "options": {**HALF, "share": "all"}},
-    NOWHERE: {"method": "fedgraph", "options": {**HALF, "share": "none"}},
-    FULL: {"method": "fedgraph", "options": {**ALL, "share": "hidden"}},
+    OURS: FEDGRAPH | {"options": {**HALF, "share": "hidden"}},
+    EVERYWHERE: FEDGRAPH | {"options": {**HALF, "share": "all"}},
+    NOWHERE: FEDGRAPH | {"options": {**HALF, "share": "none"}},
+    FULL: FEDGRAPH | {"options": {**ALL, "share": "hidden"}},
     SAGE: {"method": "fedavg", "batch_size": 256, "fanout": "25,10"},
     FASTGCN: {
         "method": "fedavg",

@@ -36,6 +36,7 @@ def test_the_loop_trains_the_weights_that_silograph_trains(
             "head": "linear",
             "dropout": 0.0,
             "optimizer": "adam",
+            "server_optimizer": "none",
             "lr": 0.01,
             "weight_decay": 1e-3,
             "rounds": 9,

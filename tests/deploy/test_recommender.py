@@ -347,3 +347,20 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(safetensors.torch.save({"user": torch.ones(1)}, {FORMAT: "[1]"}))
     with pytest.raises(DataError, match=f"expected a '{FORMAT}' in .*file, got something else"):
         load_recommender(path)
+
+
+@pytest.mark.parametrize("given", MODELS, ids=lambda given: str(given["model"]))
+def test_recommenders_of_a_simulation_do_not_depend_on_blocks(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    options = OPTIONS | given | {"rounds": 1, "clients": 6}
+    items = []
+    for size in (1, 2):
+        run = tmp_path / str(size)
+        sg.run(rating_graph(), **options, block_size=size, out=str(run))
+        found = [load_recommender(path) for path in sorted((run / "recommenders").iterdir())]
+        assert len(found) == 6
+        items.append(
+            [(f.users, [[i for i, *_ in f.best_items(u, 5)] for u in f.users]) for f in found]
+        )
+    assert items[0] == items[1]

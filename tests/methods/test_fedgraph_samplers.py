@@ -44,12 +44,12 @@ def config_of(sampler: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sampler", ["fanout", "fastgcn", "ladies", "drop_edge"])
-def test_without_sharing_it_is_fedavg_with_that_sampler(
+def test_without_sharing_it_is_fedopt_with_that_sampler(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, sampler: str
 ) -> None:
-    """FedAvg draws by the key of the first batch of its first epoch."""
+    """FedOpt draws by the key of the first batch of its first epoch."""
     graph, other = make_graph(60), {"rounds": 3, "keep_optimizer": False, "kernels": "torch"}
-    theirs = go(graph, **{**PLAIN, **SAMPLERS[sampler], "method": "fedavg"} | other)
+    theirs = go(graph, **{**PLAIN, **SAMPLERS[sampler], "method": "fedopt"} | other)
     monkeypatch.setattr(
         "silograph.methods.fedgraph.step_key",
         lambda clients, state: clients.key.fold("epoch", 0).fold("batch", 0),

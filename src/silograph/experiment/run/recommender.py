@@ -28,7 +28,7 @@ from torch import Tensor
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.files import check_new_file, check_regular, to_text, write_atomic
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.payload import fields_under
+from silograph.core.payload import fields_under, state_of, take_all
 from silograph.core.text import count_of
 from silograph.evaluation.evaluate import TABLES
 from silograph.exchange.collect import local_graph
@@ -237,16 +237,24 @@ def client_recommenders(result: Result, setup: Setup) -> dict[str, Recommender]:
     ):
         return {}
     block, _ = clients_block(cut, DTYPES[setup.config.dtype])
+    size = setup.config.block_size
+    assert size is not None  # written out
     keys = cut.graph.node_id[cut.partition.copies]
-    ends, states, recommenders = block.off.tolist(), setup.federation.states(), {}
+    ends, recommenders = block.off.tolist(), {}
+    states = [
+        {name: type(f)(*(t.cpu() for t in vars(f).values())) for name, f in state.items()}
+        for state in setup.federation.states()
+    ]
     for number, client in enumerate(cut.partition.ids):
         trained = result.models.get(client, result.model)
         if trained is None:
             continue
-        state = states[number]
+        in_block, position = divmod(number, size)
+        state = state_of(take_all(states[in_block], torch.tensor([position])))
         graph = local_graph(block.take(torch.tensor([number])), state)
+        weights = {name: w.cpu() for name, w in trained.weights.items()}
         with torch.no_grad():
-            factors = model.factors(trained.weights, graph, tables=fields_under(TABLES, state))
+            factors = model.factors(weights, graph, tables=fields_under(TABLES, state))
         own_keys = keys[ends[number] : ends[number + 1]].tolist()
         recommenders[client] = make_recommender(factors, graph, own_keys, cut.graph.scale)
     return recommenders
