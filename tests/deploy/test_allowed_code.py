@@ -210,6 +210,7 @@ class Server:
     def start(self, code: object, **options: Any) -> str | None:
         """Say START, and return why it is refused."""
         plain = {"clients": 3, "hidden": 8, "rounds": 2, "kernels": "torch", "block_size": 1}
+        plain |= {"server_optimizer": "none"}
         config = make_config(plain | options)
         told = {k: v for k, v in vars(config).items() if v is not None and k != "dataset"}
         parts = choose(make_config({**plain, **options, "method": "fedopt", "model": "gcn"}))

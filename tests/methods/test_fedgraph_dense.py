@@ -130,7 +130,14 @@ def test_a_round_is_that_of_dense_matrices(make_graph: MakeGraph, share: str, re
     options = {"share": share, "rescale": rescale, "local_steps": 3, "keep_3": 0.5}
     shape = {"layers": LAYERS, "dropout": 0.0, "weight_decay": 0.0, "block_size": 4}
     steps = {"optimizer": "sgd", "lr": LR, "momentum": 0.0, "keep_optimizer": False}
-    config = {**FAST, **shape, **steps, "method": "fedgraph", "options": options}
+    config = {
+        **FAST,
+        **shape,
+        **steps,
+        "method": "fedgraph",
+        "server_optimizer": "none",
+        "options": options,
+    }
     setup = prepare(make_config(config), make_graph(60))
     fed, start = setup.federation, first_snapshot(setup).state
     assert isinstance(fed, InProcess)

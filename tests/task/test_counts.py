@@ -35,6 +35,7 @@ from silograph.graph.graph import MISSING, Graph, LabelForm, Split, subgraph
 from silograph.graph.partition.partition import Partition
 from silograph.methods.local_training import shared
 from silograph.nn.backends import BACKENDS, TORCH
+from silograph.nn.fit import Schedule
 from silograph.nn.model import Model
 from silograph.task.counts import (
     ALL_COUNTS,
@@ -109,6 +110,7 @@ def config(model: Model) -> SimpleNamespace:
     return SimpleNamespace(
         model=model,
         backend=TORCH,
+        schedule=Schedule(1),
         relevant=None,
         count_rules=CountRules(val_histogram=True),
         sent=PLAIN_WEIGHTS,

@@ -39,7 +39,6 @@ from silograph.experiment.resolve.data import (
     describe_weight_scale,
     narrowing_line,
     scale_line,
-    sharing_in,
     silo_with_edges,
     sum_specs,
 )
@@ -74,6 +73,7 @@ from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
+from silograph.methods.local_only import sharing_in
 from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:

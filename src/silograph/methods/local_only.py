@@ -15,13 +15,23 @@ from silograph.core.payload import Shared, Stacked, State, dense, fields_under, 
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import TABLES, predict, ranked, remembered
 from silograph.evaluation.scoring import personal, received_specs
+from silograph.exchange.shared_biases import Sharing, sharing_of
 from silograph.federation.field_specs import LOSS, TRAINED
 from silograph.federation.messages import Empty
-from silograph.methods.base import Method, MethodConfig, Needs, NoOptions, RoundReport, ServerState
+from silograph.methods.base import (
+    AnyMethod,
+    Method,
+    MethodConfig,
+    Needs,
+    NoOptions,
+    RoundReport,
+    ServerState,
+)
 from silograph.methods.local_training import LocalModel, exact_weights, sampler_specs
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
+from silograph.nn.forward import AnyModel
 
 
 @dataclass(frozen=True)
@@ -123,3 +133,12 @@ LOCAL = Method(
     needs=Needs(keep_optimizer=True),
     own_weights=own_weights,
 )
+
+
+def sharing_in(method: AnyMethod, model: AnyModel) -> Sharing | None:
+    """Return what clients share of ratings before training.
+
+    None where one client has all ratings, and where clients train alone: that is the baseline.
+    """
+    is_alone = method.setting.uncut or method.round is LOCAL.round
+    return None if is_alone else sharing_of(model)

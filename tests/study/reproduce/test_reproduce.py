@@ -38,6 +38,7 @@ import recipe_profiles as profiles
 import recipe_pubmed as pubmed
 import recipe_ratings as of_ratings
 import recipe_selectors as selectors
+import recipe_server_step as server_step
 import recipe_silos as of_silos
 import recipe_spread as over_seeds
 import recipe_strong as strong
@@ -326,6 +327,9 @@ def again_of(line: Line) -> Cell:
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
+    if {"cut", "method"} <= labels.keys():
+        where = (labels["dataset"], labels["cut"], labels["clients"])
+        return server_step.cell_of(where, labels["method"], labels["seed"])
     if "cut" in labels:
         found = StudyLines(read_lines(PAGES / "fedacs" / "selection.jsonl"))
         again = acs.cell_in(found, *(labels[p] for p in ("dataset", "cut", "row", "seed")))

@@ -21,7 +21,6 @@ from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import ends_of
 from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statistics_in
-from silograph.exchange.shared_biases import Sharing, sharing_of
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
 from silograph.federation.field_specs import EDGES
@@ -75,7 +74,6 @@ from silograph.graph.silos.data import (
     silo_split,
 )
 from silograph.methods.base import AnyMethod
-from silograph.methods.local_only import LOCAL
 from silograph.nn.forward import AnyModel
 
 # --- How a run transforms edge weights, and the messages about it --------------------------------
@@ -257,15 +255,6 @@ def sum_specs(
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
     return specs
-
-
-def sharing_in(method: AnyMethod, model: AnyModel) -> Sharing | None:
-    """Return what clients share of ratings before training.
-
-    None where one client has all ratings, and where clients train alone: that is the baseline.
-    """
-    is_alone = method.setting.uncut or method.round is LOCAL.round
-    return None if is_alone else sharing_of(model)
 
 
 def complete_block(

@@ -20,7 +20,7 @@ from silograph.exchange.collect import (
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import inbox_spec
 from silograph.exchange.shared_biases import sharing_state, sharing_steps
-from silograph.experiment.resolve.data import sharing_in, sum_specs
+from silograph.experiment.resolve.data import sum_specs
 from silograph.experiment.resolve.exclusions import scores_some
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.field_specs import EDGES, ROWS, TRAIN, FieldSpecs
@@ -38,6 +38,7 @@ from silograph.federation.program import (
 from silograph.federation.session.peer import WorkBound
 from silograph.graph.graph import Schema
 from silograph.methods.base import AnyMethod, Method, MethodConfig
+from silograph.methods.local_only import sharing_in
 from silograph.nn.shared_items import ITEMS
 
 MOST_LOOKED_AT = 1000  # calls of a run, for rows in them

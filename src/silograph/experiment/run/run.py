@@ -21,7 +21,6 @@ from silograph.core.run_file import read_toml
 from silograph.exchange.collect import collect, fit_statistics
 from silograph.exchange.shared_biases import share_biases
 from silograph.experiment.report import add_report
-from silograph.experiment.resolve.data import sharing_in
 from silograph.experiment.resolve.resolve import parse_request, parse_resume_request
 from silograph.experiment.resolve.user_code import Trust, check_code, check_trusted, own_code
 from silograph.experiment.result_files import LEDGER, Row
@@ -90,6 +89,7 @@ from silograph.federation.checkpoint import Checkpoint
 from silograph.federation.ledger import records_of_last_round
 from silograph.federation.program import BLANK
 from silograph.methods.base import Method, MethodConfig, RoundReport, ServerState, own_weights
+from silograph.methods.local_only import sharing_in
 from silograph.methods.local_training import selected
 from silograph.methods.ops import written_function
 from silograph.nn.own_module import Make
