@@ -35,6 +35,7 @@ FORMAT = 4  # of result folders: goes up where files mean something else than be
 FACT = "fact_"  # begins the columns of what a method reports of a round
 VIRTUAL = "virtual_seconds"  # column of runs with a virtual clock
 ALL_BIASES = "all biases"  # of `untrained`: by all silos' ratings together, which no silo has
+OF_CLIENTS = (MODELS, RECOMMENDERS)  # folders with a file for each client
 LONGEST = 100  # characters of a client's name in the name of a file
 WHOLE = ("round", "participants", "bytes", "bytes_evaluation")  # columns of integers
 
@@ -198,7 +199,7 @@ def write_with_sums(folder: Path, texts: Mapping[str, str]) -> None:
 
 def is_of_model(name: str) -> bool:
     """Return whether a name in checksums.json is written with the models, when the run is over."""
-    in_folders = f"{MODELS}/", f"{RECOMMENDERS}/"
+    in_folders = tuple(f"{of_clients}/" for of_clients in OF_CLIENTS)
     return name in (MODEL, CLIENT_STATISTICS) or name.startswith(in_folders)
 
 
@@ -315,10 +316,14 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
         sums, has_sums = read_sums(folder), True
     except CheckpointError:
         sums, has_sums = {}, False
-    models = sorted(path.name for path in (folder / MODELS).glob("[!.]*"))
+    models = [
+        f"{of_clients}/{path.name}"
+        for of_clients in OF_CLIENTS
+        for path in sorted((folder / of_clients).glob("[!.]*"))
+    ]
     names = [CONFIG, ABOUT, SIMULATION, CLIENTS, ROUNDS, LEDGER, RESULT, DIVERGED, MODEL]
     names.append(CLIENT_STATISTICS)
-    names += [f"{MODELS}/{name}" for name in models]
+    names += models
     # A run that is stopped at its very end has digests of its last files, and perhaps lacks some.
     at_end = not is_over and RESULT in sums
     if not is_over and not at_end:
@@ -339,8 +344,9 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name in checksums.json is that of a file in the folder or in `models`."""
-    return Path(name).name in (name, name.removeprefix(f"{MODELS}/")) and name not in ("", "..")
+    """Return whether a name in checksums.json is that of a file in the folder or of a client."""
+    in_folder = {name, *(name.removeprefix(f"{of_clients}/") for of_clients in OF_CLIENTS)}
+    return Path(name).name in in_folder and name not in ("", "..")
 
 
 def with_digest(values: Mapping[str, Any]) -> dict[str, Any]:
