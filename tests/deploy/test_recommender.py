@@ -252,6 +252,10 @@ def test_a_simulation_recommends_as_its_silos_do(
         assert ours.users == theirs.users
         for user in ours.users:
             assert ours.best_items(user, 5) == theirs.best_items(user, 5)
+    assert run_app(["report", str(run)]) == 0  # nothing is missing or altered
+    first = next((run / "recommenders").iterdir())
+    first.write_bytes(first.read_bytes() + b"x")
+    assert run_app(["report", str(run)]) == 1
     words = ["recommend", str(run), "--user", "100"]
     for more, message in (
         ([], "expected the name of a client"),
