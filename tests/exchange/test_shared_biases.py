@@ -279,4 +279,5 @@ def test_real_silos_find_their_users_by_a_secret(tmp_path: Path, own_secrets: bo
     own = {**config.options, "model.shared": shared}
     silos = sg.read_silos(paths[0].parent)
     simulated = sg.run(silos, config=result.config, options=own)
+    assert "shared: 20 users and 0 items are in two clients or more" in simulated.summary()
     assert simulated.test.server == result.test.server

@@ -299,11 +299,11 @@ def describe(
         clustering=_client_means(local_clustering(local), client, sizes) if clustering else None,
         uncut_clustering=float(local_clustering(graph.adj).mean()) if clustering else None,
         homophily=edge_homophily(graph),
-        shared=_count_shared(graph, nodes),
+        shared=count_shared(graph, nodes),
     )
 
 
-def _count_shared(graph: Graph, nodes: Tensor) -> dict[str, int]:
+def count_shared(graph: Graph, nodes: Tensor) -> dict[str, int]:
     """Return how many users and items several clients hold, of ratings; else nothing.
 
     Args:

@@ -60,6 +60,7 @@ from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
 from silograph.graph.graph import pairs_among
+from silograph.graph.heterogeneity import count_shared
 from silograph.methods.base import AnyMethod, Method, NoOptions, client_weights, seen_by
 from silograph.methods.fedavg import CENTRALIZED
 from silograph.nn.conv import Params
@@ -433,6 +434,12 @@ class Result:
             tests = int(self.cut.copies_split.test.sum())
             leak_note = "copies of test nodes train at another client, so test scores are too high"
             yield f"leaks: {leaks:,} of {tests:,} {leak_note}"
+        if self.cut is not None and (
+            shared := count_shared(self.cut.graph, self.cut.partition.copies)
+        ):
+            users, items = shared["shared_users"], shared["shared_items"]
+            counts = f"{count_of(users, 'user')} and {count_of(items, 'item')}"
+            yield f"shared: {counts} are in two clients or more"
         yield f"stopped: {self.stopped}"
         why_no_validation = self._missing_validation()
         chosen_by = (
