@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import silograph as sg
 from patches import Drawn, drawn, patched
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
@@ -208,3 +209,20 @@ def test_a_patched_reply_arrives_as_its_dense_form(
     fed = InProcess(None, *cut_block(make_graph(40), CLIENTS), CLIENTS, strict=strict)
     reply = fed.call(answering({}, {"w": field}), {}, what=Kind.WEIGHTS, key=Key.of(0))
     assert equal(reply["w"], dense)
+
+
+def test_training_makes_no_whole_tensors_of_the_first_weights(
+    make_graph: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have a row for each feature; it would take several times as long as the training."""
+    rows, stacked = set[int](), Patched.stacked
+
+    def watched(field: Patched) -> Stacked:
+        rows.add(field.base.shape[1])
+        return stacked(field)
+
+    monkeypatch.setattr(Patched, "stacked", watched)
+    graph = make_graph(60, 3, 300, sparse=True)
+    result = sg.run(graph, method="fedavg", clients=4, rounds=2, hidden=4)
+    assert result.config.kernels == "compiled"
+    assert 300 not in rows

@@ -43,6 +43,7 @@ from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import LabelForm
 from silograph.nn.backends import Backend
+from silograph.nn.conv import Messages
 from silograph.nn.fit import check_weights, dtype_of
 from silograph.nn.forward import AnyModel, Pass, forward_pass
 from silograph.task.base import CountSpec
@@ -228,28 +229,33 @@ def predict(cfg: Any, weights: Mapping[str, Tensor], graph: ClientBlock, state: 
         graph: that clients train on.
         state: theirs, with what the sampler keeps, and tables.
     """
-    weighed_logits = predict_weighed(cfg, weights, graph, state)
-    if weighed_logits is not None:
-        return weighed_logits
+    messages = weighed_messages(cfg, graph, state)
+    if messages is not None:
+        return predict_weighed(cfg, weights, graph, messages)
     logits: Tensor = cfg.backend.predict(cfg.model, weights, graph, fields_under(TABLES, state))
     return logits
 
 
-def predict_weighed(
-    cfg: Any, weights: Mapping[str, Tensor], graph: ClientBlock, state: State
-) -> Tensor | None:
-    """Return logits by messages that the neighbor sampler weighs; None: it weighs none."""
-    staged, sampler = cfg.model.staged, cfg.schedule.neighbors
+def weighed_messages(cfg: Any, graph: ClientBlock, state: State) -> tuple[Messages, ...] | None:
+    """Return the messages of each stage that the neighbor sampler weighs; None: it weighs none."""
+    staged = cfg.model.staged
     if staged is None:
         return None
     sums = [stage.conv.sums for stage in staged.stages]
-    messages = sampler.messages(graph, sums, fields_under(NEIGHBORS, state))
-    if messages is None:
-        return None
+    found: tuple[Messages, ...] | None = cfg.schedule.neighbors.messages(
+        graph, sums, fields_under(NEIGHBORS, state)
+    )
+    return found
+
+
+def predict_weighed(
+    cfg: Any, weights: Mapping[str, Tensor], graph: ClientBlock, messages: tuple[Messages, ...]
+) -> Tensor:
+    """Return logits (n, K) by messages of `weighed_messages`."""
     check_weights(cfg.model, weights, graph)
     inputs = Pass(graph.x, messages, (graph.row_key,) * len(messages))
     with torch.no_grad():
-        return forward_pass(staged, weights, inputs, None)
+        return forward_pass(cfg.model.staged, weights, inputs, None)
 
 
 def judge_server(

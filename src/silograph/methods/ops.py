@@ -54,6 +54,7 @@ from silograph.evaluation.evaluate import (
     ranked,
     remembered,
     tallies,
+    weighed_messages,
 )
 from silograph.evaluation.scoring import RECEIVED, received_specs, score_received
 from silograph.exchange import sent_weights
@@ -201,9 +202,10 @@ class Clients(OpClients, Generic[Options]):
         with work_for(Kind.EVALUATION):
             sampler, sampler_state = cfg.schedule.neighbors, fields_under(NEIGHBORS, new)
             fitted = replace(fitted, sampler_facts=sampler.facts(graph, sampler_state))
-            weighed_logits = predict_weighed(cfg, fitted.tensors, graph, new)
-            if weighed_logits is not None:
-                fitted = replace(fitted, logits=weighed_logits)
+            messages = weighed_messages(cfg, graph, new)
+            if messages is not None:  # only now, for it makes whole tensors of the weights
+                logits = predict_weighed(cfg, fitted.tensors, graph, messages)
+                fitted = replace(fitted, logits=logits)
             if cfg.relevant is not None:
                 new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
         self.state = {**new, **remembered(fitted.logits, graph)}
