@@ -158,10 +158,10 @@ def table(rows: Sequence[Row]) -> str:
         for row in rows:
             if (row["dataset"], row["noise"], row["method"]) == (dataset, noise, method):
                 by_way[row["way"]][row["seed"]] = 100 * row["test"]
-        seeds = set.intersection(*(set(found) for found in by_way.values()))
+        seeds = set.intersection(*(set(by_seed) for by_seed in by_way.values()))
         if not seeds:
             continue
-        means = {way: mean(found[s] for s in seeds) for way, found in by_way.items()}
+        means = {way: mean(by_seed[s] for s in seeds) for way, by_seed in by_way.items()}
         line = [dataset, noise, method, str(len(seeds)), f"{means['uniform']:.1f}"]
         line += [f"{means[w] - means['uniform']:+.1f}" for w in WAYS if w != "uniform"]
         lines.append(line)
@@ -183,15 +183,15 @@ def planted_table() -> str:
     law = importlib.import_module("test_fedgrains_gate")
     lines = []
     for way, changes in PLANTED.items():
-        found = []
+        figures = []
         for seed in SEEDS:
             block = law.planted(seed)
             sampler = replace(law.GATE, k=16, width=64, **changes)
             model, fitted = law.trained(block, sampler, seed)
             state = fitted.neighbors
             full, weighted = law.accuracies(block, model, sampler, fitted.tensors, state)
-            found.append((*law.share_of_junk(block, sampler, state), full, weighted))
-        lines.append([way, *(f"{100 * mean(values):.0f}" for values in zip(*found, strict=True))])
+            figures.append((*law.share_of_junk(block, sampler, state), full, weighted))
+        lines.append([way, *(f"{100 * mean(values):.0f}" for values in zip(*figures, strict=True))])
     head = ["way", "junk chosen, layer 2, %", "layer 1, %", "accuracy, full, %", "weighted, %"]
     return markdown_table(head, lines)
 

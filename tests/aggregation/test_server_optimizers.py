@@ -1,8 +1,13 @@
-"""Server steps against their equations, worked out by hand."""
+"""Server steps against their equations, worked out by hand; and steps of users."""
+
+from pathlib import Path
 
 import pytest
 import torch
 
+import silograph as sg
+from conftest import MakeGraph
+from runs import FAST, go, run_until, same_bits, weights_of
 from silograph.aggregation.server_optimizers import (
     ScaleFreeAdam,
     ServerAdam,
@@ -10,6 +15,10 @@ from silograph.aggregation.server_optimizers import (
     ServerStep,
     take_mean,
 )
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError, OpError, ProtocolError
+from silograph.deploy.server import check_deployable
+from silograph.methods.fedavg import FEDAVG
 from silograph.nn.conv import Params
 
 NOTHING: Params = {}
@@ -181,3 +190,89 @@ def test_input_is_untouched() -> None:
         step(START, MEANS[1], memory)
         assert START["w"].tolist() == [1.0, 2.0]
         assert all(torch.equal(memory[k], before[k]) for k in before)
+
+
+# --- of users ------------------------------------------------------------------------------------
+
+# FedAdagrad of Reddi et al. (2021), algorithm 2, with a memory of other names than the library's.
+OWN = """
+from dataclasses import dataclass
+
+from silograph.aggregation.server_optimizers import ServerOptimizer
+
+
+@dataclass(frozen=True)
+class Options:
+    server_lr: float = 0.1
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    lr: float
+
+    def __call__(self, weights, mean, memory):
+        sums = {n: memory.get(n, 0 * w) + (mean[n] - w) ** 2 for n, w in weights.items()}
+        new = {n: w + self.lr * (mean[n] - w) / (sums[n].sqrt() + 1e-3) for n, w in weights.items()}
+        return new, sums
+
+
+def make(options):
+    return Adagrad(options.server_lr)
+
+
+ADAGRAD = ServerOptimizer("adagrad", "sums of squares", "Reddi et al., 2021", Options, make)
+"""
+
+
+def test_one_of_a_file_remembers_what_it_returned(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two rounds its memory is the sum of both squared changes; a resumed run has it, too."""
+    (tmp_path / "mine.py").write_text(OWN)
+    spec, graph = f"{tmp_path / 'mine.py'}:ADAGRAD", make_graph()
+    asked = {"method": "fedavg", "optimizer": "sgd", "server_optimizer": spec, "dtype": "float64"}
+    whole = go(graph, **asked, rounds=3)
+    seen: list[Params] = []
+
+    def watched(
+        name: str, step: ServerStep, weights: Params, mean: Params, memory: Params
+    ) -> tuple[Params, Params]:
+        del name
+        seen.append(memory)
+        return step(weights, mean, memory)
+
+    monkeypatch.setattr("silograph.methods.ops.take_step", watched)
+    go(graph, **asked, rounds=3)
+    first, second, third = seen
+    assert not first
+    assert second.keys() == third.keys() == (weights_of(whole) or {}).keys()
+    assert all(bool((third[name] > sums).any()) for name, sums in second.items())
+    monkeypatch.undo()
+    run_until(monkeypatch, graph, 3, tmp_path / "run", **{**FAST, **asked, "rounds": 3})
+    again = sg.resume(tmp_path / "run", graph=graph, trust=True)
+    assert same_bits(weights_of(again), weights_of(whole))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (("return new, sums", "return {}, sums"), ProtocolError, "expected weights of the same"),
+        (("memory.get", "memory.got"), OpError, "server optimizer .* failed with AttributeError"),
+    ],
+)
+def test_one_that_is_wrong_is_named(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    change: tuple[str, str],
+    error: type[Exception],
+    message: str,
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN.replace(*change))
+    with pytest.raises(error, match=message):
+        go(make_graph(), method="fedavg", server_optimizer=f"{tmp_path / 'mine.py'}:ADAGRAD")
+
+
+def test_real_federations_take_silographs_own_alone() -> None:
+    with pytest.raises(ConfigError, match="expected one of silograph's own server_optimizer parts"):
+        check_deployable(make_config({"server_optimizer": "mine.py:ADAGRAD"}), FEDAVG)
+    check_deployable(make_config({"server_optimizer": "adam"}), FEDAVG)

@@ -295,8 +295,8 @@ def test_without_exploring_nothing_is_learned_and_no_noise_is_added() -> None:
     one, two = (agents.propose(quiet, KNOBS, state, standing_at(25), Key.of(k)) for k in (1, 2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     new = agents.observe(quiet, KNOBS, state, standing_at(26), {"seconds": 1.0}, one)
-    kept = agents.agent_of(state)
-    assert all(torch.equal(new[n], state[n]) for n in kept)
+    agent = agents.agent_of(state)
+    assert all(torch.equal(new[n], state[n]) for n in agent)
     assert float(new["observation"][0]) == pytest.approx(math.log(27))
 
 

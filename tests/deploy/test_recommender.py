@@ -57,8 +57,8 @@ def federated(
     config = config_of(2, **OPTIONS | request.param)
     silos = folders(rating_graph(), config, path / "silos")
     result = federate(silos, config, PLAIN, said=said, keep=True)
-    found = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
-    return result, silos, found
+    result_folders = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
+    return result, silos, result_folders
 
 
 def test_predictions_are_those_that_were_scored(
@@ -72,15 +72,15 @@ def test_predictions_are_those_that_were_scored(
         assert file.stat().st_mode & 0o077 == 0
         whole = load_recommender(file)
         assert whole.scale == (1.0, 5.0)
-        found = replace(whole, scale=None)  # scores are those of what the model says
+        recommender = replace(whole, scale=None)  # scores are those of what the model says
         silo = read_silo(next(path for path in silos if path.name == about["silo"]))
         block = client_block(silo, result.config, torch.float64)
         pairs, errors = pairs_of(block), []
         for row, user, item in zip(pairs.row, pairs.user, pairs.item, strict=True):
             if block.split.test[row]:
                 names = [silo.keys[int(end)].partition(":")[2] for end in (user, item)]
-                errors.append(found.predict(*names) - float(block.y[row]))
-                assert whole.predict(*names) == min(max(found.predict(*names), 1.0), 5.0)
+                errors.append(recommender.predict(*names) - float(block.y[row]))
+                assert whole.predict(*names) == min(max(recommender.predict(*names), 1.0), 5.0)
         view = "personalized" if about["model_of"] == "own" else "server"
         rmse = float(torch.tensor(errors, dtype=torch.float64).square().mean().sqrt())
         assert rmse == pytest.approx(about["test"][view]["rmse"], abs=1e-9)
@@ -90,29 +90,31 @@ def test_recommended_are_the_best_items_that_the_user_has_not_rated(
     federated: tuple[Any, tuple[Path, ...], list[Path]], capsys: Capture
 ) -> None:
     folder = federated[2][0]
-    found = load_recommender(folder / "recommender.safetensors")
-    user = found.users[3]
-    mine = {found.items[i] for u, i in found.rated.tolist() if u == 3}
-    ratings = {item: found.predict(user, item) for item in found.items if item not in mine}
-    told = found.recommend(user, 4)
-    assert [value for _, value in told] == sorted(ratings.values(), reverse=True)[:4]
-    assert all(ratings[item] == value for item, value in told)
-    assert len(found.recommend(user, 1000)) == len(ratings)
+    recommender = load_recommender(folder / "recommender.safetensors")
+    user = recommender.users[3]
+    mine = {recommender.items[i] for u, i in recommender.rated.tolist() if u == 3}
+    ratings = {
+        item: recommender.predict(user, item) for item in recommender.items if item not in mine
+    }
+    recommendations = recommender.recommend(user, 4)
+    assert [value for _, value in recommendations] == sorted(ratings.values(), reverse=True)[:4]
+    assert all(ratings[item] == value for item, value in recommendations)
+    assert len(recommender.recommend(user, 1000)) == len(ratings)
     capsys.readouterr()
     assert run_app(["recommend", str(folder), "--user", user, "--top", "4"]) == 0
     out = capsys.readouterr().out
-    assert all(item in out and f"{value:.2f}" in out for item, value in told)
-    assert all(f"{found.score(user, item):.3f}" in out for item, _ in told)
+    assert all(item in out and f"{value:.2f}" in out for item, value in recommendations)
+    assert all(f"{recommender.score(user, item):.3f}" in out for item, _ in recommendations)
     assert run_app(["recommend", str(folder), "--user", user, "--top", "4", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["items"]
-    assert [(row["item"], row["rating"]) for row in rows] == told
+    assert [(row["item"], row["rating"]) for row in rows] == recommendations
     assert [row["score"] for row in rows] == sorted((r["score"] for r in rows), reverse=True)
-    one = ["recommend", str(folder), "--user", user, "--item", told[0][0], "--json"]
+    one = ["recommend", str(folder), "--user", user, "--item", recommendations[0][0], "--json"]
     assert run_app(one) == 0
     told_of_one = {"user": user, "source": "model", "items": rows[:1]}
     assert json.loads(capsys.readouterr().out) == told_of_one
-    assert run_app(["recommend", str(folder), "--user", user, "--item", told[0][0]]) == 0
-    assert capsys.readouterr().out.strip() == f"{told[0][1]:.2f}"
+    assert run_app(["recommend", str(folder), "--user", user, "--item", recommendations[0][0]]) == 0
+    assert capsys.readouterr().out.strip() == f"{recommendations[0][1]:.2f}"
 
 
 def test_the_page_of_a_silo_names_the_command_and_counts_ratings(
@@ -172,16 +174,19 @@ def test_an_unknown_user_gets_the_items_of_the_highest_mean(
 ) -> None:
     """The mean over all users of what is predicted for each, and marked."""
     folder = federated[2][0]
-    found = load_recommender(folder / "recommender.safetensors")
-    means = {i: sum(found.score(u, i) for u in found.users) / len(found.users) for i in found.items}
+    recommender = load_recommender(folder / "recommender.safetensors")
+    means = {
+        i: sum(recommender.score(u, i) for u in recommender.users) / len(recommender.users)
+        for i in recommender.items
+    }
     best = sorted(means, key=lambda item: -means[item])[:3]
     capsys.readouterr()
     words = ["recommend", str(folder), "--user", "nobody", "--top", "3"]
     assert run_app([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["user"], told["source"]) == ("nobody", "popular")
-    assert [row["item"] for row in told["items"]] == best
-    for row in told["items"]:
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["user"], printed["source"]) == ("nobody", "popular")
+    assert [row["item"] for row in printed["items"]] == best
+    for row in printed["items"]:
         assert row["score"] == pytest.approx(means[row["item"]], abs=1e-9)
         assert row["rating"] == min(max(row["score"], 1.0), 5.0)
     assert run_app(words) == 0
@@ -191,7 +196,7 @@ def test_an_unknown_user_gets_the_items_of_the_highest_mean(
         "users"
     )
     assert run_app(["recommend", str(folder), "--user", "nobody", "--item", best[0]]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == f"{told['items'][0]['rating']:.2f}"
+    assert capsys.readouterr().out.splitlines()[1] == f"{printed['items'][0]['rating']:.2f}"
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
@@ -202,13 +207,13 @@ def test_a_table_of_all_users_has_what_each_is_recommended(
     ending: str,
 ) -> None:
     folder, out = federated[2][0], tmp_path / f"items.{ending}"
-    found = load_recommender(folder / "recommender.safetensors")
+    recommender = load_recommender(folder / "recommender.safetensors")
     words = ["recommend", str(folder), "--all", "--top", "4", "--out", str(out)]
     if ending == "parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
     capsys.readouterr()
     assert run_app(words) == 0
-    assert capsys.readouterr().out == f"{len(found.users)} users written to {out}\n"
+    assert capsys.readouterr().out == f"{len(recommender.users)} users written to {out}\n"
     if ending == "parquet":
         rows = [tuple(row.values()) for row in parquet.read_table(out).to_pylist()]
     else:
@@ -218,10 +223,10 @@ def test_a_table_of_all_users_has_what_each_is_recommended(
         rows = [(u, int(k), i, float(r), float(s), of) for u, k, i, r, s, of in lines]
     expected = [
         (user, rank, *item, "model")
-        for user in found.users
-        for rank, item in enumerate(found.best_items(user, 4), 1)
+        for user in recommender.users
+        for rank, item in enumerate(recommender.best_items(user, 4), 1)
     ]
-    popular = [("", k, *item, "popular") for k, item in enumerate(found.popular_items(4), 1)]
+    popular = [("", k, *item, "popular") for k, item in enumerate(recommender.popular_items(4), 1)]
     assert rows == [*expected, *popular]
     assert out.stat().st_mode & 0o077 == 0
     assert run_app(words) == 2
@@ -286,10 +291,10 @@ def test_shown_ratings_are_on_the_scale_and_items_beyond_it_keep_their_order(
     three = {"items": items, "item": torch.zeros(3, 1)}
     bias = {"bias": torch.tensor([6.0, 9.0, -7.0]), "rated": torch.zeros(0, 2, dtype=torch.int64)}
     small(**three, **bias, scale=(1.0, 5.0)).save(tmp_path / "r")
-    found = load_recommender(tmp_path / "r")
-    assert found.recommend("a", 3) == [("c", 5.0), ("b", 5.0), ("d", 1.0)]
-    assert [found.predict("a", item) for item in items] == [5.0, 5.0, 1.0]
-    assert replace(found, scale=None).predict("a", "c") == 10.0
+    recommender = load_recommender(tmp_path / "r")
+    assert recommender.recommend("a", 3) == [("c", 5.0), ("b", 5.0), ("d", 1.0)]
+    assert [recommender.predict("a", item) for item in items] == [5.0, 5.0, 1.0]
+    assert replace(recommender, scale=None).predict("a", "c") == 10.0
 
 
 def test_what_is_printed_steers_no_terminal_and_says_where_nothing_is_left(
@@ -362,9 +367,12 @@ def test_recommenders_of_a_simulation_do_not_depend_on_blocks(
     for size in (1, 2):
         run = tmp_path / str(size)
         sg.run(rating_graph(), **options, block_size=size, out=str(run))
-        found = [load_recommender(path) for path in sorted((run / "recommenders").iterdir())]
-        assert len(found) == 6
+        recommenders = [load_recommender(path) for path in sorted((run / "recommenders").iterdir())]
+        assert len(recommenders) == 6
         items.append(
-            [(f.users, [[i for i, *_ in f.best_items(u, 5)] for u in f.users]) for f in found]
+            [
+                (f.users, [[i for i, *_ in f.best_items(u, 5)] for u in f.users])
+                for f in recommenders
+            ]
         )
     assert items[0] == items[1]

@@ -16,7 +16,13 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked
 from silograph.exchange.collect import local_graph
-from silograph.exchange.shared_biases import SIDES, share_biases, sharing_of, sharing_steps
+from silograph.exchange.shared_biases import (
+    SIDES,
+    _ratings_of,
+    share_biases,
+    sharing_of,
+    sharing_steps,
+)
 from silograph.experiment.resolve.data import clients_of
 from silograph.experiment.resolve.run_program import beyond_weights
 from silograph.experiment.run.setup import Setup
@@ -82,7 +88,7 @@ def test_biases_are_those_of_all_ratings_together() -> None:
     expected = torch.zeros(graph.num_nodes, dtype=WIDE)
     expected[pairs.row] = torch.from_numpy(mean + design @ bias)
     for nodes, own in zip(run.cut.partition.nodes, predicted, strict=True):
-        assert torch.allclose(own, expected[nodes], rtol=0, atol=1e-3)  # turns end at 1e-4
+        assert torch.allclose(own, expected[nodes], rtol=0, atol=1e-3)
 
 
 def test_two_silos_by_hand() -> None:
@@ -131,7 +137,7 @@ def test_rows_of_fewer_silos_stay_where_they_are(
 
     monkeypatch.setattr(InProcess, "call", spy)
     shared_runs(rating_graph(), min_silos=min_silos)
-    (_, own), (places, _) = sent["send_tags"][0], sent["keep_places"][0]
+    (_, own), (places, _) = sent["send_tags"][0], sent["store_places"][0]
     for side in SIDES:
         tag, rated, place = own[f"tag/{side}"], own[f"rated/{side}"], places[f"place/{side}"]
         assert isinstance(tag, Ragged)
@@ -144,10 +150,49 @@ def test_rows_of_fewer_silos_stay_where_they_are(
         for words, (a, b) in zip(own_tags, ends, strict=True):
             shared = {int(word) for word in words[place.t[a:b].long()]}
             assert shared == {int(word) for word in words if raters[int(word)] >= min_silos}
-    for inbox, _ in sent["send_user_sums"] + sent["send_item_sums"] + sent["keep_sums"]:
+    for inbox, _ in sent["send_user_sums"] + sent["send_item_sums"] + sent["store_sums"]:
         for name, field in inbox.items():
             side = "user" if "user" in name else "item"
             assert torch.equal(field.off, places[f"place/{side}"].off)  # type: ignore[union-attr]
+
+
+def test_a_server_that_makes_up_biases_learns_who_rated_what(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What docs/exchange.md says: powers of two as biases of items add up to the rated ones."""
+    call = InProcess.call
+    learned: list[list[set[int]]] = []
+
+    def probe(fed: InProcess, op: Any, inbox: Payload, **how: Any) -> Payload:
+        reply = call(fed, op, inbox, **how)
+        if op.__name__ != "send_user_sums" or learned:
+            return reply
+        items, users = inbox["item"], reply["user"]
+        assert isinstance(items, Ragged)
+        assert isinstance(users, Ragged)
+        powers = [2.0 ** torch.arange(int(n), dtype=WIDE) for n in items.off.diff()]
+        probed = call(fed, op, {"item": Ragged(items.t - torch.cat(powers), items.off)}, **how)
+        codes = (probed["user"].t - users.t).round().long()
+        for a, b in zip(users.off, users.off[1:], strict=False):
+            sets = [{i for i in range(52) if code >> i & 1} for code in codes[a:b].tolist()]
+            learned.append(sets)
+        return call(fed, op, inbox, **how)
+
+    monkeypatch.setattr(InProcess, "call", probe)
+    run, fed, _ = shared_runs(rating_graph(), min_silos=2)
+    _, whole, _ = clients_of(run.config, run.parts, run.cut.graph, WIDE)
+    count = 0
+    for client, (sets, state) in enumerate(zip(learned, fed.states(), strict=True)):
+        ratings = _ratings_of(whole.take(torch.tensor([client])))
+        rows = {
+            side: ratings.row[side][state[f"shared/place/{side}"].t.long()].tolist()
+            for side in SIDES
+        }
+        pairs = set(zip(*(ratings.ends[side].tolist() for side in SIDES), strict=True))
+        for user, items in zip(rows["user"], sets, strict=True):
+            assert items == {i for i, item in enumerate(rows["item"]) if (user, item) in pairs}
+            count += len(items)
+    assert count > 50
 
 
 def test_without_shared_rows_nothing_changes() -> None:

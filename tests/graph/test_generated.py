@@ -72,11 +72,11 @@ def test_blocks_of_any_size_give_the_same_files(
 def test_everything_asked_for_decides_the_bits(tmp_path: Path) -> None:
     asked = [("yelp", 0.001, 0), ("yelp", 0.001, 1), ("yelp", 0.0011, 0)]
     asked += [("amazon2m", 0.001, 0), ("ogbn-products", 0.001, 0)]
-    found = {
+    graphs = {
         fingerprint(generate(name, scale=scale, seed=seed, data_dir=tmp_path))
         for name, scale, seed in asked
     }
-    assert len(found) == len(asked)
+    assert len(graphs) == len(asked)
 
 
 @pytest.mark.parametrize(
@@ -359,14 +359,14 @@ def not_again(*_: Any) -> None:
 def test_the_second_call_reads_what_the_first_made(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, float]] = []
-    first = generate("yelp", scale=TINY, data_dir=data, report=lambda *news: told.append(news))
-    assert told[0] == (
+    progress: list[tuple[str, float]] = []
+    first = generate("yelp", scale=TINY, data_dir=data, report=lambda *news: progress.append(news))
+    assert progress[0] == (
         "generating generated:yelp, scale 0.001: 717 nodes, 6,977 edges, to be kept in "
         f"{data / 'generated' / FOLDER}",
         0.0,
     )
-    assert told[-1] == (told[0][0], 1.0)
+    assert progress[-1] == (progress[0][0], 1.0)
     monkeypatch.setattr(module, "make", not_again)
     second = generate("YELP", scale=TINY, data_dir=str(data), report=not_again)
     assert fingerprint(second) == fingerprint(first)

@@ -178,7 +178,7 @@ OWN_PARTS = [
     (page, command)
     for page in PAGES
     for command in commands_of(page.read_text())
-    if re.search(r"\.py:(AGGREGATOR|SELECTOR|SAMPLER)\b|drift\.py", command)
+    if re.search(r"\.py:(AGGREGATOR|SERVER_OPTIMIZER|SELECTOR|SAMPLER)\b|drift\.py", command)
 ]
 
 
@@ -201,7 +201,7 @@ def test_every_own_part_of_the_page_runs() -> None:
         Path(name).name for _, command in OWN_PARTS for name in re.findall(r"\w+\.py", command)
     }
     assert own_files(page).keys() <= files
-    assert len(own_files(page)) == 4
+    assert len(own_files(page)) == 5
 
 
 def toml_examples() -> list[str]:

@@ -148,8 +148,8 @@ def test_fastgcn_draws_the_same_nodes_for_all_rows_of_a_client(
         mine = of_sender == client
         used = (weights[:, mine] > 0).any(0)
         assert 0 < int(used.sum()) <= 5
-        taken = (edges[:, mine] > 0) & used
-        assert torch.equal(weights[:, mine] > 0, taken)
+        is_drawn = (edges[:, mine] > 0) & used
+        assert torch.equal(weights[:, mine] > 0, is_drawn)
 
 
 # --- whole runs -----------------------------------------------------------------------------------

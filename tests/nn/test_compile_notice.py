@@ -20,7 +20,7 @@ from silograph.experiment.run.progress import Silent, TrackerGroup
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import first_snapshot, train
 from silograph.methods import METHODS
-from silograph.nn.kernels.arrays import LINE, PLAIN_NAMES, told_of_compiling
+from silograph.nn.kernels.arrays import LINE, PLAIN_NAMES, report_compiling
 
 
 def compiles(name: str) -> AbstractContextManager[None]:
@@ -31,7 +31,7 @@ def compiles(name: str) -> AbstractContextManager[None]:
 
 def test_nested_functions_are_timed_once_and_kernels_are_counted() -> None:
     lines: list[str] = []
-    with told_of_compiling(lines.append) as watch:
+    with report_compiling(lines.append) as watch:
         assert watch.seconds == 0
         began = time.monotonic()
         with compiles("train"), compiles("forward"):
@@ -112,7 +112,7 @@ def compile_something(fake_time: FakeTime) -> None:
 
 
 def test_seconds_of_training_have_no_first_use_of_kernels(fake_time: FakeTime) -> None:
-    with told_of_compiling(lambda _: None) as watch:
+    with report_compiling(lambda _: None) as watch:
         clock = TrainingClock(fake_time.now - 3, watch)
         fake_time.now += 2
         assert clock.seconds() == 5
@@ -139,7 +139,7 @@ def test_the_run_that_comes_first_takes_no_longer(
     setup = setup_of(make_graph(40), method, rounds=3, kernels="torch")
     monkeypatch.setattr(
         "silograph.experiment.run.run.watch_first_use",
-        lambda *_: told_of_compiling(lambda _: None),
+        lambda *_: report_compiling(lambda _: None),
     )
     result = train(setup, None, Silent(), first_snapshot(setup), [], TrackerGroup(()))
     assert [row["seconds"] for row in result.rounds] == [1, 2, 3]

@@ -231,8 +231,10 @@ def test_weighted_evaluation_counts_each_message_by_its_p(
             operator = (among + torch.eye(40).double()) / torch.outer(degree, degree).sqrt()
             h = operator @ h @ weights[f"{layer}.weight"] + weights[f"{layer}.bias"]
             h = torch.relu(h) if layer == 0 else h
-        found = forward_pass(model, weights, Pass(block.x, messages, (block.row_key,) * 2), None)
-        torch.testing.assert_close(found, h, rtol=0, atol=1e-10)
+        embeddings = forward_pass(
+            model, weights, Pass(block.x, messages, (block.row_key,) * 2), None
+        )
+        torch.testing.assert_close(embeddings, h, rtol=0, atol=1e-10)
     assert replace(GATE, weighs=False).messages(block, (True, True), state) is None
     assert DropEdge(0.5).messages(block, (True, True), {}) is None
 
@@ -291,16 +293,16 @@ def test_one_line_warns_of_a_range_that_chooses_nothing() -> None:
 def test_weighted_scores_differ_and_blocks_change_none(make_graph: MakeGraph, method: str) -> None:
     more: dict[str, Any] = {"communities": 1} if method == "fedpub" else {}
     options = LEARNS | more | {"neighbors.evaluate": "weighted", "neighbors.lr": 0.1}
-    found = [
+    per_block_size = [
         rows_of(go(make_graph(60), method=method, options=options, kernels="torch", **RUN, **each))
         for each in ({}, {"block_size": 1})
     ]
-    for ours, theirs in zip(*found, strict=True):
+    for ours, theirs in zip(*per_block_size, strict=True):
         for name in ("val_personalized_loss", "fact_mean_p", "fact_score_range"):
             assert ours[name] == pytest.approx(theirs[name], abs=1e-9)
     full = options | {"neighbors.evaluate": "full"}
     other = rows_of(go(make_graph(60), method=method, options=full, kernels="torch", **RUN))
-    assert found[0] != other
+    assert per_block_size[0] != other
 
 
 def test_the_balance_has_options_that_gates_do_not_read(make_graph: MakeGraph) -> None:

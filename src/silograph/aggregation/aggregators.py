@@ -118,12 +118,20 @@ def combine_weights(
     """
     assert aggregator.combine is not None  # the mean is folded
     new_weights = aggregator.combine(options, nodes, weights)
+    one_client = {name: w[0] for name, w in weights.items()}
+    check_shapes(f"aggregator {aggregator.name}", one_client, new_weights)
+    return {name: new_weights[name].to(w.dtype) for name, w in weights.items()}
+
+
+def check_shapes(
+    part: str, weights: Mapping[str, Tensor], new_weights: Mapping[str, Tensor]
+) -> None:
+    """Raise `ProtocolError` unless what a part of the server returns has the shapes of weights."""
     for name in {**weights, **new_weights}:
-        expected_shape = tuple(weights[name].shape[1:]) if name in weights else None
+        expected_shape = tuple(weights[name].shape) if name in weights else None
         shape = tuple(new_weights[name].shape) if name in new_weights else None
         if expected_shape != shape:
             raise ProtocolError(
-                f"expected weights of the same names and shapes, without clients, from aggregator "
-                f"{aggregator.name}, got {shape} for {name!r} of shape {expected_shape}"
+                f"expected weights of the same names and shapes, without clients, from {part}, "
+                f"got {shape} for {name!r} of shape {expected_shape}"
             )
-    return {name: new_weights[name].to(w.dtype) for name, w in weights.items()}

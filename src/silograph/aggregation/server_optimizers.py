@@ -21,13 +21,16 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
+from silograph.aggregation.aggregators import check_shapes
 from silograph.core.config import STRICT
 from silograph.core.setting_values import log
 from silograph.nn.conv import Params
 
 ServerStep = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Params], tuple[Params, Params]]
-"""(weights x_t, the clients' mean, memory) to x_t+1 and the new memory; each by name."""
-MEMORY = ("velocity/", "first/", "second/", "steps")  # names of what server optimizers remember
+"""(weights x_t, the clients' mean, memory) to x_t+1 and the new memory; each by name.
+
+Memory is empty before the first step, and comes back as the step before has returned it.
+"""
 RELATIVE_RATE, ABSOLUTE_RATE = 0.01, 0.005  # of adam; see benchmarks/defaults
 
 
@@ -137,6 +140,15 @@ class ServerMomentum:
         return new, velocity
 
 
+def moments_after(
+    name: str, delta: Tensor, memory: Params, beta1: float, beta2: float
+) -> tuple[Tensor, Tensor]:
+    """Return m = b1 m + (1 - b1) Delta and v = b2 v + (1 - b2) Delta^2 of a tensor."""
+    m = memory.get(f"first/{name}", torch.zeros_like(delta))
+    v = memory.get(f"second/{name}", torch.zeros_like(delta))
+    return beta1 * m + (1 - beta1) * delta, beta2 * v + (1 - beta2) * delta**2
+
+
 @dataclass(frozen=True)
 class ServerAdam:
     """FedAdam, without bias correction as in the paper. Memory: `first/*`, `second/*`.
@@ -157,11 +169,7 @@ class ServerAdam:
         new: Params = {}
         moments: Params = {}
         for name, w in weights.items():
-            delta = mean[name] - w
-            m = memory.get(f"first/{name}", torch.zeros_like(w))
-            v = memory.get(f"second/{name}", torch.zeros_like(w))
-            m = self.beta1 * m + (1 - self.beta1) * delta
-            v = self.beta2 * v + (1 - self.beta2) * delta**2
+            m, v = moments_after(name, mean[name] - w, memory, self.beta1, self.beta2)
             new[name] = w + self.lr * m / (v.sqrt() + self.tau)
             moments |= {f"first/{name}": m, f"second/{name}": v}
         return new, moments
@@ -195,17 +203,26 @@ class ScaleFreeAdam:
         new: Params = {}
         moments: Params = {"steps": torch.tensor(t)}
         for name, w in weights.items():
-            delta = mean[name] - w
-            m = memory.get(f"first/{name}", torch.zeros_like(w))
-            v = memory.get(f"second/{name}", torch.zeros_like(w))
-            m = self.beta1 * m + (1 - self.beta1) * delta
-            v = self.beta2 * v + (1 - self.beta2) * delta**2
+            m, v = moments_after(name, mean[name] - w, memory, self.beta1, self.beta2)
             root = (v / (1 - self.beta2**t)).sqrt()
             size = root + self.relative_tau * root.square().mean().sqrt()
             step = torch.where(size > 0, m / (1 - self.beta1**t) / size, 0)
             new[name] = w + self.lr * step
             moments |= {f"first/{name}": m, f"second/{name}": v}
         return new, moments
+
+
+def take_step(
+    name: str, step: ServerStep, weights: Params, mean: Mapping[str, Tensor], memory: Params
+) -> tuple[Params, Params]:
+    """Take a server optimizer's step; return new weights, in the dtype of each, and memory.
+
+    Raises:
+        ProtocolError: a user's own returns weights of other names or shapes.
+    """
+    new, new_memory = step(weights, mean, memory)
+    check_shapes(f"server optimizer {name}", weights, new)
+    return {n: new[n].to(w.dtype) for n, w in weights.items()}, dict(new_memory)
 
 
 # --- parts ---------------------------------------------------------------------------------------

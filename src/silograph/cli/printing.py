@@ -9,6 +9,7 @@ from textwrap import wrap
 
 from rich.console import Console
 
+from silograph.aggregation.server_optimizers import NONE
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, lookup, unknown
 from silograph.core.text import count_of, printable
@@ -172,7 +173,10 @@ def _training(needs: Needs) -> str:
     selector_note = "" if needs.selector == "uniform" else f", selected by {needs.selector}"
     rate = needs.learning_rate(needs.optimizer)
     decay = "" if needs.weight_decay else ", no weight decay"
-    return f"{needs.optimizer} {rate:g}{decay}, {passes} in a round{optimizer_note}{selector_note}"
+    takes_step = needs.server_optimizer != NONE.name
+    server_note = f"; server optimizer {needs.server_optimizer}" if takes_step else ""
+    clients = f"{needs.optimizer} {rate:g}{decay}, {passes} in a round"
+    return f"{clients}{optimizer_note}{selector_note}{server_note}"
 
 
 def _print_hanging(console: Console, text: str, style: str | None = None) -> None:

@@ -242,10 +242,10 @@ def weighed_messages(cfg: Any, graph: ClientBlock, state: State) -> tuple[Messag
     if staged is None:
         return None
     sums = [stage.conv.sums for stage in staged.stages]
-    found: tuple[Messages, ...] | None = cfg.schedule.neighbors.messages(
+    messages: tuple[Messages, ...] | None = cfg.schedule.neighbors.messages(
         graph, sums, fields_under(NEIGHBORS, state)
     )
-    return found
+    return messages
 
 
 def predict_weighed(

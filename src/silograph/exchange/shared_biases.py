@@ -180,7 +180,7 @@ class SharedPlaces:
 
 
 @dataclass(frozen=True)
-class KeptSharing:
+class ClientState:
     """State of a client: what it shares, and in the end what others have.
 
     Attributes:
@@ -337,10 +337,10 @@ def send_tags(clients: Clients, state: Empty, _: Empty) -> tuple[Empty, OwnTags]
 
 
 @op(Kind.STATISTICS)
-def keep_places(
+def store_places(
     clients: Clients, _state: Empty, request: SharedPlaces
-) -> tuple[KeptSharing, Empty]:
-    """Keep which users and items are shared, and begin with biases of 0."""
+) -> tuple[ClientState, Empty]:
+    """Store which users and items are shared, and begin with biases of 0."""
     block = require_one_client(clients.block)
     ratings = _ratings_of(block)
     rows = {side: _shared_rows(block, request.place, side) for side in SIDES}
@@ -350,13 +350,13 @@ def keep_places(
     share = is_shared[ratings.ends["item"]].sum() / count
     mean = share * request.mean + (1 - share) * ratings.value.sum() / count
     bias = Ragged(torch.zeros_like(is_shared), block.off)
-    return KeptSharing(request.place, Stacked(mean[None]), bias), Empty()
+    return ClientState(request.place, Stacked(mean[None]), bias), Empty()
 
 
 @op(Kind.STATISTICS)
 def send_user_sums(
-    clients: Clients, state: KeptSharing, request: ItemBiases
-) -> tuple[KeptSharing, UserSums]:
+    clients: Clients, state: ClientState, request: ItemBiases
+) -> tuple[ClientState, UserSums]:
     """Take biases of shared items, solve the client's own users, and send sums of shared ones."""
     new, sums = _half_turn(clients, state, "item", request.item, "user")
     return new, UserSums(sums)
@@ -364,16 +364,16 @@ def send_user_sums(
 
 @op(Kind.STATISTICS)
 def send_item_sums(
-    clients: Clients, state: KeptSharing, request: UserBiases
-) -> tuple[KeptSharing, ItemSums]:
+    clients: Clients, state: ClientState, request: UserBiases
+) -> tuple[ClientState, ItemSums]:
     """Take biases of shared users, solve the client's own items, and send sums of shared ones."""
     new, sums = _half_turn(clients, state, "user", request.user, "item")
     return new, ItemSums(sums)
 
 
 def _half_turn(
-    clients: Clients, state: KeptSharing, fixed: str, biases: Ragged, solved: str
-) -> tuple[KeptSharing, Ragged]:
+    clients: Clients, state: ClientState, fixed: str, biases: Ragged, solved: str
+) -> tuple[ClientState, Ragged]:
     """Return the state with new biases of one side, and the sums (s,) of its shared rows.
 
     Args:
@@ -402,10 +402,10 @@ def _half_turn(
 
 
 @op(Kind.STATISTICS)
-def keep_sums(
-    _clients: Clients, state: KeptSharing, request: OtherSums
-) -> tuple[KeptSharing, Empty]:
-    """Keep what other clients have of shared users and items."""
+def store_sums(
+    _clients: Clients, state: ClientState, request: OtherSums
+) -> tuple[ClientState, Empty]:
+    """Store what other clients have of shared users and items."""
     return replace(state, bias=None, total=request.total, number=request.number), Empty()
 
 
@@ -420,7 +420,7 @@ def with_shared_sums(block: ClientBlock, state: State) -> ClientBlock:
     """Return the block with the sums of other clients that are in the state, if there are any."""
     if f"{NUMBER}/item" not in state or not sum(len(state[f"{NUMBER}/{s}"].t) for s in SIDES):
         return block
-    stored = from_payload(KeptSharing, state)
+    stored = from_payload(ClientState, state)
     assert stored.total is not None  # they come together
     assert stored.number is not None
     total = block.y.new_zeros(len(block.y), dtype=torch.float64)
@@ -490,9 +490,9 @@ def _match(tag: Ragged, rated: Ragged, min_silos: int) -> _Slots:
 
 ORDER = (
     send_tags,
-    keep_places,
+    store_places,
     repeat(send_user_sums, send_item_sums, at_most=lambda _: TURNS),
-    anyone(keep_sums),
+    anyone(store_sums),
 )
 
 
@@ -503,7 +503,7 @@ def sharing_steps(sharing: Sharing, key: Key) -> Steps:
 
 def sharing_state(sharing: Sharing) -> FieldSpecs:
     """Return what the state holds of shared biases."""
-    return specs_of(KeptSharing, sharing)
+    return specs_of(ClientState, sharing)
 
 
 def share_biases(fed: Federation, sharing: Sharing, key: Key) -> dict[str, int]:
@@ -525,7 +525,7 @@ def share_biases(fed: Federation, sharing: Sharing, key: Key) -> dict[str, int]:
     ratings, total = int(sent.ratings.t.sum()), float(sent.total.t.sum())
     mean = torch.tensor(total / max(ratings, 1), dtype=torch.float64)
     places = {side: slots[side].place for side in SIDES}
-    call(keep_places, SharedPlaces(places, mean))
+    call(store_places, SharedPlaces(places, mean))
     sizes = {side: slots[side].size for side in SIDES}
     if not any(sizes.values()):
         return sizes
@@ -552,5 +552,5 @@ def share_biases(fed: Federation, sharing: Sharing, key: Key) -> dict[str, int]:
         others_total[side] = Ragged(others_sum, of_side.place.off)
         all_numbers = of_side.to_clients(of_side.number)
         others_number[side] = Ragged(all_numbers.t - of_side.own_number, of_side.place.off)
-    call(keep_sums, OtherSums(others_total, others_number))
+    call(store_sums, OtherSums(others_total, others_number))
     return sizes

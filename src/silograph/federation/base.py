@@ -398,7 +398,8 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
     except Exception as error:
         if is_self_explanatory(error) or function.__module__.startswith("silograph."):
             raise
-        line = f"{function.__name__} of {owner} failed with {_what(error)}{_place(error)}"
+        name = getattr(function, "__name__", type(function).__name__)  # a step may be a value
+        line = f"{name} of {owner} failed with {_what(error)}{_place(error)}"
         raise OpError(f"{line}; round {number}, at the server") from error
 
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from silograph.aggregation.aggregators import combine_weights
-from silograph.aggregation.server_optimizers import MEMORY
+from silograph.aggregation.server_optimizers import take_step
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -45,6 +45,7 @@ from silograph.core.payload import (
     State,
     fields_under,
     tensors_under,
+    with_prefix,
 )
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
@@ -128,6 +129,7 @@ After = TypeVar("After")
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
+SERVER_OPTIMIZER = "server_optimizer"  # begins the names of what it remembers
 TRAINING_STATE = "optimizer/", "neighbors/", "tables/", "sent/", *LOCAL_GRAPH
 
 # --- Clients -------------------------------------------------------------------------------------
@@ -466,12 +468,12 @@ class Server(Generic[Options]):
             names the optimizer.
         """
         assert state.weights is not None
-        own = {name: t for name, t in state.memory.items() if name.startswith(MEMORY)}
-        others = {name: t for name, t in state.memory.items() if name not in own}
-        optimizer = self.cfg.server_optimizer
-        with at_server(self.cfg.server_step, f"server optimizer {optimizer}", self.round):
-            weights, memory = self.cfg.server_step(state.weights, mean, own)
-        new = ServerState(dict(weights), {**others, **memory})
+        optimizer, step = self.cfg.server_optimizer, self.cfg.server_step
+        own = fields_under(SERVER_OPTIMIZER, state.memory)
+        others = {n: t for n, t in state.memory.items() if not n.startswith(f"{SERVER_OPTIMIZER}/")}
+        with at_server(step, f"server optimizer {optimizer}", self.round):
+            weights, memory = take_step(optimizer, step, state.weights, mean, own)
+        new = ServerState(weights, {**others, **with_prefix(SERVER_OPTIMIZER, memory)})
         return new, replace(report, server_optimizer=optimizer)
 
     def gather(

@@ -130,6 +130,13 @@ class ConsisRecOptions:
     )
 
 
+SHARED = {
+    "help": "which biases are solved with all silos' ratings: none, those of items that several "
+    "silos have, or of items and users (all)"
+}
+MIN_SILOS = {"help": "least number of silos with training ratings of a shared user or item"}
+
+
 @dataclass(frozen=True, config=STRICT)
 class RatingBiasesOptions:
     """See `silograph.nn.rating_factors`; the penalty is not tuned for any data."""
@@ -138,17 +145,8 @@ class RatingBiasesOptions:
         default=5.0, metadata={"help": "penalty on squared biases", "tune": log(0.1, 100.0)}
     )
     terms: Terms = field(default="biases", metadata=TERMS)
-    shared: Literal["none", "items", "all"] = field(
-        default="none",
-        metadata={
-            "help": "which biases are solved with all silos' ratings: none, those of items that "
-            "several silos have, or of items and users (all)"
-        },
-    )
-    min_silos: Annotated[int, Field(ge=1)] = field(
-        default=2,
-        metadata={"help": "least number of silos with training ratings of a shared user or item"},
-    )
+    shared: Literal["none", "items", "all"] = field(default="none", metadata=SHARED)
+    min_silos: Annotated[int, Field(ge=1)] = field(default=2, metadata=MIN_SILOS)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -162,17 +160,8 @@ class RatingProfilesOptions:
         default=5,
         metadata={"help": "parts of a client's training ratings, each predicted by the others"},
     )
-    shared: Literal["none", "items", "all"] = field(
-        default="all",
-        metadata={
-            "help": "which biases are solved with all silos' ratings: none, those of items that "
-            "several silos have, or of items and users (all)"
-        },
-    )
-    min_silos: Annotated[int, Field(ge=1)] = field(
-        default=2,
-        metadata={"help": "least number of silos with training ratings of a shared user or item"},
-    )
+    shared: Literal["none", "items", "all"] = field(default="all", metadata=SHARED)
+    min_silos: Annotated[int, Field(ge=1)] = field(default=2, metadata=MIN_SILOS)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -53,8 +53,8 @@ def test_summary_page_and_comparison_begin_with_them(tmp_path: Path) -> None:
     values = [f"{result.untrained[name].rmse:.4f}" for name in NAMES]
     assert [row[1] for row in table[2:5]] == values
     assert list(result.to_dict()["untrained"]) == NAMES
-    told = sg.compare(rating_graph(), methods=["fedavg"], seeds=[0], processes=0, **OPTIONS)
-    note = next(note for note in told.notes if note.startswith("without training"))
+    comparison = sg.compare(rating_graph(), methods=["fedavg"], seeds=[0], processes=0, **OPTIONS)
+    note = next(note for note in comparison.notes if note.startswith("without training"))
     assert note.startswith(f"without training, test RMSE: {first[0]} ")
     assert note.endswith(f"{NAMES[0]} {values[0]}, {NAMES[1]} {values[1]}, {NAMES[2]} {values[2]}")
 
@@ -79,8 +79,12 @@ def test_a_model_that_is_worse_than_no_model_says_so(tmp_path: Path) -> None:
     line = f"test RMSE of the server view, {rmse:.4f}, is worse than without training: {texts}"
     assert f"note: {line}" in result.summary(300).splitlines()
     assert line in read_page(tmp_path / "run" / "report.html").text
-    told = sg.compare(rating_graph(), methods=["fedavg", "local"], seeds=[0], processes=0, **poor)
-    assert any(n.startswith("worse than without training in some run: fedavg") for n in told.notes)
+    comparison = sg.compare(
+        rating_graph(), methods=["fedavg", "local"], seeds=[0], processes=0, **poor
+    )
+    assert any(
+        n.startswith("worse than without training in some run: fedavg") for n in comparison.notes
+    )
     good = sg.run(rating_graph(30, 40, 500), **OPTIONS, method="fedavg")
     assert good.better_untrained == []
     assert "worse than without training" not in good.summary()

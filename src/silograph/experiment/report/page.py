@@ -559,7 +559,7 @@ def learning_curves(run: RunRecord) -> list[dict[str, Any]]:
             f"Mean loss of a {item}; training: of the round's participants before their last step."
         )
         figures.append(loss | {"title": "Loss", "label": "top", "says": caption})
-    constant = {name for name, values in told_of(run.rows).items() if len(values) == 1}
+    constant = {name for name, values in values_by_fact(run.rows).items() if len(values) == 1}
     return figures + facts_of(rows, axes, at, constant if len(run.rows) > 1 else set())
 
 
@@ -571,7 +571,7 @@ def facts_of(
 ) -> list[dict[str, Any]]:
     """Return a curve for each figure that the method reports of a round and that changes."""
     figures = []
-    for column in (name for name in told_of(rows) if name not in constant):
+    for column in (name for name in values_by_fact(rows) if name not in constant):
         name = column.removeprefix(FACT)
         figure = curves(column, [Curve(name, "train", [r.get(column) for r in rows])], axes, at)
         if figure is not None:
@@ -582,7 +582,7 @@ def facts_of(
     return figures
 
 
-def told_of(rows: Sequence[Row]) -> dict[str, set[float | None]]:
+def values_by_fact(rows: Sequence[Row]) -> dict[str, set[float | None]]:
     """Return the columns of what the method reports of rounds, with their different values."""
     names = [name for name in rows[0] if name.startswith(FACT)] if rows else []
     return {name: {row.get(name) for row in rows} for name in names}
@@ -591,7 +591,7 @@ def told_of(rows: Sequence[Row]) -> dict[str, set[float | None]]:
 def constant_facts(rows: Sequence[Row]) -> list[str]:
     """Return the figures that the method reports with one value in all of several rounds."""
     texts = []
-    for name, values in told_of(rows).items():
+    for name, values in values_by_fact(rows).items():
         (value, *more) = values
         if len(rows) > 1 and not more and value is not None:
             texts.append(f"{name.removeprefix(FACT).replace('_', ' ')} {value:,.10g}")

@@ -64,9 +64,9 @@ def watch_first_use(
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - by autograd.grad: 500 modules
 
         return nullcontext(NoFirstUse())
-    from silograph.nn.kernels.arrays import told_of_compiling  # numba imports slowly
+    from silograph.nn.kernels.arrays import report_compiling  # numba imports slowly
 
-    return told_of_compiling(report)
+    return report_compiling(report)
 
 
 @dataclass(frozen=True)

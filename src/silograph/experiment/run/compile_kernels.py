@@ -13,7 +13,7 @@ from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.ratings import ratings
-from silograph.nn.kernels.arrays import LINE_FOR_ALL, told_of_compiling
+from silograph.nn.kernels.arrays import LINE_FOR_ALL, report_compiling
 
 NODES, USERS, ITEMS = 24, 4, 6
 PRECISIONS = ("float32", "float64")
@@ -49,7 +49,7 @@ def compile_kernels(dtype: str, report: Callable[[str], None]) -> int:
     Raises:
         ConfigError: numba is not installed, or there is no folder that it may write to.
     """
-    with told_of_compiling(report, LINE_FOR_ALL) as watch:
+    with report_compiling(report, LINE_FOR_ALL) as watch:
         for graph, options in _runs():
             run(graph, **{**SMALL, **options, "dtype": dtype})
     return watch.kernels

@@ -90,7 +90,7 @@ def name_of(event: event.Event) -> str:
 
 
 @contextmanager
-def told_of_compiling(
+def report_compiling(
     report: Callable[[str], None], first_line: str = LINE
 ) -> Iterator[CompileWatch]:
     """Inside, `report` hears when kernels have to be compiled; yields how long that has taken."""
