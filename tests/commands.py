@@ -32,6 +32,7 @@ RESULT_KEYS = [
         "baseline",
         "better_untrained",
         "by_class",
+        "decisions",
         "confusion",
         "local_bias",
         "judged_without",

@@ -260,7 +260,7 @@ def test_graphs_without_ratings_are_not_ranked() -> None:
     ):
         sg.run("digits", relevant=4.0)
     with pytest.raises(ConfigError, match="metric of node_class"):
-        sg.run("digits", metric="recall@10")
+        sg.run("digits", metric="ndcg@10")
 
 
 @pytest.mark.parametrize("op", [rank_server, rank_own])

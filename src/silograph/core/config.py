@@ -304,7 +304,14 @@ class RunConfig:
         "Results",
         None,
         "the score that picks the best round, stops by patience, is tuned, compared and shown "
-        "first (default: accuracy; f1_micro for label sets, rmse for numbers)",
+        "first, such as auc, average_precision, precision@100 or recall@fpr=.01 (default: "
+        "accuracy; f1_micro for label sets, rmse for numbers)",
+    )
+    positive: str | None = setting(
+        "Results",
+        None,
+        "of two classes the one that average precision, precision and recall, calibration and "
+        "decisions are of (default: the second)",
     )
     relevant: Annotated[float, Field(allow_inf_nan=False)] | None = setting(
         "Results",

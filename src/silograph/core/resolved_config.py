@@ -63,6 +63,7 @@ class ResolvedConfig:
     weights_as: Literal["exact", "float16", "int8", "int4"]
     weight_rows: Literal["all", "used"]
     metric: str
+    positive: str | None
     relevant: float | None
     patience: int | None
     target: str | None

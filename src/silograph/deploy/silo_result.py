@@ -28,6 +28,7 @@ from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.collect import local_graph, statistics_in
 from silograph.experiment.report.page import write_silo_report
+from silograph.experiment.resolve.exclusions import score_request
 from silograph.experiment.result_files import (
     MODEL,
     RECOMMENDER,
@@ -43,11 +44,12 @@ from silograph.federation.session.silo_data import Outcome
 from silograph.federation.session.state_store import make_private
 from silograph.graph.block.block import ClientBlock, kinds
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES
-from silograph.graph.graph import rating_sizes
+from silograph.graph.graph import Schema, rating_sizes
 from silograph.graph.silos.data import Silo
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
 from silograph.task.counts import confusion
+from silograph.task.decision_scores import decision_scores
 from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, constant_scores
@@ -277,13 +279,20 @@ def scores_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str
     if state is None:
         return scores_by_part
     task = task_of(run.method_config.model.task)
+    request = score_request(run.config, schema_of_run(run))
     for view, whose in views.items():
         counts = counts_left(run.method_config, run.block, state, whose)
         for part in PARTS:
-            scores = task.scores(counts, part)
+            scores = task.scores(counts, part, request)
             if scores is not None:
                 scores_by_part[part][view] = _without_client_means(scores, run.config.metric)
     return scores_by_part
+
+
+def schema_of_run(run: SiloRun) -> Schema:
+    """Return what the silo's data and its model have in common."""
+    model = run.method_config.model
+    return Schema(model.features, model.outputs, model.task, run.silo.class_names)
 
 
 def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, Any]:
@@ -295,7 +304,7 @@ def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[st
     cfg, names = run.method_config, list(run.silo.class_names)
     view = "server" if run.method.evaluate.view == "server" else "personalized"
     if state is None or view not in views or not bool(run.block.split.test.any()):
-        return {"by_class": [], "confusion": None, "baseline": None}
+        return {"by_class": [], "confusion": None, "baseline": None, "decisions": None}
     whose = views[view]
     task, counts = task_of(cfg.model.task), counts_left(cfg, run.block, state, whose)
     scores, constant = task.class_scores(counts, "test"), None
@@ -303,7 +312,13 @@ def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[st
         constant = constant_scores(counts, task.labels)
     names = names or [str(k) for k in range(len(scores))]
     matrix = confusion(rows_left(cfg, run.block, state, whose))
+    decisions = None
+    if task.histograms:
+        bins, schema = counts["test.histogram"].cpu().numpy(), schema_of_run(run)
+        positive = score_request(run.config, schema).positive
+        decisions = decision_scores(bins, task.labels, names, positive)
     return {
+        "decisions": decisions and decisions.to_dict(),
         "by_class": [{"class": n, **vars(s)} for n, s in zip(names, scores, strict=True)],
         "confusion": None if matrix is None else matrix.tolist(),
         "baseline": constant

@@ -165,6 +165,9 @@ class StudyOptions(TypedDict, total=False):
     weight_rows: Literal["all", "used"]
     """rows of the first weights that travel: all, or those of features that occur at the client,
     which shows the server which these are"""
+    positive: str | None
+    """of two classes the one that average precision, precision and recall, calibration and
+    decisions are of (default: the second)"""
     relevant: float | None
     """of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 how
     many that a user rates so high or higher come first (default: none are ranked; 4 with one of
@@ -234,8 +237,9 @@ class TuneOptions(StudyOptions, total=False):
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector, aggregator, server_optimizer (see silograph parts)"""
     metric: str | None
-    """the score that picks the best round, stops by patience, is tuned, compared and shown first
-    (default: accuracy; f1_micro for label sets, rmse for numbers)"""
+    """the score that picks the best round, stops by patience, is tuned, compared and shown
+    first, such as auc, average_precision, precision@100 or recall@fpr=.01 (default: accuracy;
+    f1_micro for label sets, rmse for numbers)"""
 
 
 class RunOptions(StudyOptions, total=False):
@@ -249,5 +253,6 @@ class RunOptions(StudyOptions, total=False):
     """options of the method and of other chosen parts, as NAME or PART.NAME; parts: method,
     partition, model, neighbors, selector, aggregator, server_optimizer (see silograph parts)"""
     metric: str | None
-    """the score that picks the best round, stops by patience, is tuned, compared and shown first
-    (default: accuracy; f1_micro for label sets, rmse for numbers)"""
+    """the score that picks the best round, stops by patience, is tuned, compared and shown
+    first, such as auc, average_precision, precision@100 or recall@fpr=.01 (default: accuracy;
+    f1_micro for label sets, rmse for numbers)"""

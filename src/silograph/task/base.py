@@ -12,7 +12,7 @@ from torch import Tensor
 
 from silograph.graph.graph import LabelForm, Schema
 from silograph.task.counts import JudgedRows
-from silograph.task.scores import ClassScores, Part, Scores
+from silograph.task.scores import ALWAYS, ClassScores, Part, ScoreRequest, Scores
 
 ClientValues = tuple[float | None, ...]  # of each client, None where it has no judged node
 
@@ -100,8 +100,13 @@ class Task(Protocol):
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
         """Return the specs of `tally` for one client, by name."""
 
-    def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:
-        """Return the scores of `val` or `test` from all clients' counts; None without any node."""
+    def scores(
+        self, counts: Mapping[str, Tensor], part: Part, request: ScoreRequest = ALWAYS
+    ) -> Scores | None:
+        """Return the scores of `val` or `test` from all clients' counts; None without any node.
+
+        `request`: which scores besides those that every run has.
+        """
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself, for the metrics of `by_client`."""

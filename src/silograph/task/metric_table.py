@@ -16,6 +16,8 @@ from silograph.core.errors import ConfigError, lookup, unknown
 LOSS = "loss"
 NAME = re.compile(r"[a-z][a-z0-9_@]*")  # of metrics: keys of JSON, parts of names of columns
 RANKINGS = ("recall@10", "ndcg@10")  # of runs that rank items
+AVERAGE_PRECISION, BRIER, ECE = "average_precision", "brier", "ece"
+NUMBERED = re.compile(r"(precision|recall|recall@fpr)(?:@|=)([0-9.]+(?:e-?[0-9]+)?)")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Metric:
             picks its round or stops by it, as it takes messages of its own.
         of: it, from the counts that clients report (`Task.tally`), tensors (C, ...) by their names
             without `val.` or `test.`; at least one node is among them. None: the task works it out.
+        from_histogram: whether runs on classes have it only where they ask for it, by `metric` or
+            `target`; it is computed from histograms (`silograph.task.decision_scores`).
     """
 
     name: str
@@ -43,6 +47,7 @@ class Metric:
     labels: tuple[str, ...]
     validation: bool = True
     of: Callable[[Mapping[str, Any]], float | None] | None = None
+    from_histogram: bool = False
 
     def goodness(self, value: float | None) -> float:
         """Return a number that is higher for better values; None is worse than every value."""
@@ -71,13 +76,58 @@ RATINGS = ("rating",)
 
 
 def _higher_is_better(
-    name: str, title: str, says: str, *labels: str, validation: bool = True
+    name: str,
+    title: str,
+    says: str,
+    *labels: str,
+    validation: bool = True,
+    from_histogram: bool = False,
 ) -> Metric:
-    return Metric(name, title, says, True, share=True, labels=labels, validation=validation)
+    return Metric(
+        name,
+        title,
+        says,
+        higher=True,
+        share=True,
+        labels=labels,
+        validation=validation,
+        from_histogram=from_histogram,
+    )
 
 
 def _lower_is_better(name: str, title: str, says: str, *labels: str) -> Metric:
     return Metric(name, title, says, False, share=False, labels=labels)
+
+
+def _of_decisions(name: str, title: str, says: str, *, higher: bool = True) -> Metric:
+    """Return a metric of classes that only runs have that ask for it."""
+    return Metric(
+        name,
+        title,
+        says,
+        higher,
+        share=True,
+        labels=CLASSES,
+        validation=False,
+        from_histogram=True,
+    )
+
+
+def _first_nodes(kind: str, k: int) -> Metric:
+    says = {
+        "precision": f"Share of nodes with the class among the {k} that have its highest scores.",
+        "recall": f"Share of the class's nodes that are among the {k} with its highest scores.",
+    }
+    return _of_decisions(f"{kind}@{k}", f"{kind}@{k}", says[kind])
+
+
+def _recall_at_rate(rate: float) -> Metric:
+    return _of_decisions(
+        f"recall@fpr={rate:g}",
+        f"recall@fpr={rate:g}",
+        f"Share of the class's nodes that are found where at most {100 * rate:g} % of the others "
+        "are taken for it.",
+    )
 
 
 def _mean_loss(counts: Mapping[str, Any]) -> float:
@@ -121,8 +171,9 @@ _ALL = (
         "recall@10",
         "recall@10",
         "Share of a user's relevant items among the first 10 that its silo recommends, mean over "
-        "users.",
+        "users; of classes, share of the class's nodes among the 10 with its highest scores.",
         *RATINGS,
+        from_histogram=True,
     ),
     _higher_is_better(
         "ndcg@10",
@@ -130,6 +181,24 @@ _ALL = (
         "Discounted gain of the first 10 items that a silo recommends to a user, as a share of the "
         "best possible one, mean over users.",
         *RATINGS,
+    ),
+    _of_decisions(
+        AVERAGE_PRECISION,
+        "avg. precision",
+        "Average precision: mean precision over the steps of recall.",
+    ),
+    _first_nodes("precision", 100),
+    _first_nodes("recall", 100),
+    _recall_at_rate(0.01),
+    _of_decisions(
+        BRIER, "Brier", "Mean squared difference of probabilities and truth.", higher=False
+    ),
+    _of_decisions(
+        ECE,
+        "calibration error",
+        "Expected calibration error: mean distance between a probability and how often it is "
+        "right, over ten parts of 0 to 1.",
+        higher=False,
     ),
     Metric(
         LOSS,
@@ -141,7 +210,39 @@ _ALL = (
         of=_mean_loss,
     ),
 )
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+class _Metrics(dict[str, Metric]):
+    """Metrics by their names, and those with any number in their name, such as precision@50."""
+
+    def __missing__(self, name: str) -> Metric:
+        """Return a metric with a number in its name."""
+        kind, number = number_in(name)
+        if kind == "recall@fpr" and 0 < number < 1:
+            return _recall_at_rate(number)
+        if kind in ("precision", "recall") and number.is_integer() and 1 <= number < 2**31:
+            return _first_nodes(kind, int(number))
+        raise KeyError(name)
+
+
+def number_in(name: str) -> tuple[str, float]:
+    """Return kind and number of a metric with a number in its name; ("", 0) for other names.
+
+    >>> number_in("precision@50"), number_in("recall@fpr=.01")
+    (('precision', 50.0), ('recall@fpr', 0.01))
+    """
+    match = NUMBERED.fullmatch(name)
+    if match is None or (match[1] == "recall@fpr") != ("=" in name):
+        return "", 0.0
+    try:
+        return match[1], float(match[2])
+    except ValueError:  # 1.2.3
+        return "", 0.0
+
+
+# Of the metrics with a number one of each kind is listed, as an example.
+EXAMPLES = {"precision": "precision@100", "recall": "recall@100", "recall@fpr": "recall@fpr=0.01"}
+METRICS: dict[str, Metric] = _Metrics({metric.name: metric for metric in _ALL})
 
 
 def add_metric(metric: Metric) -> None:
@@ -153,7 +254,8 @@ def add_metric(metric: Metric) -> None:
         ConfigError: silograph has a metric of that name, or it cannot be a name; nothing says how
             it is worked out; or no task has such labels.
     """
-    if metric.name in METRICS and not added([metric.name]):
+    is_known = metric.name in METRICS or number_in(metric.name)[0]
+    if is_known and not added([metric.name]):
         raise ConfigError(
             f"expected a new name of a metric, got {metric.name!r}: choose another one"
         )
@@ -181,7 +283,10 @@ def added(names: Iterable[str | None]) -> list[str]:
 
 def title_of(name: str) -> str:
     """Return a metric's title; the name of one that this process does not know."""
-    return METRICS[name].title if name in METRICS else name
+    try:
+        return METRICS[name].title
+    except KeyError:
+        return name
 
 
 def _own_score(
@@ -236,9 +341,18 @@ def metric_among(name: str, metrics: Iterable[str], what: str) -> Metric:
         ConfigError: the task does not have it (names the nearest).
     """
     known_names = list(metrics)
-    if name not in known_names:
+    if not is_metric_among(name, known_names):
         raise unknown(what, name, known_names)
-    return METRICS[name]
+    try:
+        return METRICS[name]
+    except KeyError:  # a number that cannot be, such as precision@0
+        raise unknown(what, name, known_names) from None
+
+
+def is_metric_among(name: str, metrics: Iterable[str]) -> bool:
+    """Whether a task with these metrics has this one."""
+    known_names = list(metrics)
+    return name in known_names or EXAMPLES.get(number_in(name)[0]) in known_names
 
 
 def reported(names: Iterable[str], metric: str) -> list[str]:

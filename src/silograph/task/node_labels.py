@@ -16,9 +16,11 @@ from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import BINS, HISTOGRAM, HITS, VAL_HISTOGRAM, JudgedRows, node_loss, tally
 from silograph.task.metric_table import LOSS, metrics_of_labels, own_scores
 from silograph.task.scores import (
+    ALWAYS,
     PARTS,
     ClassScores,
     Part,
+    ScoreRequest,
     Scores,
     class_scores,
     client_accuracy,
@@ -84,9 +86,11 @@ class LabelTask:
             specs |= {f"{part}.{name}": hits for name in HITS}
         return specs
 
-    def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:
+    def scores(
+        self, counts: Mapping[str, Tensor], part: Part, request: ScoreRequest = ALWAYS
+    ) -> Scores | None:
         """Return the scores of `val` or `test`; see `silograph.task.scores.score`."""
-        return score(counts, part, self.labels)
+        return score(counts, part, self.labels, request)
 
     def client_scores(self, counts: Mapping[str, Tensor], part: Part) -> dict[str, ClientValues]:
         """Return the scores of each client by itself."""
@@ -210,8 +214,11 @@ class ValueTask:
             specs |= {f"{part}.{name}": CountSpec((outputs,), torch.float64) for name in SUMS}
         return specs
 
-    def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:
+    def scores(
+        self, counts: Mapping[str, Tensor], part: Part, request: ScoreRequest = ALWAYS
+    ) -> Scores | None:
         """Return the scores of `val` or `test` over all targets; None without any node."""
+        del request
         nodes = int(counts[f"{part}.nodes"].sum())
         if nodes == 0:
             return None

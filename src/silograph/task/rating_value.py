@@ -19,7 +19,7 @@ from silograph.graph.graph import LabelForm, Schema
 from silograph.task.base import ClientValues, CountSpec
 from silograph.task.counts import JudgedRows
 from silograph.task.metric_table import LOSS, metrics_of_labels, own_scores
-from silograph.task.scores import PARTS, ClassScores, Part, Scores
+from silograph.task.scores import ALWAYS, PARTS, ClassScores, Part, ScoreRequest, Scores
 
 # --- Recall and NDCG of the items that a silo would recommend to its users -----------------------
 #
@@ -318,8 +318,11 @@ class RatingTask:
             specs |= {f"{part}.{name}": CountSpec((), torch.float64, low=0) for name in names}
         return specs
 
-    def scores(self, counts: Mapping[str, Tensor], part: Part) -> Scores | None:
+    def scores(
+        self, counts: Mapping[str, Tensor], part: Part, request: ScoreRequest = ALWAYS
+    ) -> Scores | None:
         """Return the scores of `val` or `test` over all ratings; None without any."""
+        del request
         nodes = int(counts[f"{part}.nodes"].sum())
         if nodes == 0:
             return None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from silograph.graph.graph import LabelForm
+from silograph.task.decision_scores import scores_of_histogram
 from silograph.task.metric_table import own_scores
 
 
@@ -32,6 +33,8 @@ class Scores(Mapping[str, float | None]):
     - auc: area under the ROC curve, one class against the rest, mean over classes that have
       both; from histograms of 255 fixed bins. Of validation nodes only where the run picks its
       round by it.
+
+    - what the run asks for of `silograph.task.decision_scores`, such as average_precision.
 
     Every task has loss, the mean loss of a node.
 
@@ -103,6 +106,20 @@ class ClassScores:
     f1: float | None
 
 
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Which scores of classes a run wants besides those that every run has.
+
+    Attributes:
+        metrics: names of metrics that are computed from histograms.
+        positive: the class that these are of, where there are two.
+    """
+
+    metrics: tuple[str, ...] = ()
+    positive: int = 1
+
+
+ALWAYS = ScoreRequest()
 Part = Literal["val", "test"]
 PARTS: tuple[Part, ...] = ("val", "test")
 
@@ -199,17 +216,20 @@ def class_scores(counts: Mapping[str, Tensor], part: Part) -> tuple[ClassScores,
     )
 
 
-def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores | None:
+def score(
+    counts: Mapping[str, Tensor], part: Part, task: LabelForm, request: ScoreRequest = ALWAYS
+) -> Scores | None:
     """Return the scores of classes or label sets; None without any node.
 
-    Macro F1 and AUC are None where they would be those of less than half of the labels, because
-    clients have merged classes of few nodes or have sent no histogram.
+    Macro F1, AUC and the scores of a request are None where they would be those of less than half
+    of the labels, because clients have merged classes of few nodes or have sent no histogram.
 
     Args:
         counts: fields of `silograph.task.counts.tally`, each (C, ...), and
             `test.histogram` (K, 2, B) of all clients together; perhaps `val.histogram`.
         part: which nodes.
         task: what the labels mean.
+        request: which scores besides those that every run has.
     """
     nodes, tp, fp, fn = _counts_as_int64(counts, part, ("nodes", "tp", "fp", "fn"))
     if nodes.sum() == 0:
@@ -232,6 +252,11 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
     hits, errors = _sum_by_class(tp), _sum_by_class(fp + fn)
     present = hits + errors > 0
     f1 = 2 * hits[present] / (2 * hits[present] + errors[present])
+    bins = counts.get(f"{part}.histogram")
+    # Spread bins add up to whole numbers but for rounding.
+    if bins is not None and 2 * float(bins.sum()) < labels - 0.5:
+        bins = None
+    table = None if bins is None or not request.metrics else bins.cpu().numpy()
     return Scores(
         {
             "accuracy": int(right.sum()) / int(judged.sum()),
@@ -240,17 +265,11 @@ def score(counts: Mapping[str, Tensor], part: Part, task: LabelForm) -> Scores |
             "f1_micro": _f1(
                 int(num_right.sum()), int(num_wrong.sum()) * (2 if is_multiclass else 1)
             ),
-            "auc": _auc_or_none(counts, part, labels),
+            "auc": None if bins is None else auc_of(bins),
+            **scores_of_histogram(table, task, request.metrics, request.positive),
             **own_scores(task, counts, part),
         }
     )
-
-
-def _auc_or_none(counts: Mapping[str, Tensor], part: Part, labels: int) -> float | None:
-    """Return the AUC; None where histograms hold less than half of the labels."""
-    bins = counts.get(f"{part}.histogram")
-    # Spread bins add up to whole numbers but for rounding.
-    return None if bins is None or 2 * float(bins.sum()) < labels - 0.5 else auc_of(bins)
 
 
 def constant_scores(counts: Mapping[str, Tensor], task: LabelForm) -> Scores | None:

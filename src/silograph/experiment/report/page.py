@@ -23,6 +23,7 @@ from silograph.experiment.report.reading import (
     Scale,
     bars,
     curves,
+    dots_of,
     heat,
     path_of,
     quantile,
@@ -461,12 +462,29 @@ def run_page(run: RunRecord) -> str:
             units=named_units([axis_of(kept_rows(run))]),
             traffic=traffic(run),
             clients=client_figure(run),
+            decisions=decision_figure((run.result or {}).get("decisions")),
             cut=cut_figures(run),
             settings=settings(run),
             commands=commands(run),
             table=[run.rows[i] for i in thin_indices(len(run.rows), max_points=MOST_ROWS)],
         )
     )
+
+
+def decision_figure(decisions: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return scores of decisions and the reliability curve; None where a result has none."""
+    if decisions is None:
+        return None
+    parts, scale = decisions["reliability"], Scale(0, 1)
+    xs = [part["predicted"] for part in parts]
+    ys = [part["share"] for part in parts]
+    return {
+        **decisions,
+        "titles": {name: title_of(name) for name in decisions["scores"]},
+        "ticks": scale.marks(),
+        "line": path_of(xs, ys, scale, scale),
+        "dots": dots_of(xs, ys, scale, scale),
+    }
 
 
 def state_of(run: RunRecord) -> str:
@@ -661,6 +679,7 @@ def silo_page(about: Mapping[str, Any]) -> str:
             names={name: title_of(name) for name in metric_names},
             views=SILO_VIEWS,
             means=means_of([about["seen"]]),
+            decisions=decision_figure(about.get("decisions")),
             settings={
                 n: (text_of(config[n]), FIELDS[n].metadata["help"])
                 for n in FIELDS

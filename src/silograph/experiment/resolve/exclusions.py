@@ -11,7 +11,7 @@ import torch
 from silograph.aggregation.aggregators import MEAN
 from silograph.aggregation.server_optimizers import NONE
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import (
     HIDDEN,
@@ -60,6 +60,7 @@ from silograph.task.base import Task
 from silograph.task.metric_table import METRICS, RANKINGS, metric_among, metric_of
 from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
+from silograph.task.scores import ALWAYS, ScoreRequest
 
 # --- The model of a run: silograph's layers with their options, or a user's own module -----------
 
@@ -245,16 +246,56 @@ def _number(text: str) -> float | None:
 def check_metric_of(config: RunConfig, task: LabelForm) -> None:
     """Raise `ConfigError` for a metric that does not exist; its choices are those of a task."""
     metric_names = task_of(task).metrics
-    if config.metric is not None and config.metric not in METRICS:
-        metric_among(config.metric, metric_names, "metric")
+    if config.metric is not None:
+        try:
+            METRICS[config.metric]
+        except KeyError:
+            raise unknown("metric", config.metric, metric_names) from None
     parse_target(config.target, None, metric_names)
 
 
-def scores_extra(config: RunConfig | ResolvedConfig) -> bool:
-    """Whether validation nodes need a score that other runs do not compute: the AUC."""
+def _asked_metrics(config: RunConfig | ResolvedConfig) -> list[str]:
+    """Return the names of the metrics of the config: `metric`, and that of `target`."""
     target = parse_target(config.target, config.metric)
-    names = [config.metric, target and target.metric]
-    return any(not METRICS[name].validation for name in names if name)
+    return [name for name in (config.metric, target and target.metric) if name]
+
+
+def needs_validation_histogram(config: ResolvedConfig, task: Task) -> bool:
+    """Whether validation nodes need scores from histograms, which other runs do not compute."""
+    metrics = [METRICS[name] for name in _asked_metrics(config)]
+    return task.histograms and any(not m.validation or m.from_histogram for m in metrics)
+
+
+def score_request(config: ResolvedConfig, schema: Schema) -> ScoreRequest:
+    """Return which scores the run wants besides those that every run of its task has.
+
+    Raises:
+        ConfigError: see `positive_class`.
+    """
+    if not task_of(schema.task).histograms:
+        return ALWAYS
+    names = [name for name in _asked_metrics(config) if METRICS[name].from_histogram]
+    return ScoreRequest(tuple(dict.fromkeys(names)), positive_class(config.positive, schema))
+
+
+def positive_class(name: str | None, schema: Schema) -> int:
+    """Return the number of the class that decisions are of, where there are two; else 1.
+
+    Raises:
+        ConfigError: there are other than two classes, or none of this name.
+    """
+    if name is None:
+        return 1
+    if schema.task != "multiclass" or schema.num_classes != 2:
+        got = f"{schema.num_classes} classes" if schema.task == "multiclass" else schema.task
+        raise ConfigError(
+            f"positive: expected two classes, of which one is positive, got {got}: leave "
+            "positive out"
+        )
+    names = list(schema.class_names or ("0", "1"))
+    if name not in names:
+        raise unknown("class", name, names)
+    return names.index(name)
 
 
 def scores_some(config: ResolvedConfig) -> bool:
@@ -271,7 +312,8 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
     target = parse_target(config.target, config.metric)
     metric_names = [config.metric, target and target.metric]
     min_rating = config.relevant
-    if min_rating is None and any(name in RANKINGS for name in metric_names):
+    is_rating = schema.task == "rating"  # of classes, recall@10 is another score
+    if min_rating is None and is_rating and any(name in RANKINGS for name in metric_names):
         min_rating = RELEVANT
     if min_rating is None:
         return None
@@ -291,9 +333,9 @@ def metric_of_run(config: RunConfig, schema: Schema) -> str:
     """
     task = task_of(schema.task)
     name = task.primary if config.metric is None else config.metric
-    metric_among(name, task.metrics, f"metric of {task.name}")
+    metric = metric_among(name, task.metrics, f"metric of {task.name}")
     parse_target(config.target, name, task.metrics)
-    return name
+    return metric.name
 
 
 # --- What excludes each other: pairs of whether a run has both, and the reason with a remedy -----

@@ -53,10 +53,11 @@ from silograph.experiment.resolve.exclusions import (
     has_selection_limits,
     make_model,
     metric_of_run,
+    needs_validation_histogram,
     own_module,
     parse_target,
+    positive_class,
     relevant_of_run,
-    scores_extra,
 )
 from silograph.experiment.resolve.parts import (
     ChosenPart,
@@ -102,7 +103,8 @@ from silograph.nn.optim import SGD, Adam
 from silograph.nn.own_module import Make
 from silograph.selection.base import UNIFORM
 from silograph.task.counts import CountRules
-from silograph.task.registry import TASKS
+from silograph.task.metric_table import is_metric_among
+from silograph.task.registry import TASKS, task_of
 
 # --- How a run is computed: which kernels, and how many clients at once --------------------------
 #
@@ -335,6 +337,7 @@ def resolve(
     # Fill in the defaults that need no data, and build what trains.
     settings = fill_defaults(user_config, parts)
     metric = metric_of_run(user_config, schema)
+    positive_class(user_config.positive, schema)
     lr, decay, decay_layers = settings["lr"], settings["weight_decay"], user_config.decay_layers
     optimizer = (
         SGD(lr, decay, user_config.momentum, decay_layers)
@@ -384,7 +387,10 @@ def resolve(
         selector_has_budget=has_selection_limits(selector.options),
         score_on_receipt="all" if scores_on_receipt(parts) else score_on_receipt,
         scored_every=0 if selector.part.on_receipt else user_config.eval_every,
-        count_rules=CountRules(config.evaluation_min_count, val_histogram=scores_extra(config)),
+        count_rules=CountRules(
+            config.evaluation_min_count,
+            val_histogram=needs_validation_histogram(config, task_of(task)),
+        ),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
         server_optimizer=parts.server_optimizer.part.name,
@@ -618,9 +624,10 @@ def resolve_without_data(
         if config.model is None or (task.labels == "rating") == (config.model in RATING_MODELS)
     ]
     target = parse_target(config.target)
-    metric_names = {config.metric, target and target.metric} - {None, ""}
+    names = [name for name in (config.metric, target and target.metric) if name]
     errors = []
-    for task in [t for t in tasks if metric_names.issubset(t.metrics)] or tasks:
+    tasks_with_metrics = [t for t in tasks if all(is_metric_among(n, t.metrics) for n in names)]
+    for task in tasks_with_metrics or tasks:
         is_rating = task.labels == "rating"
         config_with_model = with_default_model(config, ratings=is_rating, method=method)
         try:

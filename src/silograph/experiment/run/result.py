@@ -39,6 +39,7 @@ from silograph.experiment.run.round_scores import (
     scores_by_class,
     scores_by_client,
     scores_of_best_by_client,
+    scores_of_decisions,
     task_in,
     uncut_counts,
     uncut_rows,
@@ -68,6 +69,7 @@ from silograph.nn.model_options import RatingBiasesOptions
 from silograph.nn.rating_factors import solved_biases
 from silograph.task.base import ClientValues
 from silograph.task.counts import JudgedRows, confusion
+from silograph.task.decision_scores import DecisionScores
 from silograph.task.metric_table import METRICS, Metric, reported
 from silograph.task.registry import task_of
 from silograph.task.scores import ClassScores, Scores, Views
@@ -103,6 +105,9 @@ class Result:
             that exist; None for a client without test nodes.
         class_scores: test scores of each class at the best round, by its name, in the view that
             picks the round; none where the task has no classes.
+        decisions: average precision, calibration and the like, of test nodes at the best round, in
+            the view that picks the round; None where the task has no classes, or no client has
+            sent a histogram of scores.
         confusion: how many test nodes of a class (row) the server's model took for a class (column)
             on the uncut graph, (K, K) int64; None where silos hold the labels, which never say it,
             where the server has no model, and where a node is not of one class.
@@ -152,6 +157,7 @@ class Result:
     metrics: tuple[str, ...]
     client_scores: Mapping[str, Mapping[str, ClientValues]]
     class_scores: Mapping[str, ClassScores]
+    decisions: DecisionScores | None
     confusion: Tensor | None
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
@@ -298,6 +304,7 @@ class Result:
             **untrained_entry({n: reported_scores(s) for n, s in self.untrained.items()}),
             "better_untrained": self.better_untrained,
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
+            **({} if self.decisions is None else {"decisions": self.decisions.to_dict()}),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
             **(
@@ -703,6 +710,7 @@ def make_result(
         metrics=metrics_of(setup),
         client_scores=scores_by_client(setup, best, uncut_view_counts),
         class_scores=scores_by_class(setup, best),
+        decisions=scores_of_decisions(setup, best),
         confusion=None if rows_of_all is None else confusion(rows_of_all),
         client_facts=snapshot.client_facts,
         judged_without=best.away,

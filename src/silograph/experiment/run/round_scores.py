@@ -24,7 +24,7 @@ from silograph.evaluation.evaluate import (
 )
 from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange.sent_weights import encode_weights, remembered_form
-from silograph.experiment.resolve.exclusions import scores_some
+from silograph.experiment.resolve.exclusions import score_request, scores_some
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.federation.base import positions_of
@@ -32,6 +32,7 @@ from silograph.methods.base import RoundReport, ServerState
 from silograph.nn.conv import Params
 from silograph.task.base import ClientValues, Task
 from silograph.task.counts import JudgedRows
+from silograph.task.decision_scores import DecisionScores, decision_scores
 from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, ClassScores, Part, Scores, Views, constant_scores
@@ -81,8 +82,17 @@ def run_metric(setup: Setup) -> Metric:
 
 def metrics_of(setup: Setup) -> tuple[str, ...]:
     """Return the names of the scores that the run has."""
-    ranks = setup.config.relevant is not None
-    return tuple(n for n in task_in(setup).metrics if ranks or n not in RANKINGS)
+    ranks, task = setup.config.relevant is not None, task_in(setup)
+    if not task.histograms:
+        return tuple(n for n in task.metrics if ranks or n not in RANKINGS)
+    names = [n for n in task.metrics if not METRICS[n].from_histogram]
+    extra = score_request(setup.config, setup.schema).metrics
+    return (*names[:-1], *extra, names[-1])  # the loss is last
+
+
+def scores_of(setup: Setup, counts: Counts, part: Part) -> Scores | None:
+    """Return the scores of `val` or `test` that the run has; see `Task.scores`."""
+    return task_in(setup).scores(counts, part, score_request(setup.config, setup.schema))
 
 
 def columns_of(setup: Setup) -> tuple[str, ...]:
@@ -102,11 +112,10 @@ def judged_from_counts(
     away: tuple[str, ...],
 ) -> JudgedRound:
     """Return a round with the scores of its counts."""
-    task = task_in(setup)
     val, test = (
         {
-            "server": None if server is None else task.scores(server, part),
-            "personalized": task.scores(own, part),
+            "server": None if server is None else scores_of(setup, server, part),
+            "personalized": scores_of(setup, own, part),
         }
         for part in PARTS
     )
@@ -192,7 +201,7 @@ def _validation_scores_of_common_clients(
     # Histograms are of all clients together: rounds without some of them compare by the loss.
     names = (n for n in counts if n.startswith("val.") and not n.endswith(HISTOGRAM))
     common_counts = {n: counts[n][in_both] for n in names}
-    return task_in(setup).scores(common_counts, "val")
+    return scores_of(setup, common_counts, "val")
 
 
 def scored_by_participants(setup: Setup) -> bool:
@@ -313,15 +322,14 @@ def baseline_scores(setup: Setup, best: JudgedRound) -> Scores | None:
     counts = counts_of(judged)
     if setup.config.relevant is not None:
         counts |= unranked(judged.groups)
-    return task.scores(counts, "test")
+    return scores_of(setup, counts, "test")
 
 
 def views_of(setup: Setup, best: JudgedRound, uncut: Counts | None) -> tuple[Views, Views]:
     """Return the validation and test scores of a round in all three views."""
-    task = task_in(setup)
     val, test = (
         Views(
-            uncut=None if uncut is None else task.scores(uncut, part),
+            uncut=None if uncut is None else scores_of(setup, uncut, part),
             **(best.val if part == "val" else best.test),
         )
         for part in PARTS
@@ -338,6 +346,21 @@ def scores_by_class(setup: Setup, best: JudgedRound) -> dict[str, ClassScores]:
     class_scores = task_in(setup).class_scores(counts, "test")
     names = setup.schema.class_names or [str(k) for k in range(len(class_scores))]
     return dict(zip(names, class_scores, strict=True))
+
+
+def scores_of_decisions(setup: Setup, best: JudgedRound) -> DecisionScores | None:
+    """Return what test nodes say of decisions, in the view that picks the round.
+
+    None where the task has no classes, and where no client has sent a histogram of scores.
+    """
+    view, schema = setup.method.evaluate.view, setup.schema
+    counts = best.server if view == "server" else best.personalized
+    if counts is None or not task_in(setup).histograms:
+        return None
+    bins = counts["test.histogram"].cpu().numpy()
+    names = schema.class_names or [str(k) for k in range(len(bins))]
+    positive = score_request(setup.config, schema).positive
+    return decision_scores(bins, schema.task, names, positive)
 
 
 def scores_by_client(
@@ -435,7 +458,7 @@ def scores_of_best_by_client(
     """
     if not counts:
         return None
-    return {part: task_in(setup).scores(counts, part) for part in PARTS}
+    return {part: scores_of(setup, counts, part) for part in PARTS}
 
 
 # --- Losses that are NaN or infinite end a run: training diverged --------------------------------

@@ -20,11 +20,12 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import training_key
 from silograph.core.text import count_of
+from silograph.evaluation.evaluate import sum_histograms
 from silograph.evaluation.scoring import RECEIVED, VALIDATION
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.run.clock import Limit, Stop, clock_of
-from silograph.experiment.run.round_scores import Counts, JudgedRound, run_metric, task_in
+from silograph.experiment.run.round_scores import Counts, JudgedRound, run_metric, scores_of
 from silograph.experiment.run.setup import Setup
 from silograph.experiment.run.snapshot import CONTROLLER, SELECTED, SELECTOR, part_of, with_part
 from silograph.federation.base import at_server, positions_of
@@ -336,7 +337,8 @@ class Selection:
         """Return the run's metric of counts of validation nodes, None without any."""
         if not received or not int(received["val.nodes"].sum()):
             return None
-        scores = task_in(self.setup).scores(received, "val")
+        counts = sum_histograms(received, self.setup.method_config.count_rules)
+        scores = scores_of(self.setup, counts, "val")
         return None if scores is None else scores[run_metric(self.setup).name]
 
     def _cost(self, records: Sequence[Record]) -> float:
