@@ -202,9 +202,11 @@ def _parse_inputs(values: Mapping[str, Any], fields: Collection[str]) -> Command
     file, trust = flags.pop("config", None), flags.pop("trust")
     # Runs that differ from the file's, as all of a study do, choose their own defaults.
     choose_defaults = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
-    base_config = make_config(
-        {} if file is None else read_toml(file, anew=choose_defaults), source=str(file)
-    )
+    from silograph.experiment.resolve.parts import with_canonical_names  # torch takes a while
+
+    file_values = {} if file is None else read_toml(file, anew=choose_defaults)
+    base_config = make_config(with_canonical_names(file_values), source=str(file))
+    flags = with_canonical_names(flags)
     if file is not None and not trust:
         _check_file(file, base_config, flags)
     texts = flags.pop("options", None)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from silograph.aggregation.server_optimizers import NONE
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, lookup, unknown
+from silograph.core.errors import ConfigError, canonical_name, lookup, unknown
 from silograph.core.text import count_of, printable
 from silograph.experiment.resolve.data import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
@@ -103,6 +103,7 @@ def print_methods(names: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: there is no such method (names the nearest).
     """
+    names = [canonical_name(name, METHODS, "method") for name in names]
     for name in names:
         if name not in METHODS and (kind := next((k for k in TABLES if name in TABLES[k]), None)):
             raise ConfigError(
@@ -123,6 +124,7 @@ def print_parts(names: Sequence[str] = ()) -> None:
         ConfigError: there is no such kind or part.
     """
     all_names = [*TABLES, *(name for table in TABLES.values() for name in table)]
+    names = [canonical_name(name, dict.fromkeys(all_names), "part") for name in names]
     for name in names:
         if name not in all_names:
             raise unknown("part", name, all_names)
@@ -164,6 +166,8 @@ def _print_parts(parts: Iterable[NamedPart]) -> None:
             _print_hanging(console, f"  --option {f.name}={default}  {f.metadata['help']}")
         if isinstance(part, Method) and part.caution:
             _print_hanging(console, f"  Caution: {part.caution}")
+        if isinstance(part, Method) and (deviation := part.deviation(part.options())):
+            _print_hanging(console, f"  By default {deviation}")
 
 
 def _training(needs: Needs) -> str:

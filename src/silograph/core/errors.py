@@ -69,6 +69,39 @@ class AbsentError(CheckpointError):
     """There is no checkpoint of a round; the existing ones may be undamaged."""
 
 
+def canonical_name(name: str, table: Iterable[str], what: str) -> str:
+    """Return the entry of a table that a name means, or the name where there is none.
+
+    Case, spaces, hyphens and underscores do not count, and `+` is `plus`: papers write FED-PUB
+    and GCFL+.
+
+    >>> canonical_name("GCFL+", ["gcfl", "gcflplus"], "method")
+    'gcflplus'
+    >>> canonical_name("mine.py:METHOD", ["gcfl"], "method")
+    'mine.py:METHOD'
+
+    Args:
+        name: as a user writes it.
+        table: the names that there are.
+        what: they are, for the error.
+
+    Raises:
+        ConfigError: it means several of them, and is none of them exactly.
+    """
+    names = list(table)
+    if name in names:
+        return name
+    matches = [entry for entry in names if _letters(entry) == _letters(name)]
+    if len(matches) > 1:
+        raise ConfigError(f"{what} {name!r} can be {' or '.join(matches)}: write which")
+    return matches[0] if matches else name
+
+
+def _letters(name: str) -> str:
+    """Return what of a name counts."""
+    return re.sub(r"[-_\s]", "", name.lower().replace("+", "plus"))
+
+
 def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
     """Return the error for an unknown name, with the nearest known name, or all if none is near.
 
@@ -84,9 +117,9 @@ def unknown(what: str, got: str, choices: Iterable[str]) -> ConfigError:
 def nearest(got: str, names: Sequence[str]) -> str | None:
     """Return the most likely name: with swapped letters, a beginning of it, or a typing error."""
     got = got.lower()
-    plain = got.replace("+", "plus").replace("-", "")  # papers write GCFL+ and FED-PUB
-    if plain in names:
-        return plain
+    same_letters = [name for name in names if _letters(name) == _letters(got)]
+    if same_letters:
+        return same_letters[0]
     same_numbers = [name for name in names if _unpadded(name) == _unpadded(got)]
     if same_numbers:
         return same_numbers[0]

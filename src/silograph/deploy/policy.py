@@ -8,7 +8,7 @@ without the file; that only methods named here or by `--allow` send rows of node
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from silograph.core.config import STRICT, RunConfig, checked
-from silograph.core.errors import ConfigError, lookup
+from silograph.core.errors import ConfigError, canonical_name, lookup
 from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
@@ -291,10 +291,14 @@ def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
     policy = checked(SiloPolicy, values, POLICY)
     for name in policy.kinds or ():
         lookup({str(kind): kind for kind in Kind}, name, "kind in kinds")
-    for name in policy.methods or ():
+    if policy.methods is None:
+        return policy
+    library_names = dict.fromkeys((*BESIDES, *METHODS))
+    methods = [canonical_name(name, library_names, "method in methods") for name in policy.methods]
+    for name in methods:
         if not is_spec(name):
-            lookup(dict.fromkeys((*BESIDES, *METHODS)), name, "method in methods")
-    return policy
+            lookup(library_names, name, "method in methods")
+    return replace(policy, methods=tuple(methods))
 
 
 def describe_policy(policy: SiloPolicy, *, has_file: bool, allow: Sequence[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError, SilographError, lookup
+from silograph.core.errors import ConfigError, SilographError, canonical_name, lookup
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import count_of
@@ -441,9 +441,10 @@ def parse_allowed_methods(text: str | None, code: AllowedCode | None = None) -> 
     names = () if text is None else split_names([text])
     own_methods = () if code is None else code.methods
     allowed_names = dict.fromkeys((*BESIDES, *METHODS, *own_methods))
-    for name in names:
+    canonical_names = tuple(canonical_name(name, allowed_names, "method") for name in names)
+    for name in canonical_names:
         lookup(allowed_names, name, "method to allow")
-    return names
+    return canonical_names
 
 
 @standard_numerics()

@@ -404,6 +404,12 @@ def any_config(cfg: MethodConfig[Any]) -> None:
     del cfg
 
 
+def no_deviation(options: Any) -> str | None:
+    """Return that every option leaves the method that of its paper."""
+    del options
+    return None
+
+
 Check = Callable[[MethodConfig[Options]], None]
 OwnWeights = Callable[[MethodConfig[Options], Params, Mapping[str, Tensor]], Params]
 Init = Callable[[Federation, MethodConfig[Options], Params, Key], ServerState]
@@ -452,6 +458,8 @@ class Method(Generic[Options]):
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
+        deviation: returns in one line how a run with these options is not what the paper has; None:
+            it is. Listings show it for the defaults, and runs and comparisons for theirs.
         note: returns one line about a whole run, from the options and the values of each fact in
             the scored rounds; None: no line.
     """
@@ -477,6 +485,7 @@ class Method(Generic[Options]):
     scores_on_receipt: bool | None = None
     makes_edges: bool = False
     ratings: bool = True
+    deviation: Callable[[Options], str | None] = no_deviation
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
 
     def __post_init__(self) -> None:

@@ -427,6 +427,17 @@ def controller_of(options: FedGraphOptions) -> Controller:
     return by_policy(options, FIXED)
 
 
+def deviation_of(options: FedGraphOptions) -> str | None:
+    """Return that rates without an agent are not the policy that the paper learns."""
+    if options.policy == "ddpg":
+        return None
+    rates = "fixed" if options.policy == "fixed" else "drawn by chance"
+    return (
+        f"rates are {rates}: this is not the paper's learned policy, which --option policy=ddpg "
+        "has (with --option agent=FILE one that silograph train-agent has trained)"
+    )
+
+
 def evaluation_of(options: FedGraphOptions) -> Evaluation:
     """Return how the server's model is scored: through the same edges as in training."""
     first = SHARED_FROM.get(options.share)
@@ -1139,4 +1150,5 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     ),
     rows="single",
     ratings=False,
+    deviation=deviation_of,
 )

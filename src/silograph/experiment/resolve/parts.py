@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
 from silograph.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from silograph.core.config import RunConfig, check_read, checked, unread
-from silograph.core.errors import ConfigError, lookup, unknown
+from silograph.core.errors import ConfigError, canonical_name, lookup, unknown
 from silograph.core.setting_values import RowMinimum, Scalar
 from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.user_code import import_spec, is_spec
@@ -68,6 +68,23 @@ FLAT = {f.name: f.metadata["part"] for f in dataclasses.fields(RunConfig) if "pa
 
 
 SETTINGS = {f.name for f in dataclasses.fields(RunConfig)} - FLAT.keys()  # of the run itself
+
+
+def with_canonical_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of a config with parts by their names in silograph: `FedAvg` is `fedavg`.
+
+    Args:
+        values: by key; parts that are values, or names of no part, stay as they are.
+
+    Raises:
+        ConfigError: a name that can be of several parts.
+    """
+    names = {
+        kind: canonical_name(values[kind], table, kind.replace("_", " "))
+        for kind, table in TABLES.items()
+        if isinstance(values.get(kind), str)
+    }
+    return {**values, **names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +236,7 @@ def _find_part(
     """Return a part by name; `besides` is what else the config can say there."""
     if is_spec(name):
         return import_spec(name, kind)
+    name = canonical_name(name, table, description)
     if name not in table:
         other_kind = next((key for key, names in TABLES.items() if name in names), None)
         if other_kind is not None:

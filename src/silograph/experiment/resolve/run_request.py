@@ -16,6 +16,7 @@ import torch
 from silograph.core.config import RunConfig, changed_values, make_config
 from silograph.core.errors import ConfigError, PartitionError
 from silograph.core.resolved_config import ResolvedConfig, to_run_config
+from silograph.experiment.resolve.parts import with_canonical_names
 from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, own_code, spec_of
 from silograph.federation.base import in_function
 from silograph.graph.datasets import Source, absolute_path, is_path, source_of
@@ -201,7 +202,9 @@ def merge_config(
         case _:  # a path is never a name, even where there is a dataset of that name
             dataset_option = {"dataset": absolute_path(os.fspath(graph))}
     base_config = RunConfig() if config is None else config
+    base_config = make_config(with_canonical_names(vars(base_config)))
     check_names(options)
+    options = with_canonical_names(options)
     name = str(options.get("method", base_config.method))
     for option in fields(METHODS[name].options) if name in METHODS else ():
         if option.name in options and option.name not in vars(base_config):

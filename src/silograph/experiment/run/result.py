@@ -750,7 +750,8 @@ def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snap
     if run_control is not None:
         controller, memory = run_control.controller, part_of(snapshot.state, CONTROLLER)
         controller_note = controller.note(controller.options, memory, snapshot.round)
-    lines = controller_note, *_notes_on_facts(setup, rows), by_scores
+    deviation = setup.method.deviation(setup.method_config.options)
+    lines = deviation, controller_note, *_notes_on_facts(setup, rows), by_scores
     return "; ".join(line for line in lines if line is not None) or None
 
 
