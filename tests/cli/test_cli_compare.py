@@ -160,7 +160,7 @@ def test_texts_of_flags() -> None:
 def test_the_set_of_flags() -> None:
     """A fixed list: those of a run, without what a comparison has of its own."""
     own = {"--methods", "--seeds", "--over", "--options", "--baseline", "--metric", "--view"}
-    own |= {"--test", "--processes"}
+    own |= {"--arm", "--arms", "--test", "--processes"}
     assert flags_of("compare") == (flags_of("run") - {"--method", "--option", "--seed"}) | own
     own = {"--trials", "--max-minutes", "--seeds", "--keys", "--range", "--view", "--search-seed"}
     assert flags_of("tune") == (flags_of("run") - {"--seed"}) | own | {"--processes"}

@@ -20,6 +20,7 @@ from silograph.experiment.resolve.user_code import is_spec
 from silograph.graph.datasets import DATASETS
 from silograph.nn.model import MODELS
 from silograph.nn.model_options import MODEL_KINDS
+from silograph.study.arms import ArmSettings, checked_arms
 from silograph.study.tune import chosen_ranges, given_keys, part_options
 from silograph.task.metric_table import METRICS
 
@@ -77,6 +78,7 @@ def recipes(makefile: str) -> str:
     return "```\n" + "\n".join(line[1:] for line in lines if line.startswith("\t")) + "\n```\n"
 
 
+COMPARE = (ROOT / "docs" / "compare.md").read_text()
 COMMANDS = sorted(
     {
         command
@@ -109,6 +111,9 @@ def test_commands_are_understood(
     for page in PAGES:
         for name, example in own_files(page.read_text()).items():
             (tmp_path / name).write_text(example, encoding="utf-8")
+    example_of_arms = re.search(r"^```\n(\[arms\..*?)^```", COMPARE, re.MULTILINE | re.DOTALL)
+    assert example_of_arms is not None
+    (tmp_path / "arms.toml").write_text(example_of_arms[1], encoding="utf-8")
     seen: list[RunConfig] = []
 
     def merged(file: RunConfig, flags: dict[str, Any]) -> RunConfig:
@@ -128,12 +133,18 @@ def test_commands_are_understood(
         chosen_ranges(method, keys, ranges, given_keys(f, base, own), part_options(base, own))
         look(config, **f)
 
-    def look_at_all(config: RunConfig, methods: list[str], **flags: Any) -> None:
+    def look_at_all(
+        datasets: list[str] | None, config: RunConfig, methods: list[str], arms: Any, **flags: Any
+    ) -> None:
+        assert set(datasets or ()) <= DATASETS.keys()
         flags.pop("options")
         config = merged(config, flags)
         for method in methods:
             own = config.options if method == config.method else {}
             choose(replace(config, method=method, options=own))
+        for name, settings in checked_arms(arms).items():
+            arm = ArmSettings.of(("arm", name), settings)
+            choose(replace(config, **arm.fields, options=arm.options))
         seen.append(config)
 
     monkeypatch.setattr("silograph.experiment.run.run.run", lambda **given: look(**given))

@@ -32,10 +32,10 @@ ROOMS = [
     {"methods"},
     {"experiment"},
     {"experiment.resolve", "experiment.report"},
-    # From a request over its parts and its data to a resolved run.
+    # From parts over a request that names them and its data to a resolved run.
     {"experiment.resolve.flat_options", "experiment.resolve.user_code"},
-    {"experiment.resolve.run_request"},
     {"experiment.resolve.parts"},
+    {"experiment.resolve.run_request"},
     {"experiment.resolve.data"},
     {"experiment.resolve.exclusions"},
     {"experiment.resolve.resolve", "experiment.resolve.run_program"},

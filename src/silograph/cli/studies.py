@@ -6,7 +6,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +20,10 @@ from silograph.cli.flags import (
     command,
     flag,
     hint_to_continue,
+    plain_type,
     resume_hint,
 )
+from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.run_file import parse_option
 from silograph.core.setting_values import Scalar
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 FAILED = 1  # exit code where a cell failed
 APART = ("method", "options", "seed")  # flags that a comparison has of its own
+TYPES = {f.name: f.type for f in fields(RunConfig)}
 Processes = Annotated[
     int | None,
     flag("--processes", "runs at the same time (default: cores / threads; 0: in this process)"),
@@ -124,12 +127,71 @@ def parse_varied_values(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
     return values_by_key
 
 
+def parse_arms(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
+    """Return the settings of arms by name, of `NAME: KEY=VALUE KEY="A VALUE"`.
+
+    >>> parse_arms(["FedGrAINS: method=fedavg neighbors=fedgrains neighbors.k=8"])
+    {'FedGrAINS': {'method': 'fedavg', 'neighbors': 'fedgrains', 'neighbors.k': 8}}
+
+    Raises:
+        ConfigError: another form, or an arm or a key twice.
+    """
+    arms: dict[str, dict[str, Scalar]] = {}
+    for text in texts or []:
+        name, colon, settings_text = (part.strip() for part in text.partition(":"))
+        first_key = name.partition("=")[0]
+        if not colon or not name or first_key.replace("-", "_") in (*FIELDS, "dataset"):
+            raise ConfigError(f"expected --arm 'NAME: KEY=VALUE KEY=VALUE', got {text!r}")
+        if name in arms:
+            raise ConfigError(f"expected --arm {name} once, got it twice: give another name")
+        try:
+            words = shlex.split(settings_text)
+        except ValueError as error:  # such as a quotation without an end
+            raise ConfigError(
+                f"arm {name}: expected words as in a shell, got {settings_text!r} "
+                f"({str(error)[:1].lower()}{str(error)[1:]})"
+            ) from None
+        settings: dict[str, Scalar] = {}
+        for word in words:
+            if "=" not in word:
+                raise ConfigError(f"arm {name}: expected KEY=VALUE, got {word!r}")
+            key, value = parse_option(word)
+            if key in settings:
+                raise ConfigError(f"arm {name}: expected {key} once, got it twice")
+            is_text = key in TYPES and plain_type(TYPES[key]) is str
+            settings[key] = word.partition("=")[2] if is_text else value
+        arms[name] = settings
+    return arms
+
+
+def split_datasets(name: str) -> list[str]:
+    """Return the datasets of a list such as `cora,pubmed`; one that is there is no list.
+
+    Raises:
+        ConfigError: an empty entry.
+    """
+    if "," not in name or Path(name).exists():
+        return [name]
+    return split_list(name, "DATASET")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFlags:
     """Flags of a comparison besides those of its runs."""
 
-    methods: Annotated[str, flag("--methods", "methods, separated by commas")] = (
-        "local,fedavg,fedopt"
+    methods: Annotated[
+        str | None,
+        flag(
+            "--methods",
+            "methods, separated by commas (default: local,fedavg,fedopt; with arms none)",
+        ),
+    ] = None
+    arm: Annotated[
+        list[str] | None,
+        flag("--arm", "settings under a name: 'NAME: method=fedavg hidden=64' (repeatable)"),
+    ] = None
+    arms: Annotated[Path | None, flag("--arms", "TOML file with a table [arms.NAME] for each")] = (
+        None
     )
     seeds: Annotated[str, flag("--seeds", "how many seeds, or which: 0,1,2")] = "3"
     over: Annotated[
@@ -162,22 +224,46 @@ class ComparisonFlags:
     quiet: Quiet = False
 
 
-@command("compare", [name for name in FIELDS if name not in APART])
+@command(
+    "compare",
+    [name for name in FIELDS if name not in APART],
+    "name of a dataset, or a path to its file, or several: cora,citeseer (default: digits)",
+)
 def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
-    """Run methods on the same cuts, splits and initial weights, and compare them."""
-    from silograph.experiment.resolve.user_code import is_spec, own_code
+    """Run methods, or named arms, on the same cuts, splits and first weights, and compare them."""
+    from silograph.experiment.resolve.user_code import check_trusted, own_code
     from silograph.experiment.run.progress import best_mode
     from silograph.experiment.run.result_folder import default_folder
+    from silograph.study.arms import checked_arms, code_of_arms, read_arms
     from silograph.study.compare import compare
 
-    method_names = split_list(flags.methods, "--methods")
+    arms = {} if flags.arms is None else read_arms(flags.arms)
+    if not inputs.trust:
+        code = code_of_arms(checked_arms(arms), inputs.config)
+        check_trusted(code, trust=False, origin=flags.arms or "")
+    for name, settings in parse_arms(flags.arm).items():
+        if name in arms:
+            raise ConfigError(f"expected arm {name} once, got it in {flags.arms} and by --arm")
+        arms[name] = settings
+    default_methods = [] if arms else ["local", "fedavg", "fedopt"]
+    method_names = (
+        default_methods if flags.methods is None else split_list(flags.methods, "--methods")
+    )
     given_seeds, varied = parse_seeds(flags.seeds), parse_varied_values(flags.over)
     options = parse_method_options(flags.method_options)
-    out = inputs.config.out or default_folder(inputs.config, "compare")
-    with resume_hint(out, trust=bool(own_code(inputs.config)) or any(map(is_spec, method_names))):
+    datasets = split_datasets(inputs.config.dataset)
+    config = replace(inputs.config, dataset=datasets[0])
+    code = own_code(config) | code_of_arms(
+        checked_arms(arms) | {name: {"method": name} for name in method_names}, config
+    )
+    folder_config = replace(config, dataset="-".join(datasets)) if len(datasets) > 1 else config
+    out = config.out or default_folder(folder_config, "compare")
+    with resume_hint(out, trust=bool(code)):
         comparison = compare(
+            datasets if len(datasets) > 1 else None,
             config=inputs.file,
             methods=method_names,
+            arms=arms,
             seeds=given_seeds,
             over=varied,
             options=options,
@@ -185,7 +271,7 @@ def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
             view=flags.view,
             processes=flags.processes,
             progress="none" if flags.quiet else best_mode(),
-            **{**inputs.flags, "out": out, "test": flags.test},
+            **{**inputs.flags, "dataset": datasets[0], "out": out, "test": flags.test},
         )
     return print_comparison(comparison, flags.json)
 

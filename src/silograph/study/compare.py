@@ -1,17 +1,18 @@
-"""`compare`: methods on the same cuts, splits and initial weights, seed by seed."""
+"""`compare`: arms on the same cuts, splits and initial weights, seed by seed."""
 
 import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, in_full, make_config, not_said_again, with_keywords
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.errors import ConfigError, canonical_name, unknown
 from silograph.core.files import check_regular
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import Scalar
@@ -19,6 +20,7 @@ from silograph.experiment.report import COMPARISON as PLAN
 from silograph.experiment.report import LINES, PAIRED
 from silograph.experiment.report import TABLES as PAGE
 from silograph.experiment.resolve.parts import (
+    FLAT,
     TABLES,
     check_some_have,
     find_method,
@@ -26,7 +28,7 @@ from silograph.experiment.resolve.parts import (
     has_option,
     named_parts,
     owners_of,
-    without_method,
+    without_parts,
 )
 from silograph.experiment.resolve.resolve import resolve_without_data
 from silograph.experiment.resolve.run_request import check_identifiable, name_of
@@ -34,7 +36,17 @@ from silograph.experiment.resolve.user_code import Trust, check_trusted, own_cod
 from silograph.experiment.result_files import with_digest, write_with_sums
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
+from silograph.methods import METHODS
 from silograph.methods.base import Method
+from silograph.study.arms import (
+    ArmSettings,
+    check_own_options,
+    checked_arms,
+    code_of_arms,
+    error_in_arm,
+    keys_of_points,
+    read_arms,
+)
 from silograph.study.cells import APART, Cell, Line, digest_of, words_of
 from silograph.study.comparison import VIEW_CHOICES, Comparison, paired_tables
 from silograph.study.paired_tests import TESTS, ComparisonRequest, Test
@@ -68,13 +80,16 @@ SHARED = ("partition", "model", "neighbors", "selector", "aggregator", "server_o
 VARIABLE = [name for name in FIELDS if name not in APART]
 
 
-def check(request: ComparisonRequest) -> None:
-    """Raise `ConfigError` for names that do not exist."""
+def check(request: ComparisonRequest, methods: Collection[str]) -> None:
+    """Raise `ConfigError` for names that do not exist.
+
+    Args:
+        request: what is compared.
+        methods: of all arms.
+    """
     for name in request.options:
-        if name not in (*request.methods, *SHARED):
-            raise unknown("method or part with options", name, [*request.methods, *SHARED])
-    if request.baseline is not None and request.baseline not in request.methods:
-        raise unknown("baseline", request.baseline, request.methods)
+        if name not in (*methods, *SHARED):
+            raise unknown("method or part with options", name, [*methods, *SHARED])
     if request.metric is not None:
         metric_of(request.metric)
     if request.view not in VIEW_CHOICES:
@@ -137,7 +152,9 @@ def checked_options(options: object) -> dict[str, Mapping[str, Any]]:
     """Return the options of methods; raise `ConfigError` for anything but a dict of dicts."""
     options_by_method = checked_mapping("options", options)
     return {
-        name: checked_mapping(f"options of {name}", method_options)
+        canonical_name(str(name), METHODS, "method"): checked_mapping(
+            f"options of {name}", method_options
+        )
         for name, method_options in options_by_method.items()
     }
 
@@ -147,7 +164,8 @@ def checked_options(options: object) -> dict[str, Mapping[str, Any]]:
 def compare(
     graph: Any = None,
     *,
-    methods: Sequence[str | Method],
+    methods: Sequence[str | Method] = (),
+    arms: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None = None,
     seeds: int | Sequence[int] = 3,
     over: Mapping[str, Sequence[Any]] | None = None,
     options: Mapping[str, Mapping[str, Scalar]] | None = None,
@@ -161,51 +179,69 @@ def compare(
     config: RunConfig | None = None,
     **run_options: Unpack[StudyOptions],
 ) -> Comparison:
-    """Run methods on the same cuts, splits and initial weights, and compare them seed by seed.
+    """Run arms on the same cuts, splits and initial weights, and compare them seed by seed.
 
     >>> import silograph as sg
     >>> small = {"clients": 3, "rounds": 2, "hidden": 4}
     >>> table = sg.compare("digits", methods=["local", "fedavg"], seeds=2, processes=0, **small)
-    >>> [row["method"] for row in table.rows]
+    >>> [row["arm"] for row in table.rows]
     ['local', 'fedavg']
+    >>> arms = {"wide": {"method": "fedavg", "hidden": 8}, "GIN": {"model": "gin"}}
+    >>> table = sg.compare("digits", arms=arms, seeds=2, processes=0, **small)
+    >>> [(row["arm"], row["method"]) for row in table.rows]
+    [('wide', 'fedavg'), ('GIN', 'fedopt')]
 
     Args:
-        graph: as for `run`.
-        methods: methods, by name or as values.
+        graph: as for `run`; or a list of names and paths of graphs, which makes tables by dataset
+            and, from three on, a ranking.
+        methods: methods, by name or as values: each is an arm.
+        arms: further arms by name, each with its settings: fields of `RunConfig`, and options of
+            parts as NAME or PART.NAME; or the path of a TOML file with `[arms]`. Data, cut and
+            split are those of all.
         seeds: how many (from 0 on), or which.
         over: further fields of `RunConfig`, or options of parts as NAME or PART.NAME, and the
-            values that each takes; every method runs with every combination.
+            values that each takes; every arm runs with every combination. Values that change the
+            data or the cut have tables of their own; those of other keys are arms.
         options: options of methods, by method: `{"fedopt": {"server_lr": 0.01}}`.
-        baseline: the method that others are tested against; None for the best in the tables.
+        baseline: the arm that others are tested against; None for the best in the tables. A method
+            or KEY=VALUE that several arms have: each is tested against the arm that is like it.
         metric: the score that is compared, and that picks each run's best round; None is that of
             the task.
-        view: of the paired test: server, uncut, personalized, or own: one that all methods have,
-            of several the one that most methods are about.
+        view: of the paired test: server, uncut, personalized, or own: one that all arms have, of
+            several the one that most arms are about.
         test: `t` (Student), `resampled` (corrected for splits of one graph that overlap),
             `wilcoxon`, or `auto`: resampled where every seed splits the graph anew, else t.
         processes: runs at the same time, each in a process of its own; None for as many as there
             are cores for their threads, 0 for this process alone, as where methods or models are
             values.
-        out: folder for lines, tables and result folders; if it holds the same cells, or part of
-            them, they are not run again. None writes nothing.
+        out: folder for lines, tables, figures and result folders; if it holds the same cells, or
+            part of them, they are not run again. None writes nothing.
         progress: `live`, `plain` or `none`, on standard error.
         config: where to start from.
-        run_options: fields of `RunConfig`, for all methods.
+        run_options: fields of `RunConfig`, for all arms.
 
     Raises:
         SilographError: something about the options, the graph or the folder cannot be used.
     """
     check_mode(progress)
-    for method in (checked_methods := checked_list("methods", methods)):
+    checked_methods = () if arms and not methods else checked_list("methods", methods)
+    for method in checked_methods:
         if not isinstance(method, str | Method):
             raise ConfigError(f"expected methods or their names as methods, got {method!r}")
-    values_by_key = checked_over(over)
+    settings = checked_arms(read_arms(arms) if isinstance(arms, str | os.PathLike) else arms)
+    graph, values_by_key = _with_datasets(graph, checked_over(over))
     models = values_by_key.get("model", ())
     values_by_key |= {"model": tuple(map(name_of, models))} if models else {}
     for key, values in values_by_key.items():
         checked_list(f"values of {key}", values)
+    parts = [s[kind] for s in settings.values() for kind in ("method", "model") if kind in s]
+    method_names = [canonical_name(name_of(m), METHODS, "method") for m in checked_methods]
     request = ComparisonRequest(
-        methods=checked_list("methods", [name_of(method) for method in checked_methods]),
+        methods=checked_list("methods", method_names) if method_names else (),
+        arms={
+            name: {key: name_of(v) if key in ("method", "model") else v for key, v in s.items()}
+            for name, s in settings.items()
+        },
         seeds=checked_seeds(seeds),
         over=values_by_key,
         options=checked_options(options),
@@ -214,12 +250,15 @@ def compare(
         view=view,
         test=test,
     )
-    check(request)
-    base = parse_base(graph, config, dict(run_options), [*checked_methods, *models])
+    base = parse_base(graph, config, dict(run_options), [*checked_methods, *models, *parts])
+    check(request, [s.fields.get("method", base.config.method) for s in request.all_arms])
     if metric is not None:
         base = replace(base, config=replace(base.config, metric=metric))
     request = replace(request, metric=metric or base.config.metric)
-    check_some_have({*base.call_options, *request.over}, base.config, request.over)
+    set_parts = {k: [*values_by_key.get(k, ()), *_values_of(request, k)] for k in TABLES}
+    check_some_have(
+        {*base.call_options, *request.over}, base.config, {k: v for k, v in set_parts.items() if v}
+    )
     own_values = [*base.own.names, *added([request.metric])]
     execution = ExecutionOptions(
         check_processes(processes, base.config.threads, own_values), progress
@@ -227,7 +266,32 @@ def compare(
     plan = ComparisonPlan(request, base)
     cells = plan.cells()
     check_cells(cell for cell in cells if cell.config.seed == request.seeds[0])
-    return _run_comparison(plan, cells, execution, None if out is None else Path(out))
+    comparison = Comparison(request, tuple(cells), (), None, plan.keys_of_points)
+    comparison.check_arms()
+    return _run_comparison(comparison, base, execution, None if out is None else Path(out))
+
+
+def _with_datasets(
+    graph: Any, over: dict[str, tuple[Any, ...]]
+) -> tuple[Any, dict[str, tuple[Any, ...]]]:
+    """Return the first graph of a list of names, and what varies with the list; see `compare`.
+
+    Raises:
+        ConfigError: an empty list, a name twice, or datasets that are varied, too.
+    """
+    if not isinstance(graph, list | tuple) or not all(
+        isinstance(name, str | os.PathLike) for name in graph
+    ):
+        return graph, over
+    names = checked_list("datasets", [os.fspath(name) for name in graph])
+    if "dataset" in over:
+        raise ConfigError("expected datasets once, got a list of them and over: leave one out")
+    return graph[0], {"dataset": names, **over}
+
+
+def _values_of(request: ComparisonRequest, key: str) -> list[Any]:
+    """Return the values of a field that arms set."""
+    return [s.fields[key] for s in request.all_arms if key in s.fields]
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,56 +306,106 @@ class ComparisonPlan:
     request: ComparisonRequest
     base: StudyBase
 
+    @cached_property
+    def keys_of_points(self) -> tuple[str, ...]:
+        """Keys whose values have tables of their own."""
+        config = self.base.config
+        return keys_of_points(self.request.over, config, self.base.own.methods.get(config.method))
+
     def cells(self) -> list[Cell]:
         """Return the cells, one seed of everything after the other, so that pairs end early.
+
+        Of values that an arm does not have, such as an option of another sampler, it has the cells
+        of one.
 
         Raises:
             ConfigError: a method, an option or a value that cannot be used.
         """
-        request, cells = self.request, []
+        request = self.request
+        cells: dict[str, Cell] = {}
         points = list(product(*request.over.values()))
-        for seed, point, method in product(request.seeds, points, request.methods):
+        for seed, point, arm in product(request.seeds, points, request.all_arms):
             varied = dict(zip(request.over, point, strict=True))
-            labels = {"method": method, **varied, "seed": seed}
-            cells.append(self.base.cell(labels, self._config(method, varied, seed)))
-            _ = cells[-1].start  # a wrong name costs no run
+            try:
+                config = self._config(arm, varied, seed)
+            except ConfigError as error:
+                raise error_in_arm(arm, error) from None
+            own = {
+                key: value
+                for key, value in varied.items()
+                if key in self.keys_of_points or _has_value(config, key, value)
+            }
+            labels = {arm.label[0]: arm.label[1], **own, "seed": seed}
+            if (text := json.dumps(labels)) in cells:
+                continue
+            cells[text] = self.base.cell(labels, config)
+            try:
+                _ = cells[text].start  # a wrong name costs no run
+            except ConfigError as error:
+                raise error_in_arm(arm, error) from None
         for key in request.over:
-            if key not in FIELDS and not any(key in cell.config.options for cell in cells):
-                check_key(key, cells[0].config, cells[0].method)
-        return cells
+            if key not in FIELDS and not any(key in c.config.options for c in cells.values()):
+                first = next(iter(cells.values()))
+                check_key(key, first.config, first.method)
+        return list(cells.values())
 
-    def _config(self, method: str, varied: Mapping[str, Scalar], seed: int) -> RunConfig:
-        """Return the config of a method, without varied options that its parts do not have."""
+    def _config(self, arm: ArmSettings, varied: Mapping[str, Scalar], seed: int) -> RunConfig:
+        """Return the config of an arm, without varied options that its parts do not have."""
+        base_config, name = self.base.config, arm.label[1]
+        method = arm.fields.get("method", base_config.method)
         fields = {key: value for key, value in varied.items() if key in FIELDS}
-        fields |= {"method": method, "seed": seed}
-        method_options, value = self._method_options(method), self.base.own.methods.get(method)
+        for key in fields:
+            if key in arm.fields:
+                raise _both_error(key, name)
+        fields = {**arm.fields, **fields, "method": method, "seed": seed}
+        own_options, value = self._own_options(arm, method), self.base.own.methods.get(method)
         parts = named_parts(self.base.vary(fields, {}, {}), value)
+        check_own_options(arm, parts)
         options = {k: v for k, v in varied.items() if k not in FIELDS and has_option(k, parts)}
-        for key, option in product(options, method_options):
+        for key, option in product(options, own_options):
             if find_option(key, parts) == find_option(option, parts):
-                raise ConfigError(
-                    f"expected {key} of {method} either varied or with a value, got both: leave "
-                    "one of them out"
-                )
-        # Options of the base config, without those of another method, and what replaces them.
-        base_config, base_options = self.base.config, dict(self.base.config.options)
-        if base_options and method != base_config.method:
-            base_value = self.base.own.methods.get(base_config.method)
-            base_options = without_method(base_config, find_method(base_config, base_value))
-        set_keys = [*in_full(fields), *options, *method_options]
-        base_options = not_said_again(base_options, set_keys) | method_options
+                raise _both_error(key, name)
+        # Options of the base config, without those of parts that are replaced, and what does that.
+        base_options = dict(base_config.options)
+        if base_options:
+            base_method = find_method(base_config, self.base.own.methods.get(base_config.method))
+            base_options = without_parts(base_config, self._replaced(arm, method), base_method)
+        set_keys = [*in_full(fields), *options, *own_options]
+        base_options = not_said_again(base_options, set_keys) | own_options
         return self.base.vary(fields | {"out": None}, options, base_options)
 
-    def _method_options(self, method: str) -> dict[str, Scalar]:
-        """Return the options for all methods, by part, and those for this one."""
+    def _replaced(self, arm: ArmSettings, method: str) -> set[str]:
+        """Return the kinds of parts of which an arm has another than the base config."""
+        base_config = self.base.config
+        kinds = {k for k in TABLES if k in arm.fields and arm.fields[k] != getattr(base_config, k)}
+        return kinds | ({"method"} if method != base_config.method else set())
+
+    def _own_options(self, arm: ArmSettings, method: str) -> dict[str, Scalar]:
+        """Return the options for all methods, by part, those for this one, and those of the arm."""
+        replaced = self._replaced(arm, method)
         part_options = {
             f"{kind}.{name}": value
             for kind in SHARED
-            if kind not in self.request.methods
+            if kind not in self.request.methods and kind not in replaced
             for name, value in self.request.options.get(kind, {}).items()
         }
         own_options = self.request.options.get(method, {})
-        return not_said_again(part_options, list(own_options)) | dict(own_options)
+        options = not_said_again(part_options, list(own_options)) | dict(own_options)
+        set_keys = [*in_full(arm.fields), *arm.options]
+        return not_said_again(options, set_keys) | dict(arm.options)
+
+
+def _both_error(key: str, arm: str) -> ConfigError:
+    return ConfigError(
+        f"expected {key} of {arm} either varied or with a value, got both: leave one of them out"
+    )
+
+
+def _has_value(config: RunConfig, key: str, value: Scalar) -> bool:
+    """Whether a run has a value that is varied: its parts may not have the option."""
+    if key not in FIELDS:
+        return key in config.options
+    return key not in FLAT or value is None or getattr(config, key) is not None
 
 
 def _read_checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:
@@ -315,15 +429,16 @@ def _read_checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:
 
 
 def _run_comparison(
-    plan: ComparisonPlan, cells: Sequence[Cell], execution: ExecutionOptions, out: Path | None
+    comparison: Comparison, base: StudyBase, execution: ExecutionOptions, out: Path | None
 ) -> Comparison:
     """Run the missing cells, write lines and tables, and return the comparison."""
+    cells = comparison.cells
     if out is None:
         load_study_data(cells, [], None)
         with StudyFile(None) as file:
             run_missing_cells(cells, file, execution, len(cells))
-        return _collect_comparison(plan, cells, file, None)
-    check_identifiable(plan.base.own)
+        return _with_lines(comparison, file, None)
+    check_identifiable(base.own)
     for name in (PAGE, PAIRED):
         check_regular(out / name)
     load_study_data(cells, _read_checked_lines(out, cells), out / LINES)
@@ -331,19 +446,17 @@ def _run_comparison(
         file.warn_of_unchecked()
         for unfinished in (out / "runs").glob(".*"):  # from a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
-        write_plan(out / PLAN, plan.base.to_dict() | dataclasses.asdict(plan.request))
+        write_plan(out / PLAN, base.to_dict() | dataclasses.asdict(comparison.request))
         run_missing_cells(cells, file, replace(execution, runs=out / "runs"), len(cells))
-        comparison = _collect_comparison(plan, cells, file, str(out))
+        comparison = _with_lines(comparison, file, str(out))
         paired = json.dumps(with_digest(paired_tables(comparison)), indent=2) + "\n"
         write_with_sums(out, {PAGE: comparison.to_markdown(), PAIRED: paired})
     return comparison
 
 
-def _collect_comparison(
-    plan: ComparisonPlan, cells: Sequence[Cell], file: StudyFile, folder: str | None
-) -> Comparison:
-    lines = tuple(file.find_line(cell.digest) for cell in cells)
-    return Comparison(plan.request, tuple(cells), lines, folder)
+def _with_lines(comparison: Comparison, file: StudyFile, folder: str | None) -> Comparison:
+    lines = tuple(file.find_line(cell.digest) for cell in comparison.cells)
+    return replace(comparison, lines=lines, folder=folder)
 
 
 def is_comparison(folder: str | os.PathLike[str]) -> bool:
@@ -368,13 +481,14 @@ def resume_comparison(
     path = Path(folder) / PLAN
     plan = read_plan(path, "comparison", ("methods", "seeds", "over", "options"))
     config = make_config(plan.pop("config"), source=str(path))
-    # The code that a plan names: in its config, its methods and its varied values.
+    # The code that a plan names: in its config, its arms and its varied values.
     code = own_code(config)
     varied = {kind: values for kind, values in plan["over"].items() if kind in TABLES}
     for kind, values in {"method": plan["methods"], **varied}.items():
         for number, value in enumerate(values):
             code_of_value = own_code(replace(config, **{kind: value}))
             code |= {f"{kind} {number + 1}": code_of_value[kind]} if kind in code_of_value else {}
+    code |= code_of_arms(plan.get("arms", {}), config)
     check_trusted(code, trust, folder)
     check_resumable(plan, folder, "comparison")
     arguments = {key: v for key, v in plan.items() if key not in ("in_memory", "values")}

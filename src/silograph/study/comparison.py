@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,13 @@ from silograph.experiment.terminal_table import (
 from silograph.graph.datasets import is_path
 from silograph.methods.base import seen_by
 from silograph.nn.model_options import RATING_MODELS
+from silograph.study.arms import (
+    Labels,
+    check_same,
+    labels_of_baseline,
+    names_of_arms,
+    reference_of,
+)
 from silograph.study.cells import LASTING, Cell, Line, metric_in, words_of
 from silograph.study.paired_tests import (
     ComparisonRequest,
@@ -96,7 +103,7 @@ TEST_NAMES = {
     "resampled": "Student's paired t-test, corrected for splits that overlap (Nadeau and Bengio)",
     "wilcoxon": "Wilcoxon's signed ranks",
 }
-Point = tuple[Scalar, ...]  # values of the keys that are varied
+Point = tuple[Scalar, ...]  # values of the keys that make tables
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,12 +115,14 @@ class Comparison:
         cells: all of its cells.
         lines: the outcome of each cell, in the order of the cells; None where a cell has not run.
         folder: where it was written, or None.
+        point_keys: keys that are varied and whose values have tables of their own.
     """
 
     request: ComparisonRequest
     cells: tuple[Cell, ...]
     lines: tuple[Line | None, ...]
     folder: str | None = None
+    point_keys: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return the tables."""
@@ -137,37 +146,76 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[ComparisonRow]:
-        """One dict for each method and value of what is varied: means over seeds, and the test.
+        """One dict for each arm and table: means over seeds, and the test.
 
-        `VIEW_mean` and `VIEW_std` (sample standard deviation, None for one seed) are of the metric
-        on test nodes, over the `seeds` that have scores; `diverged` and `failed` count the others.
+        `arm` is its name and `method` that of its method; what is varied has a key each, None for
+        an arm that has no such option. `VIEW_mean` and `VIEW_std` (sample standard deviation, None
+        for one seed) are of the metric on test nodes, over the `seeds` that have scores; `diverged`
+        and `failed` count the others.
         Costs are means. `difference`, `low`, `high` (95 % interval) and `p`,
-        `p_holm` compare with the `reference` of the same values, in the `view` of the tests: one
-        for all methods, None for a method that has no scores in it and is not tested.
+        `p_holm` compare with the arm `reference` of the same table, in the `view` of the tests: one
+        for all arms, None for an arm that has no scores in it and is not tested.
         """
         return [row for point in self._points for row in self._rows_at(point)]
 
     def _point(self, cell: Cell) -> Point:
-        return tuple(cell.labels[key] for key in self.request.over)
+        return tuple(cell.labels[key] for key in self.point_keys)
 
     @cached_property
     def _points(self) -> list[Point]:
-        """The values of what is varied, in the order of the tables."""
+        """The values of what makes tables, in the order of the tables."""
         return list(dict.fromkeys(self._point(cell) for cell in self.cells))
 
+    @cached_property
+    def arms(self) -> dict[str, Labels]:
+        """Labels of each arm by its name, in the order of the tables."""
+        labels = {json.dumps(each): each for each in map(self._arm_labels, self.cells)}
+        order: list[Any] = [arm.label for arm in self.request.all_arms]
+        ordered = sorted(labels.values(), key=lambda each: order.index(next(iter(each.items()))))
+        return dict(zip(names_of_arms(ordered), ordered, strict=True))
+
+    def _arm_labels(self, cell: Cell) -> Labels:
+        apart = ("seed", *self.point_keys)
+        return {key: value for key, value in cell.labels.items() if key not in apart}
+
+    @cached_property
+    def arm_of(self) -> dict[Cell, str]:
+        """The name of the arm of each cell."""
+        names = {json.dumps(labels): name for name, labels in self.arms.items()}
+        return {cell: names[json.dumps(self._arm_labels(cell))] for cell in self.cells}
+
     def _select(
-        self, point: Point | None = None, method: str | None = None
+        self, point: Point | None = None, arm: str | None = None
     ) -> list[tuple[Cell, Line | None]]:
-        """Return cells with their lines: all, or those of a point, of a method, or of both."""
+        """Return cells with their lines: all, or those of a point, of an arm, or of both."""
         return [
             (cell, line)
             for cell, line in zip(self.cells, self.lines, strict=True)
-            if point in (None, self._point(cell)) and method in (None, cell.labels["method"])
+            if point in (None, self._point(cell)) and arm in (None, self.arm_of[cell])
         ]
 
-    def _lines_of(self, point: Point | None = None, method: str | None = None) -> list[Line]:
+    def _lines_of(self, point: Point | None = None, arm: str | None = None) -> list[Line]:
         """Return the lines of cells that have run, also of failed ones; see `_select`."""
-        return [line for _, line in self._select(point, method) if line is not None]
+        return [line for _, line in self._select(point, arm) if line is not None]
+
+    def _arms_at(self, point: Point) -> list[str]:
+        """Return the arms of a table."""
+        there = {self.arm_of[cell] for cell in self.cells if self._point(cell) == point}
+        return [name for name in self.arms if name in there]
+
+    def check_arms(self) -> None:
+        """Raise `ConfigError` for a baseline that is no arm, and arms whose runs are no pairs."""
+        _ = self._baseline
+        seed = self.request.seeds[0]
+        for point in self._points:
+            cells = [c for c in self.cells if self._point(c) == point and c.labels["seed"] == seed]
+            check_same(cells, [self.arm_of[cell] for cell in cells])
+
+    @cached_property
+    def _baseline(self) -> Labels | None:
+        """The labels that the baseline names."""
+        name = self.request.baseline
+        return None if name is None else labels_of_baseline(name, self.arms)
 
     def _metric(self, lines: Sequence[Line | None]) -> Metric:
         """Return the metric that lines are compared by."""
@@ -180,9 +228,8 @@ class Comparison:
         return list(dict.fromkeys(self._metric(self._lines_of(p)) for p in self._points))
 
     def _rows_at(self, point: Point) -> list[ComparisonRow]:
-        request, metric = self.request, self._metric(self._lines_of(point))
-        lines_by_method = {m: self._lines_of(point, m) for m in request.methods}
-        rows = [self._means(point, m, lines_by_method[m], metric) for m in request.methods]
+        metric, arms = self._metric(self._lines_of(point)), self._arms_at(point)
+        rows = [self._means(point, arm, metric) for arm in arms]
         for view_name in VIEWS:
             means = [row[f"{view_name}_mean"] for row in rows]
             best = metric.best(means)
@@ -191,61 +238,73 @@ class Comparison:
                     [view_name] if best is not None and row[f"{view_name}_mean"] == best else []
                 )
         view = self._test_view(point)
-        scores = {
-            m: self._scores(without_errors(lines_by_method[m]), view, metric)
-            for m in request.methods
-        }
-        mean_by_method = {m: statistics.mean(s.values()) for m, s in scores.items() if s}
-        best_method = max(
-            mean_by_method, key=lambda m: metric.goodness(mean_by_method[m]), default=None
-        )
-        reference = request.baseline or best_method
+        lines = {arm: without_errors(self._lines_of(point, arm)) for arm in arms}
+        scores = {arm: self._scores(lines[arm], view, metric) for arm in arms}
+        references = self._references(point, scores, metric)
         tests: dict[str, Paired] = {}
         test, overlap = self._test(point)
-        for method in request.methods:
-            if reference is None or method == reference:
+        for arm, reference in references.items():
+            # An arm whose runs all failed has a test of no pairs; one without the view has none.
+            if arm == reference or not all(scores[a] or not lines[a] for a in (arm, reference)):
                 continue
-            # A method whose runs all failed has a test of no pairs; one without the view has none.
-            if all(
-                scores[m] or not without_errors(lines_by_method[m]) for m in (method, reference)
-            ):
-                shared_seeds = sorted(scores[method].keys() & scores[reference].keys())
-                method_scores, reference_scores = (
-                    [scores[m][s] for s in shared_seeds] for m in (method, reference)
-                )
-                tests[method] = paired_test(method_scores, reference_scores, test, overlap)
+            shared_seeds = sorted(scores[arm].keys() & scores[reference].keys())
+            own, others = ([scores[a][s] for s in shared_seeds] for a in (arm, reference))
+            tests[arm] = paired_test(own, others, test, overlap)
         adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
         for row in rows:
-            method = row["method"]
-            row["view"] = view if scores[method] else None
-            row |= test_columns(reference, tests.get(method), adjusted.get(method))
+            arm = row["arm"]
+            row["view"] = view if scores[arm] else None
+            row |= test_columns(references.get(arm), tests.get(arm), adjusted.get(arm))
         return rows
+
+    def _references(
+        self, point: Point, scores: Mapping[str, Mapping[int, float]], metric: Metric
+    ) -> dict[str, str]:
+        """Return the arm that each arm is tested against, without those that have none.
+
+        It is the best of the table unless the request names a baseline.
+
+        Args:
+            point: of the table.
+            scores: of each arm, by seed.
+            metric: of the scores.
+        """
+        arms = {name: self.arms[name] for name in self._arms_at(point)}
+        if self._baseline is not None:
+            references = {name: reference_of(name, self._baseline, arms) for name in arms}
+        else:
+            means = {arm: statistics.mean(s.values()) for arm, s in scores.items() if s}
+            best = max(means, key=lambda arm: metric.goodness(means[arm]), default=None)
+            references = dict.fromkeys(arms, best)
+        return {name: other for name, other in references.items() if other is not None}
 
     def _test_view(self, point: Point) -> str | None:
         """Return the view whose scores are tested at values of what is varied.
 
         Scores of two views are never compared: they are of different models, or of nodes that see
-        different neighbors. Unless the request names a view, it is one that all methods have, and
-        of several the one that most methods are about. If there is none, it is the view that most
-        methods have, the baseline among them; methods without it are not tested.
+        different neighbors. Unless the request names a view, it is one that all arms have, and
+        of several the one that most arms are about. If there is none, it is the view that most
+        arms have, a baseline among them; arms without it are not tested.
         """
         request = self.request
         if request.view != "own":
             return request.view
-        metric = self._metric(self._lines_of(point))
-        own_views = [self._judging_view(point, method) for method in request.methods]
-        methods_by_view = {
+        metric, arms = self._metric(self._lines_of(point)), self._arms_at(point)
+        own_views = [self._judging_view(point, arm) for arm in arms]
+        arms_by_view = {
             view: [
-                method
-                for method in request.methods
-                if self._scores(without_errors(self._lines_of(point, method)), view, metric)
+                arm
+                for arm in arms
+                if self._scores(without_errors(self._lines_of(point, arm)), view, metric)
             ]
             for view in VIEWS
         }
+        labels = self._baseline
+        baselines = [arm for arm in arms if labels and labels.items() <= self.arms[arm].items()]
         ranks = {
-            view: (len(methods), own_views.count(view))
-            for view, methods in methods_by_view.items()
-            if methods and (request.baseline is None or request.baseline in methods)
+            view: (len(names), own_views.count(view))
+            for view, names in arms_by_view.items()
+            if names and (not baselines or any(name in names for name in baselines))
         }
         return max(ranks, key=lambda view: ranks[view]) if ranks else None  # the first of equals
 
@@ -260,7 +319,7 @@ class Comparison:
     def _test_notes(self) -> list[str]:
         """Return which test is printed, if one is, and what so many seeds can show."""
         request = self.request
-        if not request.tests:
+        if not self.tests:
             return []
         views = dict.fromkeys(self._test_view(point) for point in self._points)
         view = f"the {' or '.join(view or 'missing' for view in views)} view"
@@ -282,10 +341,11 @@ class Comparison:
         return notes + [power_of(len(request.seeds), *test) for test in tests]
 
     def _view_notes(self) -> list[str]:
-        """Return in which view each method is judged, and which methods are not tested."""
+        """Return in which view each arm is judged, and which arms are not tested."""
         pairs = [
-            (self._judging_view(p, m), self.names[m])
-            for p, m in product(self._points, self.request.methods)
+            (self._judging_view(point, arm), self.names[arm])
+            for point in self._points
+            for arm in self._arms_at(point)
         ]
         names_by_view: dict[str, dict[str, None]] = {}
         for view, name in pairs:
@@ -293,26 +353,42 @@ class Comparison:
         texts = [f"{view} ({', '.join(names)})" for view, names in names_by_view.items()]
         notes = [f"views that pick the rounds: {'; '.join(texts)}"] if len(texts) > 1 else []
         untested = dict.fromkeys(
-            self.names[row["method"]] for row in self.rows if row["view"] is None and row["seeds"]
+            self.names[row["arm"]] for row in self.rows if row["view"] is None and row["seeds"]
         )
         if untested:
             notes.append(
-                f"not tested, for want of a view that the compared methods share: "
+                f"not tested, for want of a view that the compared arms share: "
                 f"{', '.join(untested)}"
             )
         return notes
 
+    @property
+    def tests(self) -> bool:
+        """Whether there is another arm to test one against."""
+        return len(self.arms) > 1
+
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """What tables call the methods: their own names where the config has a file."""
-        methods = {str(c.labels["method"]): find_method(c.config, c.method) for c in self.cells}
-        names = [method.name for method in methods.values()]
-        return {m: n.name if names.count(n.name) == 1 else m for m, n in methods.items()}
+        """What tables call the arms: methods of a file by their own names, if these differ."""
+        own_names = {
+            str(cell.labels["method"]): find_method(cell.config, cell.method).name
+            for cell in self.cells
+            if "method" in cell.labels
+        }
+        own = [
+            {**labels, "method": own_names[str(labels["method"])]} if "method" in labels else labels
+            for labels in self.arms.values()
+        ]
+        names = names_of_arms(own)
+        is_unique = len(set(own_names.values())) == len(own_names)
+        return dict(zip(self.arms, names if is_unique else self.arms, strict=True))
 
-    def _means(
-        self, point: Point, method: str, method_lines: Sequence[Line], metric: Metric
-    ) -> ComparisonRow:
-        row: ComparisonRow = {"method": method, **dict(zip(self.request.over, point, strict=True))}
+    def _means(self, point: Point, arm: str, metric: Metric) -> ComparisonRow:
+        labels, cell = self.arms[arm], self._select(point, arm)[0][0]
+        row: ComparisonRow = {"arm": arm, "method": labels.get("method", cell.config.method)}
+        at_point = dict(zip(self.point_keys, point, strict=True))
+        row |= {key: at_point.get(key, labels.get(key)) for key in self.request.over}
+        method_lines = self._lines_of(point, arm)
         lines = without_errors(method_lines)
         failed_lines = [line for line in method_lines if "error" in line]
         diverged = sum(line.get("kind") == LASTING for line in failed_lines)
@@ -335,24 +411,24 @@ class Comparison:
                 scores[line["config"]["seed"]] = view_scores[metric.name]
         return scores
 
-    def _judging_view(self, point: Point, method: str) -> str:
-        """Return the view that picks the rounds of a method."""
-        cell = self._select(point, method)[0][0]
+    def _judging_view(self, point: Point, arm: str) -> str:
+        """Return the view that picks the rounds of an arm."""
+        cell = self._select(point, arm)[0][0]
         return find_method(cell.config, cell.method).evaluate.view
 
-    def _methods_by_server_view(self) -> dict[str, list[str]]:
-        """Return how nodes are seen in the server view, and the methods of each kind."""
-        methods_by_description: dict[str, list[str]] = {}
+    def _arms_by_server_view(self) -> dict[str, list[str]]:
+        """Return how nodes are seen in the server view, and the arms of each kind."""
+        arms_by_description: dict[str, list[str]] = {}
         for cell in self.cells:
             method = find_method(cell.config, cell.method)
             if method.evaluate.view != "server":
                 continue
             description = seen_by(method, cell.config)
-            names = methods_by_description.setdefault(description, [])
-            name = self.names[str(cell.labels["method"])]
+            names = arms_by_description.setdefault(description, [])
+            name = self.names[self.arm_of[cell]]
             if name not in names:
                 names.append(name)
-        return methods_by_description
+        return arms_by_description
 
     @cached_property
     def constants(self) -> list[ComparisonRow]:
@@ -378,10 +454,10 @@ class Comparison:
         return {"name": name, "metric": metric.name, "mean": mean, "std": deviation}
 
     def _still_improving(self) -> list[str]:
-        """Return which methods had their best round last, in one line or none."""
+        """Return which arms had their best round last, in one line or none."""
         texts = []
-        for method in self.request.methods:
-            finished_lines = without_errors(self._lines_of(method=method))
+        for arm in self.arms:
+            finished_lines = without_errors(self._lines_of(arm=arm))
             # Runs of more than one evaluation that were best in the last planned round.
             num_improving = sum(
                 len(line["curve"]["round"]) > 1
@@ -390,23 +466,23 @@ class Comparison:
             )
             if num_improving:
                 texts.append(
-                    f"{self.names[method]} in {num_improving} of "
+                    f"{self.names[arm]} in {num_improving} of "
                     f"{count_of(len(finished_lines), 'run')}"
                 )
         message = "the last round was the best one, and scores were still improving: raise --rounds"
         return [f"{message} ({', '.join(texts)})"] if texts else []
 
-    def _identical_methods(self) -> list[list[str]]:
-        """Return the groups of methods whose runs coincide in all scores and losses."""
+    def _identical_arms(self) -> list[list[str]]:
+        """Return the groups of arms whose runs coincide in all scores and losses."""
         groups: dict[str, list[str]] = {}
-        for method in self.request.methods:
-            method_lines = [line for _, line in self._select(method=method)]
-            if all(line is not None and "error" not in line for line in method_lines):
+        for arm in self.arms:
+            arm_lines = [line for _, line in self._select(arm=arm)]
+            if all(line is not None and "error" not in line for line in arm_lines):
                 outcomes = []  # scores and curves, without costs
-                for line in filter(None, method_lines):
-                    curve = {n: values for n, values in line["curve"].items() if n != "bytes"}
+                for line in filter(None, arm_lines):
+                    curve = {n: v for n, v in line["curve"].items() if n not in ("bytes", "flops")}
                     outcomes.append([line["val"], line["test"], curve])
-                groups.setdefault(json.dumps(outcomes), []).append(method)
+                groups.setdefault(json.dumps(outcomes), []).append(self.names[arm])
         return [names for names in groups.values() if len(names) > 1]
 
     def _untrained(self) -> list[str]:
@@ -427,9 +503,9 @@ class Comparison:
                     f"without training, test {metric.title}{point_text}: {', '.join(texts)}"
                 )
             worse = {
-                self.names[method]: None
-                for method in self.request.methods
-                for line in without_errors(self._lines_of(point, method))
+                self.names[arm]: None
+                for arm in self._arms_at(point)
+                for line in without_errors(self._lines_of(point, arm))
                 if better_untrained(
                     metric,
                     line["test"][line["judge"]],
@@ -441,8 +517,8 @@ class Comparison:
         return notes
 
     def _cautions(self) -> list[str]:
-        """Return cautions about the defaults of methods that are trained with these."""
-        methods_by_caution: dict[str, dict[str, None]] = {}  # names of the methods that each is of
+        """Return cautions about arms that are trained with the defaults of their methods."""
+        arms_by_caution: dict[str, dict[str, None]] = {}
         for cell in self.cells:
             method = find_method(cell.config, cell.method)
             default_config = replace(cell.config, optimizer=None, lr=None, local_epochs=None)
@@ -452,8 +528,39 @@ class Comparison:
             has_ratings = cell.config.model in RATING_MODELS
             caution = method.caution_on("ratings" if has_ratings else "labels of nodes")
             if caution and values == default_values:
-                methods_by_caution.setdefault(caution, {})[method.name] = None
-        return [f"{', '.join(names)}: {caution}" for caution, names in methods_by_caution.items()]
+                arms_by_caution.setdefault(caution, {})[self.names[self.arm_of[cell]]] = None
+        return [f"{', '.join(names)}: {caution}" for caution, names in arms_by_caution.items()]
+
+    def _without_options(self) -> list[str]:
+        """Return which runs have not the options that tables are of, a line for each option."""
+        keys = self.point_keys
+        notes, options = (
+            [],
+            [key for key in keys if any(key in c.config.options for c in self.cells)],
+        )
+        for key in options:
+            none = []
+            for arm, name in self.names.items():
+                cells = [cell for cell, _ in self._select(arm=arm)]
+                without = [c.labels for c in cells if key not in c.config.options]
+                at = (", ".join(f"{k}={e[k]}" for k in keys if k not in options) for e in without)
+                is_of_all = len(without) == len(cells)
+                part = "" if is_of_all else f" at {' and '.join(dict.fromkeys(at))}"
+                none += [f"{name}{part}"] if without else []
+            if none:
+                notes.append(
+                    f"without option {key}, alike for each of its values: {', '.join(none)}"
+                )
+        return notes
+
+    def _deviations(self) -> list[str]:
+        """Return which arms are not what the paper of their method has."""
+        arms_by_text: dict[str, dict[str, None]] = {}
+        for cell in self.cells:
+            method = choose(cell.config, cell.method).method
+            if (text := method.part.deviation(method.options)) is not None:
+                arms_by_text.setdefault(text, {})[self.names[self.arm_of[cell]]] = None
+        return [f"{', '.join(names)}: {text}" for text, names in arms_by_text.items()]
 
     @property
     def failed(self) -> list[str]:
@@ -492,14 +599,14 @@ class Comparison:
         """What a reader of the numbers must know."""
         request = self.request
         notes = [self.legend, *self._test_notes()]
-        methods_by_description = self._methods_by_server_view()
-        if len(methods_by_description) > 1:
+        arms_by_description = self._arms_by_server_view()
+        if len(arms_by_description) > 1:
             texts = "; ".join(
                 f"{', '.join(names)}: {description}"
-                for description, names in methods_by_description.items()
+                for description, names in arms_by_description.items()
             )
             notes.append(f"the server view sees a node differently ({texts}); the uncut view alike")
-        if request.tests and request.baseline is None and len(request.seeds) > 1:
+        if self.tests and request.baseline is None and len(request.seeds) > 1:
             notes.append(
                 "the reference is the best mean of the same scores, which favors it: p-values are "
                 "too small; name a baseline to avoid that"
@@ -507,15 +614,16 @@ class Comparison:
         notes += [
             f"{' and '.join(names)} have the same scores and losses in every round: with these "
             "settings they are the same method"
-            for names in self._identical_methods()
+            for names in self._identical_arms()
         ]
-        notes += without_options(self.cells, self.names, tuple(self.request.over))
+        notes += self._without_options()
         notes += self._still_improving()
         notes += self._untrained()
         notes += self._cautions()
+        notes += self._deviations()
         if any(row["diverged"] or row["failed"] for row in self.rows):
             notes.append(
-                "means and tests leave out seeds without a result, which favors methods that have "
+                "means and tests leave out seeds without a result, which favors arms that have "
                 "such seeds"
             )
         versions = {json.dumps(line["versions"], sort_keys=True) for line in self.lines if line}
@@ -635,7 +743,7 @@ def _tested() -> list[Column]:
         return f"{low} to {high}"
 
     def difference(row: ComparisonRow) -> str:
-        if row["method"] == row["reference"]:
+        if row["arm"] == row["reference"]:
             return "reference"
         if row["view"] is None and row["seeds"]:
             return "no common view"
@@ -672,7 +780,7 @@ def tables_of(comparison: "Comparison", width: float) -> list[Titled]:
     has_local_bias = any(row["local_bias"] is not None for row in comparison.rows)
     has_row_bytes = any(row["row_bytes"] for row in comparison.rows)
     costs = [COST_COLUMNS[0], *[ROWS] * has_row_bytes, *COST_COLUMNS[1:], *[BIAS] * has_local_bias]
-    tested = [("paired test", TESTED)] * comparison.request.tests
+    tested = [("paired test", tested_columns(comparison))] * comparison.tests
     if width >= WIDE:
         sections = [
             ("scores, and costs as means of a run", [*SCORES, *costs]),
@@ -680,9 +788,25 @@ def tables_of(comparison: "Comparison", width: float) -> list[Titled]:
         ]
     else:
         sections = [("scores", SCORES), *tested, ("costs, mean of a run", costs)]
+    return [(title, [name_column(comparison), *columns]) for title, columns in sections]
+
+
+def name_column(comparison: "Comparison") -> Column:
+    """Return the first column of all tables."""
     names = comparison.names
-    method: Column = ("method", lambda row: names[row["method"]])
-    return [(title, [method, *columns]) for title, columns in sections]
+    are_methods = all(list(labels) == ["method"] for labels in comparison.arms.values())
+    return ("method" if are_methods else "arm", lambda row: names[row["arm"]])
+
+
+def tested_columns(comparison: "Comparison") -> list[Column]:
+    """Return the columns of paired tests; if arms have several references, these have a column."""
+    references = [{row["reference"] for row in rows} for _, rows, _ in rows_by_point(comparison)]
+    names = comparison.names
+    against: Column = (
+        "against",
+        lambda row: "-" if row["arm"] == row["reference"] else names.get(row["reference"], "-"),
+    )
+    return [*[against] * any(len(each) > 1 for each in references), *TESTED]
 
 
 def paired_tables(comparison: "Comparison") -> dict[str, list[Any]]:
@@ -690,28 +814,28 @@ def paired_tables(comparison: "Comparison") -> dict[str, list[Any]]:
 
     They are those of the terminal, so that both have one unit, one order and one mark of the best.
     """
-    method: Column = ("method", lambda row: comparison.names[row["method"]])
+    name = name_column(comparison)
 
     def make_rows(columns: Sequence[Column]) -> list[dict[str, Any]]:
         return [
             {
                 "title": point,
-                "columns": [name for name, _ in columns],
+                "columns": [title for title, _ in columns],
                 "rows": _texts(columns, rows, constant),
             }
             for point, rows, constant in rows_by_point(comparison)
         ]
 
     return {
-        "scores": make_rows([method, *SCORES]),
-        "tables": make_rows([method, *TESTED]) if comparison.request.tests else [],
+        "scores": make_rows([name, *SCORES]),
+        "tables": make_rows([name, *tested_columns(comparison)]) if comparison.tests else [],
         "notes": list(comparison.notes),
     }
 
 
 def rows_by_point(comparison: "Comparison") -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:
-    """Return the rows by the values of what is varied, those values in words, and the constant."""
-    keys = comparison.request.over
+    """Return the rows of each table, what it is of in words, and the constant."""
+    keys = comparison.point_keys
     grouped_rows = groupby(comparison.rows, key=lambda row: [row[key] for key in keys])
     return [
         (", ".join(f"{k} {value}" for k, value in zip(keys, point, strict=True)), list(rows), last)
@@ -731,6 +855,9 @@ def title_of(comparison: "Comparison") -> str:
         else [count_of(config.clients, "client")]
     )
     words += [] if "partition" in varied_values else [config.partition]
+    first_labels = {next(iter(labels.values())) for labels in comparison.arms.values()}
+    if len(first_labels) == 1 < len(comparison.arms):  # else the names of arms have it
+        words += [str(first_labels.pop())]
     return ", ".join(words)
 
 
@@ -746,31 +873,3 @@ def _texts(
     filled = {v for v in VIEWS if any(row[f"{v}_mean"] is not None for row in rows)}
     ends = [text if name in filled else "-" for name, _ in columns[1:]]
     return [*texts, [constant["name"], *ends]]
-
-
-def without_options(
-    cells: Sequence[Cell], names: Mapping[str, str], over: Sequence[str]
-) -> list[str]:
-    """Return which runs have not the options that are varied, a line for each option.
-
-    Args:
-        cells: the runs.
-        names: what tables call each method.
-        over: keys that are varied: fields, and options of parts.
-    """
-    notes, options = [], [key for key in over if any(key in c.config.options for c in cells)]
-    for key in options:
-        none = []
-        for method, name in names.items():
-            method_cells = [c for c in cells if c.labels["method"] == method]
-            without = [c.labels for c in method_cells if key not in c.config.options]
-            at = (", ".join(f"{k}={e[k]}" for k in over if k not in options) for e in without)
-            part = (
-                ""
-                if len(without) == len(method_cells)
-                else f" at {' and '.join(dict.fromkeys(at))}"
-            )
-            none += [f"{name}{part}"] if without else []
-        if none:
-            notes.append(f"without option {key}, alike for each of its values: {', '.join(none)}")
-    return notes

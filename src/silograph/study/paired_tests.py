@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError
 from silograph.graph.partition.split import parse_ratios
+from silograph.study.arms import ArmSettings
 
 # --- Paired statistics: two methods on the same seeds, and what so few seeds can show ------------
 #
@@ -167,24 +168,26 @@ def power_of(n: int, test: Test, overlap: float = 0.0) -> str:
 ComparisonRow = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
     """What is compared, and how it is judged.
 
     Attributes:
-        methods: names of methods, in the order of the tables.
+        methods: names of methods, each an arm, in the order of the tables.
+        arms: settings of named arms, which come after the methods.
         seeds: seeds, each with its own cut, split and initial weights unless those are fixed.
         over: further fields of the config or options of parts, and their values.
         options: options of methods, by method.
-        baseline: the method that others are tested against; None for the best one.
+        baseline: the arm that others are tested against; None for the best one.
         metric: the score; None for the one that picks the rounds of the runs.
-        view: view of the paired test; `own` for one that all methods have, of several the one that
-            most methods are about.
+        view: view of the paired test; `own` for one that all arms have, of several the one that
+            most arms are about.
         test: `t`, `resampled`, `wilcoxon`, or `auto`: resampled where every seed splits one graph
             anew, else t.
     """
 
-    methods: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    arms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seeds: tuple[int, ...]
     over: Mapping[str, tuple[Scalar, ...]]
     options: Mapping[str, Mapping[str, Scalar]]
@@ -194,6 +197,7 @@ class ComparisonRequest:
     test: Test = "auto"
 
     @property
-    def tests(self) -> bool:
-        """Whether there is another method to test one against."""
-        return len(self.methods) > 1
+    def all_arms(self) -> list[ArmSettings]:
+        """Methods and named arms, before anything is varied."""
+        methods = [ArmSettings.of(("method", name), {"method": name}) for name in self.methods]
+        return methods + [ArmSettings.of(("arm", n), s) for n, s in self.arms.items()]

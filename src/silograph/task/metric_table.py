@@ -217,7 +217,7 @@ class _Metrics(dict[str, Metric]):
 
     def __missing__(self, name: str) -> Metric:
         """Return a metric with a number in its name."""
-        kind, number = number_in(name)
+        kind, number = number_in(str(name))
         if kind == "recall@fpr" and 0 < number < 1:
             return _recall_at_rate(number)
         if kind in ("precision", "recall") and number.is_integer() and 1 <= number < 2**31:

@@ -81,8 +81,14 @@ def test_options_of_parts_are_varied_as_fields_are(make_graph: MakeGraph, tmp_pa
         make_graph(), methods=["fedavg", "fedprox"], seeds=[1], over=over, processes=0, **base
     )
     shown = [tuple(row[key] for key in ("method", *over)) for row in told.rows]
+    pairs = [(mu, least) for mu in (0.05, 2.0) for least in (1, 2)]
     assert shown == [
-        (method, mu, least) for mu in (0.05, 2.0) for least in (1, 2) for method in told.names
+        *(("fedavg", None, least) for least in (1, 2)),
+        *(("fedprox", mu, least) for mu, least in pairs),
+    ]
+    assert list(told.arms) == [
+        *(f"fedavg, selector.least_clients={least}" for least in (1, 2)),
+        *(f"fedprox, mu={mu}, selector.least_clients={least}" for mu, least in pairs),
     ]
     for row in told.rows:
         options = {"selector.least_clients": row["selector.least_clients"]}
@@ -90,9 +96,8 @@ def test_options_of_parts_are_varied_as_fields_are(make_graph: MakeGraph, tmp_pa
         plain = sg.run(make_graph(), **SHORT, method=row["method"], seed=1, options=options)
         assert plain.test.server is not None
         assert row["server_mean"] == plain.test.server.accuracy
-    assert "without option mu, alike for each of its values: fedavg" in told.notes
-    assert not [note for note in told.notes if "option selector.least_clients" in note]
-    assert "mu 0.05, selector.least_clients 2: scores" in told.summary(80)
+    assert not [note for note in told.notes if "without option" in note]
+    assert len(told.cells) == 6
 
 
 def test_options_of_parts_are_given_to_all_methods(make_graph: MakeGraph) -> None:
@@ -125,10 +130,13 @@ def test_varied_options_of_a_sampler_resume(tmp_path: Path, make_graph: MakeGrap
         str(tmp_path / "g.npz"), methods=["fedavg"], seeds=1, processes=0, out=folder, **given
     )
     ks = [line["config"]["options"].get("neighbors.k") for line in told.lines if line is not None]
-    assert ks == [None, None, 1, 3]
-    assert len(lines_of(folder)) == 3  # without the option there is one run for both values
-    said = "without option neighbors.k, alike for each of its values: fedavg at neighbors=full"
-    assert said in told.notes
+    assert ks == [None, 1, 3]  # without the option there is one arm for both values
+    assert len(lines_of(folder)) == 3
+    assert list(told.arms) == [
+        "neighbors=full",
+        "neighbors=fedgrains, neighbors.k=1",
+        "neighbors=fedgrains, neighbors.k=3",
+    ]
     lines = (folder / "compare.jsonl").read_text().splitlines(keepends=True)
     (folder / "compare.jsonl").write_text("".join(lines[:-1]))
     again = resume_comparison(folder, processes=0)
@@ -274,19 +282,25 @@ def test_views_that_hear_more_are_told(make_graph: MakeGraph) -> None:
     assert not any("server view" in note for note in alike.notes)
     over = {"collect": [0.0, 0.5]}
     fetched = sg.compare(make_graph(), methods=["fedavg"], over=over, **common)
-    (told,) = [note for note in fetched.notes if "server view" in note]
-    assert "fedavg: through its own client's graph and the neighbors that it has fetched" in told
+    (told,) = [note for note in fetched.notes if "server view sees" in note]
+    assert "collect=0.5: through its own client's graph and the neighbors that it has fet" in told
 
 
 def test_a_method_alone_is_tested_against_nothing(make_graph: MakeGraph, tmp_path: Path) -> None:
-    common: dict[str, Any] = {**SHORT, "rounds": 1, "processes": 0, "seeds": 2, "clients": 2}
+    common: dict[str, Any] = {
+        **SHORT,
+        "rounds": 1,
+        "processes": 0,
+        "seeds": 2,
+    }
+    del common["clients"]
     table = sg.compare(
-        make_graph(), methods=["fedavg"], over={"lr": [0.1, 0.2]}, out=tmp_path / "c", **common
+        make_graph(), methods=["fedavg"], over={"clients": [2, 3]}, out=tmp_path / "c", **common
     )
     for page in (table.summary(80), table.summary(200), table.to_markdown(), table._repr_html_()):
         assert not any(word in page for word in ("reference", "paired", "p-value", "difference"))
-        assert "lr 0.2" in page
-    assert [row["lr"] for row in table.rows] == [0.1, 0.2]
+        assert "clients 3" in page
+    assert [row["clients"] for row in table.rows] == [2, 3]
     paired = json.loads((tmp_path / "c" / "paired.json").read_text())
     assert paired["tables"] == []
 
@@ -300,16 +314,15 @@ def test_rows_of_nodes_have_a_column_where_a_method_sends_them(make_graph: MakeG
         (line,) = (
             line
             for cell, line in zip(table.cells, table.lines, strict=True)
-            if (cell.labels["method"], cell.labels["tau"]) == (row["method"], row["tau"])
+            if (cell.labels["method"], cell.labels.get("tau")) == (row["method"], row["tau"])
         )
         assert line is not None
         kinds = line["bytes"]["by_kind"]
         assert row["row_bytes"] == kinds.get("embeddings", 0) + kinds.get("halo_keys", 0)
         assert (row["row_bytes"] > 0) == (row["method"] != "fedlocal")
     assert "rows MB" in table.summary()
-    assert "without option tau, alike for each of its values: fedlocal" in table.notes
     (caution,) = (note for note in table.notes if "few edges" in note)
-    assert caution.startswith("fedais: ")  # its presets were not measured there
+    assert caution.startswith("fedais, tau=1, fedais, tau=3: ")  # presets were not measured there
     assert "rows MB" not in sg.compare(make_graph(), methods=["fedavg"], **common).summary()
 
 
@@ -524,7 +537,7 @@ def test_methods_without_a_common_view_are_not_tested() -> None:
         "fedavg": {"server": [0.2, 0.25], "personalized": [0.3, 0.3]},
         "centralized": {"server": [0.9, 0.8], "uncut": [0.9, 0.8]},
     }
-    told = "not tested, for want of a view that the compared methods share: "
+    told = "not tested, for want of a view that the compared arms share: "
     table = with_views(scores, baseline="local")
     assert [row["view"] for row in table.rows] == ["personalized", "personalized", None]
     assert f"{told}centralized" in table.notes

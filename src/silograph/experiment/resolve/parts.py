@@ -6,7 +6,7 @@ range that tuning tries. A user gives one as NAME, if one chosen part alone has 
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -561,7 +561,9 @@ def without_part(config: RunConfig, kind: str) -> RunConfig:
     return dataclasses.replace(config, options=options, **own)
 
 
-def without_method(config: RunConfig, method: Method) -> dict[str, Scalar]:
-    """Return the options of a config that are not those of its method."""
+def without_parts(
+    config: RunConfig, kinds: Collection[str], method: Method | None = None
+) -> dict[str, Scalar]:
+    """Return the options of a config that are not those of its parts of some kinds."""
     parts = named_parts(config, method)
-    return {n: v for n, v in config.options.items() if find_option(n, parts)[0] != "method"}
+    return {n: v for n, v in config.options.items() if find_option(n, parts)[0] not in kinds}
