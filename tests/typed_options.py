@@ -15,6 +15,7 @@ from silograph.experiment.resolve.flat_options import HELP
 
 PATH = Path(silograph.__file__).parent / "experiment" / "run_options.py"
 TYPES = {
+    "class_weight": "str | os.PathLike[str] | Mapping[str, float] | None",
     "method": "Method | str",
     "model": "Make | str",
     "na_values": "str | Sequence[str | float] | None",

@@ -100,6 +100,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "eval_every": (["--eval-every", "10"], "eval_every = 10", 10),
     "patience": (["--patience", "5"], "patience = 5", 5),
     "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
+    "class_weight": (["--class-weight", "balanced"], 'class_weight = "balanced"', "balanced"),
     "positive": (["--positive", "fraud"], 'positive = "fraud"', "fraud"),
     "relevant": (["--relevant", "3.5"], "relevant = 3.5", 3.5),
     "evaluate_clients": (

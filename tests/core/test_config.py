@@ -88,6 +88,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "weights_as": st.sampled_from(["exact", "float16", "int8", "int4"]),
     "weight_rows": st.sampled_from(["all", "used"]),
     "patience": st.none() | COUNTS,
+    "class_weight": st.sampled_from([None, "balanced", '{"a": 2.0}']),
     "positive": st.none() | st.sampled_from(["1", "fraud"]),
     "relevant": st.none() | st.floats(0, 5),
     "metric": st.none() | st.text(),

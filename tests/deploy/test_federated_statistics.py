@@ -132,6 +132,29 @@ def test_weights_of_edges_are_the_same_over_a_session(
         assert torch.equal(own.logits(graph), theirs.model.logits(graph))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weight": "balanced", "model": "gcn"},
+        {"class_weight": "balanced", "normalize": "standard", "evaluation_min_count": 2},
+        {"class_weight": "balanced", "normalize": "standard_client"},
+        {"class_weight": {"0": 5, "2": 0.5}},
+    ],
+)
+def test_weights_of_classes_are_the_same_over_a_session(
+    make_graph: MakeGraph, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Counts of labels travel as statistics; weights that are given travel with the config."""
+    ours, theirs, _ = trained(make_graph(90), tmp_path, **options)
+    assert ours.model is not None
+    assert theirs.model is not None
+    assert ours.test.server == theirs.test.server
+    assert all(torch.equal(w, theirs.model.weights[name]) for name, w in ours.model.weights.items())
+    lines = [[r.to_line() for r in result.ledger.since(0)] for result in (ours, theirs)]
+    assert lines[0] == lines[1]
+    assert ("statistics" in ours.ledger.bytes_by_kind) is (options["class_weight"] == "balanced")
+
+
 @pytest.mark.parametrize("use", [None, "scale"])
 def test_without_weights_of_edges_there_are_no_sums(
     make_graph: MakeGraph, tmp_path: Path, use: str | None

@@ -25,6 +25,7 @@ from silograph.core.setting_values import (
     lin,
     log,
     parse_bytes,
+    parse_class_weight,
     parse_na_values,
     parse_rating_scale,
     parse_widths,
@@ -286,6 +287,12 @@ class RunConfig:
     )
     keep_optimizer: bool | None = setting(
         "Training", None, "keep optimizer state between rounds (default: by method)"
+    )
+    class_weight: Annotated[str | None, BeforeValidator(parse_class_weight)] = setting(
+        "Training",
+        None,
+        "weight of each class in the loss of training nodes: balanced (rare classes count more, by "
+        "the counts of all clients), none, or a TOML or CSV file of class = weight (default: none)",
     )
     weights_as: Literal["exact", "float16", "int8", "int4"] = setting(
         "Training",

@@ -60,6 +60,7 @@ class ResolvedConfig:
     decay_layers: Literal["all", "first"]
     momentum: float
     keep_optimizer: bool
+    class_weight: str | None
     weights_as: Literal["exact", "float16", "int8", "int4"]
     weight_rows: Literal["all", "used"]
     metric: str

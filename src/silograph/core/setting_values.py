@@ -4,18 +4,22 @@ Numbers of bytes, clients' speeds, ranges of options, schedules of the learning 
 ratings, least counts behind a row, forms of sent weights, widths of layers, and missing values.
 """
 
+import csv
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic_core import PydanticCustomError
 
 from silograph.core.errors import ConfigError
+from silograph.core.files import check_regular
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -477,3 +481,94 @@ def na_words(values: str | Iterable[Any]) -> list[Any]:
         if isinstance(words, list):
             return words
     return values.split(",")
+
+
+# --- Weights of classes --------------------------------------------------------------------------
+
+BALANCED = "balanced"
+
+
+def parse_class_weight(value: Any) -> Any:
+    """Return weights of classes as a JSON text, `balanced`, or None for `none`; else the value.
+
+    >>> parse_class_weight({"fraud": 5, 0: 1}), parse_class_weight("none")
+    ('{"fraud": 5.0, "0": 1.0}', None)
+
+    Args:
+        value: `balanced`, `none`, a mapping, its JSON text, or the path of a file of weights: TOML
+            with lines `class = weight`, or CSV with columns class and weight.
+
+    Raises:
+        PydanticCustomError: a file that is missing or holds something else, or a weight that is not
+            above 0.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or value == "none":
+        return None
+    if isinstance(value, str):
+        if value == BALANCED:
+            return value
+        value = json_mapping(value) if value.startswith("{") else _weights_in(Path(value))
+    if not isinstance(value, Mapping):
+        return value
+    weights: dict[str, float] = {}
+    for name, weight in value.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight <= MOST_WEIGHT:
+            raise _class_weight_error(
+                f"a weight above 0, at most {MOST_WEIGHT:g}, for class {name}, got {weight!r}"
+            )
+        weights[str(name)] = float(weight)
+    if not weights:
+        raise _class_weight_error("the weight of a class, got none")
+    return json.dumps(weights, ensure_ascii=False)
+
+
+MOST_WEIGHT = 1e6  # of a class
+MOST_BYTES = 10**6  # of a file of weights
+
+
+def json_mapping(text: str) -> Any:
+    """Return the mapping of a JSON text; the text where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _weights_in(path: Path) -> dict[str, Any]:
+    """Return the weights of classes in a TOML or CSV file."""
+    try:
+        check_regular(path, "a file of weights of classes", ConfigError)
+        text = path.read_bytes()[: MOST_BYTES + 1].decode()
+    except (ConfigError, OSError, UnicodeDecodeError, ValueError):
+        raise _class_weight_error(
+            f"balanced, none, or a file of class = weight, got {str(path)!r}, which is no such file"
+        ) from None
+    if path.suffix == ".csv":
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+        rows = rows[1:] if rows and [cell.strip() for cell in rows[0]] == CSV_COLUMNS else rows
+        pairs = [(row[0], row[1]) if len(row) == 2 else ("", "") for row in rows]
+        return {name.strip(): _number_or_text(weight) for name, weight in pairs}
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise _class_weight_error(
+            f"lines class = weight in {path}, or CSV in a file that ends with .csv, got something "
+            "else"
+        ) from None
+
+
+CSV_COLUMNS = ["class", "weight"]
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _class_weight_error(text: str) -> PydanticCustomError:
+    return PydanticCustomError("class_weight", "expected {text}", {"text": text})

@@ -646,7 +646,7 @@ class ServerSession:
             session,
             resolved.device,
             feature_names=names,
-            sums=sum_specs(config, schema.num_features, method),
+            sums=sum_specs(config, schema, method),
             why_torch=resolved.why_torch,
         )
 

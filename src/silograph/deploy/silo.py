@@ -342,7 +342,7 @@ class OwnData:
         note += "" if hands_over_model else "; the server keeps its model"
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block)
-        specs = sum_specs(resolved_config, schema.num_features, method)
+        specs = sum_specs(resolved_config, schema, method)
         receiver, silos = self.server, resolved_config.clients
         lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
         remarks = (

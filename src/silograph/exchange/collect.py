@@ -396,7 +396,7 @@ def _finite_problem(reply: Sums | Squares) -> str | None:
 @op(Kind.STATISTICS)
 def send_sums(clients: Clients, state: Empty, _: Empty) -> tuple[Empty, Sums]:
     """Send counts and sums."""
-    sums = clients.block.sums.items()
+    sums = [(name, own) for name, own in clients.block.sums.items() if own.is_sent]
     counts = {name: Stacked(own.count) for name, own in sums}
     return state, Sums(counts, {name: Stacked(own.total) for name, own in sums})
 

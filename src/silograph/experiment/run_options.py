@@ -158,6 +158,9 @@ class StudyOptions(TypedDict, total=False):
     """momentum of the clients' sgd"""
     keep_optimizer: bool | None
     """keep optimizer state between rounds (default: by method)"""
+    class_weight: str | os.PathLike[str] | Mapping[str, float] | None
+    """weight of each class in the loss of training nodes: balanced (rare classes count more, by
+    the counts of all clients), none, or a TOML or CSV file of class = weight (default: none)"""
     weights_as: Literal["exact", "float16", "int8", "int4"]
     """how weights travel: exact, or matrices rounded to float16, to bytes (int8) or to half
     bytes (int4) with a scale for each row; clients send changes, with what was rounded off

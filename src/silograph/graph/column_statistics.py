@@ -18,6 +18,7 @@ from silograph.graph.graph import Features
 
 FEATURES = "features"  # name of the sums and statistics of features
 EDGE_WEIGHTS = "edge_weights"  # likewise of weights of edges
+LABELS = "labels"  # likewise of counts of labels
 # What rounding leaves of the deviation of a constant column, beside its mean.
 FLAT = 1e-12
 LARGEST = 1e100  # magnitude of a value, so that sums of squares of all rows stay finite
@@ -48,11 +49,13 @@ class ClientSums:
         count: (C,) int64 rows.
         total: (C, W) float64 sums of values.
         squares: (C, W) float64 sums of squared differences from the client's own mean.
+        is_sent: whether clients send them, for statistics of all clients; else they stay.
     """
 
     count: Tensor
     total: Tensor
     squares: Tensor
+    is_sent: bool = True
 
     @property
     def own_mean(self) -> Tensor:
@@ -71,11 +74,13 @@ class ClientSums:
 
     def take(self, positions: Tensor) -> "ClientSums":
         """Return the sums of the clients at `positions` (k,) int64."""
-        return ClientSums(self.count[positions], self.total[positions], self.squares[positions])
+        tensors = self.count[positions], self.total[positions], self.squares[positions]
+        return ClientSums(*tensors, self.is_sent)
 
     def to(self, device: torch.device | str) -> "ClientSums":
         """Return the sums on another device."""
-        return ClientSums(*(t.to(device) for t in (self.count, self.total, self.squares)))
+        count, total, squares = (t.to(device) for t in (self.count, self.total, self.squares))
+        return ClientSums(count, total, squares, self.is_sent)
 
 
 def join_sums(parts: Sequence[ClientSums]) -> ClientSums:
@@ -84,6 +89,7 @@ def join_sums(parts: Sequence[ClientSums]) -> ClientSums:
         torch.cat([part.count for part in parts]),
         torch.cat([part.total for part in parts]),
         torch.cat([part.squares for part in parts]),
+        parts[0].is_sent,
     )
 
 
@@ -134,6 +140,66 @@ def sum_edge_weights(edges: CSR, halo: CSR, client: Tensor, clients: int) -> Cli
     weight, row = torch.cat(parts), torch.cat([edges.row, halo.row])
     order = weight.argsort(stable=True)  # no order of nodes or edges changes the bits of the sums
     return sum_by_client(weight[order, None], client[row[order]], clients)
+
+
+def sum_labels(
+    y: Tensor, train: Tensor, client: Tensor, clients: int, classes: int, least: int
+) -> ClientSums:
+    """Return how many training rows of each client have each label, as sums.
+
+    A client with 1 to `least` - 1 training rows of a label sends zeros: it cannot leave out one
+    count alone, which the others and the number of its training rows would tell.
+
+    Args:
+        y: (n,) classes, W = K columns; or (n, K) bits, W = 2 K: rows whose bit is 1, then 0.
+        train: (n,) bool.
+        client: (n,) int64 whose row it is.
+        clients: C.
+        classes: K.
+        least: the least count of the run; 0 and 1 are no limit.
+    """
+    rows = train.nonzero()[:, 0]
+    own, labels = client[rows], y[rows]
+    if labels.dim() == 2:
+        values = torch.cat([labels == 1, labels == 0], dim=1)
+    else:
+        values = labels[:, None] == torch.arange(classes, device=y.device)
+    sums = sum_by_client(values.double(), own, clients)
+    is_few = ((sums.total > 0) & (sums.total < least)).any(dim=1)
+    return ClientSums(
+        sums.count.masked_fill(is_few, 0),
+        sums.total.masked_fill(is_few[:, None], 0),
+        sums.squares.masked_fill(is_few[:, None], 0),
+    )
+
+
+def balanced_weights(shares: Tensor, classes: int) -> Tensor:
+    """Return the weight of each class by which all classes count alike, (K,) float64.
+
+    Of classes it is n / (number of classes * number of rows of the class), as in scikit-learn; of a
+    class without rows it is 1. Of a label bit it is the number of zeros / the number of ones, the
+    weight of a one, and 1 where there are not both.
+
+    Args:
+        shares: (W,) mean of the columns of `sum_labels` over all clients' training rows.
+        classes: K.
+
+    Raises:
+        DataError: no client has sent counts, or the shares cannot be shares.
+    """
+    if not bool(((shares >= 0) & (shares <= 1)).all()):  # they come from the server
+        raise DataError(f"expected shares of labels from 0 to 1, got {shares.tolist()[:4]}")
+    if not bool(shares.any()):
+        raise DataError(
+            "expected counts of labels for class_weight=balanced, got none: at every "
+            "client some label has fewer training nodes than evaluation_min_count; give weights in "
+            "a file"
+        )
+    if len(shares) == classes:
+        number = (shares > 0).sum()
+        return torch.where(shares > 0, 1 / (number * shares.clamp(min=1e-300)), 1.0)
+    ones, zeros = shares[:classes], shares[classes:]
+    return torch.where((ones > 0) & (zeros > 0), zeros / ones.clamp(min=1e-300), 1.0)
 
 
 def mean_of(count: Tensor, total: Tensor) -> Tensor:

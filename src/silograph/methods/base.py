@@ -451,6 +451,8 @@ class Method(Generic[Options]):
             else.
         server_step: whether the run may have a server optimizer. Then the round must end with
             `Server.step`.
+        weighs_classes: whether classes may have weights in the loss of training nodes. Then clients
+            must train by `Clients.fit`, and by no other loss of labels.
         scores_on_receipt: whether each round sends the server's model, clients train from exactly
             that, and their reply has the field `received`. If so, the clients of the next round
             score the server's model. Otherwise it is sent to be scored, and the next round must
@@ -482,6 +484,7 @@ class Method(Generic[Options]):
     cautions: tuple[Caution, ...] = ()
     aggregates: bool = False
     server_step: bool = False
+    weighs_classes: bool = False
     scores_on_receipt: bool | None = None
     makes_edges: bool = False
     ratings: bool = True

@@ -144,7 +144,9 @@ def average_rows(
 def row_averaging(train: ClientOp[SharedModel, LocalChange]) -> AnyMethod:
     """Return FedMF whose clients train by another op with the messages of `train_items`."""
     own_round = calls(train)(partial(average_rows, train=train))  # which pickle can write
-    return replace(FEDAVG, **program(own_round), small_weights=False, aggregates=False)
+    return replace(
+        FEDAVG, **program(own_round), small_weights=False, aggregates=False, weighs_classes=False
+    )
 
 
 FEDMF = replace(

@@ -260,6 +260,7 @@ FEDPER = Method(
     evaluate=personal(),
     aggregates=True,
     server_step=True,
+    weighs_classes=True,
     cautions=(
         Caution(
             "clients train with adam, as for fedavg; on Photo and Coauthor-CS the result is far "

@@ -544,6 +544,7 @@ FEDPUB = Method(
     options=FedPubOptions,
     **program(train_round, setup=setup, state=ClientState, trained=with_masks, server_model=False),
     check=check,
+    weighs_classes=True,
     evaluate=personal(),
     needs=Needs(keep_optimizer=True, corrections=corrections),
     own_weights=own_weights,

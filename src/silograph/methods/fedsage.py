@@ -628,6 +628,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     **program(train_round, setup=setup, state=MendedState, other_network=network_of),
     check=check,
     server_step=True,
+    weighs_classes=True,
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,

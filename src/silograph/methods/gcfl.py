@@ -376,6 +376,7 @@ GCFL: AnyMethod = Method(
     reference="Xie et al., Federated graph classification over non-iid graphs, NeurIPS 2021",
     options=GCFLOptions,
     **program(train_round, setup=setup, state=OwnModel, server_model=False),
+    weighs_classes=True,
     evaluate=personal(),
     own_weights=own_weights,
     note=note,

@@ -113,6 +113,7 @@ LLCG = Method(
     round=FEDAVG_PROGRAM["round"],
     check=check,
     server_step=True,
+    weighs_classes=True,
     setting=ServerHolds(server_share, correct),
     cautions=(
         Caution(

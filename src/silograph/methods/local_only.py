@@ -129,6 +129,7 @@ LOCAL = Method(
     reference="the baseline of every paper of the field",
     options=NoOptions,
     **program(train_round, setup=setup, state=OwnModel, server_model=False),
+    weighs_classes=True,
     evaluate=personal(),
     needs=Needs(keep_optimizer=True),
     own_weights=own_weights,

@@ -215,6 +215,7 @@ SCAFFOLD = Method(
     "learning, ICML 2020",
     options=ScaffoldOptions,
     **program(train_round, setup=setup, state=ClientState),
+    weighs_classes=True,
     needs=Needs(
         optimizer="sgd",
         local_epochs=10,

@@ -378,12 +378,14 @@ class _Targets:
         row: (t,) int64 their positions among the rows of the clients.
         y: (t, ...) their labels, by client.
         off: (A + 1,) int64 offsets of each client's labels.
+        class_weight: (K,) of the loss, see `ClientBlock`.
     """
 
     rows: Tensor | None
     row: Tensor
     y: Tensor
     off: Tensor
+    class_weight: Tensor | None
 
 
 def own_copy(t: Tensor) -> Tensor:
@@ -443,7 +445,8 @@ class Trainer:
         inputs = whole_pass(self.model, block, dtype)
         inputs = replace(inputs, x=features_for(block, self.compact))
         train = block.split.train
-        targets = _Targets(train, train.nonzero()[:, 0], block.y[train], offsets(block.num_train))
+        row, off = train.nonzero()[:, 0], offsets(block.num_train)
+        targets = _Targets(train, row, block.y[train], off, block.class_weight)
         loss = torch.empty(0)
         for epoch in range(epochs):
             key = self.key.fold("epoch", epoch, "batch", 0)
@@ -502,7 +505,7 @@ class Trainer:
         x = self._first_rows(block, live)
         inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums_neighbors, state)
         trainer = self if len(clients) == block.num_clients else self.of(clients)
-        targets = _Targets(None, seeds, block.y[seeds], off)
+        targets = _Targets(None, seeds, block.y[seeds], off, block.class_weight)
         gates = [drawn.gate for _, drawn in draws if drawn.gate is not None]
         loss, gate_gradients = trainer._step(live, runs, inputs, targets, key, gates)
         signal = Signal(clients, draws, loss, key, may_change_state, gate_gradients)
@@ -572,11 +575,11 @@ class Trainer:
         if not losses:
             logits = _target_rows(targets, forward_pass(model, leaves, inputs, key))
             report_rows(targets.off, LOSS_FLOPS * model.outputs)
-            return task_of(model.task).loss(logits, targets.y)
+            return label_losses(model, logits, targets.y, targets.off, targets.class_weight)
         outputs = embedded_pass(model, leaves, inputs, key)
         logits, embeddings = (_target_rows(targets, t) for t in outputs)
         report_rows(targets.off, LOSS_FLOPS * model.outputs)
-        target_losses = task_of(model.task).loss(logits, targets.y)
+        target_losses = label_losses(model, logits, targets.y, targets.off, targets.class_weight)
         nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
         for term in losses:
             extra_losses = term(nodes)
@@ -588,6 +591,30 @@ class Trainer:
             report_rows(targets.off, term.flops(embeddings.shape[1]))
             target_losses = target_losses + extra_losses
         return target_losses
+
+
+def label_losses(
+    model: ModelSizes, logits: Tensor, y: Tensor, off: Tensor, class_weight: Tensor | None
+) -> Tensor:
+    """Return the loss of each label (t,), so that the mean of a client's is the loss of its step.
+
+    With weights of classes this mean is sum(w l) / sum(w), as `torch.nn.CrossEntropyLoss(weight=w)`
+    has it; of label bits only those that are 1 have a weight, and the mean is over all.
+
+    Args:
+        model: that has made the logits.
+        logits: (t, K).
+        y: (t, ...) labels, by client.
+        off: (A + 1,) int64 offsets of each client's labels.
+        class_weight: (K,), see `ClientBlock`.
+    """
+    task = task_of(model.task)
+    losses = task.loss(logits, y, class_weight)
+    if class_weight is None or task.wide:
+        return losses
+    counts = off.diff()
+    mean_weight = segment_sum(class_weight.to(losses.dtype)[y], off) / counts.clamp(min=1)
+    return losses / torch.repeat_interleave(mean_weight, counts)
 
 
 def _target_rows(targets: _Targets, t: Tensor) -> Tensor:
@@ -831,6 +858,11 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
     name = ("labels", model.task, model.outputs)
     if name in block.memo:
         return
+    weight = block.class_weight
+    if weight is not None and weight.shape != (model.outputs,):
+        raise ProtocolError(
+            f"expected a weight for each of {model.outputs} classes, got {tuple(weight.shape)}"
+        )
     y, task = block.y, task_of(model.task)
     is_other_task = y.dim() != 1 + task.wide or (task.wide and y.shape[1] != model.outputs)
     if is_other_task or y.is_floating_point() == task.classes:

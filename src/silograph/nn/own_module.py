@@ -35,13 +35,13 @@ from silograph.nn.fit import (
     Fitted,
     Training,
     TrainingInputs,
+    label_losses,
     own_copy,
     start_fields,
     whole,
 )
 from silograph.nn.forward import NO_TABLES
 from silograph.nn.mini_batches import batches
-from silograph.task.registry import task_of
 
 # --- Counting the operations of code that does not report them: a user's own module --------------
 #
@@ -358,7 +358,7 @@ def _train_client(model: ModuleModel, training: Training, inputs: TrainingInputs
             leaves = {name: w.detach()[0].requires_grad_() for name, w in weights.items()}
             step_key = epoch_key.fold("batch", number)
             loss, gradients = _loss_and_gradients(
-                model, module, leaves, client, block.y, seeds, step_key
+                model, module, leaves, client, block.y, seeds, step_key, block.class_weight
             )
             grads = {name: g[None] for name, g in gradients.items()}
             optimizer.step_(weights, training.correct(grads, weights, start), state)
@@ -380,12 +380,14 @@ def _loss_and_gradients(
     y: Tensor,
     seeds: Tensor,
     key: Key,
+    class_weight: Tensor | None,
 ) -> tuple[Tensor, Params]:
-    """Return the mean loss of rows `seeds` (s,), and its gradients."""
+    """Return the mean loss of rows `seeds` (s,), and its gradients; see `label_losses`."""
     with OperationCounter() as tally:
         logits = call(model, module, leaves, client, key)
     logits_leaf = logits.detach().requires_grad_()
-    loss = task_of(model.task).loss(logits_leaf[seeds], y[seeds]).mean()
+    off = torch.tensor([0, len(seeds)], device=seeds.device)
+    loss = label_losses(model, logits_leaf[seeds], y[seeds], off, class_weight).mean()
     cotangent = torch.autograd.grad(loss, logits_leaf)
     with tally:
         grads = torch.autograd.grad(

@@ -84,8 +84,12 @@ class Task(Protocol):
     def outputs(self, schema: Schema) -> int:
         """Return the number of outputs of a model."""
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of every node (n,) from logits (n, K); 0 where no label is known."""
+    def loss(self, logits: Tensor, y: Tensor, class_weight: Tensor | None = None) -> Tensor:
+        """Return the loss of every node (n,) from logits (n, K); 0 where no label is known.
+
+        `class_weight` (K,): factor of the loss of each class, see `node_loss`; None without any,
+        and for numbers.
+        """
 
     def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client, each (C, ...), for `val` and `test`.

@@ -32,16 +32,24 @@ from silograph.graph.graph import MISSING, LabelForm, label_form
 # n: rows. K: classes or label bits.
 
 
-def node_loss(logits: Tensor, y: Tensor, task: LabelForm) -> Tensor:
+def node_loss(
+    logits: Tensor, y: Tensor, task: LabelForm, class_weight: Tensor | None = None
+) -> Tensor:
     """Return the loss of every node, (n,); 0 where no label is known.
 
     Cross-entropy for `multiclass` (y (n,)); for `multilabel` (y (n, K)) the mean binary
     cross-entropy over the bits that are known.
+
+    `class_weight` (K,): factor of the loss of a class (`weight` of `torch.nn.CrossEntropyLoss`), or
+    of that of a bit that is 1 (`pos_weight` of `torch.nn.BCEWithLogitsLoss`); None: 1.
     """
+    weight = None if class_weight is None else class_weight.to(logits.dtype)
     if task == "multiclass":
-        return F.cross_entropy(logits, y, reduction="none", ignore_index=MISSING)
+        return F.cross_entropy(logits, y, weight, reduction="none", ignore_index=MISSING)
     is_known = (y != MISSING).to(logits.dtype)
-    bits = F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none")
+    bits = F.binary_cross_entropy_with_logits(
+        logits, y.to(logits.dtype), reduction="none", pos_weight=weight
+    )
     total = torch.where(is_known > 0, bits, torch.zeros_like(bits)).sum(dim=1)
     return total / is_known.sum(dim=1).clamp(min=1)
 

@@ -67,9 +67,9 @@ class LabelTask:
         """Return the number of classes or label bits."""
         return schema.num_classes
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, class_weight: Tensor | None = None) -> Tensor:
         """Return the cross-entropy of every node, (n,); see `node_loss`."""
-        return node_loss(logits, y, self.labels)
+        return node_loss(logits, y, self.labels, class_weight)
 
     def tally(self, rows: JudgedRows, *, val_histogram: bool = False) -> dict[str, Tensor]:
         """Return counts and sums by client; see `silograph.task.counts.tally`."""
@@ -172,8 +172,9 @@ class ValueTask:
         """Return the number of targets."""
         return schema.num_classes
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, class_weight: Tensor | None = None) -> Tensor:
         """Return the mean squared error of every node over its known targets, (n,); else 0."""
+        del class_weight
         is_known = ~torch.isnan(y)
         error = torch.where(is_known, logits - y.to(logits.dtype).nan_to_num(nan=0.0), 0.0)
         return error.square().sum(dim=1) / is_known.sum(dim=1).clamp(min=1)

@@ -271,8 +271,9 @@ class RatingTask:
         del schema
         return 1
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, y: Tensor, class_weight: Tensor | None = None) -> Tensor:
         """Return the squared error of every rating, (n,); 0 where there is none."""
+        del class_weight
         is_known = ~torch.isnan(y)
         numbers = y.to(logits.dtype).nan_to_num(nan=0.0)
         return torch.where(is_known, logits[:, 0] - numbers, 0.0).square()

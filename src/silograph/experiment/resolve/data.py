@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, DataError, PartitionError
+from silograph.core.errors import ConfigError, DataError, PartitionError, unknown
 from silograph.core.key import Key
 from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.setting_values import ends_of
+from silograph.core.setting_values import BALANCED, ends_of, json_mapping
 from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statistics_in
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
@@ -29,12 +29,15 @@ from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_blo
 from silograph.graph.column_statistics import (
     EDGE_WEIGHTS,
     FEATURES,
+    LABELS,
     ClientSums,
     ColumnStatistics,
+    balanced_weights,
     dense_columns,
     standardize,
     sum_by_client,
     sum_edge_weights,
+    sum_labels,
 )
 from silograph.graph.csr import CSR
 from silograph.graph.datasets import load
@@ -42,6 +45,8 @@ from silograph.graph.generated import ProgressCallback
 from silograph.graph.graph import (
     FeatureSource,
     Graph,
+    LabelForm,
+    Schema,
     Split,
     fingerprint,
     key_order,
@@ -51,6 +56,7 @@ from silograph.graph.graph import (
     row_normalize,
     row_problem,
     scale_problem,
+    schema_of,
     subgraph,
     with_features,
 )
@@ -237,13 +243,13 @@ def _transform(
 
 
 def sum_specs(
-    config: RunConfig | ResolvedConfig, features: int, method: AnyMethod | None = None
+    config: RunConfig | ResolvedConfig, schema: Schema, method: AnyMethod | None = None
 ) -> SumSpecs:
     """Return the federated sums of a run by name.
 
     Args:
         config: of the run.
-        features: F, of the features as they are used.
+        schema: of the features as they are used, and of labels.
         method: of the run; one that trains uncut has one client, which needs no sums of others.
             None: one that does not.
     """
@@ -251,10 +257,66 @@ def sum_specs(
     if method is not None and method.setting.uncut:
         return specs
     if config.normalize == "standard":
-        specs[FEATURES] = SumSpec(features)
+        specs[FEATURES] = SumSpec(schema.num_features)
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
+    if config.class_weight == BALANCED:
+        width = schema.num_classes * (2 if schema.task == "multilabel" else 1)
+        specs[LABELS] = SumSpec(width, deviation=False)
     return specs
+
+
+def class_weights(text: str, schema: Schema) -> Tensor:
+    """Return the weights of classes of the config, (K,) float64; 1 of a class without one.
+
+    Args:
+        text: as `parse_class_weight` returns it, and not `balanced`.
+        schema: of the data.
+
+    Raises:
+        ConfigError: a weight of a class that there is not.
+    """
+    names = list(schema.class_names) or [str(number) for number in range(schema.num_classes)]
+    weights = torch.ones(schema.num_classes, dtype=torch.float64)
+    for name, weight in json_mapping(text).items():
+        if name not in names:
+            raise unknown("class of class_weight", name, names)
+        weights[names.index(name)] = weight
+    return weights
+
+
+def with_class_weight(
+    block: ClientBlock, config: RunConfig | ResolvedConfig, schema: Schema
+) -> ClientBlock:
+    """Return a block with the weights of classes, or with the sums that they are computed from.
+
+    Raises:
+        ConfigError: a weight of a class that there is not.
+    """
+    if config.class_weight is None:
+        return block
+    if config.class_weight != BALANCED:
+        return replace(block, class_weight=class_weights(config.class_weight, schema))
+    least, classes = config.evaluation_min_count or 0, schema.num_classes
+    rows = block.y, block.split.train, block.client
+    sums = sum_labels(*rows, block.num_clients, classes, least)
+    return replace(block, sums={**block.sums, LABELS: sums})
+
+
+def with_balanced_classes(block: ClientBlock, shares: Tensor, task: LabelForm) -> ClientBlock:
+    """Return a block with balanced weights of classes.
+
+    Args:
+        block: the block.
+        shares: (W,) of each label among all clients' training rows.
+        task: what labels mean.
+
+    Raises:
+        DataError: see `balanced_weights`.
+    """
+    classes = len(shares) // (2 if task == "multilabel" else 1)
+    weights = balanced_weights(shares.cpu(), classes)
+    return replace(block, class_weight=weights.to(block.off.device))
 
 
 def complete_block(
@@ -285,6 +347,8 @@ def complete_block(
         adj = scaled_silo.graph.weighted_adj.to(device, dtype)
         cross_adj = CSR.from_pairs(cross.row, cross.slot, shape, cross.weight).to(device, dtype)
         block = replace(block, adj=adj, halo=replace(block.halo, adj=cross_adj))
+    if LABELS in statistics:
+        block = with_balanced_classes(block, statistics[LABELS].mean, silo.graph.task)
     return block
 
 
@@ -319,8 +383,10 @@ class BlockInState:
             return block
         block = complete_block(self._block, self._silo, statistics)
         self._completed = statistics, block
-        if (warning := narrowing_line(self._silo, block, "standard")) is not None:
-            self._warn(warning)
+        if FEATURES in statistics:
+            warning = narrowing_line(self._silo, block, "standard")
+            if warning is not None:
+                self._warn(warning)
         return block
 
 
@@ -539,6 +605,7 @@ def standardize_cut(
         is_training = cut.copies_split.train & graph.labeled[rows]
         client, rows = owners(offsets(sizes))[is_training], rows[is_training]
     sums = sum_by_client(dense_columns(graph.x)[rows], client, clients)
+    sums = replace(sums, is_sent=federated)
     if uncut or federated:
         statistics = fit_from_sums({FEATURES: sums}, {FEATURES: SumSpec(graph.num_features)})
         column_statistics = statistics[FEATURES]
@@ -655,7 +722,13 @@ def clients_of(
         block, route = make_block(cut.graph, whole(cut.graph), cut.split, dtype)
     else:
         block, route = clients_block(cut, dtype)
-    return cut, replace(block, sums=sums), route
+    schema = schema_of(cut.graph)
+    block = with_class_weight(replace(block, sums=sums), config, schema)
+    if config.class_weight == BALANCED:
+        specs = {LABELS: sum_specs(config, schema)[LABELS]}
+        shares = fit_from_sums(block.sums, specs)[LABELS].mean
+        block = with_balanced_classes(block, shares, schema.task)
+    return cut, block, route
 
 
 def join_silo_data(
@@ -680,7 +753,8 @@ def join_silo_data(
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
     block, statistics, mean_edge_weight = join_blocks(blocks), None, None
-    if specs := sum_specs(config, block.num_features):
+    schema = replace(schema_of(silos.members[0].graph), num_features=block.num_features)
+    if specs := sum_specs(config, schema):
         statistics_by_name = fit_from_sums(block.sums, specs)
         pairs = zip(silos.members, blocks, strict=True)
         blocks = [complete_block(own, silo, statistics_by_name) for silo, own in pairs]
@@ -721,4 +795,5 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
     """
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
     rule = config.edge_weights
-    return silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=rule)
+    block = silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=rule)
+    return with_class_weight(block, config, schema_of(silo.graph))

@@ -521,6 +521,18 @@ def exclusions_of_parts(
         "own with server_step=True",
     )
     yield (
+        config.class_weight is not None and not method.weighs_classes,
+        f"expected a method whose clients train by the mean loss of their nodes for class_weight, "
+        f"got {method.name}, which weighs nodes in its own way: leave class_weight out, use one of "
+        f"{methods_that(lambda m: m.weighs_classes)}, or one of your own with "
+        "weighs_classes=True",
+    )
+    yield (
+        config.class_weight is not None and config.local_bias,
+        "expected no class_weight with local_bias, whose centralized model has none, got both: "
+        "leave one of them out",
+    )
+    yield (
         config.local_bias and method.evaluate.view != "server",
         f"expected a method whose server has a model for local_bias, got {method.name}: leave "
         "local_bias out",
@@ -584,6 +596,10 @@ def exclusions_of_labels(config: RunConfig, parts: Parts, labels: LabelForm) -> 
         labels == "rating" and not method.trains_ratings,
         f"expected a method that trains on ratings of users and items, got {method.name}: use "
         f"one of {methods_that(lambda m: m.trains_ratings)}",
+    )
+    yield (
+        config.class_weight is not None and not task.classes,
+        f"expected labels of classes for class_weight, got {task.name}: leave class_weight out",
     )
     yield (
         labels == "rating" and config.normalize in STANDARD,

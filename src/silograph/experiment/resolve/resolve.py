@@ -13,6 +13,7 @@ from silograph.core.key import Key
 from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import (
+    BALANCED,
     DEFAULT_LINKS,
     EQUAL,
     RowMinimum,
@@ -27,6 +28,7 @@ from silograph.experiment.resolve.data import (
     DEFAULT_CLIENTS,
     Cut,
     check_edge_weights,
+    class_weights,
     clients_of,
     clients_of_graph,
     describe_weight_scale,
@@ -338,6 +340,8 @@ def resolve(
     settings = fill_defaults(user_config, parts)
     metric = metric_of_run(user_config, schema)
     positive_class(user_config.positive, schema)
+    if user_config.class_weight not in (None, BALANCED):
+        class_weights(str(user_config.class_weight), schema)
     lr, decay, decay_layers = settings["lr"], settings["weight_decay"], user_config.decay_layers
     optimizer = (
         SGD(lr, decay, user_config.momentum, decay_layers)
@@ -567,7 +571,9 @@ def resolve_simulation(
     share, server_block = method.part.setting.held(method.options), None
     if share is not None:
         key = Key.of(config.seed).fold("server's nodes")
-        server_block = make_server_block(cut, share, key).to(resolved.device, dtype)
+        server_block = make_server_block(cut, share, key)
+        server_block = replace(server_block, class_weight=block.class_weight)
+        server_block = server_block.to(resolved.device, dtype)
     block = block.to(resolved.device, dtype)
     unused_warning = weights_line if config.edge_weights == "ignore" else None
     scale_warning = describe_weight_scale(config.edge_weights, cut.graph.edge_weight)
@@ -580,7 +586,7 @@ def resolve_simulation(
     )
     warnings = tuple(line for line in all_warnings if line)
     resolved = replace(resolved, config=config)
-    sums = sum_specs(config, cut.graph.num_features, method.part)
+    sums = sum_specs(config, schema_of(cut.graph), method.part)
     return SimulatedRun(
         user_config, resolved, cut, block, route, server_block, weights_line, warnings, sums
     )
@@ -612,6 +618,9 @@ def resolve_without_data(
         ConfigError: the config cannot be used with any data.
     """
     parts = choose(config, method)
+    # Names of classes are those of the data.
+    class_weight = None if config.class_weight is None else BALANCED
+    config = replace(config, positive=None, class_weight=class_weight)
     if config.clients is None and names_clients(config.partition):
         config = replace(config, clients=MANY)
     if config.model is not None and is_spec(config.model):

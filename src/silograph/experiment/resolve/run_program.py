@@ -76,7 +76,7 @@ def program_of(
         )
     setup: tuple[Steps, ...] = (calls.setup(method_config, key.fold("init")),)
     state = dict(calls.state(method_config))
-    specs = sum_specs(config, schema.num_features, method)
+    specs = sum_specs(config, schema, method)
     sharing = sharing_in(method, method_config.model)
     if sharing is not None:
         setup = (sharing_steps(sharing, key.fold("shared biases")), *setup)

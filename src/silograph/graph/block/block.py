@@ -260,6 +260,8 @@ class ClientBlock:
             None: the words of public keys, where one process holds all clients.
         shared: of a block of one client with ratings: what other clients have of its users and
             items; None where nothing is shared.
+        class_weight: (K,) float64 weight of each class in the loss of training nodes, of label bits
+            that of their ones; None: all count alike.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
         memo: cache of values that are computed from the block alone.
@@ -276,6 +278,7 @@ class ClientBlock:
     sums: Mapping[str, ClientSums] = field(default_factory=dict)
     user_tag: Tensor | None = None
     shared: SharedSums | None = None
+    class_weight: Tensor | None = None
     source: "tuple[ClientBlock, Tensor] | None" = None
     memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
@@ -335,6 +338,7 @@ class ClientBlock:
             sums=part.sums,
             user_tag=part.user_tag,
             shared=part.shared,
+            class_weight=part.class_weight,
         )
 
     def with_shared(self, sums: SharedSums) -> "ClientBlock":
@@ -374,6 +378,7 @@ class ClientBlock:
             sums={name: sums.to(device) for name, sums in self.sums.items()},
             user_tag=None if self.user_tag is None else self.user_tag.to(device),
             shared=self.shared,
+            class_weight=None if self.class_weight is None else self.class_weight.to(device),
         )
 
 
@@ -443,6 +448,11 @@ class _Part(ClientBlock):
     def shared(self) -> SharedSums | None:
         """Of the only client."""
         return self._of[0].shared
+
+    @cached_property
+    def class_weight(self) -> Tensor | None:
+        """(K,), the same for all clients."""
+        return self._of[0].class_weight
 
     @cached_property
     def sums(self) -> Mapping[str, ClientSums]:
@@ -612,6 +622,7 @@ def _with_rows(
         adj=adj,
         row_key=row_key,
         halo=Halo(halo.off, outer, halo.key, own[halo.boundary], halo.boundary_off),
+        class_weight=block.class_weight,
     )
 
 

@@ -241,6 +241,7 @@ def silo_block(
         sums[FEATURES] = sum_by_client(
             dense_columns(features)[trains], torch.zeros_like(trains), clients=1
         )
+        sums[FEATURES] = replace(sums[FEATURES], is_sent=normalize == "standard")
     if normalize == "standard_client":
         features = standardize(features, sums[FEATURES].own_statistics().of_client(0))
     off = torch.tensor([0, n])
@@ -313,6 +314,7 @@ def join_blocks(blocks: Sequence[ClientBlock]) -> ClientBlock:
             boundary_off=offsets(torch.tensor([len(halo.boundary) for halo in halos])),
         ),
         sums={name: join_sums([block.sums[name] for block in blocks]) for name in blocks[0].sums},
+        class_weight=blocks[0].class_weight,
     )
 
 

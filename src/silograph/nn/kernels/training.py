@@ -75,8 +75,59 @@ def bits_gradient(o: Array, i: int, y: Array, weight: Any) -> float:
 
 
 @compiled
+def weighted_bits_gradient(o: Array, i: int, y: Array, weight: Any, of_ones: Array) -> float:
+    """Do the same with weights (K,) of the loss of bits that are 1."""
+    known, loss = 0, 0.0
+    for c in range(o.shape[1]):
+        known += y[c] >= 0
+    for c in range(o.shape[1]):
+        v = o[i, c]
+        if y[c] < 0:
+            o[i, c] = 0
+        elif y[c] == 0:
+            loss += (0.0 if v < 0 else float(v)) + np.log1p(np.exp(-abs(v)))
+            o[i, c] = 1 / (1 + np.exp(-v)) * weight / known
+        else:
+            loss += of_ones[c] * ((0.0 if v > 0 else float(-v)) + np.log1p(np.exp(-abs(v))))
+            factor = o.dtype.type(of_ones[c])
+            o[i, c] = (1 / (1 + np.exp(-v)) - 1) * factor * weight / known
+    return float(loss / known) if known > 0 else 0.0
+
+
+@compiled
+def weighted_loss_gradient(
+    rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch
+) -> float:
+    """Do what `loss_gradient` does where classes have weights; see `nn.fit.label_losses`."""
+    a, count, total, at = rows.off[k], train.shape[0], 0.0, 0
+    drawn, out, y, nodes = shape.fanout is not None, s.out, rows.y, s.nodes
+    of_class, all_weights = rows.class_weight, 0.0
+    if shape.multilabel:
+        all_weights = float(count)
+    else:
+        for j in range(count):
+            all_weights += of_class[y[a + train[j], 0]]
+    for i in range(s.m[shape.layers]):
+        row = nodes[i]
+        if not drawn and (at == count or train[at] != row):
+            for c in range(out.shape[1]):
+                out[i, c] = 0
+            continue
+        at += 1
+        if shape.multilabel:
+            weight = out.dtype.type(1.0 / all_weights)
+            total += weighted_bits_gradient(out, i, y[a + row], weight, of_class) / all_weights
+        else:
+            share = of_class[y[a + row, 0]] / all_weights
+            total += share * softmax_gradient(out, i, y[a + row, 0], out.dtype.type(share))
+    return float(total)
+
+
+@compiled
 def loss_gradient(rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch) -> float:
     """Replace logits by the gradient of the mean loss of the step's training rows; return it."""
+    if rows.class_weight is not None:
+        return weighted_loss_gradient(rows, shape, k, train, s)
     a, count, total, at = rows.off[k], train.shape[0], 0.0, 0
     drawn, out, y, nodes = shape.fanout is not None, s.out, rows.y, s.nodes
     weight = out.dtype.type(1.0 / count)
