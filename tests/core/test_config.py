@@ -34,6 +34,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "data_dir": st.none() | st.text(),
     "columns": st.none() | st.text(),
     "na_values": st.none() | st.text(),
+    "repeated_edges": st.none() | st.sampled_from(["mean", "sum", "count", "last", "first"]),
     "largest_component": st.booleans(),
     "features": st.sampled_from(["given", "degree", "constant", "onehot-degree"]),
     "normalize": st.sampled_from(["none", "row"]),

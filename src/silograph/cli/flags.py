@@ -26,7 +26,8 @@ from silograph.experiment.result_files import CHECKPOINTS
 FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "dataset")
 # What says which graph there is, and how it is cut.
 CUT_FIELDS = (
-    *("data_dir", "columns", "na_values", "scale", "rating_scale", "largest_component"),
+    *("data_dir", "columns", "na_values", "scale", "rating_scale"),
+    *("repeated_edges", "largest_component"),
     *("features", "split", "partition", "options", "clients", "drop_edges"),
     *(f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("part") == "partition"),
     *("seed", "partition_seed", "split_seed"),

@@ -93,8 +93,8 @@ class RunConfig:
         "Data",
         None,
         "names of columns in tables, such as id=key,label=kind (of id, label, silo, source, "
-        "target, weight; of ratings user, item, rating, time, split, category, truster, "
-        "trustee); several labels: label=red+blue",
+        "target, weight, features; of ratings user, item, rating, time, split, category, truster, "
+        "trustee); several: label=red+blue, features=age+income",
     )
     na_values: Annotated[str | None, BeforeValidator(parse_na_values)] = setting(
         "Data",
@@ -128,10 +128,18 @@ class RunConfig:
         "scaled to mean 1 over all clients, weights used as they are, or every edge counts 1 "
         "(default: log)",
     )
+    repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None = setting(
+        "Data",
+        None,
+        "what an edge weighs that a graph's file lists several times, as in both directions: the "
+        "mean of its weights, their sum, how often it is listed, or the last or first weight "
+        "(default: mean)",
+    )
     split: str = setting(
         "Data",
         "0.2/0.4/0.4",
-        "train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: "
+        "train/val/test shares in each client (time:COLUMN:SHARES: by a column of times, the "
+        "latest test, time:SHARES by that of ratings; by-client:SHARES: "
         "each client splits its own copies); fold=I/K of "
         "cross validation; public; full (public, all others train)",
     )

@@ -32,6 +32,7 @@ class ResolvedConfig:
     features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row", "standard", "standard_client"]
     edge_weights: Literal["log", "scale", "use", "ignore"]
+    repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None
     split: str
     partition: str
     clients: int

@@ -410,7 +410,10 @@ MOST_WEIGHTS = 2**28
 MOST_IN_TABLES = 2**30  # numbers of embeddings of a silo's own users and items
 MOST_STEPS = 100_000  # of a silo in a round
 # Settings of the server's config that silos do not need.
-PRIVATE = ("out", "tracker", "data_dir", "dataset", "columns", "na_values", "rating_scale")
+PRIVATE = (
+    *("out", "tracker", "data_dir", "dataset", "columns", "na_values", "rating_scale"),
+    "repeated_edges",
+)
 OWN = (*PRIVATE, "options", "device", "block_size")  # that a silo sets, or reads apart
 
 

@@ -26,8 +26,8 @@ class StudyOptions(TypedDict, total=False):
     """folder in which datasets are looked for first"""
     columns: str | None
     """names of columns in tables, such as id=key,label=kind (of id, label, silo, source, target,
-    weight; of ratings user, item, rating, time, split, category, truster, trustee); several
-    labels: label=red+blue"""
+    weight, features; of ratings user, item, rating, time, split, category, truster, trustee);
+    several: label=red+blue, features=age+income"""
     na_values: str | Sequence[str | float] | None
     """words or numbers that count as missing in a graph's tables or .npz file besides the usual
     ones, such as -999,unknown (a word with a comma: ["a, b"])"""
@@ -45,10 +45,14 @@ class StudyOptions(TypedDict, total=False):
     edge_weights: Literal["log", "scale", "use", "ignore"] | None
     """what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights scaled
     to mean 1 over all clients, weights used as they are, or every edge counts 1 (default: log)"""
+    repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None
+    """what an edge weighs that a graph's file lists several times, as in both directions: the
+    mean of its weights, their sum, how often it is listed, or the last or first weight (default:
+    mean)"""
     split: str
-    """train/val/test shares in each client (time:SHARES: the latest test; by-client:SHARES: each
-    client splits its own copies); fold=I/K of cross validation; public; full (public, all others
-    train)"""
+    """train/val/test shares in each client (time:COLUMN:SHARES: by a column of times, the latest
+    test, time:SHARES by that of ratings; by-client:SHARES: each client splits its own copies);
+    fold=I/K of cross validation; public; full (public, all others train)"""
     partition: (
         str
         | os.PathLike[str]

@@ -6,7 +6,7 @@ n: nodes. F: features a node.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,15 +31,28 @@ from silograph.graph.generated import (
     parse,
 )
 from silograph.graph.graph import MISSING, Graph
+from silograph.graph.partition.split import time_column
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.checked_pickle import check_arrays, check_kept
 from silograph.graph.read.columns import NaValues
-from silograph.graph.read.csv import ColumnNames, from_csv, parse_columns
+from silograph.graph.read.contents import ending_of, stem_of
+from silograph.graph.read.csv import COLUMNS, ColumnNames, from_csv, graph_of_edges, parse_columns
+from silograph.graph.read.graph_files import COLUMNS as GRAPH_COLUMNS
+from silograph.graph.read.graph_files import load_graph_file
 from silograph.graph.read.in_memory import from_pyg
 from silograph.graph.read.npz import archive_has_ratings, is_rating_table, load_npz
 from silograph.graph.read.ogb import FOLDERS, is_ogb, load_ogb
 from silograph.graph.read.ratings import RATING_COLUMNS, SCALE, ratings
-from silograph.graph.read.tables import FORMATS, OTHER_FORMATS, other_format
+from silograph.graph.read.tables import (
+    EDGE_FORMATS,
+    EDGE_LISTS,
+    FORMATS,
+    GRAPH_FILES,
+    OTHER_FORMATS,
+    RATING_FORMATS,
+    RepeatedEdges,
+    other_format,
+)
 from silograph.graph.silos.data import Silos
 from silograph.graph.silos.read import is_silo, is_silos, read_silos, silos_have_ratings
 
@@ -91,6 +104,8 @@ def load(
     columns: ColumnNames | None = None,
     rating_scale: tuple[float, float] | None = None,
     na_values: NaValues | None = None,
+    repeated_edges: RepeatedEdges | None = None,
+    time: str | None = None,
     with_labels: bool = True,
     report: ProgressCallback | None = None,
 ) -> Graph:
@@ -103,19 +118,25 @@ def load(
         name: a name of `DATASETS` (or an alias, in any case), looked for as <name>.npz in
             `data_dir`, $SILOGRAPH_DATA and ../shared/data, there too as a raw folder of the Open
             Graph Benchmark (`ogbn_arxiv`), then with torch_geometric, which may download; any
-            other <name>.npz in those folders; the path of an .npz file, of a graph or a table
-            of ratings, or of a folder with nodes.csv and edges.csv, with ratings.csv and perhaps
-            trust.csv, or these as .npz or .parquet (see `ratings`), or with raw and split (see
-            `silograph.graph.read.ogb`). Or `generated:NAME` or `generated:NAME@SEED`: see
-            `generate`.
+            other <name>.npz in those folders; or a path: of an .npz file, of a graph or a table of
+            ratings; of a GraphML, GEXF or GML file (see `silograph.graph.read.graph_files`); of a
+            list of edges (.txt, .edges, .edgelist, .mtx) beside a table of nodes; of a table
+            ratings.csv or ratings.dat; of a folder with nodes.csv and edges.csv, with ratings.csv
+            and perhaps trust.csv, or with raw and split (see `silograph.graph.read.ogb`). Tables
+            may be .csv, .tsv, .npz or .parquet, and text may be packed by gzip (.csv.gz). Or
+            `generated:NAME` or `generated:NAME@SEED`: see `generate`.
         data_dir: folder of the files; also where torch_geometric and `generate` keep their own.
             Otherwise that is $SILOGRAPH_DATA or ~/.cache/silograph.
         scale: of a generated graph; all others have scale 1.
         columns: what a folder of tables calls its columns: `id=key,label=kind`, or a dict such as
-            `{"id": "key"}`, see `from_csv`; of ratings `user=userId,item=movieId`, see `ratings`.
+            `{"id": "key"}`, see `from_csv`; also attributes of a GraphML, GEXF or GML file; of
+            ratings `user=userId,item=movieId`, see `ratings`.
         rating_scale: least and largest rating of a folder of tables of ratings; None is 1 to 5.
         na_values: words or numbers that count as missing in a folder of tables of nodes, or in `x`
             and `y` of an .npz file, besides the usual ones; see `from_csv`.
+        repeated_edges: what an edge weighs that a file lists several times, see `from_arrays`;
+            None is `mean`.
+        time: column of the nodes' times in tables, or key in an .npz file, see `from_csv`.
         with_labels: False leaves the labels of a folder of tables of nodes out, see `from_csv`.
         report: told what is being generated, as by `generate`.
 
@@ -127,18 +148,28 @@ def load(
         check_columns(name, columns)
         check_rating_scale(name, rating_scale)
         check_na_values(name, na_values)
+        check_repeated_edges(name, repeated_edges)
         preset, seed = parse(name)
         return generate(preset, scale=scale, seed=seed, data_dir=data_dir, report=report)
     check_scale(name, scale)
     path = locate(name, data_dir=data_dir)
     if path is not None:
-        return _load_path(path, columns, rating_scale, na_values, with_labels=with_labels)
+        return _load_path(
+            path,
+            columns,
+            rating_scale,
+            na_values,
+            repeated_edges,
+            time,
+            with_labels=with_labels,
+        )
     name, folders = os.fspath(name), data_folders(data_dir)
     plain = ALIASES.get(name.lower(), name.lower())
     if plain in DATASETS:
         check_columns(name, columns)
         check_rating_scale(name, rating_scale)
         check_na_values(name, na_values)
+        check_repeated_edges(name, repeated_edges)
     if plain == "digits":
         return _digits()
     if plain in LOADERS:
@@ -149,7 +180,8 @@ def load(
             f"expected {file} in one of {', '.join(map(str, folders))}, got no such file: "
             f"put it there, or give its folder as data_dir or ${VARIABLE}"
         )
-    if Path(name).suffix.lower() in {*FORMATS, *OTHER_FORMATS}:
+    readable = {*EDGE_FORMATS, *RATING_FORMATS, *GRAPH_FILES}
+    if ending_of(Path(name)) in readable or Path(name).suffix.lower() in OTHER_FORMATS:
         raise DataError(f"expected a file or folder, got {name}: no such file")
     raise unknown("dataset", name, DATASETS | ALIASES)
 
@@ -217,6 +249,15 @@ def check_na_values(name: object, na_values: object) -> None:
         )
 
 
+def check_repeated_edges(name: object, repeated_edges: object) -> None:
+    """Raise `ConfigError` for a rule for repeated edges of what is no list of edges."""
+    if repeated_edges is not None:
+        raise ConfigError(
+            f"repeated_edges: expected a file or folder of a graph, got dataset {name}: leave "
+            "repeated_edges out"
+        )
+
+
 def is_path(name: str) -> bool:
     """Whether `load` takes a name for a path."""
     if is_generated(name):
@@ -234,6 +275,8 @@ def _load_path(
     columns: ColumnNames | None,
     rating_scale: tuple[float, float] | None,
     na_values: NaValues | None,
+    repeated_edges: RepeatedEdges | None,
+    time: str | None,
     *,
     with_labels: bool,
 ) -> Graph:
@@ -245,40 +288,62 @@ def _load_path(
             "sg.read_silos, or run the folder of all silos"
         )
     tables = tables_of(path)
-    if "nodes" in tables:
-        check_rating_scale(path, rating_scale)
-        table_columns: dict[str, Any] = {} if columns is None else parse_columns(columns)
-        files: dict[str, Any] = {**tables, **table_columns, "with_labels": with_labels}
-        return from_csv(**files, na_values=na_values or (), name=path.resolve().name)
     if "ratings" in tables:
         check_na_values(path, na_values)
+        check_repeated_edges(path, repeated_edges)
         column_names: dict[str, Any] = (
             {} if columns is None else parse_columns(columns, RATING_COLUMNS)
         )
         table, folder = tables["ratings"], path.resolve()
         scale, trust = rating_scale or SCALE, tables.get("trust")
-        name = folder.stem if path.is_file() else folder.name
+        name = stem_of(folder) if path.is_file() else folder.name
         return ratings(table, trust=trust, scale=scale, columns=column_names, name=name)
+    is_graph_file = path.is_file() and ending_of(path) in GRAPH_FILES
+    options: dict[str, Any] = {
+        "repeated_edges": repeated_edges or "mean",
+        "time": time,
+        "na_values": na_values or (),
+    }
+    if tables or is_graph_file:
+        check_rating_scale(path, rating_scale)
+        valid_names = GRAPH_COLUMNS if is_graph_file else COLUMNS
+        table_columns: dict[str, Any] = (
+            {} if columns is None else parse_columns(columns, valid_names)
+        )
+        options["with_labels"] = with_labels
+        if is_graph_file:
+            return load_graph_file(path, columns=table_columns, **options)
+        name = stem_of(path) if path.is_file() else path.resolve().name
+        if "nodes" not in tables:
+            if not with_labels:
+                return graph_of_edges(path, table_columns, repeated_edges or "mean")
+            raise DataError(
+                f"{path}: expected labels of nodes for a list of edges, got none: put nodes.csv "
+                f"with columns id and label into {path.parent}"
+            )
+        files: dict[str, Any] = dict(tables)
+        return from_csv(**files, **table_columns, **options, name=name)
     _check_readable(path)
     check_columns(path, columns)
     check_rating_scale(path, rating_scale)
     if path.is_dir():
         check_na_values(path, na_values)
-        return load_ogb(path)
-    return load_npz(path, na_values=na_values or ())
+        return load_ogb(path, options["repeated_edges"])
+    options["time"] = time if with_labels else None  # nodes to predict on need none
+    return load_npz(path, **options)
 
 
 def _check_readable(path: Path) -> None:
     """Raise `DataError` for a folder without tables, and for a table without its folder."""
     if path.is_dir() and not is_ogb(path):
         raise DataError(
-            "expected a folder with nodes.csv and edges.csv, with ratings.csv (or .npz or "
-            f".parquet), or one of the Open Graph Benchmark with raw and split, got {path}"
+            "expected a folder with nodes.csv and edges.csv, with ratings.csv (or .csv.gz, .tsv, "
+            f".npz or .parquet), or one of the Open Graph Benchmark with raw and split, got {path}"
             f"{_tables_in(path)}"
         )
-    if path.suffix.lower() == ".csv":
+    if path.is_file() and path.suffix.lower() != ".npz" and ending_of(path) in FORMATS:
         remedy = f"give its folder, {path.parent}"
-        if path.stem.lower() not in ("nodes", "edges", "ratings", "trust"):
+        if stem_of(path).lower() not in ("nodes", "edges", "ratings", "trust"):
             remedy = (
                 "give the folder of nodes.csv and edges.csv, or of ratings.csv, or use "
                 "sg.from_csv(nodes=..., edges=...) or sg.ratings(...)"
@@ -292,7 +357,7 @@ def _check_readable(path: Path) -> None:
 def _tables_in(folder: Path) -> str:
     """Describe other tables of a folder that the user may mean, and their use, for an error."""
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
-    tables = [name for name in names if name.endswith(".csv")]
+    tables = [name for name in names if ending_of(Path(name)) in FORMATS]
     if tables:
         return (
             f", which has {', '.join(tables[:SHOWN])}: rename them, or use sg.from_csv(nodes=..., "
@@ -305,21 +370,30 @@ def _tables_in(folder: Path) -> str:
 def tables_of(path: Path) -> dict[str, Path]:
     """Return the tables that a graph is read from; none of other folders and files.
 
-    An .npz file may be a table of ratings itself; other tables are in a folder. There those of
-    ratings and trust may be in any of `FORMATS`; the first one that is there counts.
+    In a folder the first table counts that is there, in the order of the formats. A file may be a
+    table of ratings, which then has no trust, or a list of edges, whose nodes are in a table beside
+    it.
     """
-    if is_rating_table(path):
-        return {"ratings": path}
-    nodes = {name: path / f"{name}.csv" for name in ("nodes", "edges")}
-    if all(file.is_file() for file in nodes.values()):
-        return nodes
-    first = {name: _first_table(path, name) for name in RATINGS}
-    tables = {name: file for name, file in first.items() if file is not None}
-    return tables if "ratings" in tables else {}
+    if path.is_file():
+        if ending_of(path) in EDGE_LISTS:
+            nodes = _first_table(path.parent, "nodes", FORMATS)
+            return {"edges": path} | ({} if nodes is None else {"nodes": nodes})
+        has_ratings = ending_of(path) in RATING_FORMATS and (
+            stem_of(path).lower() == "ratings" or ending_of(path) not in FORMATS
+        )
+        return {"ratings": path} if is_rating_table(path) or has_ratings else {}
+    graph = {
+        "nodes": _first_table(path, "nodes", FORMATS),
+        "edges": _first_table(path, "edges", EDGE_FORMATS),
+    }
+    ratings = {name: _first_table(path, name, RATING_FORMATS) for name in RATINGS}
+    tables = ratings if None in graph.values() else graph
+    files = {name: file for name, file in tables.items() if file is not None}
+    return {} if list(files) == ["trust"] else files
 
 
-def _first_table(path: Path, name: str) -> Path | None:
-    files = (path / f"{name}{ending}" for ending in FORMATS)
+def _first_table(path: Path, name: str, formats: Sequence[str]) -> Path | None:
+    files = (path / f"{name}{ending}" for ending in formats)
     return next((file for file in files if file.is_file()), None)
 
 
@@ -361,6 +435,8 @@ class Source:
         columns: the names of columns in a folder of tables, as for `load`.
         rating_scale: of a folder of tables of ratings, as `load` takes it.
         na_values: of a folder of tables or an .npz file, as one text.
+        repeated_edges: the rule for edges that are listed several times, as for `load`.
+        time: column of the nodes' times, as for `load`.
     """
 
     kind: Literal["memory", "name", "path", "silos"]
@@ -370,6 +446,8 @@ class Source:
     columns: str | None = None
     rating_scale: str | None = None
     na_values: str | None = None
+    repeated_edges: RepeatedEdges | None = None
+    time: str | None = None
 
     def read(
         self, scale: float, report: ProgressCallback | None = None, *, with_labels: bool = True
@@ -390,6 +468,11 @@ class Source:
             check_columns(self.dataset, self.columns)
             check_rating_scale(self.dataset, self.rating_scale)
             check_na_values(self.dataset, self.na_values)
+            if self.repeated_edges is not None:
+                raise ConfigError(
+                    "repeated_edges: expected it in the silo.toml of each silo, got one for all of "
+                    f"{self.dataset}: write repeated_edges = {self.repeated_edges!r} there"
+                )
             return read_silos(Path(self.dataset).expanduser())
         data_dir = self.path if self.kind == "name" else None
         return load(
@@ -399,6 +482,8 @@ class Source:
             columns=self.columns,
             rating_scale=ends_of(self.rating_scale),
             na_values=self.na_values,
+            repeated_edges=self.repeated_edges,
+            time=self.time,
             with_labels=with_labels,
             report=report,
         )
@@ -431,6 +516,8 @@ def find_source(
     columns: str | None = None,
     rating_scale: str | None = None,
     na_values: str | None = None,
+    repeated_edges: RepeatedEdges | None = None,
+    time: str | None = None,
     data: Data | None = None,
 ) -> Source:
     """Return where data are; nothing is read.
@@ -441,6 +528,8 @@ def find_source(
         columns: of a folder of tables.
         rating_scale: of a folder of tables of ratings.
         na_values: of a folder of tables or an .npz file, as one text.
+        repeated_edges: the rule for edges that are listed several times.
+        time: column of the nodes' times.
         data: what is in memory already.
 
     Raises:
@@ -448,15 +537,24 @@ def find_source(
     """
     if data is not None:
         return Source("memory", dataset)
-    path = locate(dataset, data_dir=data_dir)
-    if path is None:
-        folder = data_dir or os.environ.get("SILOGRAPH_DATA") or None
-        folder = None if folder is None else absolute_path(folder)
-        return Source("name", dataset, None, folder, columns, rating_scale, na_values)
-    is_name = not is_path(dataset)
-    kind: Literal["name", "path", "silos"] = "name" if is_name else "path"
-    kind = "silos" if is_silos(path) and not is_name else kind
-    return Source(kind, dataset, str(path.absolute()), None, columns, rating_scale, na_values)
+    path, file, folder = locate(dataset, data_dir=data_dir), None, None
+    kind: Literal["name", "path", "silos"] = "path" if is_path(dataset) else "name"
+    if path is not None:
+        file = str(path.absolute())
+        kind = "silos" if kind == "path" and is_silos(path) else kind
+    elif data_dir or os.environ.get("SILOGRAPH_DATA"):
+        folder = absolute_path(data_dir or os.environ["SILOGRAPH_DATA"])
+    return Source(
+        kind,
+        dataset,
+        path=file,
+        data_dir=folder,
+        columns=columns,
+        rating_scale=rating_scale,
+        na_values=na_values,
+        repeated_edges=repeated_edges,
+        time=time,
+    )
 
 
 def has_ratings(data: Data) -> bool:
@@ -473,6 +571,8 @@ def source_of(config: RunConfig, *, data: Data | None = None) -> Source:
         columns=config.columns,
         rating_scale=config.rating_scale,
         na_values=config.na_values,
+        repeated_edges=config.repeated_edges,
+        time=time_column(config.split),
         data=data,
     )
 

@@ -137,7 +137,7 @@ def settings_of_cell(
 def file_hash(path: Path) -> str | None:
     """Return the hash of a graph's files, None where there are none to read."""
     digest = hashlib.blake2b(digest_size=8)
-    files = list(tables_of(path).values()) if path.is_dir() else [path]
+    files = list(tables_of(path).values()) or ([] if path.is_dir() else [path])
     if is_silos(path):
         files = silos_files(path)
     if not files or not all(file.is_file() for file in files):

@@ -10,7 +10,7 @@ import numpy as np
 
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError
-from silograph.graph.partition.split import parse_ratios
+from silograph.graph.partition.split import TIMED, parse_ratios
 from silograph.study.arms import ArmSettings
 
 # --- Paired statistics: two methods on the same seeds, and what so few seeds can show ------------
@@ -103,7 +103,7 @@ def overlap_of(split: str, split_seed: int | None) -> float | None:
     Returns:
         None where all seeds have one split, or nothing but test nodes is left.
     """
-    if split_seed is not None or split in ("public", "full"):
+    if split_seed is not None or split in ("public", "full") or split.startswith(TIMED):
         return None
     train, val, test = parse_ratios(split)
     return test / (train + val) if train + val > 0 else None

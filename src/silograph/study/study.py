@@ -27,6 +27,7 @@ from silograph.experiment.resolve.data import prepare_graph, with_edges
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.graph.datasets import is_path, source_of
 from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.partition.split import time_column
 from silograph.study.cells import Cell, Line, digest_of, is_final, named_file_hash
 from silograph.study.workers import Job, run_here, run_in_processes, show_study
 
@@ -354,7 +355,10 @@ def load_study_data(cells: Iterable[Cell], lines: Iterable[Line], path: Path | N
     for cell in cells:
         if cell.graph is None:
             config = cell.config
-            reading_options = config.data_dir, config.columns, config.na_values, config.rating_scale
+            reading_options = (
+                *(config.data_dir, config.columns, config.na_values, config.rating_scale),
+                *(config.repeated_edges, time_column(config.split)),
+            )
             groups[config.dataset, config.scale, *reading_options].append(cell)
     for (dataset, scale, *_), group in groups.items():
         finished = [

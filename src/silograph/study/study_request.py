@@ -162,7 +162,9 @@ def parse_base(
         seed = run_options["seed"]
         raise ConfigError(f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]")
     own = own_of([*parts, *(run_options.get(kind) for kind in ("method", "model"))])
-    call = parse_call_arguments(graph, run_options)
+    call = parse_call_arguments(
+        graph, run_options, None if config is None else config.repeated_edges
+    )
     options = call.options
     options |= {kind: name_of(options[kind]) for kind in ("method", "model") if kind in options}
     base, _ = merge_config(call.graph, config, options)

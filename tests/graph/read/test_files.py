@@ -453,11 +453,11 @@ def test_an_archive_that_says_less_than_it_holds_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_table_alone_is_refused_and_names_the_folders_that_are_read(tmp_path: Path) -> None:
-    table = tmp_path / "ratings.csv"
-    table.write_text("user,item,rating\nann,tea,5\n")
+    table = tmp_path / "nodes.csv"
+    table.write_text("id,label\nann,0\n")
     with pytest.raises(DataError, match=r"^expected an \.npz file or a folder, got ") as caught:
         load(str(table))
-    assert str(caught.value).endswith(f"ratings.csv: give its folder, {tmp_path}")
+    assert str(caught.value).endswith(f"nodes.csv: give its folder, {tmp_path}")
     (tmp_path / "films.csv").write_text("user,item,rating\nann,tea,5\n")
     with pytest.raises(DataError, match=r"give the folder of nodes\.csv and .*sg\.ratings"):
         load(str(tmp_path / "films.csv"))

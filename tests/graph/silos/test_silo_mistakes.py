@@ -66,13 +66,13 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     ),
     # which files
     (
-        "expected one of nodes.csv, nodes.npz, nodes.parquet in HERE, got none: one with the "
-        "header line alone will do for no rows",
+        "expected one of nodes.csv, nodes.tsv, nodes.csv.gz, nodes.tsv.gz, nodes.npz, "
+        "nodes.parquet in HERE, got none: one with the header line alone will do for no rows",
         {"nodes.csv": None},
     ),
     (
-        "expected one of edges.csv, edges.npz, edges.parquet in HERE, got edges.csv and edges.npz: "
-        "keep one of them",
+        "expected one of edges.csv, edges.tsv, edges.csv.gz, edges.tsv.gz, edges.npz, "
+        "edges.parquet in HERE, got edges.csv and edges.npz: keep one of them",
         {"edges.npz": "x"},
     ),
     # nodes

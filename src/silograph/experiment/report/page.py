@@ -648,6 +648,7 @@ LOADING = (
     "na_values",
     "scale",
     "rating_scale",
+    "repeated_edges",
     "largest_component",
     "drop_edges",
 )

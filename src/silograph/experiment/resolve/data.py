@@ -67,7 +67,7 @@ from silograph.graph.partition.partition import (
     make_partition,
     names_clients,
 )
-from silograph.graph.partition.split import choose_split, copies_split
+from silograph.graph.partition.split import choose_split, copies_split, time_column
 from silograph.graph.silos.data import (
     Silo,
     Silos,
@@ -539,6 +539,8 @@ def load_and_cut(config: RunConfig, report: ProgressCallback | None = None) -> C
         columns=config.columns,
         rating_scale=ends_of(config.rating_scale),
         na_values=config.na_values,
+        repeated_edges=config.repeated_edges,
+        time=time_column(config.split),
         report=report,
     )
     return cut_graph(config, with_own_partition(config, graph), partition)

@@ -709,7 +709,7 @@ def parse_request(
     Raises:
         SilographError: something about them cannot be used.
     """
-    call = parse_call_arguments(graph, options)
+    call = parse_call_arguments(graph, options, None if config is None else config.repeated_edges)
     all_options = dict(call.options)
     if method is not None:
         all_options["method"] = method.name if isinstance(method, Method) else method
@@ -775,7 +775,8 @@ def parse_resume_request(
             f"expected no partition, for that of the run is {config.partition}, got one: leave it "
             "out"
         )
-    call = parse_call_arguments(graph, {} if partition is None else {"partition": partition})
+    partition_option = {} if partition is None else {"partition": partition}
+    call = parse_call_arguments(graph, partition_option, config.repeated_edges)
     if isinstance(call.graph, Graph | Silos):
         source = source_of(config, data=call.graph)
         return RunRequest(config, source, parts, make, call.graph, call.partition)

@@ -31,6 +31,7 @@ from silograph.graph.partition.partition import (
     read_partition,
 )
 from silograph.graph.read.in_memory import graph_of, is_clients
+from silograph.graph.read.tables import RepeatedEdges
 from silograph.graph.silos.data import Silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -278,12 +279,19 @@ class CallArguments:
     partition: Any = None
 
 
-def parse_call_arguments(graph: Any, options: Mapping[str, Any]) -> CallArguments:
+def parse_call_arguments(
+    graph: Any, options: Mapping[str, Any], repeated_edges: RepeatedEdges | None = None
+) -> CallArguments:
     """Parse graph and options of a call.
 
+    Args:
+        graph: the graph, what can be made one, or a name or path.
+        options: of the run.
+        repeated_edges: the rule of the config that options are added to.
+
     Raises:
-        ConfigError: a partition of another type, one beside a list of clients, or a seed of a
-            cut that is there.
+        ConfigError: a partition of another type, one beside a list of clients, a seed of a cut
+            that is there, or a rule for repeated edges of a graph that has none.
         DataError: a graph of another type, or one that cannot be used.
     """
     options = dict(options)
@@ -308,8 +316,15 @@ def parse_call_arguments(graph: Any, options: Mapping[str, Any]) -> CallArgument
             "expected no partition with a list of clients, got one: they are cut already; leave "
             "it out"
         )
-    if graph is not None and not isinstance(graph, Silos | str | os.PathLike):
-        graph = graph_of(graph)
+    if isinstance(graph, Graph | Silos):
+        if options.get("repeated_edges") is not None:
+            raise ConfigError(
+                "repeated_edges: expected none with a graph in memory, whose edges are combined "
+                f"already, got {options['repeated_edges']!r}: give it to the reader, such as "
+                "sg.from_csv(..., repeated_edges=...)"
+            )
+    elif graph is not None and not isinstance(graph, str | os.PathLike):
+        graph = graph_of(graph, options.get("repeated_edges") or repeated_edges or "mean")
     is_value = options.get("partition") == PENDING
     return CallArguments(graph, options, partition if is_value else None)
 

@@ -23,6 +23,7 @@ from silograph.experiment.run.trained_model import TrainedModel, load_model, rea
 from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.datasets import check_columns, check_na_values, find_source
 from silograph.graph.graph import Graph
+from silograph.graph.read.tables import RepeatedEdges
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import SPEC, is_silo, read_silo, read_spec
 from silograph.nn.own_module import Make
@@ -74,7 +75,16 @@ def predict_to(
         )
     if own and client is not None and client not in (client_names := _clients_of(folder)):
         raise unknown("client", client, client_names)
-    graph_or_silo = read_data(data, data_dir, columns, na_values, with_labels=False)
+    rules = trained.preprocessing
+    graph_or_silo = read_data(
+        data,
+        data_dir,
+        columns,
+        na_values,
+        repeated_edges=rules.repeated_edges,
+        time=rules.time,
+        with_labels=False,
+    )
     # Labels play no part in a prediction, and some nodes may have labels of some classes only.
     names = {*trained.class_names}
     if isinstance(graph_or_silo, Graph) and names.issuperset(graph_or_silo.class_names):
@@ -133,17 +143,37 @@ def read_data(
     columns: str | None = None,
     na_values: str | None = None,
     *,
+    repeated_edges: RepeatedEdges | None = None,
+    time: str | None = None,
     with_labels: bool = True,
 ) -> Graph | Silo:
     """Return a silo from its folder, or a graph by name or path.
 
-    `with_labels`: whether labels in tables of nodes are read.
+    Args:
+        data: folder, name or path.
+        data_dir: folder of data sets that `data` names.
+        columns: of tables, as `load` takes it.
+        na_values: as `load` takes it.
+        repeated_edges: as `load` takes it; a silo has its own.
+        time: column of times in tables, as `load` takes it.
+        with_labels: whether labels in tables of nodes are read.
+
+    Raises:
+        ConfigError: the folder of several silos, or options that the data cannot have.
+        DataError: the data cannot be read.
     """
     if is_silo(Path(data)):
         check_columns(data, columns)
         check_na_values(data, na_values)
         return read_silo(data)
-    source = find_source(os.fspath(data), data_dir=data_dir, columns=columns, na_values=na_values)
+    source = find_source(
+        os.fspath(data),
+        data_dir=data_dir,
+        columns=columns,
+        na_values=na_values,
+        repeated_edges=repeated_edges,
+        time=time,
+    )
     contents = source.read(scale=1.0, with_labels=with_labels)
     if isinstance(contents, Silos):
         raise ConfigError(

@@ -62,6 +62,7 @@ from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
 from silograph.graph.graph import pairs_among
 from silograph.graph.heterogeneity import count_shared
+from silograph.graph.partition.split import time_column
 from silograph.methods.base import AnyMethod, Method, NoOptions, client_weights, seen_by
 from silograph.methods.fedavg import CENTRALIZED
 from silograph.nn.conv import Params
@@ -779,6 +780,8 @@ def _model(
         config.edge_weights,
         statistics,
         mean,
+        config.repeated_edges,
+        time_column(config.split),
     )
     return TrainedModel(setup.method_config.model, weights, setup.schema.class_names, preprocessing)
 

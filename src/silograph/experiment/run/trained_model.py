@@ -39,6 +39,7 @@ from silograph.graph.graph import (
     row_normalize,
     with_features,
 )
+from silograph.graph.read.tables import RepeatedEdges
 from silograph.graph.silos.data import Silo
 from silograph.nn.consisrec import ConsisRec
 from silograph.nn.conv import Params
@@ -58,12 +59,12 @@ from silograph.task.registry import task_of
 # F: features.
 
 
-VERSION = 1
+VERSION, OF_TABLES = 1, 2  # files of the second name the tables' rules, too
 FeatureScaling = Literal["none", "row", "standard", "standard_client"]
 MEAN_EDGE_WEIGHT = "mean_edge_weight"
 KEYS = {
     *("version", "features", "normalize", "feature_names", "edge_weights", "mean", "deviation"),
-    MEAN_EDGE_WEIGHT,
+    *(MEAN_EDGE_WEIGHT, "repeated_edges", "time"),
 }
 STATISTICS_FORMAT = "silograph client statistics"  # the key of a file of them
 SHOWN = 3  # names in a message
@@ -83,6 +84,9 @@ class Preprocessing:
             with `standard_client` where the client is not chosen yet.
         mean_edge_weight: of the edges that all clients trained on, by which weights are divided
             with edge_weights=scale; None with others.
+        repeated_edges: how the graph's readers combine edges that are listed several times; None:
+            as by default.
+        time: column of times in the graph's tables, which is no feature; or None.
     """
 
     features: FeatureSource = "given"
@@ -91,6 +95,8 @@ class Preprocessing:
     edge_weights: Use = "ignore"
     statistics: ColumnStatistics | None = None
     mean_edge_weight: float | None = None
+    repeated_edges: RepeatedEdges | None = None
+    time: str | None = None
 
     @property
     def needs_client(self) -> bool:
@@ -136,7 +142,7 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the file of a model; float64 numbers come back to the bit."""
         values: dict[str, Any] = {
-            "version": VERSION,
+            "version": OF_TABLES if self.repeated_edges or self.time else VERSION,
             "features": self.features,
             "normalize": self.normalize,
             "feature_names": self.feature_names,
@@ -147,7 +153,8 @@ class Preprocessing:
             values["deviation"] = self.statistics.deviation.tolist()
         if self.mean_edge_weight is not None:
             values[MEAN_EDGE_WEIGHT] = self.mean_edge_weight
-        return values
+        rules = {"repeated_edges": self.repeated_edges, "time": self.time}
+        return values | {name: rule for name, rule in rules.items() if rule is not None}
 
 
 def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> Preprocessing:
@@ -165,9 +172,9 @@ def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> P
     version = values["version"]
     if type(version) is not int or version < 1:
         raise ValueError(version)
-    if version > VERSION:
+    if version > OF_TABLES:
         raise DataError(
-            f"expected a model with preprocessing of version {VERSION} in {path}, got version "
+            f"expected a model with preprocessing of version {OF_TABLES} in {path}, got version "
             f"{version}: use the version of silograph that wrote it, or a later one"
         )
     if not values.keys() <= KEYS:
@@ -180,6 +187,8 @@ def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> P
         TypeAdapter(Use).validate_python(values["edge_weights"]),
         _read_statistics(values, features),
         _read_mean_edge_weight(values),
+        TypeAdapter(RepeatedEdges | None).validate_python(values.get("repeated_edges")),
+        TypeAdapter(str | None).validate_python(values.get("time")),
     )
 
 

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
+from silograph.core.text import count_of
 from silograph.graph.graph import Graph, Split, drawn_order, key_order
 from silograph.graph.partition.partition import Partition, row_keys_of
 
 TIMED = "time:"  # begins a split in the order of time
+TIME = "time"  # the column that it goes by, unless it names one
 BY_CLIENT = "by-client:"  # begins a split that every client draws for its own copies
 TOLERANCE = 1e-9  # decimal ratios such as .7 + .2 + .1 sum to a little more than 1
 
@@ -43,7 +45,7 @@ def draw_split(
     *,
     ratios: tuple[float, float, float],
     key: Key,
-    by_time: bool = False,
+    time: str | None = None,
 ) -> Split:
     """Split the labeled nodes of every client, in an order drawn from the nodes' public keys.
 
@@ -56,8 +58,8 @@ def draw_split(
         partition: its cut.
         ratios: shares of training, validation and test nodes; their sum may be below 1.
         key: the split is a function of it, of `graph.node_id` and of the cut.
-        by_time: whether nodes are taken in the order of the graph's column `time`, those of one
-            time in the drawn order: the earliest ones train, the latest ones test.
+        time: column of the graph in whose order nodes are taken, those of one time in the drawn
+            order: the earliest ones train, the latest ones test.
 
     Returns:
         Masks (n,) bool.
@@ -67,7 +69,7 @@ def draw_split(
         DataError: times are not known.
     """
     _check_ratios(ratios)
-    nodes, owner, size, place = _ranked(graph, partition, key, by_time=by_time)
+    nodes, owner, size, place = _ranked(graph, partition, key, time)
     return _shares(nodes, owner, size, place, ratios, graph.num_nodes)
 
 
@@ -139,18 +141,19 @@ def drawn_split(graph: Graph, partition: Partition, how: str, key: Key) -> Split
         return owners_split(partition, copies)
     fold = parse_fold(how)
     if fold is None:
-        ratios, by_time = parse_ratios(how.removeprefix(TIMED)), how.startswith(TIMED)
-        return draw_split(graph, partition, ratios=ratios, key=key, by_time=by_time)
+        time = (time_column(how) or TIME) if how.startswith(TIMED) else None
+        ratios = parse_ratios(shares_of(how))
+        return draw_split(graph, partition, ratios=ratios, key=key, time=time)
     return fold_split(graph, partition, fold=fold[0], folds=fold[1], key=key)
 
 
 def _ranked(
-    graph: Graph, partition: Partition, key: Key, *, by_time: bool = False
+    graph: Graph, partition: Partition, key: Key, time: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the labeled nodes by owner in the order drawn, owners, their counts, and places."""
     order = key_order(graph.node_id, key.fold("split"))
-    if by_time:
-        order = order[torch.argsort(_times(graph)[order], stable=True)]
+    if time is not None:
+        order = order[torch.argsort(_times(graph, time)[order], stable=True)]
     eligible = (graph.labeled & (partition.owner >= 0))[order]
     return _by_owner(order[eligible], partition.owner, len(partition.ids))
 
@@ -165,15 +168,31 @@ def _by_owner(nodes: Tensor, owners: Tensor, clients: int) -> tuple[Tensor, Tens
     return nodes, owner, size, place
 
 
-def _times(graph: Graph) -> Tensor:
-    """Return the time of every node, (n,) float64; raise `DataError` where none is known."""
-    time = graph.columns.get("time")
-    if time is None or bool(torch.isnan(time.double()[graph.labeled]).any()):
-        has_ratings = graph.task == "rating"
+def _times(graph: Graph, column: str) -> Tensor:
+    """Return the time of every node, (n,) float64.
+
+    Raises:
+        DataError: there is no such column, or the time of a labeled node is missing.
+    """
+    time = graph.columns.get(column)
+    if time is None and graph.task == "rating":
         raise DataError(
-            f"split: expected a time for every {'rating' if has_ratings else 'labeled node'} of "
-            f"{graph.name!r} for a split in the order of time, got none: "
-            f"{'give their times, a column time of the table, or ' * has_ratings}leave `time:` out"
+            f"split: expected a time for every rating of {graph.name!r} for a split in the order "
+            "of time, got none: give their times, a column time of the table, use time:SHARES, or "
+            "leave `time:` out"
+        )
+    if time is None:
+        raise DataError(
+            f"split: expected a column {column!r} with times of the nodes of {graph.name!r}, got "
+            "none: name it, as in time:COLUMN:0.6/0.2/0.2, or read it by sg.load(..., "
+            f"time={column!r}), or leave `time:` out"
+        )
+    num_missing = int(torch.isnan(time.double()[graph.labeled]).sum())
+    if num_missing:
+        raise DataError(
+            f"split: expected a time in column {column!r} for every labeled node of "
+            f"{graph.name!r}, got {count_of(num_missing, 'node')} without: fill it in, or take "
+            "their labels out"
         )
     return time.double()
 
@@ -210,9 +229,9 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
 
     `public`, `full`, ratios such as `0.2/0.4/0.4`, or a fold of cross validation: `fold=1/5`.
 
-    Ratios behind `time:` are taken in the order of time; see `draw_split`. Ratios behind
-    `by-client:` are taken by every client of its own copies: then these are the owners' roles, and
-    `copies_split` has all of them.
+    Ratios behind `time:` or `time:COLUMN:` are taken in the order of time; see `draw_split`. Ratios
+    behind `by-client:` are taken by every client of its own copies: then these are the owners'
+    roles, and `copies_split` has all of them.
 
     Raises:
         ConfigError: `how` is neither, or the ratios are out of range.
@@ -223,6 +242,16 @@ def choose_split(graph: Graph, partition: Partition, how: str, key: Key) -> Spli
     if how == "full":
         return full_split(graph)
     return _trainable(graph, partition, drawn_split(graph, partition, how, key))
+
+
+def time_column(how: str) -> str | None:
+    """Return the column of times that a split names, as `time:COLUMN:SHARES` does; else None.
+
+    >>> time_column("time:opened:0.6/0.2/0.2"), time_column("time:0.6/0.2/0.2")
+    ('opened', None)
+    """
+    column, colon, _ = how.removeprefix(TIMED).rpartition(":")
+    return column if how.startswith(TIMED) and colon else None
 
 
 def parse_fold(text: str) -> tuple[int, int] | None:
@@ -244,6 +273,11 @@ def parse_fold(text: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
+def shares_of(how: str) -> str:
+    """Return the shares of a split, without what says whose or in which order."""
+    return how.rpartition(":")[2] if how.startswith(TIMED) else how
+
+
 def parse_ratios(text: str) -> tuple[float, float, float]:
     """Return the ratios of a text such as `0.2/0.4/0.4`.
 
@@ -258,7 +292,7 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
     except ValueError:
         raise ConfigError(
             "split: expected 'public', 'full' or train/val/test such as '0.2/0.4/0.4' (after "
-            f"'time:' or 'by-client:' if you like), or fold=I/K, got {text!r}"
+            f"'time:', 'time:COLUMN:' or 'by-client:' if you like), or fold=I/K, got {text!r}"
         ) from None
     return train, val, test
 

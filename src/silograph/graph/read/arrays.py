@@ -32,7 +32,7 @@ from silograph.graph.read.columns import (
     report_row_numbers,
     row_number_columns,
 )
-from silograph.graph.read.tables import checked_weights, weights_of
+from silograph.graph.read.tables import RepeatedEdges, checked_weights, weights_of
 
 # --- labels --------------------------------------------------------------------------------------
 # Labels as users write them (numbers, words, holes) turned into the numbers a graph holds.
@@ -283,6 +283,7 @@ def from_arrays(
     *,
     edge_index: "ArrayInput",
     edge_weight: "ArrayInput | None" = None,
+    repeated_edges: RepeatedEdges = "mean",
     x: "ArrayInput | Sparse | CSR | None" = None,
     y: "ArrayInput",
     num_classes: int | None = None,
@@ -305,8 +306,10 @@ def from_arrays(
     Args:
         edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
             repeated edges are dropped.
-        edge_weight: (E,) finite numbers >= 0; None: every edge counts 1. An edge that is listed
-            several times, as in both directions, has the mean.
+        edge_weight: (E,) finite numbers >= 0; None: every edge counts 1.
+        repeated_edges: what an edge weighs that is listed several times, as in both directions:
+            the `mean` of its weights, their `sum`, how often it is listed (`count`), or the `last`
+            or `first` weight.
         x: (n, F) numbers, dense (NumPy, torch, lists) or sparse (SciPy, torch, `CSR`). None: the
             nodes have no features, and `features` of a run says what to make in their place.
         y: (n,) or (n, 1) class numbers from 0, or words, which are numbered in sorted order (in
@@ -354,10 +357,10 @@ def from_arrays(
     home, homes = _silos(silo, n, tuple(silo_names))
     # Edges and their weights.
     edges = _edges(edge_index, n)
-    adj, weight = CSR.undirected(edges, n), None
+    adj, values = CSR.undirected(edges, n), None
     if edge_weight is not None:
         values = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
-        weight = weights_of(adj, edges, values, name)
+    weight = weights_of(adj, edges, values, name, repeated_edges)
     return Graph(
         adj=adj,
         x=features,

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -163,6 +164,21 @@ def to_number(cell: str) -> float | None:
     try:
         return float(cell)
     except ValueError:
+        return None
+
+
+def to_time(cell: str) -> float | None:
+    """Return a date or time in ISO 8601 as seconds since 1970; None if a cell has none.
+
+    A time without a zone is in UTC.
+
+    >>> to_time("1970-01-02"), to_time("1970-01-01T01:00+01:00"), to_time("11/02/2024")
+    (86400.0, 0.0, None)
+    """
+    try:
+        time = datetime.fromisoformat(cell)
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         return None
 
 

@@ -1,28 +1,44 @@
-"""Graphs from files: two CSV tables here, one .npz archive in `npz`.
+"""Graphs from files: two tables here, one .npz archive in `npz`.
 
 n: nodes. E: edges as stored. F: features a node. T: label bits of a multi-label task.
 """
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from silograph.core.errors import ConfigError, DataError, unknown
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.text import count_of, short_repr
+from silograph.core.text import count_of, printable, short_repr
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, split_of
 from silograph.graph.read.columns import NaValues, missing_values, to_number
+from silograph.graph.read.contents import ending_of, stem_of
 from silograph.graph.read.npz import checked, load_npz
-from silograph.graph.read.tables import IN_RANGE, WEIGHTS, Table, read_csv, report_unused, usable
+from silograph.graph.read.tables import (
+    FORMATS,
+    IN_RANGE,
+    WEIGHTS,
+    RepeatedEdges,
+    Table,
+    read_csv,
+    read_table,
+    report_unused,
+    usable,
+)
 
 __all__ = ["from_csv", "load_npz"]
 
-COLUMNS = ("id", "label", "silo", "source", "target", "weight")  # that a table may call otherwise
+# That a table may call otherwise, and those that are features.
+COLUMNS = ("id", "label", "silo", "source", "target", "weight", "features")
+SEVERAL = ("label", "features")  # may be several columns
+LOG = logging.getLogger("silograph")
 ENDS = ("source", "target")  # names of the columns of an edge's ends by default
 VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 
@@ -38,18 +54,26 @@ def from_csv(
     source: str = "source",
     target: str = "target",
     weight: str | None = None,
+    features: Sequence[str] | None = None,
+    time: str | None = None,
+    repeated_edges: RepeatedEdges = "mean",
     na_values: NaValues = (),
     class_names: Sequence[str] = (),
     with_labels: bool = True,
     name: str | None = None,
 ) -> Graph:
-    """Return the graph of two CSV files, comma separated, UTF-8, each with a header line.
+    """Return the graph of two tables: CSV files or others, each with a header line.
+
+    Text is UTF-8, perhaps packed by gzip, with commas, semicolons, tabs or bars between columns
+    (see `silograph.graph.read.delimited`). Names that end with .npz or .parquet are such files.
 
     Args:
         nodes: one line a node. Every column that is not named below is a numeric feature; with
             none, the nodes have no features.
         edges: one line an edge, end points by node id. With exactly two columns, their names are
-            free. Columns that are not named below are not used; that is reported.
+            free. Columns that are not named below are not used; that is reported. Or a list of
+            edges without a header (.txt, .edges, .edgelist), or a sparse matrix (.mtx), whose rows
+            are the nodes in their order.
         id: column of the public key; keys are integers where all are, else strings.
         label: column of the class: numbers from 0, words, or a missing value. Several columns of 0,
             1 or missing values make a multi-label task, their names the class names. A table
@@ -60,12 +84,17 @@ def from_csv(
         target: column of the other end.
         weight: column of the edges' weights, numbers >= 0; an empty cell counts 1. By default
             "edge_weight", "edge_weights" or "weight", where there is one.
+        features: the columns that are features, if not all others are; an empty list: none. What
+            is not used then is reported.
+        time: column of times, numbers or dates and times in ISO 8601, by which `split=
+            "time:COLUMN:SHARES"` may go. It is no feature, unless `features` names it.
+        repeated_edges: what an edge weighs that is listed several times, see `from_arrays`.
         na_values: words or numbers that count as missing besides the usual ones, which
             `silograph.graph.read.columns` lists.
         class_names: the words in the column of the class, in the order of their numbers; by default
             sorted. A word among them is never missing.
-        with_labels: False for nodes to predict on. Columns of labels are then left out and may be
-            absent, and every label is missing.
+        with_labels: False for nodes to predict on. Columns of labels and times are then left out
+            and may be absent, and every label is missing.
         name: name of the graph; by default that of the nodes file without its ending.
 
     A column named "split" holds train, val, test or nothing. Columns that only number the rows are
@@ -74,22 +103,73 @@ def from_csv(
     Raises:
         DataError: names file, line (the header is line 1) and column.
     """
+    path = Path(nodes)
+    return graph_of_tables(
+        read_table(path) if ending_of(path) in FORMATS else read_csv(path),
+        read_table(Path(edges)),
+        id=id,
+        label=label,
+        silo=silo,
+        source=source,
+        target=target,
+        weight=weight,
+        features=features,
+        time=time,
+        repeated_edges=repeated_edges,
+        na_values=na_values,
+        class_names=class_names,
+        with_labels=with_labels,
+        name=name,
+    )
+
+
+def graph_of_tables(
+    nodes: Table,
+    edges: Table,
+    *,
+    id: str = "id",
+    label: str | Sequence[str] = "label",
+    silo: str | None = None,
+    source: str = "source",
+    target: str = "target",
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    time: str | None = None,
+    repeated_edges: RepeatedEdges = "mean",
+    na_values: NaValues = (),
+    class_names: Sequence[str] = (),
+    with_labels: bool = True,
+    name: str | None = None,
+) -> Graph:
+    """Return the graph of two tables; arguments and errors are those of `from_csv`."""
     missing = missing_values(na_values)
-    table = replace(read_csv(Path(nodes)), missing=missing)
+    table = replace(nodes, missing=missing)
     labels = [label] if isinstance(label, str) else list(label)
-    table = table.without_row_numbers([id, *labels, *([] if silo is None else [silo])])
-    values = _value_columns(table.header) if label == "label" else []
+    time = time if with_labels or time in table.header else None
+    others = [name for name in (silo, time) if name is not None]
+    table = table.without_row_numbers([id, *labels, *others, *(features or ())])
+    values = value_columns(table.header) if label == "label" else []
     labels = values or labels
     silo = "silo" if silo is None and "silo" in table.header else silo
-    table.check_named([id, *(labels if with_labels else []), *([] if silo is None else [silo])])
+    table.check_named([id, *(labels if with_labels else []), *others, *(features or ())])
     special = {id, *labels, silo, "split"}
+    if features is None:
+        features = [name for name in table.header if name not in special and name != time]
+    else:
+        _check_features(table, features, special, time)
+    if time is not None and time in special:
+        raise DataError(
+            f"{table.head}: expected a column of times that means nothing else, got {time!r}: name "
+            "another one"
+        )
     place = _places(table, id)
+    if edges.matrix_rows is not None:
+        place = _places_in_matrix(place, edges.path, edges.matrix_rows, table)
     links, ends, weight = _edge_table(
-        replace(read_csv(Path(edges)), missing=missing), (source, target), weight, place
+        replace(edges, missing=missing), (source, target), weight, place
     )
-    features = [column for column in table.header if column not in special]
     arrays: dict[str, Any] = {
-        "x": _numbers(table, features),
+        "x": _numbers(table, list(features)),
         "feature_names": features,
         "y": np.full(len(place), MISSING),
         "num_classes": 1,
@@ -98,11 +178,67 @@ def from_csv(
         "split": table.words("split", PARTS, empty=True) if "split" in table.header else None,
         "silo": None if silo is None else table.words(silo),
         "na_values": na_values,
+        "repeated_edges": repeated_edges,
         **_read_edges(links, ends, weight, place, table),
     }
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
-    return checked(table.path, arrays, name or table.path.stem)
+    graph = checked(table.path, arrays, name or stem_of(table.path))
+    if time is None or not with_labels:
+        return graph
+    return replace(graph, columns={time: torch.from_numpy(table.times(time))})
+
+
+def graph_of_edges(
+    path: Path, columns: Mapping[str, str], repeated_edges: RepeatedEdges = "mean"
+) -> Graph:
+    """Return the graph of a list of edges alone: nodes without labels and features, to predict on.
+
+    They are in the order in which the list first names them, where a node without an edge is not;
+    or the rows of a matrix from 1.
+
+    Args:
+        path: the list.
+        columns: the column of weights, if it is named.
+        repeated_edges: as in `from_csv`.
+
+    Raises:
+        DataError: as by `from_csv`.
+    """
+    edges = read_table(path)
+    if edges.matrix_rows is None:
+        keys = list(dict.fromkeys(key for row in edges.rows for key in row[:2]))
+    else:
+        keys = [str(row + 1) for row in range(edges.matrix_rows)]
+    nodes = Table(path, ["id"], [(key,) for key in keys], keys, "node")
+    return graph_of_tables(
+        nodes,
+        edges,
+        weight=columns.get("weight"),
+        repeated_edges=repeated_edges,
+        with_labels=False,
+        name=stem_of(path),
+    )
+
+
+def _check_features(
+    table: Table, features: Sequence[str], special: Container[str | None], time: str | None
+) -> None:
+    """Raise `DataError` for features that mean something else, or that are listed twice.
+
+    Columns that are not used are reported.
+    """
+    wrong = next((name for name in features if name in special), None)
+    if wrong is not None or len(set(features)) < len(features):
+        got = ", ".join(features)
+        raise DataError(
+            f"{table.head}: expected features that are distinct columns without another meaning, "
+            f"got {got if wrong is None else repr(wrong)}"
+        )
+    used = {*features, time}
+    unused = [name for name in table.header if name not in special and name not in used]
+    if unused:
+        LOG.warning("%s: columns are not used: %s", table.path, ", ".join(map(printable, unused)))
 
 
 ColumnNames = str | Mapping[str, str | Sequence[str]]
@@ -134,7 +270,8 @@ def parse_columns(
                     f"columns: expected NAME=COLUMN,..., each once, got {short_repr(columns)}"
                 )
             names = [word.strip() for word in column.split("+")]
-            parsed[name] = names if name == "label" and len(names) > 1 else column
+            is_list = name == "features" or (name == "label" and len(names) > 1)
+            parsed[name] = names if is_list else column
     else:
         if not isinstance(columns, Mapping):
             raise ConfigError(
@@ -143,7 +280,7 @@ def parse_columns(
             )
         for name, column_name in columns.items():
             several = (
-                name == "label" and isinstance(column_name, list | tuple) and len(column_name) > 0
+                name in SEVERAL and isinstance(column_name, list | tuple) and len(column_name) > 0
             )
             if not isinstance(column_name, str) and not (
                 several and all(isinstance(column, str) for column in column_name)
@@ -151,14 +288,16 @@ def parse_columns(
                 raise ConfigError(
                     f"columns: expected a column for {name}, got {short_repr(column_name)}"
                 )
-            parsed[name] = column_name if isinstance(column_name, str) else list(column_name)
+            columns_named = [column_name] if isinstance(column_name, str) else [*column_name]
+            is_list = name == "features" or not isinstance(column_name, str)
+            parsed[name] = columns_named if is_list else columns_named[0]
     for name in parsed:
         if name not in valid_names:
             raise ConfigError(f"columns: {unknown('column', str(name), valid_names)}")
     return parsed
 
 
-def _value_columns(header: Sequence[str]) -> list[str]:
+def value_columns(header: Sequence[str]) -> list[str]:
     """Return the columns of numbers to predict; none where there is a column of classes."""
     if "label" in header:
         return []
@@ -204,6 +343,30 @@ def _places(table: Table, column: str) -> dict[str, int]:
     if not place:
         raise DataError(f"{table.path}: expected at least one node below the header, got none")
     return place
+
+
+def _places_in_matrix(place: dict[str, int], path: Path, rows: int, nodes: Table) -> dict[str, int]:
+    """Return the row of the node that each row of a matrix means, by its number from 1.
+
+    A matrix has no ids, so its rows are those of the table of nodes.
+
+    Raises:
+        DataError: there are not as many nodes as rows, or ids number the rows in another order.
+    """
+    if len(place) != rows:
+        raise DataError(
+            f"{path}: expected as many rows as {nodes.path.name} has nodes, {len(place)}, got "
+            f"{rows}: row 1 of the matrix is the first node of the table"
+        )
+    ids = list(place)
+    for first in (0, 1):
+        numbers = [str(first + row) for row in range(rows)]
+        if ids != numbers and {*ids} == {*numbers}:
+            raise DataError(
+                f"{nodes.path}: expected nodes in the order of the rows of {path.name}, got ids "
+                f"from {first} in another order: sort the table by them"
+            )
+    return {str(row + 1): row for row in range(rows)}
 
 
 def _numbers(table: Table, columns: list[str]) -> np.ndarray | None:
@@ -299,7 +462,7 @@ def weight_column(table: Table, column: str) -> np.ndarray:
         DataError: names the first cell that holds no finite number >= 0.
     """
     cells = table.column(column)
-    numbers = [to_number(cell or "1") for cell in cells]
+    numbers = [to_number(cell or "1") for cell in table.number_cells(column)]
     weights = np.array([np.nan if number is None else number for number in numbers])
     wrong = np.flatnonzero(~usable(weights))
     if len(wrong):

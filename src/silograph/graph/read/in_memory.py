@@ -22,7 +22,7 @@ from silograph.graph.read.columns import (
     missing_values,
     read_column,
 )
-from silograph.graph.read.tables import FEATURES, NAMES, chosen_weight, report_unused
+from silograph.graph.read.tables import FEATURES, NAMES, RepeatedEdges, chosen_weight, report_unused
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -45,6 +45,7 @@ def from_networkx(
     y: str = "y",
     silo: str | None = None,
     split: str | None = None,
+    repeated_edges: RepeatedEdges = "mean",
     num_classes: int | None = None,
     class_names: Sequence[str] = (),
     na_values: NaValues = (),
@@ -63,6 +64,8 @@ def from_networkx(
         y: node attribute with the label, as in `from_arrays`; absent or None is missing.
         silo: node attribute that says who holds the node, or None.
         split: node attribute with "train", "val", "test" or nothing, or None.
+        repeated_edges: what an edge of a multigraph, or one in both directions, weighs, as in
+            `from_arrays`.
         num_classes: as in `from_arrays`.
         class_names: as in `from_arrays`.
         na_values: as in `from_arrays`.
@@ -102,6 +105,7 @@ def from_networkx(
     return from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
         edge_weight=weights,
+        repeated_edges=repeated_edges,
         x=features if nodes else np.zeros((0, 1)),
         feature_names=() if isinstance(x, str) else x,
         y=_level([attributes.get(y) for attributes in nodes.values()]),
@@ -178,8 +182,12 @@ def _level(labels: list[Any]) -> list[Any]:
     return [[None] * widths[0] if label is None else label for label in labels]
 
 
-def graph_of(value: Any) -> Graph:
+def graph_of(value: Any, repeated_edges: RepeatedEdges = "mean") -> Graph:
     """Return the graph of PyG data, of a list of them, or of a networkx graph.
+
+    Args:
+        value: the data; a `Graph` is returned as it is.
+        repeated_edges: what an edge weighs that is listed several times, see `from_arrays`.
 
     Raises:
         DataError: something else, or as by `from_pyg` and `from_networkx`.
@@ -187,11 +195,9 @@ def graph_of(value: Any) -> Graph:
     if isinstance(value, Graph):
         return value
     if is_clients(value) or _is_of(value, "torch_geometric"):
-        # XXLAZY
-
-        return from_pyg(value)
+        return from_pyg(value, repeated_edges=repeated_edges)
     if _is_of(value, "networkx"):
-        return from_networkx(value)
+        return from_networkx(value, repeated_edges=repeated_edges)
     remedy = (
         "write its tables as CSV files and use sg.from_csv(nodes=..., edges=...), or give columns "
         "to sg.from_arrays: x=table[[...]].to_numpy(), y=table[...].to_numpy(), edge_index=..."
@@ -233,6 +239,7 @@ def from_pyg(
     node_id: "ArrayInput | None" = None,
     silo: "ArrayInput | None" = None,
     silo_names: Sequence[str] = (),
+    repeated_edges: RepeatedEdges = "mean",
     class_names: Sequence[str] = (),
     task: LabelForm | None = None,
     na_values: NaValues = (),
@@ -257,10 +264,11 @@ def from_pyg(
         if silo is not None:
             raise DataError("expected no silo beside a list of Data, got one: each is a silo")
         members = [_checked(each, f"{_place(i)}: ") for i, each in enumerate(data)]
-        arrays = _joined(members, tuple(silo_names))
+        arrays = _joined(members, tuple(silo_names), repeated_edges)
     else:
         members = [_checked(data)]
         arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
+        arrays["repeated_edges"] = repeated_edges
     report_unused(name, dict.fromkeys(key for each in members for key in _weight(each)[1]))
     others = dict.fromkeys(key for each in members for key in each.to_dict() if key not in USED)
     if others:
@@ -337,15 +345,20 @@ def _arrays(data: "Data") -> dict[str, Any]:
     }
 
 
-def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments of `from_arrays` for the graphs of several clients side by side."""
+def _joined(
+    members: "Sequence[Data]", names: tuple[str, ...], repeated_edges: RepeatedEdges
+) -> dict[str, Any]:
+    """Return the arguments of `from_arrays` for the graphs of several clients side by side.
+
+    Each edge is listed in both directions with the weight that `repeated_edges` makes of it.
+    """
     if not members:
         raise DataError("expected at least one Data in the list of clients, got none")
     if names and len(names) != len(members):
         raise DataError(
             f"expected a name for each of {len(members)} clients, got {len(names)} silo_names"
         )
-    graphs = [_member(data, place) for place, data in enumerate(members)]
+    graphs = [_member(data, place, repeated_edges) for place, data in enumerate(members)]
     _check_alike(graphs)
     _check_edge_values(members)
     weighted = any(graph.edge_weight is not None for graph in graphs)
@@ -365,10 +378,11 @@ def _joined(members: "Sequence[Data]", names: tuple[str, ...]) -> dict[str, Any]
     }
 
 
-def _member(data: "Data", place: int) -> Graph:
+def _member(data: "Data", place: int, repeated_edges: RepeatedEdges) -> Graph:
     """Return the graph of one client, its labels left out: all clients number them together."""
     try:
-        return from_arrays(**_arrays(data) | {"y": np.zeros(len(data.y), dtype=np.int64)})
+        y = np.zeros(len(data.y), dtype=np.int64)
+        return from_arrays(**_arrays(data) | {"y": y, "repeated_edges": repeated_edges})
     except DataError as error:
         raise DataError(f"{_place(place)}: {error}") from None
 

@@ -6,18 +6,29 @@ n: nodes. E: edges as stored. F: features a node. T: label bits. A: attributes. 
 import os
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from silograph.core.errors import DataError
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
-from silograph.graph.read.columns import NaValues
+from silograph.graph.read.columns import MissingValues, NaValues, missing_values
 from silograph.graph.read.ratings import ITEM, RATING, USER, of_archive
-from silograph.graph.read.tables import NAMES, Arrays, chosen_weight, read_arrays, report_unused
+from silograph.graph.read.tables import (
+    NAMES,
+    Arrays,
+    RepeatedEdges,
+    Table,
+    chosen_weight,
+    read_arrays,
+    report_unused,
+    word_of,
+)
 
 _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
 _SPARSE_Y = ("y_data", "y_indices", "y_indptr", "y_shape")
@@ -38,7 +49,13 @@ MOST_BITS = 2**16  # labels are held dense: a wrong shape must not take all memo
 _TARGET = "gender"
 
 
-def load_npz(path: str | os.PathLike[str], *, na_values: NaValues = ()) -> Graph:
+def load_npz(
+    path: str | os.PathLike[str],
+    *,
+    na_values: NaValues = (),
+    repeated_edges: RepeatedEdges = "mean",
+    time: str | None = None,
+) -> Graph:
     """Return the graph of an archive such as `np.savez(path, x=x, edge_index=edges, y=y)`.
 
     These keys are read, each checked as by `from_arrays`; others are ignored:
@@ -64,13 +81,16 @@ def load_npz(path: str | os.PathLike[str], *, na_values: NaValues = ()) -> Graph
     Args:
         path: the file.
         na_values: as in `from_arrays`.
+        repeated_edges: as in `from_arrays`.
+        time: key of the nodes' times (n,), numbers, dates (datetime64) or words in ISO 8601, by
+            which a split may go.
 
     Raises:
         DataError: names the file, which is absent, damaged, not such an archive, or holds
             Python objects.
     """
     path = Path(path)
-    parts = _read(path)
+    parts = _read(path, time)
     if parts.keys() >= _RATINGS:
         return of_archive(path, parts, path.stem)
     names = {key: _names(path, parts[key], key) for key in _NAMES if key in parts}
@@ -88,11 +108,29 @@ def load_npz(path: str | os.PathLike[str], *, na_values: NaValues = ()) -> Graph
         "silo": parts.get("silo"),
         "task": str(parts["task"]) if "task" in parts else None,
         "na_values": na_values,
+        "repeated_edges": repeated_edges,
     }
     graph = checked(path, arrays | names | counts, path.stem)
     if num_nodes not in (None, graph.num_nodes):
         raise DataError(f"{path}: expected num_nodes {graph.num_nodes}, got {num_nodes}")
+    if time is not None:
+        times = _times(path, time, parts[time], graph.num_nodes, missing_values(na_values))
+        graph = replace(graph, columns={time: torch.from_numpy(times)})
     return graph
+
+
+def _times(path: Path, key: str, times: np.ndarray, n: int, missing: MissingValues) -> np.ndarray:
+    """Return the times of nodes (n,) float64, NaN where missing; see `Table.times`."""
+    if times.shape != (n,) or times.dtype.kind not in "biufMU":
+        raise DataError(
+            f"{path}: expected times {key!r} of shape ({n},), numbers or dates, got {times.shape} "
+            f"of {times.dtype}"
+        )
+    if times.dtype.kind == "M":
+        seconds = times.astype("datetime64[us]").astype(np.int64) / 1e6
+        return np.where(np.isnat(times), np.nan, seconds)
+    cells = [[word_of(time)] for time in times.tolist()]
+    return Table(path, [key], cells, range(n), "node", missing=missing).times(key)
 
 
 def archive_has_ratings(path: Path) -> bool:
@@ -128,10 +166,15 @@ def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
         raise DataError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> Arrays:
+def _read(path: Path, time: str | None) -> Arrays:
     def choose(keys: set[str]) -> set[str]:
         _check_keys(path, keys)
-        return keys & (_OF_RATINGS if keys >= _RATINGS else _READ | {*NAMES})
+        if keys >= _RATINGS:
+            return keys & _OF_RATINGS
+        if time is not None and time not in keys:
+            got = ", ".join(sorted(keys)[:12])
+            raise DataError(f"{path}: expected a key {time!r} with times of nodes, got keys {got}")
+        return keys & (_READ | {*NAMES} | ({time} if time else set()))
 
     return read_arrays(path, _EXPECTED, choose)
 

@@ -22,7 +22,7 @@ import numpy as np
 from silograph.core.errors import DataError
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
-from silograph.graph.read.tables import report_unused
+from silograph.graph.read.tables import RepeatedEdges, report_unused
 
 FOLDERS = {"ogbn-arxiv": "ogbn_arxiv", "ogbn-products": "ogbn_products"}
 """Folder of a graph, by its name in `load`."""
@@ -35,10 +35,11 @@ def is_ogb(folder: Path) -> bool:
     return any((folder / name).is_dir() for name in ("raw", "split")) or folder.name == "raw"
 
 
-def load_ogb(folder: Path) -> Graph:
+def load_ogb(folder: Path, repeated_edges: RepeatedEdges = "mean") -> Graph:
     """Return the graph of a folder with `raw` and `split`, or of its `raw`; see this module.
 
-    Directions of edges are dropped. -1 and NaN mark a label that is not known.
+    Directions of edges are dropped; `repeated_edges` is that of `from_arrays`. -1 and NaN mark a
+    label that is not known.
 
     Raises:
         DataError: names the file or folder, and what is wrong with it.
@@ -69,6 +70,7 @@ def load_ogb(folder: Path) -> Graph:
             num_classes=num_classes,
             task="multiclass" if y.shape[1] == 1 else "multilabel",
             split=split,
+            repeated_edges=repeated_edges,
             name=name,
         )
     except DataError as error:

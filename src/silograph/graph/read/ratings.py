@@ -24,7 +24,8 @@ from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, array_of, split_of
 from silograph.graph.read.columns import how_to_write, to_number
-from silograph.graph.read.tables import FORMATS, Table, other_format, read_table, word_of
+from silograph.graph.read.contents import ending_of
+from silograph.graph.read.tables import RATING_FORMATS, Table, other_format, read_table, word_of
 
 # --- Cells of ratings and of trust: ids, categories and numbers, from arrays and tables ----------
 #
@@ -251,9 +252,10 @@ def ratings(
     ('rating', 7, 7)
 
     Args:
-        ratings: (R, 3) of user, item and rating; or the path of a table (CSV, .npz or Parquet) with
-            columns `user`, `item` and `rating`, perhaps `time`, a number, `split` (train, val, test
-            or nothing), and any others, such as `category`, which cuts can go by.
+        ratings: (R, 3) of user, item and rating; or the path of a table (CSV and its relatives,
+            .npz, Parquet, or ratings.dat of MovieLens) with columns `user`, `item` and `rating`,
+            perhaps `time`, a number, `split` (train, val, test or nothing), and any others, such as
+            `category`, which cuts can go by.
         trust: (T, 2) of truster and trustee; or the path of a table with these columns. Who trusts
             whom is used without its direction; statements about oneself say nothing.
         categories: (R,) words or whole numbers, one for each rating, where `ratings` is an array.
@@ -362,13 +364,13 @@ def _table(
     path = Path(path)
     if path.is_dir():
         raise DataError(
-            f"expected a table in one of {', '.join(FORMATS)}, got the folder {path}: sg.load "
-            "reads the folder of ratings.csv and trust.csv"
+            f"expected a table in one of {', '.join(RATING_FORMATS)}, got the folder {path}: "
+            "sg.load reads the folder of ratings.csv and trust.csv"
         )
-    if path.suffix not in FORMATS:
+    if ending_of(path) not in RATING_FORMATS:
         what = other_format(path)
         raise DataError(
-            f"expected a table in one of {', '.join(FORMATS)}, got {path}"
+            f"expected a table in one of {', '.join(RATING_FORMATS)}, got {path}"
             + (f", {what}" if what else "")
         )
     table = read_table(path).without_row_numbers({*used_names, *columns.values()}).renamed(columns)
@@ -381,7 +383,7 @@ def _table(
 
 def _of_table(table: Table) -> _Ratings:
     user, item, value = (table.column(n, how_named(n)) for n in (USER, ITEM, RATING))
-    numbers = [to_number(cell) for cell in value]
+    numbers = [to_number(cell) for cell in table.number_cells(RATING)]
     for row, number in enumerate(numbers):
         if number is None:
             raise table.wrong(row, RATING, "a number", value[row], how_to_write([value[row]]))
@@ -407,7 +409,7 @@ def _words(table: Table, name: str) -> np.ndarray:
 
 def _times(table: Table) -> np.ndarray:
     cells = table.column(TIME)
-    times = [to_number(cell) for cell in cells]
+    times = [to_number(cell) for cell in table.number_cells(TIME)]
     for row, time in enumerate(times):
         if time is None or not np.isfinite(time):
             remedy = "dates may be seconds since 1970"

@@ -1,16 +1,14 @@
 """Tables from files: CSV, .npz and Parquet alike as rows of words that know where they stand."""
 
-import csv
 import io
 import logging
 import math
-import os
 import threading
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,33 +29,42 @@ from silograph.graph.read.columns import (
     report_row_numbers,
     row_number_columns,
     to_number,
+    to_time,
+)
+from silograph.graph.read.contents import (
+    PER_BYTE,
+    ending_of,
+    memory_left,
+    read_contents,
+    read_text,
+)
+from silograph.graph.read.delimited import (
+    DecimalMark,
+    is_edge_list,
+    read_delimited,
+    read_edge_list,
+    read_movielens,
 )
 
 Arrays = dict[str, np.ndarray]
+CELL = 60  # bytes of memory that a cell takes as text, at least
+NODE = 500  # and a node of a graph
+GRAPH_FILES = tuple(e + gz for gz in ("", ".gz") for e in (".graphml", ".gexf", ".gml"))
 MOST_LISTED = 12  # names of columns in an error
-FORMATS = (".csv", ".npz", ".parquet")
+FORMATS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npz", ".parquet")  # of tables of any kind
+RATING_FORMATS = (*FORMATS, ".dat", ".dat.gz")
+EDGE_LISTS = tuple(e + gz for gz in ("", ".gz") for e in (".txt", ".edges", ".edgelist", ".mtx"))
+EDGE_FORMATS = (*FORMATS, *EDGE_LISTS)
 # What other files are, by their ending, and how to use them.
 OTHER_FORMATS = {
-    ".graphml": "a GraphML file: sg.from_networkx(networkx.read_graphml(PATH), x=[...], y=...)",
-    ".gexf": "a GEXF file: sg.from_networkx(networkx.read_gexf(PATH), x=[...], y=...)",
-    ".gml": "a GML file: sg.from_networkx(networkx.read_gml(PATH), x=[...], y=...)",
-    ".gz": "a compressed file: unpack it first (gunzip)",
+    ".gz": "a file packed by gzip, whose name does not say what it is: keep the ending of what was "
+    "packed, as in nodes.csv.gz",
     ".zip": "a compressed file: unpack it first (unzip)",
+    ".tab": "a table with tabs: let its name end with .tsv",
     ".pt": "a file of PyTorch, which may run code when it is read: if you trust it, "
     "load it by torch with weights_only=False, and give the object to sg.from_pyg",
-    ".dat": "a table such as MovieLens has, with :: between columns: write ratings.csv by "
-    "pandas.read_csv(PATH, sep='::', engine='python', names=['user', 'item', 'rating', "
-    "'time']).to_csv('ratings.csv', index=False) and give its folder",
-    ".tsv": "a table with tabs: write it with commas by pandas.read_csv(PATH, sep='\\t')"
-    ".to_csv('nodes.csv', index=False)",
-    ".txt": "a text file such as a SNAP list of edges, which has no labels: give the nodes of "
-    "networkx.read_edgelist(PATH) an attribute y and use sg.from_networkx(...)",
-    ".mtx": "a MatrixMarket file, which has no labels: sg.from_arrays(edge_index=numpy.stack("
-    "scipy.io.mmread(PATH).nonzero()), x=..., y=...)",
     ".mat": "a MATLAB file: read it by scipy.io.loadmat(PATH), then sg.from_arrays(...)",
     ".npy": "a single array: sg.from_arrays(edge_index=..., x=..., y=...)",
-    ".parquet": "a Parquet file: give the folder of ratings.parquet or of silos, or write "
-    "nodes.csv and edges.csv by pandas.read_parquet(PATH).to_csv(..., index=False)",
     ".xlsx": "a workbook: save its sheets as nodes.csv and edges.csv",
     ".json": "a JSON file: sg.from_networkx(networkx.node_link_graph(json.load(open(PATH))), ...)",
     ".pkl": "a pickle, which may run code when it is read: if you trust it, load it and use "
@@ -66,11 +73,8 @@ OTHER_FORMATS = {
 OTHER_FORMATS |= {
     **dict.fromkeys((".pth", ".ckpt"), OTHER_FORMATS[".pt"]),
     **dict.fromkeys((".pickle", ".gpickle"), OTHER_FORMATS[".pkl"]),
-    **dict.fromkeys((".edges", ".edgelist"), OTHER_FORMATS[".txt"]),
-    ".tab": OTHER_FORMATS[".tsv"],
     ".xls": OTHER_FORMATS[".xlsx"],
 }
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", "::": "double colons"}
 # numpy parses headers with `ast`, which fails in threads before Python 3.11.8 (cpython#106905).
 ONE_AT_A_TIME = threading.Lock()
 
@@ -83,19 +87,24 @@ class Table:
         path: the file.
         header: names of the columns.
         rows: the cells; of a CSV file stripped.
-        lines: the line on which every row ends; of other files the row, from 0.
-        unit: `line` or `row`.
+        lines: the line on which every row ends; of other files the row, from 0, or the name of
+            what it is about.
+        unit: what `lines` number or name: `line`, `row`, `entry`, `node` or `edge`.
         called: the file's own names of columns, by their names in `header`, where they differ.
         missing: the cells that count as missing in columns of labels and numbers.
+        decimal: what stands before the fractions of numbers.
+        matrix_rows: of the entries of a matrix, how many rows that has; else None.
     """
 
     path: Path
     header: list[str]
     rows: Sequence[Sequence[str]]
-    lines: Sequence[int]
+    lines: Sequence[object]
     unit: str = "line"
     called: Mapping[str, str] = field(default_factory=dict)
     missing: MissingValues = USUAL
+    decimal: DecimalMark = "."
+    matrix_rows: int | None = None
 
     @property
     def head(self) -> str:
@@ -118,6 +127,31 @@ class Table:
             raise self._no_column(name, f"rename one, or {advice}")
         place = self.header.index(name)
         return [row[place] for row in self.rows]
+
+    def number_cells(self, name: str) -> list[str]:
+        """Return the cells of a column of numbers with a point before fractions.
+
+        Raises:
+            DataError: there is no such column, or a comma or point of a cell may mean two things.
+        """
+        cells = self.column(name)
+        if self.decimal == ".":
+            return cells
+        for row, cell in enumerate(cells):
+            if self.decimal == "unclear" and "," in cell:
+                expected, remedy = (
+                    "a number whose comma can mean one thing",
+                    "it may stand before the fraction or between thousands: write 1234 or 1.234",
+                )
+            elif self.decimal == "," and "." in cell and to_number(cell) is not None:
+                expected, remedy = (
+                    "a decimal comma, as other columns have",
+                    "write commas before all fractions, and nothing between thousands",
+                )
+            else:
+                continue
+            raise self.wrong(row, name, expected, cell, remedy)
+        return [cell.replace(",", ".") for cell in cells]
 
     def check_named(self, names: Iterable[str]) -> None:
         """Raise `DataError` for a name that no column has; it says which one is near."""
@@ -173,7 +207,7 @@ class Table:
         """
         wide = np.empty((len(self.rows), len(columns)), dtype=np.float64)
         for number, column in enumerate(columns):
-            cells = self.column(column)
+            cells = self.number_cells(column)
             parsed = [None if cell in self.missing else to_number(cell) for cell in cells]
             wide[:, number] = [np.nan if value is None else value for value in parsed]
         x = compact_features(wide)
@@ -199,12 +233,38 @@ class Table:
         Raises:
             DataError: a cell that is neither a number nor missing; says what was `expected`.
         """
-        cells = self.column(column)
+        cells = self.number_cells(column)
         numbers = [math.nan if cell in self.missing else to_number(cell) for cell in cells]
         if None in numbers:
             row = numbers.index(None)
             raise self.wrong(row, column, expected, cells[row], self._how_to_write(cells, row))
         return np.array(numbers, dtype=np.float64)
+
+    def times(self, column: str) -> np.ndarray:
+        """Return a column of times (n,) float64, in seconds since 1970 or as it counts them.
+
+        NaN is a missing time.
+
+        Raises:
+            DataError: a cell that is neither missing nor like the others a finite number, or a date
+                or time in ISO 8601.
+        """
+        cells, number_cells = self.column(column), self.number_cells(column)
+        known = [row for row, cell in enumerate(cells) if cell not in self.missing]
+        numbers = [to_number(number_cells[row]) for row in known]
+        times = [to_time(cells[row]) for row in known]
+        read, expected = (
+            (times, "a date or time such as 2024-02-11 or 2024-02-11T09:30")
+            if numbers.count(None) >= times.count(None) and None in numbers
+            else (numbers, "a finite number")
+        )
+        values = np.full(len(cells), np.nan)
+        for row, value in zip(known, read, strict=True):
+            if value is None or not math.isfinite(value):
+                remedy = "write all times of the column as numbers, or all in ISO 8601"
+                raise self.wrong(row, column, expected, cells[row], remedy)
+            values[row] = value
+        return values
 
     def _how_to_write(self, cells: Sequence[str], row: int) -> str:
         """Return how to write the words of a column as numbers; empty if `row` has none."""
@@ -268,98 +328,43 @@ class Table:
 
 def other_format(path: Path) -> str | None:
     """Return the format of a file that cannot be read here, and how to use it; else None."""
+    if ending_of(path) in EDGE_FORMATS + RATING_FORMATS + GRAPH_FILES:
+        return None
     advice = OTHER_FORMATS.get(path.suffix.lower())
     return None if advice is None else advice.replace("PATH", repr(str(path)))
 
 
 def read_table(path: Path, missing: MissingValues = USUAL) -> Table:
-    """Return the table in a file of one of `FORMATS`, by its ending.
+    """Return the table in a file of one of `EDGE_FORMATS` or `RATING_FORMATS`, by its ending.
+
+    Other files are read as `read_csv` does.
 
     Raises:
         DataError: the file is absent, damaged, or no table; or pyarrow is missing.
     """
-    reader = {".csv": read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
-    return replace(reader[path.suffix](path), missing=missing)
+    ending = ending_of(path).removesuffix(".gz")
+    if ending == ".npz":
+        table = _read_npz(path)
+    elif ending == ".parquet":
+        table = _read_parquet(path)
+    elif ending == ".mtx":
+        table = _read_matrix_market(path)
+    elif ending == ".dat":
+        table = Table(path, **vars(read_movielens(path)))
+    elif ending in EDGE_LISTS and is_edge_list(text := read_text(path, "a list of edges")):
+        table = Table(path, **vars(read_edge_list(path, text)))
+    else:
+        table = read_csv(path)
+    return replace(table, missing=missing)
 
 
 def read_csv(path: Path) -> Table:
-    """Return the table of a CSV file: comma separated, UTF-8, with a header line.
+    """Return the table of a text file with a header line, see `read_delimited`.
 
     Raises:
         DataError: names the line.
     """
-    text = _text(path)
-    _check_separator(path, text)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows: list[tuple[str, ...]] = []
-    lines: list[int] = []
-    try:
-        for row in reader:
-            if row:  # a blank line holds nothing
-                rows.append(tuple(cell.strip() for cell in row))
-                lines.append(reader.line_num)
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.line_num}: expected comma separated text, got {error}"
-        ) from None
-    if not rows:
-        raise DataError(f"{path}: expected a header line, got an empty file")
-    header = list(rows[0])
-    nonempty = [name for name in header if name]  # spreadsheets write empty columns at the end
-    if len(set(nonempty)) < len(nonempty):
-        raise DataError(f"{path}, line 1: expected distinct columns, got {', '.join(header)}")
-    for cells, line in zip(rows, lines, strict=True):
-        if len(cells) != len(header):
-            raise DataError(
-                f"{path}, line {line}: expected {len(header)} cells, as in the header, "
-                f"got {len(cells)}"
-            )
-    return Table(path, header, rows[1:], lines[1:])
-
-
-def _check_separator(path: Path, text: str) -> None:
-    """Raise `DataError` where the first line is none of a table with commas."""
-    header = text.lstrip("\n").partition("\n")[0]
-    if "," in header:
-        return
-    if header.startswith("#"):
-        raise DataError(
-            f"{path}, line 1: expected a header of columns with commas, got a remark as SNAP lists "
-            "of edges have: write a table that begins with the line source,target, as by pandas."
-            f"read_csv({str(path)!r}, sep='\\t', comment='#', names=['source', 'target'])"
-            ".to_csv('edges.csv', index=False)"
-        )
-    separator = next((mark for mark in SEPARATORS if mark in header), None)
-    if separator is not None:
-        decimal = ", decimal=','" if separator == ";" else ""
-        engine = ", engine='python'" if len(separator) > 1 else ""
-        raise DataError(
-            f"{path}, line 1: expected commas between columns, got {SEPARATORS[separator]}: write "
-            f"it with commas, as by pandas.read_csv({str(path)!r}, sep={separator!r}{decimal}"
-            f"{engine}).to_csv({path.name!r}, index=False)"
-        )
-
-
-def _text(path: Path) -> str:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: expected a CSV file, got {error.strerror}") from None
-    if raw[:2] == b"\x1f\x8b":
-        raise DataError(f"{path}: expected a CSV file, got a compressed one: unpack it (gunzip)")
-    if raw[:4] in (b"PAR1", b"PK\x03\x04"):
-        kind = (
-            "a Parquet file" if raw[:1] == b"P" and raw[1:2] == b"A" else "an archive or workbook"
-        )
-        raise DataError(f"{path}: expected a CSV file, got {kind}: save it as CSV")
-    try:
-        return raw.decode("utf-8-sig")  # spreadsheets write a byte order mark
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}, line {line}: expected text in UTF-8, got byte {raw[error.start]:#x}: "
-            "save the file as UTF-8"
-        ) from None
+    return Table(path, **vars(read_delimited(path)))
 
 
 def read_arrays(path: Path, expected: str, choose: Callable[[set[str]], Collection[str]]) -> Arrays:
@@ -406,16 +411,6 @@ def check_unpacked(path: Path, keys: Collection[str]) -> None:
         )
 
 
-def memory_left() -> int:
-    """Return the bytes of memory that are free, or all where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        fields = next(line.split() for line in lines if line.startswith("MemAvailable:"))
-        return int(fields[1]) << 10
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _array(path: Path, archive: Any, key: str) -> np.ndarray:
     try:
         with ONE_AT_A_TIME:
@@ -449,11 +444,57 @@ def _read_npz(path: Path) -> Table:
 def _read_parquet(path: Path) -> Table:
     arrow, parquet = pyarrow(path)
     try:
-        table = parquet.read_table(path)
+        file = parquet.ParquetFile(path)
+        about = file.metadata
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        size = sum(group.total_byte_size for group in groups)
+        # A column of one value takes a few bytes, however many rows it has.
+        needed = max(PER_BYTE * size, CELL * about.num_rows * about.num_columns)
+        if needed > (most := memory_left()):
+            raise DataError(
+                f"{path}: expected a table that takes at most {most:,} bytes, the memory that is "
+                f"free, got {about.num_rows:,} rows of {count_of(about.num_columns, 'column')}, "
+                f"about {needed:,} bytes: use a machine with more memory, or smaller data"
+            )
+        table = file.read()
     except (OSError, arrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: expected a Parquet file, got: {reason}") from None
     return _of_columns(path, {name: table[name].to_pylist() for name in table.column_names})
+
+
+def _read_matrix_market(path: Path) -> Table:
+    """Return the entries of a square sparse matrix as edges between rows, which count from 1.
+
+    Its values are weights, unless it is a pattern. Of a symmetric matrix each entry is one edge.
+    """
+    import scipy.io
+
+    expected = "a square sparse matrix in the Matrix Market format"
+    raw = read_contents(path, expected)
+    try:
+        rows, columns, entries, form, field, symmetry = scipy.io.mminfo(io.BytesIO(raw))
+        fits = form == "coordinate" and rows == columns and field != "complex"
+        # An entry takes 4 bytes or more; what the head declares is allocated before they are read.
+        if fits and 4 * entries > len(raw):
+            raise ValueError(f"{len(raw):,} bytes that cannot hold {entries:,} entries")
+        if fits and NODE * rows > memory_left():
+            raise ValueError(f"{rows:,} rows, for which there is too little free memory")
+        matrix: Any = scipy.io.mmread(io.BytesIO(raw)) if fits else None
+    except (ValueError, OverflowError, MemoryError, TypeError) as error:
+        place, _, reason = str(error).rpartition(": ")
+        line = place.lower().replace("line", ", line") if place.startswith("Line ") else ""
+        raise DataError(f"{path}{line}: expected {expected}, got {reason or place}") from None
+    if matrix is None:
+        got = f"{field} values" if field == "complex" else f"{rows} rows and {columns} columns"
+        got = "a dense one" if form != "coordinate" else got
+        raise DataError(f"{path}: expected {expected} of numbers, got {got}")
+    stored = matrix.row >= matrix.col if symmetry != "general" else np.ones(matrix.nnz, np.bool_)
+    arrays = {"source": matrix.row[stored] + 1, "target": matrix.col[stored] + 1}
+    if field != "pattern":
+        arrays["weight"] = matrix.data[stored]
+    table = _of_columns(path, {name: values.tolist() for name, values in arrays.items()})
+    return replace(table, unit="entry", matrix_rows=int(rows))
 
 
 def pyarrow(path: Path) -> tuple[Any, Any]:
@@ -493,6 +534,7 @@ def word_of(cell: object) -> str:
 
 
 LOG = logging.getLogger("silograph")
+RepeatedEdges = Literal["mean", "sum", "count", "last", "first"]
 IN_RANGE = "from 0 to 3.4e38 (float32)"  # what weights are
 WEIGHTS = ("edge_weight", "edge_weights", "weight")  # names that others use
 # A single column of it is a weight, too, if all its numbers could be one and are floating point:
@@ -561,28 +603,105 @@ def usable(weight: np.ndarray) -> np.ndarray:
     return is_usable
 
 
-def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) -> Tensor | None:
+def weights_of(
+    adj: CSR,
+    edges: np.ndarray,
+    weight: np.ndarray | None,
+    source: object,
+    repeated_edges: RepeatedEdges = "mean",
+) -> Tensor | None:
     """Return the weight of every stored edge, (nnz,) float64; None where all are 1.
 
-    Edges have no direction, so one that is listed several times, as in both directions, has the
-    mean of what is listed for it; where that differs, a line is logged.
+    Edges have no direction, so one that is listed in both directions is listed twice. What is
+    listed for it is combined as `repeated_edges` says, see `combine_repeated`.
 
     Args:
         adj: (n, n) the edges, both directions.
         edges: (2, E) as listed, perhaps with self loops, whose weights are lost as they are.
-        weight: (E,) float64.
+        weight: (E,) float64; None: each counts 1.
         source: where they were found.
+        repeated_edges: the rule.
+
+    Raises:
+        DataError: no such rule, or a sum is too large for float32.
     """
+    check_rule(repeated_edges)
+    if weight is None:
+        if repeated_edges not in ("sum", "count"):
+            return None
+        weight = np.ones(edges.shape[1])
     low, high = edges.min(axis=0), edges.max(axis=0)
-    is_first = low < high
-    pair, weight = (low * adj.num_rows + high)[is_first], weight[is_first]
-    order = np.lexsort((weight, pair))  # by weight, too, so that no order of listing matters
-    pair, weight = pair[order], weight[order]
-    if (weight == 1).all():
+    is_no_loop = low < high
+    pair, weight = (low * adj.num_rows + high)[is_no_loop], weight[is_no_loop]
+    if repeated_edges == "mean" and (weight == 1).all():
         return None
+    pairs, combined = combine_repeated(pair, weight, repeated_edges, source)
+    if repeated_edges != "mean" and (combined == 1).all():
+        return None
+    if repeated_edges in ("sum", "count"):
+        is_forward = (edges[0] < edges[1])[is_no_loop]
+        if len(pair) and np.array_equal(np.sort(pair[is_forward]), np.sort(pair[~is_forward])):
+            LOG.warning(
+                "%s: every edge is listed in both directions, and repeated_edges=%s counts both",
+                source,
+                repeated_edges,
+            )
+    row, column = adj.row.numpy(), adj.indices.long().numpy()
+    place = np.minimum(row, column) * adj.num_rows + np.maximum(row, column)
+    return torch.from_numpy(combined[np.searchsorted(pairs, place)])
+
+
+def check_rule(repeated_edges: object) -> None:
+    """Raise `DataError` for what is no rule for repeated edges."""
+    if repeated_edges not in get_args(RepeatedEdges):
+        raise DataError(
+            f"repeated_edges: expected {', '.join(get_args(RepeatedEdges)[:-1])} or "
+            f"{get_args(RepeatedEdges)[-1]}, got {repeated_edges!r}"
+        )
+
+
+def combine_repeated(
+    pair: np.ndarray, weight: np.ndarray, repeated_edges: RepeatedEdges, source: object
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each edge once, (e,) ascending, and its weight (e,) float64.
+
+    `sum` and `mean` do not depend on the order of the list, to the bit. Where the mean is of
+    weights that differ, a line is logged.
+
+    >>> combine_repeated(np.array([7, 3, 7]), np.array([1.0, 2.0, 4.0]), "sum", "edges.csv")
+    (array([3, 7]), array([2., 5.]))
+
+    Args:
+        pair: (E,) a number for each edge as listed, the same for the same edge.
+        weight: (E,) float64.
+        repeated_edges: `mean`, `sum`, the `count` of what is listed, or the `last` or `first` in
+            the order of the list.
+        source: of the list.
+
+    Raises:
+        DataError: a sum is too large for float32.
+    """
+    in_order = repeated_edges in ("last", "first")
+    # Otherwise by weight, too, so that no order of listing matters.
+    order = np.argsort(pair, kind="stable") if in_order else np.lexsort((weight, pair))
+    pair, weight = pair[order], weight[order]
     first = np.flatnonzero(np.diff(pair, prepend=-1))
     last = np.append(first[1:], len(pair)) - 1
-    mean = np.add.reduceat(weight, first) / (last - first + 1)
+    count = last - first + 1
+    if not len(first) or repeated_edges == "first":
+        return pair[first], weight[first]
+    if repeated_edges == "last":
+        return pair[first], weight[last]
+    if repeated_edges == "count":
+        return pair[first], count.astype(np.float64)
+    sums = np.add.reduceat(weight, first)
+    if repeated_edges == "sum":
+        if not usable(sums).all():
+            raise DataError(
+                f"{source}: expected sums of edge weights {IN_RANGE}, got {sums.max():g}: use "
+                "another rule than repeated_edges=sum, or smaller weights"
+            )
+        return pair[first], sums
     differs = weight[first] != weight[last]
     if differs.any():
         LOG.warning(
@@ -590,10 +709,7 @@ def weights_of(adj: CSR, edges: np.ndarray, weight: np.ndarray, source: object) 
             source,
             count_of(int(differs.sum()), "edge"),
         )
-    mean = np.where(differs, mean, weight[first])
-    row, column = adj.row.numpy(), adj.indices.long().numpy()
-    place = np.minimum(row, column) * adj.num_rows + np.maximum(row, column)
-    return torch.from_numpy(mean[np.searchsorted(pair[first], place)])
+    return pair[first], np.where(differs, sums / count, weight[first])
 
 
 def _could_weigh(values: np.ndarray) -> bool:

@@ -48,10 +48,8 @@ from silograph.graph.graph import (
     row_keys,
 )
 from silograph.graph.partition.partition import Partition
-from silograph.graph.partition.split import choose_split, drawn_split
+from silograph.graph.partition.split import TIME, choose_split, drawn_split
 from silograph.graph.read.columns import compact_features, integer_ids
-
-TIME = "time"  # the column of ratings that splits may go by
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +96,9 @@ class Silo:
         cross: edges to nodes of other silos.
         edge_weight: weights of internal edges as in `Graph`, or None.
         scale: least and largest rating of a silo with ratings, or None.
-        time: (n,) float64 times of ratings, NaN at users and items; or None.
+        time: (n,) float64 times of nodes or ratings, NaN at users and items and where a time is
+            missing; or None.
+        time_name: the silo's name of the column of times; a split may name it so or `time`.
     """
 
     name: str
@@ -114,6 +114,7 @@ class Silo:
     edge_weight: Tensor | None = None
     scale: tuple[float, float] | None = None
     time: Tensor | None = None
+    time_name: str = TIME
 
     @property
     def weighted(self) -> bool:
@@ -142,7 +143,7 @@ class Silo:
             feature_names=self.feature_names,
             edge_weight=self.edge_weight,
             scale=self.scale,
-            columns={} if self.time is None else {TIME: self.time},
+            columns={} if self.time is None else {TIME: self.time, self.time_name: self.time},
         )
 
     @property
@@ -197,7 +198,8 @@ def silo_split(silo: Silo, how: str, key: Key) -> Split:
 
     Raises:
         ConfigError: `how` is neither `public`, `full`, a fold nor ratios.
-        DataError: `how` is `public` or `full`, and the silo's nodes came without a split.
+        DataError: `how` is `public` or `full`, and the silo's nodes came without a split; or it
+            goes by times that the silo does not have.
     """
     graph = silo.graph
     if how in ("public", "full"):

@@ -24,10 +24,10 @@ from silograph.graph.block.block import connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split, pairs_among
 from silograph.graph.partition.partition import Partition
+from silograph.graph.partition.split import TIME
 from silograph.graph.read.arrays import PARTS
 from silograph.graph.read.ratings import SCALE
-from silograph.graph.read.tables import FORMATS, pyarrow
-from silograph.graph.silos.data import TIME
+from silograph.graph.read.tables import pyarrow
 from silograph.graph.silos.read import (
     CROSS,
     EDGES,
@@ -41,6 +41,7 @@ from silograph.graph.silos.read import (
 )
 
 Columns = Mapping[str, np.ndarray]
+WRITTEN = ("csv", "npz", "parquet")  # formats of tables
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -86,7 +87,7 @@ def write_silos(
                 _write(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
                 cut = f"partition_hash = {toml_value(partition.hash)}\n"
-                _text(making / name / SPEC, _spec(graph, silo) + cut)
+                _text(making / name / SPEC, _spec(graph, silo) + cut + _column_names(graph))
                 if secret is not None:
                     with open(making / name / SECRET, "xb", opener=opens_private) as file:
                         file.write(secret)
@@ -105,7 +106,7 @@ def write_silos(
 
 def check_target(target: Path, format: str) -> None:
     """Raise `ConfigError` unless folders of silos can be written there in this format."""
-    if f".{format}" not in FORMATS:
+    if format not in WRITTEN:
         raise ConfigError(f"expected format csv, npz or parquet, got {format!r}")
     if target.is_dir() and not any(target.iterdir()):
         return
@@ -140,6 +141,17 @@ def _spec(graph: Graph, name: str) -> str:
         f"sparse = {toml_value(isinstance(graph.x, CSR))}\n"
         f"keys = {toml_value('integer' if integer else 'text')}\n"
     )
+
+
+def _times(graph: Graph) -> dict[str, Tensor]:
+    """Return the times of nodes (n,) by the name of their column; nothing where there are none."""
+    return {name: c for name, c in graph.columns.items() if c.is_floating_point()}
+
+
+def _column_names(graph: Graph) -> str:
+    """Return the end of a silo.toml, which names the column of times."""
+    names = [] if graph.task == "rating" else [name for name in _times(graph) if name != TIME]
+    return "".join(f"\n[columns]\n{TIME} = {toml_value(name)}\n" for name in names)
 
 
 def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[str, Columns]]:
@@ -181,6 +193,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
                 "id": graph.node_id[held_nodes.numpy()],
                 **_labels(graph, held_nodes),
                 "split": _parts(masks, held_nodes),
+                **{name: times[held_nodes].numpy() for name, times in _times(graph).items()},
             },
             **({FEATURES: _features(graph, held_nodes)} if graph.num_features else {}),
             EDGES: {

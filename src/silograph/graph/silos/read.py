@@ -1,8 +1,8 @@
 """A silo's folder: one description and four tables.
 
 silo.toml       name, features (how many), classes (their names, or how many), and if need be
-                task, keys, sparse, [columns]
-nodes           id, label, split; the order of its rows is that of the client's rows
+                task, keys, sparse, repeated_edges, [columns]
+nodes           id, label, split, time; the order of its rows is that of the client's rows
 features        id and one column a feature; sparse: id, feature, value; absent for features = 0
 edges           source, target: internal edges; perhaps weight, a number >= 0
 cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there;
@@ -13,7 +13,7 @@ A silo with `task = "rating"` has two tables in place of these:
 ratings         user, item, rating; perhaps split and time, and others that are not used
 trust           truster, trustee: users of the silo; may be absent
 
-A table is a .csv, .npz or .parquet file.
+A table is a .csv, .tsv, .npz or .parquet file; text may be packed by gzip (.csv.gz).
 """
 
 import math
@@ -37,6 +37,7 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import short_repr
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Features, Split
+from silograph.graph.partition.split import TIME
 from silograph.graph.read.arrays import PARTS, features_of, split_of
 from silograph.graph.read.columns import (
     integer_ids,
@@ -44,11 +45,20 @@ from silograph.graph.read.columns import (
     missing_values,
     report_counting_features,
 )
+from silograph.graph.read.contents import ending_of
 from silograph.graph.read.csv import weight_column
 from silograph.graph.read.npz import sparse
 from silograph.graph.read.ratings import OF_TRUST, RATING_COLUMNS, ratings
-from silograph.graph.read.tables import FORMATS, Table, read_arrays, read_table, weights_of
-from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
+from silograph.graph.read.tables import (
+    FORMATS,
+    RepeatedEdges,
+    Table,
+    combine_repeated,
+    read_arrays,
+    read_table,
+    weights_of,
+)
+from silograph.graph.silos.data import CrossEdges, Silo, Silos
 
 # --- silo.toml: what the tables of a silo's folder mean ------------------------------------------
 
@@ -56,7 +66,7 @@ from silograph.graph.silos.data import TIME, CrossEdges, Silo, Silos
 SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tables
 NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
 COLUMNS = (
-    *("id", "label", "split", "feature", "value"),
+    *("id", "label", "split", TIME, "feature", "value"),
     *("source", "target", "own", "silo", "remote", "weight"),
 )
 RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
@@ -80,6 +90,9 @@ class SiloSpec:
         sparse: whether features are given, and held, as the entries that are not 0.
         columns: what a table calls a column that has another name here.
         na_values: words or numbers that count as missing besides the usual ones.
+        repeated_edges: what an edge weighs that the tables of edges list several times, as
+            `from_arrays` takes it; None: no edge is, but an internal one may be in both directions,
+            which means its mean.
         scale: least and largest rating.
         partition_hash: of the cut that the folder was written from, as result folders have it; None
             where the silo's data are its own.
@@ -93,6 +106,7 @@ class SiloSpec:
     sparse: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     na_values: tuple[str | int | float, ...] = ()
+    repeated_edges: RepeatedEdges | None = None
     scale: tuple[float, float] = (1.0, 5.0)
     partition_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
 
@@ -158,7 +172,8 @@ def read_spec(path: Path) -> SiloSpec:
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from None
     fixed_values = {name: getattr(spec, name) for name in OF_RATINGS}
-    if spec.task == "rating" and (fixed_values != OF_RATINGS or spec.sparse or spec.na_values):
+    further = spec.sparse or spec.na_values or spec.repeated_edges
+    if spec.task == "rating" and (fixed_values != OF_RATINGS or further):
         raise DataError(
             f"{path}: expected name, task and perhaps scale and [columns] of a silo with ratings, "
             "got more: drop it"
@@ -224,7 +239,7 @@ def read_features(
     Raises:
         DataError: names file, line and how to mend it.
     """
-    if path.suffix == ".npz":
+    if ending_of(path) == ".npz":
         return _features_from_arrays(path, spec, len(place)), ()
     table = spec.read_table(path, "id", *(("feature", "value") if spec.sparse else ()))
     if spec.sparse:
@@ -437,10 +452,11 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     label = ["label"]
     if spec.task == "multilabel":
         label = [f"label_{bit}" for bit in range(spec.num_classes)]
-    nodes = spec.read_table(_file(path, NODES), "id", *label, "split")
-    id, split = spec.column_names("id", "split")
+    nodes = spec.read_table(_file(path, NODES), "id", *label, "split", TIME)
+    id, split, time = spec.column_names("id", "split", TIME)
     labels = spec.column_names(*label)
-    only(nodes, (id, *labels, split))
+    only(nodes, (id, *labels, split, time))
+    times = torch.from_numpy(nodes.times(time)) if time in nodes.header else None
     place = _places(nodes, id, spec)
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
     # Features and edges name nodes by their keys.
@@ -458,6 +474,8 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         adj=adj,
         cross=_cross(_file(path, CROSS), spec, place),
         edge_weight=weight,
+        time=times,
+        time_name=time,
     )
 
 
@@ -602,7 +620,7 @@ def _rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
 def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR, Tensor | None]:
     """Return internal edges, both directions, and their weights.
 
-    They are listed once or both ways.
+    They are listed once or both ways, or as often as `repeated_edges` combines them.
     """
     table = spec.read_table(path, "source", "target", "weight")
     source, target, weight = spec.column_names("source", "target", "weight")
@@ -613,12 +631,12 @@ def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR
         if edge[0] == edge[1]:
             key = table.column(source)[row]
             raise table.wrong(row, target, "another node", key, "drop the edge to itself")
-        _add_edge_once(table, target, row_by_edge, edge, row)
-    pairs = np.array(list(row_by_edge), dtype=np.int64).reshape(-1, 2).T
+        if spec.repeated_edges is None:
+            _add_edge_once(table, target, row_by_edge, edge, row)
+    pairs = np.array(ends, dtype=np.int64)
     adj = CSR.undirected(pairs, len(place))
-    if weight not in table.header:
-        return adj, None
-    return adj, weights_of(adj, pairs, weight_column(table, weight), table.path)
+    weights = weight_column(table, weight) if weight in table.header else None
+    return adj, weights_of(adj, pairs, weights, table.path, spec.repeated_edges or "mean")
 
 
 def _add_edge_once(
@@ -647,8 +665,23 @@ def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
             remedy = f"list the edge in {EDGES}"
             raise table.wrong(row, silo, "the name of another silo", other[0], remedy)
         slots.append(slot_of.setdefault(other, len(slot_of)))
-        _add_edge_once(table, remote, row_by_edge, (rows[row], slots[row]), row)
+        edge = (rows[row], slots[row])
+        if spec.repeated_edges is None or edge not in row_by_edge:
+            _add_edge_once(table, remote, row_by_edge, edge, row)
+        elif spec.repeated_edges in ("first", "last"):
+            raise DataError(
+                f"{table.where(row)}: expected each edge between silos once with repeated_edges = "
+                f"{spec.repeated_edges!r}, as each silo lists them in its own order, got another: "
+                "drop one of them, or use mean, sum or count"
+            )
     weights = weight_column(table, weight) if weight in table.header else np.ones(len(rows))
+    if spec.repeated_edges is not None:
+        listed = np.array([rows, slots], dtype=np.int64)
+        once = np.array(list(row_by_edge), dtype=np.int64).reshape(-1, 2).T
+        numbers = [ends[0] * len(slot_of) + ends[1] for ends in (listed, once)]
+        pairs, combined = combine_repeated(numbers[0], weights, spec.repeated_edges, table.path)
+        weights = combined[np.searchsorted(pairs, numbers[1])]
+        rows, slots = once.tolist()
     return CrossEdges(
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(slots, dtype=torch.int64),
