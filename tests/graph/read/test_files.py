@@ -14,7 +14,7 @@ from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
-from silograph.graph.read import tables
+from silograph.graph.read import contents, tables
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.csv import load_npz
 
@@ -449,7 +449,7 @@ def test_an_archive_that_says_less_than_it_holds_is_cut(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match="expected 'y' to be an array"):
         tables.read_arrays(path, "a graph", lambda _: ["y"])
-    assert 1 << 28 < tables.memory_left() < 1 << 62
+    assert 1 << 28 < contents.memory_left() < 1 << 62
 
 
 def test_a_table_alone_is_refused_and_names_the_folders_that_are_read(tmp_path: Path) -> None:

@@ -91,16 +91,16 @@ def list_of_edges(name: str, separator: str, head: str = "") -> Callable[[Path],
 def matrix(folder: Path) -> Path:
     write_tables(folder)
     (folder / "edges.csv").unlink()
-    row, column = ([IDS.index(edge[end]) for edge in EDGES] for end in (0, 1))
-    weight = [w for *_, w in EDGES]
-    values = sp.coo_matrix((weight, (row, column)), shape=(len(IDS), len(IDS)))
-    scipy.io.mmwrite(folder / "edges.mtx", values)
+    dense = np.zeros((len(IDS), len(IDS)))
+    for a, b, weight in EDGES:
+        dense[IDS.index(a), IDS.index(b)] = weight
+    scipy.io.mmwrite(folder / "edges.mtx", sp.coo_matrix(dense))
     return folder / "edges.mtx"
 
 
 def symmetric_matrix(folder: Path) -> Path:
     path = matrix(folder)
-    full = scipy.io.mmread(path)
+    full: Any = scipy.io.mmread(path)
     scipy.io.mmwrite(path, full + full.T, symmetry="symmetric")
     return path
 
@@ -121,8 +121,7 @@ def npz(folder: Path) -> Path:
         ("edges", ("source", "target", "weight"), EDGES),
     ):
         arrays: dict[str, Any] = {
-            name: np.array(column)
-            for name, column in zip(names, zip(*rows, strict=True), strict=True)
+            name: np.array([row[place] for row in rows]) for place, name in enumerate(names)
         }
         np.savez(folder / f"{stem}.npz", **arrays)
     return folder
@@ -229,9 +228,7 @@ def test_ratings_of_movielens(tmp_path: Path) -> None:
     rows = [[str(cell) for cell in row] for row in RATINGS]
     (tmp_path / "a").mkdir()
     plain = tmp_path / "a" / "ratings.csv"
-    plain.write_text(
-        "".join(",".join(r) + "\n" for r in [["user", "item", "rating", "time"], *rows])
-    )
+    plain.write_text(text(["user", "item", "rating", "time"], RATINGS, ",", "."))
     raw = "".join("::".join(row) + "\n" for row in rows).encode()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "ratings.dat").write_bytes(raw)
@@ -434,10 +431,10 @@ def test_attributes_without_a_name_are_labels_or_features(
 def test_features_may_be_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_tables(tmp_path)
     for columns in ("label=kind,features=visits", {"label": "kind", "features": ["visits"]}):
-        graph: Graph = load(tmp_path, columns=columns)  # type: ignore[arg-type]
+        graph: Graph = load(tmp_path, columns=columns)
         assert graph.feature_names == ("visits",)
     assert "nodes.csv: columns are not used: age" in caplog.text
-    tables = {"nodes": tmp_path / "nodes.csv", "edges": tmp_path / "edges.csv"}
+    tables: dict[str, Any] = {"nodes": tmp_path / "nodes.csv", "edges": tmp_path / "edges.csv"}
     assert from_csv(**tables, label="kind", features=["visits", "age"]).feature_names == (
         "visits",
         "age",

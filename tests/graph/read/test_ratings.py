@@ -415,7 +415,7 @@ def test_by_time_nobody_trains_on_what_is_later_than_a_test() -> None:
         assert float(val.max()) <= float(test.min())
     with pytest.raises(
         DataError,
-        match=r"a time for every rating of .* a column time of the table, use time:SHARES",
+        match=r"a time for every rating of .* a column time of the table, use t",
     ):
         choose_split(
             sg.ratings(THREE), cut(sg.ratings(THREE), "random", 1), "time:0.8/0.1/0.1", KEY
