@@ -107,9 +107,9 @@ def _separator(path: Path, text: str) -> str:
     """Return what stands between columns."""
     if ending_of(path).startswith(".tsv"):
         return "\t"
-    header, _, below = text.lstrip("\r\n").partition("\n")
+    header, _, data_rows = text.lstrip("\r\n").partition("\n")
     candidates = [mark for mark in SEPARATORS if mark in header]
-    if len(candidates) > 1 and below.strip():
+    if len(candidates) > 1 and data_rows.strip():
         fitting = [mark for mark in candidates if _fits(text, mark)]
         if len(fitting) > 1:
             kinds = " and ".join(SEPARATORS[mark] for mark in fitting)
