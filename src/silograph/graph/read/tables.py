@@ -444,8 +444,7 @@ def _read_npz(path: Path) -> Table:
 def _read_parquet(path: Path) -> Table:
     arrow, parquet = pyarrow(path)
     try:
-        file = parquet.ParquetFile(path)
-        about = file.metadata
+        about = parquet.read_metadata(path)
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         size = sum(group.total_byte_size for group in groups)
         # A column of one value takes a few bytes, however many rows it has.
@@ -456,7 +455,7 @@ def _read_parquet(path: Path) -> Table:
                 f"free, got {about.num_rows:,} rows of {count_of(about.num_columns, 'column')}, "
                 f"about {needed:,} bytes: use a machine with more memory, or smaller data"
             )
-        table = file.read()
+        table = parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: expected a Parquet file, got: {reason}") from None
