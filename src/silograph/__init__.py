@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from silograph.graph.read.ratings import ratings
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
+    from silograph.graph.silos.guess_schema import guess_schema
+    from silograph.graph.silos.prepare import prepare
     from silograph.graph.silos.read import read_silo, read_silos
     from silograph.study.compare import compare
     from silograph.study.comparison import Comparison
@@ -68,6 +70,8 @@ _HOME = {
     "read_silo": "graph.silos.read",
     "read_silos": "graph.silos.read",
     "write_silos": "graph.silos.export",
+    "prepare": "graph.silos.prepare",
+    "guess_schema": "graph.silos.guess_schema",
     "compare": "study.compare",
     "Comparison": "study.comparison",
     "tune": "study.tune",
@@ -105,9 +109,11 @@ __all__ = [
     "from_networkx",
     "from_pyg",
     "generate",
+    "guess_schema",
     "load",
     "load_model",
     "make_partition",
+    "prepare",
     "ratings",
     "read_silo",
     "read_silos",

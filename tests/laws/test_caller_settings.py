@@ -313,6 +313,16 @@ def exported(data: Data) -> object:
     return [bits_of(sg.read_silo(path)) for path in data.export(data.new())]
 
 
+def prepared(data: Data) -> object:
+    (folder := data.new()).mkdir()
+    for name in ("nodes", "edges"):
+        shutil.copy(data.folder / f"{name}.csv", folder)
+    schema = folder / "schema.toml"
+    schema.write_text(sg.guess_schema(folder))
+    (silo,) = sg.prepare(folder, schema=schema, out=data.new(), name="own")
+    return bits_of(sg.read_silo(silo.folder))
+
+
 def generated(data: Data) -> Graph:
     (folder := data.new()).mkdir()
     return sg.generate("yelp", scale=0.0005, data_dir=folder)
@@ -349,6 +359,8 @@ CALLS: dict[str, Callable[[Data], object]] = {
     "read_silo": lambda data: sg.read_silo(data.silos[0]),
     "read_silos": lambda data: sg.read_silos(data.folder / "silos"),
     "write_silos": exported,
+    "prepare": prepared,
+    "guess_schema": lambda data: sg.guess_schema(data.folder),
     "make_partition": cut_by("dirichlet"),
     "make_partition louvain": cut_by("louvain"),
     "make_partition metis": cut_by("metis"),

@@ -275,6 +275,65 @@ def export_command(
     typer.echo(f"{count_of(len(folders), 'silo')} written to {out}")
 
 
+@app.command("prepare")
+def prepare_command(
+    tables: Annotated[
+        Path,
+        typer.Argument(help="folder of a silo's raw tables, or of one such folder for each silo"),
+    ],
+    schema: Annotated[Path | None, flag("--schema", "file that says what columns mean")] = None,
+    like: Annotated[
+        Path | None,
+        flag("--like", "folder prepared before: its schema, means and ranks count again"),
+    ] = None,
+    out: Annotated[Path | None, flag("--out", "folder to make")] = None,
+    name: Annotated[str | None, flag("--name", "of the silo (default: the folder's)")] = None,
+    received: Annotated[
+        list[Path] | None,
+        flag("--received", "edges to this silo that another has handed over (repeatable)"),
+    ] = None,
+    format: Annotated[str, flag("--format", "of the tables: csv, npz or parquet")] = "csv",
+    guess: Annotated[
+        bool, flag("--guess", "print a first schema from the tables, and nothing else")
+    ] = False,
+) -> None:
+    """Make silos' folders from raw tables, by a schema that all silos share."""
+    if guess:
+        from silograph.graph.silos.guess_schema import guess_schema
+
+        typer.echo(guess_schema(tables), nl=False)
+        return
+    from silograph.graph.silos.prepare import prepare
+
+    if out is None:
+        raise ConfigError("expected a folder to make, got none: give --out")
+    silos = prepare(
+        tables,
+        schema=schema,
+        like=like,
+        out=out,
+        name=name,
+        received=received or (),
+        format=format,
+    )
+    for silo in silos:
+        typer.echo(f"{silo.name}: {silo.counts}")
+        for note in silo.notes:
+            typer.echo(f"  {printable(note)}")
+    typer.echo(f"written to {out}")
+
+
+@app.command("check")
+def check_command(
+    data: Annotated[Path, typer.Argument(help="folder of a silo, or with the folders of several")],
+    json: Annotated[bool, flag("--json", "print everything as one JSON object")] = False,
+) -> None:
+    """Show what silos' folders hold, how far they differ, and what looks wrong."""
+    from silograph.cli.printing import print_inspection
+
+    print_inspection(data, as_json=json)
+
+
 def _version(is_requested: bool) -> None:
     if is_requested:
         import importlib.metadata  # a tenth of the time of --help
@@ -354,7 +413,7 @@ def compile_command(
 ORDER = (
     *("run", "resume", "compare", "tune", "report", "predict", "recommend"),
     *("datasets", "methods", "parts", "partition"),
-    *("export-silos", "server", "silo", "certs", "audit", "demo-federation"),
+    *("prepare", "check", "export-silos", "server", "silo", "certs", "audit", "demo-federation"),
     *("attack", "train-agent", "reproduce", "compile"),
 )
 app.registered_commands.sort(key=lambda registered: ORDER.index(registered.name or ""))

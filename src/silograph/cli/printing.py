@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 
@@ -21,11 +22,14 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.terminal_table import console_to, print_number_table, table_of
 from silograph.graph.datasets import DATASETS
 from silograph.graph.heterogeneity import describe
+from silograph.graph.silos.inspect import inspect_silos
+from silograph.graph.silos.read import is_silo, read_silo, read_silos
 from silograph.methods import METHODS
 from silograph.methods.base import Method, Needs
 from silograph.study.attack import NOTHING, Finding, finding_row, unmeasured_notes
 
 MOST_ROWS = 40  # clients shown one by one
+MOST_COLUMNS = 8  # classes beside each other
 
 
 def _console() -> Console:
@@ -70,6 +74,41 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
         text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
         console.print(f"{name.replace('_', ' ')}: {text}")
     console.print(f"partition hash: {cut.partition.hash}")
+
+
+def print_inspection(data: Path, *, as_json: bool) -> None:
+    """Print what the folders of silos hold, and what looks wrong."""
+    members = (read_silo(data),) if is_silo(data) else read_silos(data).members
+    inspection = inspect_silos(members)
+    if as_json:
+        print(json.dumps(inspection.to_dict()))  # noqa: T201
+        return
+    console, title = _console(), count_of(len(inspection.silos), "silo")
+    summaries = [asdict(silo) for silo in inspection.silos[:MOST_ROWS]]
+    shares = [silo.pop("classes", {}) for silo in summaries]
+    means = [name for name in summaries[0] if name.startswith("mean")]
+    rows = [[f"{v:.2f}" if name in means else v for name, v in silo.items()] for silo in summaries]
+    print_number_table(console, [name.replace("_", " ") for name in summaries[0]], rows, title)
+    classes = list(dict.fromkeys(name for share in shares for name in share))
+    if 0 < len(classes) <= MOST_COLUMNS:
+        rows = [
+            [silo["silo"], *(f"{share[c]:.1%}" if c in share else "-" for c in classes)]
+            for silo, share in zip(summaries, shares, strict=True)
+        ]
+        print_number_table(console, ["silo", *map(printable, classes)], rows, "share of classes")
+    if inspection.columns:
+        rows = [
+            [c.column, *(f"{v:.4g}" for v in (c.low, c.mean, c.high)), f"{c.drift:.2f}"]
+            for c in inspection.columns[:MOST_ROWS]
+        ]
+        between = [" and ".join(c.between) or "-" for c in inspection.columns]
+        rows = [[*row, silos] for row, silos in zip(rows, between, strict=False)]
+        heads = ["feature", "least", "mean", "largest", "drift", "between"]
+        print_number_table(console, heads, rows, "features, by drift between silos (0 to 1)")
+    more = max(len(inspection.silos), len(inspection.columns)) > MOST_ROWS
+    console.print("\n... and more (all of it: --json)" if more else "")
+    for line in inspection.warnings or ("nothing looks wrong",):
+        console.print(line, soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], out: Path, *, as_json: bool) -> None:

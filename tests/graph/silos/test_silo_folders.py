@@ -310,7 +310,7 @@ def test_nothing_half_written_and_nothing_overwritten(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("silograph.graph.silos.export._write", fail)
+        patch.setattr("silograph.graph.silos.export.write_tables", fail)
         with pytest.raises(KeyboardInterrupt):
             write_silos(target, graph, partition, split)
     assert everything(tmp_path) == {}

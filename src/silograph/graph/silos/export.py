@@ -42,7 +42,7 @@ from silograph.graph.silos.read import (
 
 Columns = Mapping[str, np.ndarray]
 WRITTEN = ("csv", "npz", "parquet")  # formats of tables
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @standard_numerics()
@@ -84,15 +84,15 @@ def write_silos(
         try:
             for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
                 (making / name).mkdir(mode=0o700)
-                _write(making / name, columns, format, graph.feature_names)
+                write_tables(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
                 cut = f"partition_hash = {toml_value(partition.hash)}\n"
-                _text(making / name / SPEC, _spec(graph, silo) + cut + _column_names(graph))
+                write_text(making / name / SPEC, _spec(graph, silo) + cut + _column_names(graph))
                 if secret is not None:
                     with open(making / name / SECRET, "xb", opener=opens_private) as file:
                         file.write(secret)
             folder_list = ", ".join(toml_value(name) for name in folders)
-            _text(
+            write_text(
                 making / FEDERATION, f"name = {toml_value(graph.name)}\nsilos = [{folder_list}]\n"
             )
             making.rename(whole)
@@ -119,7 +119,7 @@ def check_target(target: Path, format: str) -> None:
 
 def _folders(ids: tuple[str, ...]) -> list[str]:
     """Return names of folders: the silos' own where all can be, else silo_00, silo_01, ..."""
-    plain = all(_PLAIN.fullmatch(name) for name in ids)
+    plain = all(PLAIN.fullmatch(name) for name in ids)
     if plain and len({name.lower() for name in ids}) == len(ids) and FEDERATION not in ids:
         return list(ids)
     width = max(2, len(str(len(ids) - 1)))
@@ -286,7 +286,18 @@ def _as_table(features: Columns, names: Sequence[str]) -> Columns:
     return {"id": id[row], "feature": features["x_indices"], "value": features["x_data"]}
 
 
-def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequence[str]) -> None:
+def write_tables(
+    folder: Path, tables: Mapping[str, Columns], format: str, names: Sequence[str]
+) -> None:
+    """Write the tables of a silo's folder, which only their owner may read.
+
+    Args:
+        folder: which exists and holds none of them.
+        tables: the columns of each table; those of features are `id` and `x` (n, F), or the parts
+            of a CSR matrix.
+        format: csv, npz or parquet.
+        names: of the features.
+    """
     for stem, columns in tables.items():
         file = folder / f"{stem}.{format}"
         if format == "npz":
@@ -296,7 +307,7 @@ def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequ
             continue
         table = _as_table(columns, names) if stem == FEATURES else columns
         if format == "csv":
-            _text(file, _csv(table))
+            write_text(file, csv_text(table))
         else:
             arrow, parquet = pyarrow(file)
             arrow_table = arrow.table({name: arrow.array(column) for name, column in table.items()})
@@ -304,7 +315,8 @@ def _write(folder: Path, tables: Mapping[str, Columns], format: str, names: Sequ
                 parquet.write_table(arrow_table, handle)
 
 
-def _csv(columns: Columns) -> str:
+def csv_text(columns: Columns) -> str:
+    """Return the text of a table of columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -330,6 +342,7 @@ def _cells(name: str, column: np.ndarray) -> list[str]:
     return cells
 
 
-def _text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a new file of text that only its owner may read."""
     with open(path, "x", encoding="utf-8", newline="", opener=opens_private) as file:
         file.write(text)
