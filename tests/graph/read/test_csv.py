@@ -212,12 +212,12 @@ WRONG = [
     (
         "id,label,a\n1,0,2024-02-11\n2,0,7\n3,0,NA\n4,0,2024-02-11T08:30:00Z\n",
         EDGES,
-        r"got '2024-02-11': write dates and times as a number, such as days since a day$",
+        r"got '2024-02-11': write dates and times as a number, .*, or use silograph prepare$",
     ),
     (
         "id,label,a\n1,0,8:30\n2,0,11.2.2024\n3,0,02/11/24 08:30:00\n",
         EDGES,
-        r"got '8:30': write dates and times as a number, such as days since a day$",
+        r"got '8:30': write dates and times as a number, .*, or use silograph prepare$",
     ),
     ("id,label,a\n1,0,2024-02-11\n2,0,later\n", EDGES, r"got '2024-02-11': columns without"),
     ("id,label,a\n1,0,inf\n2,0,2024-02-11\n", EDGES, r"got 'inf': columns without"),

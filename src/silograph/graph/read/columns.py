@@ -185,12 +185,16 @@ def to_time(cell: str) -> float | None:
 def how_to_write(cells: Iterable[str]) -> str:
     """Return how words that should be numbers are written as such; nothing if kinds are mixed.
 
-    >>> how_to_write(["2024-02-11"]), how_to_write(["red"])
-    ('write dates and times as a number, such as days since a day', '')
+    >>> how_to_write(["2024-02-11"])
+    'write dates and times as a number, such as days since a day, or use silograph prepare'
+    >>> how_to_write(["red"])
+    ''
     """
     words = list(cells)
     if all(DATE_OR_TIME.fullmatch(word) for word in words):
-        return "write dates and times as a number, such as days since a day"
+        return (
+            "write dates and times as a number, such as days since a day, or use silograph prepare"
+        )
     if all(NUMPY_REPR.fullmatch(word) for word in words):
         return "written by repr of NumPy 2: save numbers, not their repr"
     return ""
