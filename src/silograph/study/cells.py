@@ -361,9 +361,10 @@ def _result_line(cell: Cell, result: Result, *, test: bool) -> Line:
 
 def _curve(rows: tuple[Row, ...], scores: Mapping[str, str]) -> dict[str, list[Any]]:
     """Return the judged rounds as columns, rounded: enough to draw."""
-    columns = {"round": "round", **scores, "train_loss": "train_loss", "bytes": "bytes"}
-    if VIRTUAL in rows[0]:  # then costs other than bytes are what a run is about
-        columns |= {n: n for n in (VIRTUAL, "bytes_evaluation", "flops", "participants")}
+    columns = {"round": "round", **scores, "train_loss": "train_loss"}
+    columns |= {"bytes": "bytes", "flops": "flops"}
+    if VIRTUAL in rows[0]:  # then time and who trained are what a run is about
+        columns |= {n: n for n in (VIRTUAL, "bytes_evaluation", "participants")}
     return {
         name: [round(v, 5) if isinstance(v := row[key], float) else v for row in rows]
         for name, key in columns.items()

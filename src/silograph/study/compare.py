@@ -13,12 +13,10 @@ from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, in_full, make_config, not_said_again, with_keywords
 from silograph.core.errors import ConfigError, canonical_name, unknown
-from silograph.core.files import check_regular
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import Scalar
 from silograph.experiment.report import COMPARISON as PLAN
-from silograph.experiment.report import LINES, PAIRED
-from silograph.experiment.report import TABLES as PAGE
+from silograph.experiment.report import LINES
 from silograph.experiment.resolve.parts import (
     FLAT,
     TABLES,
@@ -33,7 +31,6 @@ from silograph.experiment.resolve.parts import (
 from silograph.experiment.resolve.resolve import resolve_without_data
 from silograph.experiment.resolve.run_request import check_identifiable, name_of
 from silograph.experiment.resolve.user_code import Trust, check_trusted, own_code
-from silograph.experiment.result_files import with_digest, write_with_sums
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.run_options import StudyOptions
 from silograph.methods import METHODS
@@ -48,7 +45,8 @@ from silograph.study.arms import (
     read_arms,
 )
 from silograph.study.cells import APART, Cell, Line, digest_of, words_of
-from silograph.study.comparison import VIEW_CHOICES, Comparison, paired_tables
+from silograph.study.comparison import VIEW_CHOICES, Comparison
+from silograph.study.comparison_files import check_files, write_files
 from silograph.study.paired_tests import TESTS, ComparisonRequest, Test
 from silograph.study.study import (
     ExecutionOptions,
@@ -439,8 +437,7 @@ def _run_comparison(
             run_missing_cells(cells, file, execution, len(cells))
         return _with_lines(comparison, file, None)
     check_identifiable(base.own)
-    for name in (PAGE, PAIRED):
-        check_regular(out / name)
+    check_files(out)
     load_study_data(cells, _read_checked_lines(out, cells), out / LINES)
     with StudyFile(out / LINES) as file:
         file.warn_of_unchecked()
@@ -449,8 +446,7 @@ def _run_comparison(
         write_plan(out / PLAN, base.to_dict() | dataclasses.asdict(comparison.request))
         run_missing_cells(cells, file, replace(execution, runs=out / "runs"), len(cells))
         comparison = _with_lines(comparison, file, str(out))
-        paired = json.dumps(with_digest(paired_tables(comparison)), indent=2) + "\n"
-        write_with_sums(out, {PAGE: comparison.to_markdown(), PAIRED: paired})
+        write_files(comparison, base, out)
     return comparison
 
 

@@ -1,9 +1,12 @@
 """What a comparison says: means and spread over seeds, paired tests, costs; as table or data."""
 
+import csv
+import io
 import json
 import math
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -29,6 +32,7 @@ from silograph.experiment.terminal_table import (
 from silograph.graph.datasets import is_path
 from silograph.methods.base import seen_by
 from silograph.nn.model_options import RATING_MODELS
+from silograph.study import latex
 from silograph.study.arms import (
     Labels,
     check_same,
@@ -47,6 +51,7 @@ from silograph.study.paired_tests import (
     paired_test,
     power_of,
 )
+from silograph.study.ranking import FEWEST_ARMS, FEWEST_DATA_SETS, Ranking, rank_arms
 from silograph.task.metric_table import METRICS, Metric
 
 if TYPE_CHECKING:
@@ -130,13 +135,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         parts = [
-            html_table(
-                ": ".join(w for w in (title_of(self), point, title) if w),
-                [name for name, _ in columns],
-                _texts(columns, rows, last),
-            )
-            for point, rows, last in rows_by_point(self)
-            for title, columns in tables_of(self, math.inf)
+            html_table(": ".join(w for w in (title_of(self), title) if w), columns, rows)
+            for title, columns, rows in _all_tables(self, math.inf)
         ]
         return "".join(parts) + html_lines(self._text_lines())
 
@@ -194,7 +194,7 @@ class Comparison:
             if point in (None, self._point(cell)) and arm in (None, self.arm_of[cell])
         ]
 
-    def _lines_of(self, point: Point | None = None, arm: str | None = None) -> list[Line]:
+    def lines_of(self, point: Point | None = None, arm: str | None = None) -> list[Line]:
         """Return the lines of cells that have run, also of failed ones; see `_select`."""
         return [line for _, line in self._select(point, arm) if line is not None]
 
@@ -225,10 +225,10 @@ class Comparison:
     @property
     def metrics(self) -> list[Metric]:
         """The metrics of the comparison: one, unless what is varied makes tasks differ."""
-        return list(dict.fromkeys(self._metric(self._lines_of(p)) for p in self._points))
+        return list(dict.fromkeys(self._metric(self.lines_of(p)) for p in self._points))
 
     def _rows_at(self, point: Point) -> list[ComparisonRow]:
-        metric, arms = self._metric(self._lines_of(point)), self._arms_at(point)
+        metric, arms = self._metric(self.lines_of(point)), self._arms_at(point)
         rows = [self._means(point, arm, metric) for arm in arms]
         for view_name in VIEWS:
             means = [row[f"{view_name}_mean"] for row in rows]
@@ -238,7 +238,7 @@ class Comparison:
                     [view_name] if best is not None and row[f"{view_name}_mean"] == best else []
                 )
         view = self._test_view(point)
-        lines = {arm: without_errors(self._lines_of(point, arm)) for arm in arms}
+        lines = {arm: without_errors(self.lines_of(point, arm)) for arm in arms}
         scores = {arm: self._scores(lines[arm], view, metric) for arm in arms}
         references = self._references(point, scores, metric)
         tests: dict[str, Paired] = {}
@@ -289,13 +289,13 @@ class Comparison:
         request = self.request
         if request.view != "own":
             return request.view
-        metric, arms = self._metric(self._lines_of(point)), self._arms_at(point)
+        metric, arms = self._metric(self.lines_of(point)), self._arms_at(point)
         own_views = [self._judging_view(point, arm) for arm in arms]
         arms_by_view = {
             view: [
                 arm
                 for arm in arms
-                if self._scores(without_errors(self._lines_of(point, arm)), view, metric)
+                if self._scores(without_errors(self.lines_of(point, arm)), view, metric)
             ]
             for view in VIEWS
         }
@@ -388,7 +388,7 @@ class Comparison:
         row: ComparisonRow = {"arm": arm, "method": labels.get("method", cell.config.method)}
         at_point = dict(zip(self.point_keys, point, strict=True))
         row |= {key: at_point.get(key, labels.get(key)) for key in self.request.over}
-        method_lines = self._lines_of(point, arm)
+        method_lines = self.lines_of(point, arm)
         lines = without_errors(method_lines)
         failed_lines = [line for line in method_lines if "error" in line]
         diverged = sum(line.get("kind") == LASTING for line in failed_lines)
@@ -440,7 +440,7 @@ class Comparison:
         return [self._constant_at(point) for point in self._points]
 
     def _constant_at(self, point: Point) -> ComparisonRow:
-        lines = self._lines_of(point)
+        lines = self.lines_of(point)
         metric = self._metric(lines)
         # All methods of a seed have one partition, so any of their lines says it.
         constant_by_seed = {
@@ -457,7 +457,7 @@ class Comparison:
         """Return which arms had their best round last, in one line or none."""
         texts = []
         for arm in self.arms:
-            finished_lines = without_errors(self._lines_of(arm=arm))
+            finished_lines = without_errors(self.lines_of(arm=arm))
             # Runs of more than one evaluation that were best in the last planned round.
             num_improving = sum(
                 len(line["curve"]["round"]) > 1
@@ -489,7 +489,7 @@ class Comparison:
         """Return what predicts ratings without training, for each point."""
         notes = []
         for point in self._points:
-            lines = without_errors(self._lines_of(point))
+            lines = without_errors(self.lines_of(point))
             scores_by_line = [line["untrained"] for line in lines if "untrained" in line]
             metric = self._metric(lines)
             texts = []
@@ -505,7 +505,7 @@ class Comparison:
             worse = {
                 self.names[arm]: None
                 for arm in self._arms_at(point)
-                for line in without_errors(self._lines_of(point, arm))
+                for line in without_errors(self.lines_of(point, arm))
                 if better_untrained(
                     metric,
                     line["test"][line["judge"]],
@@ -562,6 +562,24 @@ class Comparison:
                 arms_by_text.setdefault(text, {})[self.names[self.arm_of[cell]]] = None
         return [f"{', '.join(names)}: {text}" for text, names in arms_by_text.items()]
 
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """Ranks over data sets; None below two arms or three data sets, and where more is varied.
+
+        Arms without a score on one of the data sets are in no rank.
+        """
+        if self.point_keys != ("dataset",) or len(self._points) < FEWEST_DATA_SETS:
+            return None
+        goodness: dict[str, list[float]] = {arm: [] for arm in self.arms}
+        for row in self.rows:
+            if row["view"] is not None:
+                mean = row[f"{row['view']}_mean"]
+                goodness[row["arm"]].append(METRICS[row["metric"]].goodness(mean))
+        scores = {
+            arm: values for arm, values in goodness.items() if len(values) == len(self._points)
+        }
+        return rank_arms(scores) if len(scores) >= FEWEST_ARMS else None
+
     @property
     def failed(self) -> list[str]:
         """One line of text for each cell that failed."""
@@ -598,7 +616,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         request = self.request
-        notes = [self.legend, *self._test_notes()]
+        notes = [self.legend, *self._test_notes(), *(self.ranking.notes if self.ranking else [])]
         arms_by_description = self._arms_by_server_view()
         if len(arms_by_description) > 1:
             texts = "; ".join(
@@ -638,6 +656,7 @@ class Comparison:
             "metric": " ".join(metric.name for metric in self.metrics),
             "rows": self.rows,
             "constants": self.constants,
+            "ranking": None if self.ranking is None else asdict(self.ranking),
             "notes": self.notes,
             "failed": self.failed,
             "cells": list(self.lines),
@@ -660,14 +679,10 @@ class Comparison:
         """Return tables and notes as text of at most so many columns."""
 
         def print_to(console: Console) -> None:
-            for point, rows, last in rows_by_point(self):
-                for title, columns in tables_of(self, width):
-                    words = [w for w in (title_of(self), point, title) if w]
-                    names = [name for name, _ in columns]
-                    print_number_table(
-                        console, names, _texts(columns, rows, last), ": ".join(words)
-                    )
-                    console.print()
+            for title, columns, rows in _all_tables(self, width):
+                words = [word for word in (title_of(self), title) if word]
+                print_number_table(console, columns, rows, ": ".join(words))
+                console.print()
             for line in self._text_lines():
                 console.print(line)
 
@@ -676,15 +691,44 @@ class Comparison:
     def to_markdown(self) -> str:
         """Return tables and notes as Markdown."""
         parts = [f"# Comparison: {title_of(self)}"]
-        for point, rows, last in rows_by_point(self):
-            for title, columns in tables_of(self, -math.inf):
-                parts.append("## " + ": ".join(w for w in (point, title) if w))
-                names = [name for name, _ in columns]
-                parts.append(markdown_table(names, _texts(columns, rows, last)))
+        for title, columns, rows in _all_tables(self, -math.inf):
+            parts += [f"## {title}", markdown_table(columns, rows)]
         parts.append("\n".join(f"- {note}" for note in self.notes))
         if self.failed_alike:
             parts.append("## failed\n\n" + "\n".join(f"- {line}" for line in self.failed_alike))
         return "\n\n".join(parts) + "\n"
+
+    def to_latex(self) -> str:
+        """Return tables as LaTeX for the package booktabs, with notes as comments.
+
+        In tables of scores the best mean is bold and the second underlined. With several tables of
+        scores, their first is of the tested views, a column for each.
+        """
+        comments = (title_of(self), "in the preamble: \\usepackage{booktabs}", *self.notes)
+        tables = ["\n".join(f"% {line}" for line in comments)]
+        points = rows_by_point(self)
+        if len(points) > 1:
+            tables.append(_latex_of_points(self, points))
+        for number, (point, rows, constant) in enumerate(points, start=1):
+            of = ": ".join(word for word in (title_of(self), point) if word)
+            suffix = f"-{number}" if len(points) > 1 else ""
+            tables.append(_latex_of_scores(self, of, rows, constant, f"tab:scores{suffix}"))
+            if self.tests:
+                tables.append(_latex_of_tests(self, of, rows, f"tab:tests{suffix}"))
+        if self.ranking is not None:
+            columns, ranks = ranking_table(self, self.ranking)
+            texts = [[latex.escape(text) for text in row] for row in ranks]
+            caption = f"Mean ranks over {self.ranking.datasets} data sets."
+            tables.append(latex.table(caption, "tab:ranking", columns, texts))
+        return "\n\n".join(tables) + "\n"
+
+    def to_csv(self) -> str:
+        """Return `rows` as CSV; an entry with several words has spaces between them."""
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**row, "best": " ".join(row["best"])} for row in self.rows)
+        return file.getvalue()
 
 
 # --- The tables of a comparison, as texts -------------------------------------------------------
@@ -715,12 +759,16 @@ def format_cost(value: float | None, unit: float, digits: int) -> str:
 
 def _score(view: str) -> Column:
     def text(row: ComparisonRow) -> str:
-        mean, std = row[f"{view}_mean"], row[f"{view}_std"]
-        spread = "" if std is None else f" ± {format_value(row, std)}"
+        score = _mean_and_spread(row, row[f"{view}_mean"], row[f"{view}_std"])
         few = f" ({_of_all(row)})" if row["diverged"] or row["failed"] else ""
-        return f"{format_value(row, mean)}{spread}{'*' if view in row['best'] else ''}{few}"
+        return f"{score}{'*' if view in row['best'] else ''}{few}"
 
     return view, text
+
+
+def _mean_and_spread(row: ComparisonRow, mean: float | None, spread: float | None) -> str:
+    """Return a mean of a row's metric ± its deviation, if there is one."""
+    return f"{format_value(row, mean)}{'' if spread is None else f' ± {format_value(row, spread)}'}"
 
 
 def _of_all(row: ComparisonRow) -> str:
@@ -791,6 +839,33 @@ def tables_of(comparison: "Comparison", width: float) -> list[Titled]:
     return [(title, [name_column(comparison), *columns]) for title, columns in sections]
 
 
+def _all_tables(
+    comparison: "Comparison", width: float
+) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield title, columns and rows of each table that fits a width, as texts."""
+    for point, rows, constant in rows_by_point(comparison):
+        for title, columns in tables_of(comparison, width):
+            full_title = ": ".join(word for word in (point, title) if word)
+            yield full_title, [name for name, _ in columns], _texts(columns, rows, constant)
+    if comparison.ranking is not None:
+        yield "ranking", *ranking_table(comparison, comparison.ranking)
+
+
+def ranking_table(comparison: "Comparison", ranking: Ranking) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of the ranks over data sets, best first."""
+    rows = [
+        [
+            comparison.names[arm],
+            f"{rank:.2f}",
+            "best" if arm not in ranking.p_values else f"+{rank - best:.2f}",
+            small(ranking.p_values.get(arm)),
+        ]
+        for best in [min(ranking.mean_ranks.values())]
+        for arm, rank in ranking.mean_ranks.items()
+    ]
+    return [name_column(comparison)[0], "mean rank", "from best", "p, Nemenyi"], rows
+
+
 def name_column(comparison: "Comparison") -> Column:
     """Return the first column of all tables."""
     names = comparison.names
@@ -826,9 +901,13 @@ def paired_tables(comparison: "Comparison") -> dict[str, list[Any]]:
             for point, rows, constant in rows_by_point(comparison)
         ]
 
+    tests = make_rows([name, *tested_columns(comparison)]) if comparison.tests else []
+    if comparison.ranking is not None:
+        columns, rows = ranking_table(comparison, comparison.ranking)
+        tests.append({"title": "ranking", "columns": columns, "rows": rows})
     return {
         "scores": make_rows([name, *SCORES]),
-        "tables": make_rows([name, *tested_columns(comparison)]) if comparison.tests else [],
+        "tables": tests,
         "notes": list(comparison.notes),
     }
 
@@ -868,8 +947,101 @@ def _texts(
     texts = [[text(row) for _, text in columns] for row in rows]
     if constant["mean"] is None or SCORES[0] not in columns:
         return texts
-    spread = "" if constant["std"] is None else f" ± {format_value(constant, constant['std'])}"
-    text = f"{format_value(constant, constant['mean'])}{spread}"
+    text = _mean_and_spread(constant, constant["mean"], constant["std"])
     filled = {v for v in VIEWS if any(row[f"{v}_mean"] is not None for row in rows)}
     ends = [text if name in filled else "-" for name, _ in columns[1:]]
     return [*texts, [constant["name"], *ends]]
+
+
+# --- The same as LaTeX ---------------------------------------------------------------------------
+
+
+SPREAD = r"mean $\pm$ sample standard deviation over seeds; best in bold, second underlined"
+
+
+def _latex_of_points(
+    comparison: "Comparison", points: Sequence[tuple[str, list[ComparisonRow], ComparisonRow]]
+) -> str:
+    """Return the scores of all points in one table, each in the view of its paired tests."""
+    columns = []
+    for _, rows, _ in points:
+        view = next((row["view"] for row in rows if row["view"] is not None), None)
+        cells = {} if view is None else _latex_scores(rows, view)
+        columns.append([cells.get(arm, "--") for arm in comparison.arms])
+    names = map(latex.escape, comparison.names.values())
+    metrics = " or ".join(metric.title for metric in comparison.metrics)
+    return latex.table(
+        f"{latex.escape(f'{title_of(comparison)}: test {metrics}')}; {SPREAD}.",
+        "tab:scores",
+        [latex.escape(name_column(comparison)[0]), *(latex.escape(point) for point, *_ in points)],
+        [list(row) for row in zip(names, *columns, strict=True)],
+    )
+
+
+def _latex_of_scores(
+    comparison: "Comparison",
+    title: str,
+    rows: Sequence[ComparisonRow],
+    constant: ComparisonRow,
+    label: str,
+) -> str:
+    """Return the scores of one point, a column for each view in which there are some."""
+    metric = METRICS[rows[0]["metric"]]
+    views = [view for view in VIEWS if any(row[f"{view}_mean"] is not None for row in rows)]
+    cells = {view: _latex_scores(rows, view) for view in views}
+    last_rows = []
+    if constant["mean"] is not None:
+        text = latex.escape(_mean_and_spread(constant, constant["mean"], constant["std"]))
+        last_rows = [[latex.escape(constant["name"]), *[text] * len(views)]]
+    return latex.table(
+        f"{latex.escape(f'{title}: test {metric.title} by view')}; {SPREAD}.",
+        label,
+        [latex.escape(name_column(comparison)[0]), *views],
+        [
+            [latex.escape(comparison.names[row["arm"]]), *(cells[v][row["arm"]] for v in views)]
+            for row in rows
+        ],
+        last_rows,
+    )
+
+
+def _latex_scores(rows: Sequence[ComparisonRow], view: str) -> dict[str, str]:
+    """Return the cells of a view by arm, with the best mean in bold and the second underlined."""
+    means = {row["arm"]: row[f"{view}_mean"] for row in rows}
+    metric = METRICS[rows[0]["metric"]]
+    best = metric.best(means.values())
+    second = metric.best(mean for mean in means.values() if mean != best)
+    cells = {}
+    for row in rows:
+        mean, spread = row[f"{view}_mean"], row[f"{view}_std"]
+        text = latex.escape(_mean_and_spread(row, mean, spread))
+        commands = {best: r"\textbf", second: r"\underline"}
+        if mean is not None and mean in commands:
+            text = f"{commands[mean]}{{{text}}}"
+        few = f" ({_of_all(row)})" if row["diverged"] or row["failed"] else ""
+        cells[row["arm"]] = f"{text}{few}"
+    return cells
+
+
+def _latex_of_tests(
+    comparison: "Comparison", title: str, rows: Sequence[ComparisonRow], label: str
+) -> str:
+    """Return the paired tests of one point."""
+    columns = [name_column(comparison), *tested_columns(comparison)]
+    view = next((row["view"] for row in rows if row["view"] is not None), "no common")
+    # Signs are those of mathematics, not hyphens.
+    number = re.compile(r"[+-][\d.]+")
+    return latex.table(
+        latex.escape(f"{title}: paired tests by seed, {view} view"),
+        label,
+        [latex.escape(name) for name, _ in columns if name != "view"],
+        [
+            [
+                text if not n else number.sub(lambda match: f"${match[0]}$", text)
+                for n, text in enumerate(
+                    latex.escape(text(row)) for name, text in columns if name != "view"
+                )
+            ]
+            for row in rows
+        ],
+    )

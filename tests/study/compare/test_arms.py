@@ -188,7 +188,7 @@ def test_values_that_change_the_cut_have_tables_of_their_own(make_graph: MakeGra
         f"lr={lr}, init_seed={seed}" for lr in (0.1, 0.2) for seed in (3, 4)
     ]
     for point in table._points:
-        cuts = {line["partition"] for line in table._lines_of(point)}
+        cuts = {line["partition"] for line in table.lines_of(point)}
         assert len(cuts) == 1
 
 
