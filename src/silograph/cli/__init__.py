@@ -125,6 +125,11 @@ def report_command(
     """Write a page about a run, about several side by side, or about the runs of a comparison."""
     from silograph.experiment.report import comparison_runs, write_comparison, write_report
 
+    if out is not None and out.suffix.lower() not in ("", ".html", ".htm"):
+        raise ConfigError(
+            f"expected --out as FILE.html, got {out}: print the page as PDF in a browser; figures "
+            "and tables for papers are in the folder of silograph compare"
+        )
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
         if path in paths[:number]:

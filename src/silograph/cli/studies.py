@@ -282,7 +282,8 @@ def print_comparison(comparison: "Comparison", json: bool) -> int:
         typer.echo(comparison.to_json())
     else:
         typer.echo(comparison.summary(shutil.get_terminal_size().columns))
-        typer.echo(f"written to {comparison.folder}")
+        figures = ", and figures/" if Path(f"{comparison.folder}/figures").is_dir() else ""
+        typer.echo(f"written to {comparison.folder}: tables as compare.md, .tex and .csv{figures}")
     return FAILED if comparison.failed else 0
 
 

@@ -7,6 +7,7 @@ line: plain values, as they stand in the study's file.
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -74,6 +75,13 @@ class Cell:
     def name(self) -> str:
         """Return the labels as words."""
         return words_of(self.labels)
+
+    @property
+    def folder_name(self) -> str:
+        """Return what its result folder is called, below that of the study."""
+        labels = (str(value) for value in self.labels.values())
+        words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", label) for label in labels)
+        return f"{words[:60]}-{self.digest[:8]}"
 
     @cached_property
     def start(self) -> Line:

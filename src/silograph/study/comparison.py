@@ -884,7 +884,7 @@ def tested_columns(comparison: "Comparison") -> list[Column]:
     return [*[against] * any(len(each) > 1 for each in references), *TESTED]
 
 
-def paired_tables(comparison: "Comparison") -> dict[str, list[Any]]:
+def paired_tables(comparison: "Comparison") -> dict[str, Any]:
     """Return scores and paired tests as texts, and the notes on them, for the page of a folder.
 
     They are those of the terminal, so that both have one unit, one order and one mark of the best.
@@ -909,7 +909,21 @@ def paired_tables(comparison: "Comparison") -> dict[str, list[Any]]:
         "scores": make_rows([name, *SCORES]),
         "tables": tests,
         "notes": list(comparison.notes),
+        "runs": _names_of_runs(comparison),
     }
+
+
+def _names_of_runs(comparison: "Comparison") -> dict[str, str]:
+    """Return the arm and table of each run by its folder; none where settings tell all arms."""
+    if not comparison.request.arms:
+        return {}
+    names = {}
+    places = {name: place for place, name in enumerate(comparison.arms)}
+    for cell in sorted(comparison.cells, key=lambda cell: places[comparison.arm_of[cell]]):
+        varied = [f"{key} {cell.labels[key]}" for key in comparison.point_keys]
+        words = [comparison.names[comparison.arm_of[cell]], *varied]
+        names[cell.folder_name] = ", ".join(words)
+    return names
 
 
 def rows_by_point(comparison: "Comparison") -> list[tuple[str, list[ComparisonRow], ComparisonRow]]:

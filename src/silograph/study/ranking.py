@@ -45,15 +45,13 @@ class Ranking:
         if self.p is not None:
             roughly = ", a rough value below 10 data sets" if n < 10 else ""
             friedman = f"Friedman's test of equal ranks gives p = {self.p:.3f}{roughly}"
-        shown = (
-            f"which {n} data sets cannot show for any two of {arms} arms"
-            if self.critical_difference >= arms - 1
-            else f"of at most {arms - 1}"
-        )
+        limit = f"of at most {arms - 1}"
+        if self.critical_difference >= arms - 1:
+            limit = f"which {n} data sets cannot show for any two of {arms} arms"
         return [
             f"ranking: mean over {n} data sets of the ranks of mean scores, 1 is best; {friedman}",
             "mean ranks differ at the 5 % level (Nemenyi) where they are more than "
-            f"{decimals(self.critical_difference, 2)} apart, {shown}",
+            f"{decimals(self.critical_difference, 2)} apart, {limit}",
         ]
 
 

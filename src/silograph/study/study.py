@@ -11,7 +11,6 @@ import json
 import logging
 import lzma
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -307,9 +306,7 @@ def run_missing_cells(
             elif execution.deadline is None or time.monotonic() < execution.deadline:
                 folder = None
                 if execution.runs is not None:
-                    labels = (str(value) for value in cell.labels.values())
-                    words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", label) for label in labels)
-                    folder = str(execution.runs / f"{words[:60]}-{cell.digest[:8]}")
+                    folder = str(execution.runs / cell.folder_name)
                 yield Job(cell, folder, execution.test)
 
     runner = run_here if execution.processes == 0 else run_in_processes

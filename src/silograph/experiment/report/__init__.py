@@ -107,7 +107,7 @@ def write_comparison(
                 _read_table(Path(comparison) / name) for name in (COMPARISON, PAIRED)
             )
             damaged, unchecked = _check_comparison(Path(comparison))
-            runs = in_order_of(plan or {}, runs)
+            runs = in_order_of(plan or {}, runs, (paired or {}).get("runs", {}))
             lines = [*damaged, *of_plan, *of_tables, *unchecked]
         page = comparison_page(runs, paired, lines)
     _warn(runs, lines)

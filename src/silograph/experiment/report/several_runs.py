@@ -52,9 +52,14 @@ def comparison_page(
         name for name in differences([given_of(run) for run in runs]) if name in different
     ]
     kinds = [label_of(run, [name for name in given_names if name not in SEEDS]) for run in runs]
+    labels = [label_of(run, given_names) for run in runs]
+    if (arms := names_of_arms(paired or {}, runs)) is not None:
+        seeds = [label_of(run, [name for name in given_names if name in SEEDS]) for run in runs]
+        kinds = arms
+        labels = [", ".join(filter(None, each)) for each in zip(arms, seeds, strict=True)]
     groups = list(dict.fromkeys(kinds))
     looks = [look_of(groups.index(kind)) for kind in kinds]
-    names = unique([label_of(run, given_names) for run in runs], runs)
+    names = unique(labels, runs)
     figures = learning_curves(runs, names, looks)
     scored = (paired or {}).get("scores", [])  # comparisons of old have none
     means = group_rows(runs, kinds) if len(groups) < len(runs) else []
@@ -97,13 +102,29 @@ def comparison_page(
     )
 
 
-def in_order_of(plan: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[RunRecord]:
+def names_of_arms(paired: Mapping[str, Any], runs: Sequence[RunRecord]) -> list[str] | None:
+    """Return the named arm of each run; None where a comparison has none, or not of all runs.
+
+    Args:
+        paired: tables of a comparison, as `paired_tables` makes them.
+        runs: the runs.
+    """
+    names = [paired.get("runs", {}).get(Path(run.path).name) for run in runs]
+    return names if all(names) else None
+
+
+def in_order_of(
+    plan: Mapping[str, Any], runs: Sequence[RunRecord], folders: Iterable[str] = ()
+) -> list[RunRecord]:
     """Return the runs of a comparison in the order of its tables; others are the last.
 
     Args:
-        plan: what compare.json says: `varied`, `methods` and `seeds`.
+        plan: what compare.json says: `over`, `methods` and `seeds`.
         runs: the runs.
+        folders: names of folders in this order, where arms have names.
     """
+    if places := {folder: place for place, folder in enumerate(folders)}:
+        return sorted(runs, key=lambda run: places.get(Path(run.path).name, len(places)))
     varied = plan.get("over", {})
 
     def place(run: RunRecord) -> list[int]:
