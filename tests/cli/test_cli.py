@@ -102,6 +102,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "patience": (["--patience", "5"], "patience = 5", 5),
     "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
     "class_weight": (["--class-weight", "balanced"], 'class_weight = "balanced"', "balanced"),
+    "threshold": (["--threshold", "cost=1:20"], 'threshold = "cost=1:20"', "cost=1:20"),
     "positive": (["--positive", "fraud"], 'positive = "fraud"', "fraud"),
     "relevant": (["--relevant", "3.5"], "relevant = 3.5", 3.5),
     "evaluate_clients": (

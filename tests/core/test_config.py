@@ -90,6 +90,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "weight_rows": st.sampled_from(["all", "used"]),
     "patience": st.none() | COUNTS,
     "class_weight": st.sampled_from([None, "balanced", '{"a": 2.0}']),
+    "threshold": st.sampled_from([None, "f1", "recall@fpr=0.01", "cost=1:20"]),
     "positive": st.none() | st.sampled_from(["1", "fraud"]),
     "relevant": st.none() | st.floats(0, 5),
     "metric": st.none() | st.text(),

@@ -148,7 +148,7 @@ def report_command(
 def predict_command(
     run: Annotated[Path, typer.Argument(help="result folder of a run or silo, or a model's file")],
     data: Annotated[str, flag("--data", "a silo's folder, or name or path of a graph")],
-    out: Annotated[Path, flag("--out", "CSV file to write; it must not exist")],
+    out: Annotated[Path, flag("--out", "file to write, CSV or .parquet; it must not exist")],
     model: Annotated[
         str | None,
         flag("--model", "FILE.py:NAME, for a model that is a module of your own"),
@@ -167,7 +167,7 @@ def predict_command(
         flag("--client", "whose statistics or model, where each client has its own of them"),
     ] = None,
 ) -> None:
-    """Write what the model of a run predicts for each node, with probabilities."""
+    """Write what the model of a run predicts for each node, with probabilities and decisions."""
     from silograph.experiment.resolve.exclusions import own_module
     from silograph.experiment.run.predictions import predict_to
 

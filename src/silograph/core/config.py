@@ -328,6 +328,13 @@ class RunConfig:
         "of two classes the one that average precision, precision and recall, calibration and "
         "decisions are of (default: the second)",
     )
+    threshold: str | None = setting(
+        "Results",
+        None,
+        "of two classes: choose on validation nodes from which probability on a node is taken for "
+        "the positive one, by f1, recall@fpr=.01 or cost=FP:FN (costs of a false positive and a "
+        "false negative); it is saved with the model",
+    )
     relevant: Annotated[float, Field(allow_inf_nan=False)] | None = setting(
         "Results",
         None,

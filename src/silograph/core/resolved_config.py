@@ -66,6 +66,7 @@ class ResolvedConfig:
     weight_rows: Literal["all", "used"]
     metric: str
     positive: str | None
+    threshold: str | None
     relevant: float | None
     patience: int | None
     target: str | None

@@ -28,7 +28,7 @@ from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.collect import local_graph, statistics_in
 from silograph.experiment.report.page import write_silo_report
-from silograph.experiment.resolve.exclusions import score_request
+from silograph.experiment.resolve.exclusions import positive_output, score_request
 from silograph.experiment.result_files import (
     MODEL,
     RECOMMENDER,
@@ -53,6 +53,13 @@ from silograph.task.decision_scores import decision_scores
 from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, constant_scores
+from silograph.task.threshold import (
+    NO_THRESHOLD,
+    THRESHOLD,
+    DecisionCounts,
+    Threshold,
+    ThresholdScores,
+)
 
 FORMAT = 1  # of a silo's result.json
 RESULTS = "results"  # beside the silo's tables, a folder for each run
@@ -151,7 +158,8 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
     weights, whose = weights_of(run, outcome)
     if weights is not None:
         names, shape = run.silo.class_names, run.method_config.model
-        model = TrainedModel(shape, weights, names, preprocessing_of(run, outcome))
+        preprocessing = preprocessing_of(run, outcome)
+        model = TrainedModel(shape, weights, names, preprocessing, threshold_of(run, outcome))
         model.save(folder / MODEL, private=True)
         _write_recommender(folder, run, outcome, weights)
     about = about_run(run, outcome, whose)
@@ -202,6 +210,17 @@ def preprocessing_of(run: SiloRun, outcome: Outcome) -> Preprocessing:
     )
 
 
+def threshold_of(run: SiloRun, outcome: Outcome) -> Threshold | None:
+    """Return the threshold that the server has handed over with the model, None without one."""
+    field, rule = outcome.weights.get(THRESHOLD), run.config.threshold
+    if field is None or rule is None or float(field.t) == NO_THRESHOLD:
+        return None
+    value = float(field.t)
+    if not 0 <= value <= 1:  # it comes from the server
+        raise ConfigError(f"expected a threshold from 0 to 1 of the server, got {value:g}")
+    return Threshold(rule, positive_output(run.config, schema_of_run(run)), value)
+
+
 def weights_of(run: SiloRun, outcome: Outcome) -> tuple[Params | None, str | None]:
     """Return the weights that the silo predicts with, and whose they are: `server` or `own`."""
     server = tensors_under("weights", outcome.weights)
@@ -245,7 +264,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         "judge": run.method.evaluate.view,
         "seen": run.method.evaluate.seen(run.config.collect),
         **scores_of(run, state, views),
-        **classes_of(run, state, views),
+        **classes_of(run, state, views, threshold_of(run, outcome)),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
         "ratings": sizes,
         "config": {k: v for k, v in vars(run.config).items() if v is not None},
@@ -265,7 +284,7 @@ def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, ScoredVi
     if not server_has_model(run):
         return state, views
     if state is not None and run.method_config.score_on_receipt == "all":
-        if not outcome.weights:
+        if not tensors_under("weights", outcome.weights):
             return state, views
         # The final model is sent without rounding.
         exact_config = replace(run.method_config, sent=PLAIN_WEIGHTS)
@@ -295,7 +314,9 @@ def schema_of_run(run: SiloRun) -> Schema:
     return Schema(model.features, model.outputs, model.task, run.silo.class_names)
 
 
-def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[str, Any]:
+def classes_of(
+    run: SiloRun, state: State | None, views: ScoredViews, threshold: Threshold | None
+) -> dict[str, Any]:
     """Return test scores of each class, the confusion matrix, and scores of the largest class.
 
     In the view that picks the round. The matrix is computed from labels and predictions of single
@@ -304,7 +325,7 @@ def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[st
     cfg, names = run.method_config, list(run.silo.class_names)
     view = "server" if run.method.evaluate.view == "server" else "personalized"
     if state is None or view not in views or not bool(run.block.split.test.any()):
-        return {"by_class": [], "confusion": None, "baseline": None, "decisions": None}
+        return {"by_class": [], "confusion": None, "baseline": None}
     whose = views[view]
     task, counts = task_of(cfg.model.task), counts_left(cfg, run.block, state, whose)
     scores, constant = task.class_scores(counts, "test"), None
@@ -312,13 +333,24 @@ def classes_of(run: SiloRun, state: State | None, views: ScoredViews) -> dict[st
         constant = constant_scores(counts, task.labels)
     names = names or [str(k) for k in range(len(scores))]
     matrix = confusion(rows_left(cfg, run.block, state, whose))
-    decisions = None
+    facts: dict[str, Any] = {}
     if task.histograms:
-        bins, schema = counts["test.histogram"].cpu().numpy(), schema_of_run(run)
-        positive = score_request(run.config, schema).positive
-        decisions = decision_scores(bins, task.labels, names, positive)
+        bins = counts["test.histogram"].cpu().numpy()
+        positive = score_request(run.config, schema_of_run(run)).positive
+        if (decisions := decision_scores(bins, task.labels, names, positive)) is not None:
+            facts["decisions"] = decisions.to_dict()
+    if threshold is not None:
+        val, test = (
+            DecisionCounts.of(
+                counts[f"{part}.histogram"][threshold.positive].cpu().double().numpy(),
+                threshold.probability,
+            )
+            for part in PARTS
+        )
+        scores_of_silo = ThresholdScores(names[threshold.positive], threshold, val, test)
+        facts["threshold"] = scores_of_silo.to_dict()
     return {
-        "decisions": decisions and decisions.to_dict(),
+        **facts,
         "by_class": [{"class": n, **vars(s)} for n, s in zip(names, scores, strict=True)],
         "confusion": None if matrix is None else matrix.tolist(),
         "baseline": constant

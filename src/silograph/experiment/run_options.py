@@ -175,6 +175,10 @@ class StudyOptions(TypedDict, total=False):
     positive: str | None
     """of two classes the one that average precision, precision and recall, calibration and
     decisions are of (default: the second)"""
+    threshold: str | None
+    """of two classes: choose on validation nodes from which probability on a node is taken for
+    the positive one, by f1, recall@fpr=.01 or cost=FP:FN (costs of a false positive and a false
+    negative); it is saved with the model"""
     relevant: float | None
     """of ratings: rank each silo's items for its users, and score by recall@10 and ndcg@10 how
     many that a user rates so high or higher come first (default: none are ranked; 4 with one of

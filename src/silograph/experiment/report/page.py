@@ -463,6 +463,7 @@ def run_page(run: RunRecord) -> str:
             traffic=traffic(run),
             clients=client_figure(run),
             decisions=decision_figure((run.result or {}).get("decisions")),
+            threshold=(run.result or {}).get("threshold"),
             cut=cut_figures(run),
             settings=settings(run),
             commands=commands(run),
@@ -681,6 +682,7 @@ def silo_page(about: Mapping[str, Any]) -> str:
             views=SILO_VIEWS,
             means=means_of([about["seen"]]),
             decisions=decision_figure(about.get("decisions")),
+            threshold=about.get("threshold"),
             settings={
                 n: (text_of(config[n]), FIELDS[n].metadata["help"])
                 for n in FIELDS

@@ -61,6 +61,7 @@ from silograph.task.metric_table import METRICS, RANKINGS, metric_among, metric_
 from silograph.task.rating_value import RankingModel
 from silograph.task.registry import task_of
 from silograph.task.scores import ALWAYS, ScoreRequest
+from silograph.task.threshold import parse_threshold
 
 # --- The model of a run: silograph's layers with their options, or a user's own module -----------
 
@@ -263,7 +264,8 @@ def _asked_metrics(config: RunConfig | ResolvedConfig) -> list[str]:
 def needs_validation_histogram(config: ResolvedConfig, task: Task) -> bool:
     """Whether validation nodes need scores from histograms, which other runs do not compute."""
     metrics = [METRICS[name] for name in _asked_metrics(config)]
-    return task.histograms and any(not m.validation or m.from_histogram for m in metrics)
+    needs_scores = any(not m.validation or m.from_histogram for m in metrics)
+    return task.histograms and (needs_scores or config.threshold is not None)
 
 
 def score_request(config: ResolvedConfig, schema: Schema) -> ScoreRequest:
@@ -276,6 +278,24 @@ def score_request(config: ResolvedConfig, schema: Schema) -> ScoreRequest:
         return ALWAYS
     names = [name for name in _asked_metrics(config) if METRICS[name].from_histogram]
     return ScoreRequest(tuple(dict.fromkeys(names)), positive_class(config.positive, schema))
+
+
+def check_threshold(text: str | None, schema: Schema) -> None:
+    """Raise `ConfigError` for a threshold that is none, or of labels that have no use for one."""
+    if text is None:
+        return
+    parse_threshold(text)
+    is_binary = (schema.task, schema.num_classes) in (("multiclass", 2), ("multilabel", 1))
+    if not is_binary:
+        got = f"{schema.num_classes} classes" if schema.task == "multiclass" else schema.task
+        raise ConfigError(
+            f"threshold: expected two classes, or one label bit, got {got}: leave threshold out"
+        )
+
+
+def positive_output(config: ResolvedConfig, schema: Schema) -> int:
+    """Return the number of the model's output that is of the positive class, or of the only bit."""
+    return 0 if schema.task == "multilabel" else positive_class(config.positive, schema)
 
 
 def positive_class(name: str | None, schema: Schema) -> int:
@@ -708,4 +728,6 @@ def check_parts(config: RunConfig, parts: Parts, *, overlapping: bool) -> None:
     parse_rate_schedule(config.lr_schedule, config.rounds, config.warmup_rounds)
     if config.metric is not None:
         metric_of(config.metric)
+    if config.threshold is not None:
+        parse_threshold(config.threshold)
     parse_target(config.target, config.metric)

@@ -45,6 +45,7 @@ from silograph.experiment.resolve.exclusions import (
     check_metric_of,
     check_parts,
     check_selected,
+    check_threshold,
     depth_of,
     exclusions_of_clients,
     exclusions_of_labels,
@@ -340,6 +341,7 @@ def resolve(
     settings = fill_defaults(user_config, parts)
     metric = metric_of_run(user_config, schema)
     positive_class(user_config.positive, schema)
+    check_threshold(user_config.threshold, schema)
     if user_config.class_weight not in (None, BALANCED):
         class_weights(str(user_config.class_weight), schema)
     lr, decay, decay_layers = settings["lr"], settings["weight_decay"], user_config.decay_layers

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+import torch
+
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -23,7 +25,7 @@ from silograph.exchange.shared_biases import sharing_state, sharing_steps
 from silograph.experiment.resolve.data import sum_specs
 from silograph.experiment.resolve.exclusions import scores_some
 from silograph.experiment.resolve.user_code import is_spec
-from silograph.federation.field_specs import EDGES, ROWS, TRAIN, FieldSpecs
+from silograph.federation.field_specs import EDGES, ROWS, TRAIN, FieldSpec, FieldSpecs
 from silograph.federation.program import (
     WEIGHTS,
     Call,
@@ -40,6 +42,7 @@ from silograph.graph.graph import Schema
 from silograph.methods.base import AnyMethod, Method, MethodConfig
 from silograph.methods.local_only import sharing_in
 from silograph.nn.shared_items import ITEMS
+from silograph.task.threshold import NO_THRESHOLD, THRESHOLD
 
 MOST_LOOKED_AT = 1000  # calls of a run, for rows in them
 COLLECT = "collect"  # named beside methods where a silo says what it allows, as items are
@@ -97,7 +100,9 @@ def program_of(
         return trained, _evaluation_steps(config, method, method_config, t, key)
 
     scores_after_hand_over = hand_over and calls.scores_server(method_config)
-    result = weight_specs(method_config.model, Shared) if scores_after_hand_over else {}
+    result = dict(weight_specs(method_config.model, Shared)) if scores_after_hand_over else {}
+    if hand_over and config.threshold is not None:
+        result |= {THRESHOLD: FieldSpec(Shared, (), torch.float64, low=0, high=NO_THRESHOLD)}
     rules = _scoring_rules(config, method, method_config)
     return Program(setup, round_steps, config.rounds, state, result, rules)
 

@@ -1,5 +1,6 @@
 """Predictions of a model that a run has left, as a table of the nodes of a graph or a silo."""
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,10 +24,11 @@ from silograph.experiment.run.trained_model import TrainedModel, load_model, rea
 from silograph.graph.column_statistics import ColumnStatistics
 from silograph.graph.datasets import check_columns, check_na_values, find_source
 from silograph.graph.graph import Graph
-from silograph.graph.read.tables import RepeatedEdges
+from silograph.graph.read.tables import RepeatedEdges, pyarrow
 from silograph.graph.silos.data import Silo, Silos
 from silograph.graph.silos.read import SPEC, is_silo, read_silo, read_spec
 from silograph.nn.own_module import Make
+from silograph.task.registry import task_of
 
 
 @standard_numerics()
@@ -41,7 +43,9 @@ def predict_to(
     na_values: str | None = None,
     client: str | None = None,
 ) -> int:
-    """Write a CSV with a row for each node and return their number.
+    """Write a table with a row for each node and return their number.
+
+    It is Parquet where the file's name ends so, with all digits of probabilities; else CSV.
 
     Args:
         run: result folder of a run, of a silo, or a model's file.
@@ -97,9 +101,20 @@ def predict_to(
     elif by_client:
         statistics = _statistics_of(folder, client, trained.shape.features)
         trained = trained.for_client(statistics)
-    rows = list(table(trained, graph_or_silo))
-    write_atomic(Path(out), to_text(rows), private=True)
-    return len(rows) - 1
+    header, *rows = table(trained, graph_or_silo)
+    if Path(out).suffix == ".parquet":
+        arrow, parquet = pyarrow(Path(out))
+        values = {str(name): [row[i] for row in rows] for i, name in enumerate(header)}
+        buffer = io.BytesIO()
+        parquet.write_table(arrow.table(values), buffer)
+        write_atomic(Path(out), buffer.getvalue(), private=True)
+    else:
+        # Six digits of probabilities, which are the last columns, where there are any.
+        has_probabilities = task_of(trained.shape.task).classes
+        first = len(header) - (trained.shape.outputs if has_probabilities else 0)
+        texts = [[*row[:first], *(f"{p:.6g}" for p in row[first:])] for row in rows]
+        write_atomic(Path(out), to_text([header, *texts]), private=True)
+    return len(rows)
 
 
 def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatistics:
@@ -254,16 +269,32 @@ def model_file(run: Path, silo: str | None = None) -> Path:
 
 
 def table(model: TrainedModel, data: Graph | Silo) -> Iterator[list[object]]:
-    """Yield the header and a row for each node: its key, what is predicted, probabilities."""
+    """Yield the header and a row for each node.
+
+    A row has the node's key, what the threshold of the model decides, if it has one, the most
+    likely class or bits, and probabilities.
+    """
     decided, likely = model.predict(data), model.probabilities(data)
     names = model.class_names or [str(k) for k in range(model.shape.outputs)]
     has_several_columns = decided.ndim == 2
     prediction_columns = (
         [f"predicted_{name}" for name in names] if has_several_columns else ["predicted"]
     )
-    yield ["id", *prediction_columns, *([] if likely is None else [f"p_{name}" for name in names])]
+    probability_columns = [] if likely is None else [f"p_{name}" for name in names]
     one_of = model.shape.task == "multiclass"
+    decisions: Sequence[object] | None = None
+    if model.threshold is not None and likely is not None:
+        is_positive = model.threshold.decide(likely).astype(int)
+        values_by_decision: Sequence[object] = (0, 1)
+        if one_of:
+            positive = model.threshold.positive
+            values_by_decision = (names[1 - positive], names[positive])
+        decisions = [values_by_decision[value] for value in is_positive]
+    decision_column = [] if decisions is None else ["decision"]
+    yield ["id", *decision_column, *prediction_columns, *probability_columns]
     for row, key in enumerate(data.node_id.tolist()):
         values = decided[row].tolist()
         cells = values if has_several_columns else [names[values] if one_of else values]
-        yield [key, *cells, *([] if likely is None else [f"{p:.6g}" for p in likely[row]])]
+        if decisions is not None:
+            cells = [decisions[row], *cells]
+        yield [key, *cells, *([] if likely is None else likely[row].tolist())]

@@ -33,6 +33,7 @@ from silograph.experiment.run.round_scores import (
     JudgedRound,
     baseline_scores,
     check_loss,
+    chosen_threshold,
     count_scored_clients,
     metrics_of,
     run_metric,
@@ -40,6 +41,7 @@ from silograph.experiment.run.round_scores import (
     scores_by_client,
     scores_of_best_by_client,
     scores_of_decisions,
+    scores_of_threshold,
     task_in,
     uncut_counts,
     uncut_rows,
@@ -74,6 +76,7 @@ from silograph.task.decision_scores import DecisionScores
 from silograph.task.metric_table import METRICS, Metric, reported
 from silograph.task.registry import task_of
 from silograph.task.scores import ClassScores, Scores, Views
+from silograph.task.threshold import Threshold, ThresholdScores, threshold_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,6 +112,8 @@ class Result:
         decisions: average precision, calibration and the like, of test nodes at the best round, in
             the view that picks the round; None where the task has no classes, or no client has
             sent a histogram of scores.
+        threshold: from which probability on a node is taken for the positive class, and what that
+            does; None where the run asks for none, or it could not be chosen.
         confusion: how many test nodes of a class (row) the server's model took for a class (column)
             on the uncut graph, (K, K) int64; None where silos hold the labels, which never say it,
             where the server has no model, and where a node is not of one class.
@@ -159,6 +164,7 @@ class Result:
     client_scores: Mapping[str, Mapping[str, ClientValues]]
     class_scores: Mapping[str, ClassScores]
     decisions: DecisionScores | None
+    threshold: ThresholdScores | None
     confusion: Tensor | None
     client_facts: Mapping[str, Tensor]
     judged_without: tuple[str, ...]
@@ -306,6 +312,7 @@ class Result:
             "better_untrained": self.better_untrained,
             "by_class": [{"class": name, **vars(s)} for name, s in self.class_scores.items()],
             **({} if self.decisions is None else {"decisions": self.decisions.to_dict()}),
+            **({} if self.threshold is None else {"threshold": self.threshold.to_dict()}),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
             **(
@@ -462,6 +469,8 @@ class Result:
         unused_limits = " and ".join(name for name, value in limits.items() if value is not None)
         if why_no_validation is not None and unused_limits:
             yield f"{unused_limits} could not stop the run: there were no validation scores to read"
+        if self.config.threshold is not None:
+            yield threshold_line(self.config.threshold, self.threshold)
         if self.advice is not None:
             yield f"note: {self.advice}"
         view = self.method.evaluate.view
@@ -698,6 +707,7 @@ def make_result(
     check_loss([test.uncut], "test", best.round)
     task, statistics = task_in(setup), common_statistics(setup, snapshot)
     mean = mean_edge_weight(setup, snapshot)
+    threshold = chosen_threshold(setup, best)
     return Result(
         config=replace(config, out=path),
         method=setup.method,
@@ -712,6 +722,7 @@ def make_result(
         client_scores=scores_by_client(setup, best, uncut_view_counts),
         class_scores=scores_by_class(setup, best),
         decisions=scores_of_decisions(setup, best),
+        threshold=scores_of_threshold(setup, best, threshold),
         confusion=None if rows_of_all is None else confusion(rows_of_all),
         client_facts=snapshot.client_facts,
         judged_without=best.away,
@@ -721,8 +732,10 @@ def make_result(
         rounds=tuple(rows),
         stopped=snapshot.stopped or f"all {count_of(config.rounds, 'round')}",
         advice=_advice(setup, best, rows, snapshot),
-        model=None if best.weights is None else _model(setup, best.weights, statistics, mean),
-        models=_own_models(setup, best, statistics, mean),
+        model=None
+        if best.weights is None
+        else _model(setup, best.weights, statistics, mean, threshold),
+        models=_own_models(setup, best, statistics, mean, threshold),
         local_bias=_local_bias(setup, snapshot, report),
         ledger=setup.federation.ledger,
         executed=snapshot.executed,
@@ -769,7 +782,11 @@ def _notes_on_facts(setup: Setup, rows: Sequence[Row]) -> tuple[str | None, str 
 
 
 def _model(
-    setup: Setup, weights: Params, statistics: ColumnStatistics | None, mean: float | None
+    setup: Setup,
+    weights: Params,
+    statistics: ColumnStatistics | None,
+    mean: float | None,
+    threshold: Threshold | None,
 ) -> TrainedModel:
     """Return weights as a model, with how data were prepared for it."""
     config = setup.config
@@ -783,7 +800,8 @@ def _model(
         config.repeated_edges,
         time_column(config.split),
     )
-    return TrainedModel(setup.method_config.model, weights, setup.schema.class_names, preprocessing)
+    shape, names = setup.method_config.model, setup.schema.class_names
+    return TrainedModel(shape, weights, names, preprocessing, threshold)
 
 
 def common_statistics(setup: Setup, snapshot: Snapshot) -> ColumnStatistics | None:
@@ -806,7 +824,11 @@ def mean_edge_weight(setup: Setup, snapshot: Snapshot) -> float | None:
 
 
 def _own_models(
-    setup: Setup, best: JudgedRound, common: ColumnStatistics | None, mean: float | None
+    setup: Setup,
+    best: JudgedRound,
+    common: ColumnStatistics | None,
+    mean: float | None,
+    threshold: Threshold | None,
 ) -> dict[str, TrainedModel]:
     """Return the clients' own models of the best round, if they have any.
 
@@ -815,6 +837,7 @@ def _own_models(
         best: the best round.
         common: statistics of features that all clients have in common; None: none, or each its own.
         mean: of weights of edges.
+        threshold: of all clients' models.
     """
     if best.own is None:
         return {}
@@ -825,7 +848,7 @@ def _own_models(
         if common is None and client_statistics is not None:
             statistics = client_statistics.of_client(number)
         weights = client_weights(shapes, best.own, number)
-        models[client] = _model(setup, weights, statistics, mean)
+        models[client] = _model(setup, weights, statistics, mean, threshold)
     return models
 
 

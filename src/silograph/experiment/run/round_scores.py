@@ -24,7 +24,11 @@ from silograph.evaluation.evaluate import (
 )
 from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange.sent_weights import encode_weights, remembered_form
-from silograph.experiment.resolve.exclusions import score_request, scores_some
+from silograph.experiment.resolve.exclusions import (
+    positive_output,
+    score_request,
+    scores_some,
+)
 from silograph.experiment.result_files import FACT, VIRTUAL, Row
 from silograph.experiment.run.setup import Setup, uncut_block
 from silograph.federation.base import positions_of
@@ -36,6 +40,14 @@ from silograph.task.decision_scores import DecisionScores, decision_scores
 from silograph.task.metric_table import LOSS, METRICS, RANKINGS, Metric
 from silograph.task.registry import task_of
 from silograph.task.scores import PARTS, ClassScores, Part, Scores, Views, constant_scores
+from silograph.task.threshold import (
+    DecisionCounts,
+    Threshold,
+    ThresholdScores,
+    best_bin,
+    parse_threshold,
+    probability_of,
+)
 
 Counts = Mapping[str, Tensor]
 SCORED_CLIENTS = f"{FACT}scored_clients"
@@ -353,14 +365,50 @@ def scores_of_decisions(setup: Setup, best: JudgedRound) -> DecisionScores | Non
 
     None where the task has no classes, and where no client has sent a histogram of scores.
     """
-    view, schema = setup.method.evaluate.view, setup.schema
-    counts = best.server if view == "server" else best.personalized
+    schema, counts = setup.schema, _picking_counts(setup, best)
     if counts is None or not task_in(setup).histograms:
         return None
     bins = counts["test.histogram"].cpu().numpy()
     names = schema.class_names or [str(k) for k in range(len(bins))]
     positive = score_request(setup.config, schema).positive
     return decision_scores(bins, schema.task, names, positive)
+
+
+def _picking_counts(setup: Setup, best: JudgedRound) -> Counts | None:
+    """Return the counts in the view that picks the round."""
+    return best.server if setup.method.evaluate.view == "server" else best.personalized
+
+
+def chosen_threshold(setup: Setup, best: JudgedRound) -> Threshold | None:
+    """Return the threshold that the validation nodes of all clients choose in a round.
+
+    None where the run asks for none, or no client has sent scores of nodes of both kinds.
+    """
+    rule, counts = setup.config.threshold, _picking_counts(setup, best)
+    if rule is None or counts is None or "val.histogram" not in counts:
+        return None
+    positive = positive_output(setup.config, setup.schema)
+    table = counts["val.histogram"].cpu().numpy()[positive].astype(np.float64)
+    place = best_bin(table, parse_threshold(rule))
+    return None if place is None else Threshold(rule, positive, probability_of(place))
+
+
+def scores_of_threshold(
+    setup: Setup, best: JudgedRound, threshold: Threshold | None
+) -> ThresholdScores | None:
+    """Return what a threshold does on validation and test nodes, in the view of the round."""
+    counts = _picking_counts(setup, best)
+    if threshold is None or counts is None:
+        return None
+    val, test = (
+        DecisionCounts.of(
+            counts[f"{part}.histogram"][threshold.positive].cpu().double().numpy(),
+            threshold.probability,
+        )
+        for part in PARTS
+    )
+    names = setup.schema.class_names or [str(k) for k in range(setup.schema.num_classes)]
+    return ThresholdScores(names[threshold.positive], threshold, val, test)
 
 
 def scores_by_client(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config, with_keywords
@@ -50,6 +51,7 @@ from silograph.experiment.run.round_scores import (
     PendingRound,
     add_server_scores,
     check_loss,
+    chosen_threshold,
     counts_on_receipt,
     divergence_error,
     is_better,
@@ -94,6 +96,7 @@ from silograph.methods.local_training import selected
 from silograph.methods.ops import written_function
 from silograph.nn.own_module import Make
 from silograph.selection.base import ALL, UNIFORM
+from silograph.task.threshold import NO_THRESHOLD, THRESHOLD
 
 LOG = logging.getLogger("silograph")
 MODES = ("live", "plain", "none")
@@ -609,7 +612,12 @@ def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
     best = snapshot.best
     assert best is not None  # a run ends after a judged round
     weights = with_prefix("weights", best.weights or {})
-    return setup.federation.hand_over(best.round, {n: Shared(w) for n, w in weights.items()})
+    fields = {n: Shared(w) for n, w in weights.items()}
+    if setup.config.threshold is not None:
+        threshold = chosen_threshold(setup, best)
+        value = NO_THRESHOLD if threshold is None else threshold.probability
+        fields[THRESHOLD] = Shared(torch.tensor(value, dtype=torch.float64))
+    return setup.federation.hand_over(best.round, fields)
 
 
 def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, write_seconds: float) -> bool:

@@ -50,6 +50,7 @@ from silograph.nn.rating_factors import RatingBiases, RatingFactors
 from silograph.nn.rating_model import RatingModel
 from silograph.nn.rating_profiles import RatingProfiles
 from silograph.task.registry import task_of
+from silograph.task.threshold import Threshold, read_threshold
 
 # --- `Preprocessing`: how data were prepared for a model, with all that was fitted to training data
 #
@@ -349,12 +350,15 @@ class TrainedModel:
         weights: by name, shared form.
         class_names: names of the classes, or empty.
         preprocessing: how features and edges were prepared, with what was fitted to training data.
+        threshold: from which probability on a node is taken for the positive class; None: the run
+            has chosen none.
     """
 
     shape: AnyModel
     weights: Params
     class_names: tuple[str, ...] = ()
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    threshold: Threshold | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: of a module that a user's file makes, the file's name."""
@@ -431,6 +435,21 @@ class TrainedModel:
         return task_of(self.shape.task).decide(self.logits(graph).cpu()).numpy()
 
     @standard_numerics()
+    def decisions(self, graph: Graph | Silo) -> np.ndarray:
+        """Return which nodes the threshold takes for the positive class, (n,) bool.
+
+        Raises:
+            DataError: the model has no threshold.
+        """
+        probabilities = self.probabilities(graph)
+        if self.threshold is None or probabilities is None:
+            raise DataError(
+                "expected a model with a threshold, got none: train with threshold=f1, "
+                "recall@fpr=RATE or cost=FP:FN"
+            )
+        return self.threshold.decide(probabilities)
+
+    @standard_numerics()
     def save(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
         """Write the model to a safetensors file, whole or not at all.
 
@@ -443,6 +462,8 @@ class TrainedModel:
             "class_names": self.class_names,
             "preprocessing": self.preprocessing.to_dict(),
         }
+        if self.threshold is not None:
+            about["threshold"] = self.threshold.to_dict()
         weights = {name: w.detach().cpu().contiguous() for name, w in self.weights.items()}
         data = safetensors.torch.save(weights, {FORMAT: json.dumps(about)})
         write_atomic(Path(path), data, private=private)
@@ -613,6 +634,10 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
             preprocessing = read_preprocessing(values, shape.features, os.fspath(path))
         else:
             preprocessing = read_old_preprocessing(saved, os.fspath(path))
+        threshold = None
+        if "threshold" in saved:
+            values = TypeAdapter(dict[str, Any]).validate_python(saved["threshold"])
+            threshold = read_threshold(values, shape.outputs)
     except DataError:
         raise
     # pydantic's ValidationError is a ValueError; nested or huge values of a file are the last two.
@@ -626,4 +651,4 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
             f"{weight_shapes}"
         )
     _check_usable(shape, weights, names, preprocessing.feature_names, os.fspath(path))
-    return TrainedModel(shape, weights, names, preprocessing)
+    return TrainedModel(shape, weights, names, preprocessing, threshold)
