@@ -42,7 +42,9 @@ def test_silos_get_the_threshold_with_their_model(
     config = config_of(3, **OPTIONS | {"method": method, "normalize": normalize})
     silos, said = folders(graph, config, tmp_path / "silos"), list[str]()
     settings = replace(PLAIN, silos=tuple(silo.name for silo in silos))
-    ours = federate(silos, replace(config, out=str(tmp_path / "run")), settings, said=said, keep=True)
+    ours = federate(
+        silos, replace(config, out=str(tmp_path / "run")), settings, said=said, keep=True
+    )
     simulated = replace(config, out=str(tmp_path / "simulated"))
     theirs = sg.run(graph, config=simulated, block_size=1)
     assert theirs.threshold is not None

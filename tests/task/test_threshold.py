@@ -203,3 +203,44 @@ def test_a_single_bit_has_a_threshold() -> None:
     assert probabilities is not None
     expected = probabilities[:, 0] >= result.threshold.threshold.probability
     assert torch.equal(torch.from_numpy(result.model.decisions(graph)), torch.from_numpy(expected))
+
+
+def test_new_nodes_need_no_edges(tmp_path: Path) -> None:
+    run, new = tmp_path / "run", tmp_path / "new"
+    sg.run(binary_graph(), **FAST, threshold="f1", out=str(run))
+    new.mkdir()
+    names = [f"x{k}" for k in range(7)]
+    lines_of_nodes = [",".join(["id", *names]), *(f"n{i},{i},0,1,0,0,1,2" for i in range(3))]
+    (new / "nodes.csv").write_text("\n".join(lines_of_nodes) + "\n")
+    without, empty, joined = (tmp_path / f"{name}.csv" for name in ("without", "empty", "joined"))
+    assert predict_to(run, new, without) == 3
+    (new / "edges.csv").write_text("source,target\n")
+    predict_to(run, new, empty)
+    assert without.read_text() == empty.read_text()
+    (new / "edges.csv").write_text("source,target\nn0,n2\n")
+    predict_to(run, new, joined)
+    rows = [list(csv.DictReader(path.read_text().splitlines())) for path in (empty, joined)]
+    assert rows[0][1] == rows[1][1]  # n1 has no edge
+    assert rows[0][0] != rows[1][0]
+    (new / "edges.csv").unlink()
+    with pytest.raises(DataError, match=r"expected a folder with nodes.csv and edges.csv"):
+        sg.load(new)
+
+
+def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    graph = binary_graph()
+    run = tmp_path / "run"
+    result = sg.run(graph, **FAST, threshold="f1", out=str(run))
+    edges, y = graph.edge_index.numpy(), graph.y.numpy()
+    np.savez(tmp_path / "g.npz", x=np.asarray(graph.x), edge_index=edges, y=y)
+    out = tmp_path / "p.parquet"
+    assert predict_to(run, tmp_path / "g.npz", out) == graph.num_nodes
+    table = parquet.read_table(out)
+    assert table.column_names == ["id", "decision", "predicted", "p_ok", "p_fraud"]
+    assert result.model is not None
+    p = result.model.probabilities(graph)
+    assert p is not None
+    assert table["p_fraud"].to_pylist() == p[:, 1].tolist()
+    decided = result.model.decisions(graph)
+    assert [name == "fraud" for name in table["decision"].to_pylist()] == decided.tolist()

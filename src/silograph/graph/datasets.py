@@ -288,6 +288,8 @@ def _load_path(
             "sg.read_silos, or run the folder of all silos"
         )
     tables = tables_of(path)
+    if not tables and not with_labels and (nodes := _first_table(path, "nodes", FORMATS)):
+        tables = {"nodes": nodes}  # new nodes, which nothing joins yet
     if "ratings" in tables:
         check_na_values(path, na_values)
         check_repeated_edges(path, repeated_edges)
@@ -321,7 +323,7 @@ def _load_path(
                 f"{path}: expected labels of nodes for a list of edges, got none: put nodes.csv "
                 f"with columns id and label into {path.parent}"
             )
-        files: dict[str, Any] = dict(tables)
+        files: dict[str, Any] = {"edges": None, **tables}
         return from_csv(**files, **table_columns, **options, name=name)
     _check_readable(path)
     check_columns(path, columns)

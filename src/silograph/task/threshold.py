@@ -177,8 +177,9 @@ class DecisionCounts:
         """Return the counts of nodes (2, B) for a threshold that is the edge of a bin."""
         edges = sigmoid(edges_of_bins(2))
         first = 0 if probability == 0 else int(np.abs(edges - probability).argmin())
-        above, below = table[:, first:].sum(axis=1), table[:, :first].sum(axis=1)
-        return cls(round(above[1]), round(above[0]), round(below[1]), round(below[0]))
+        positives, negatives = table[:, first:].sum(axis=1), table[:, :first].sum(axis=1)
+        counts = positives[1], positives[0], negatives[1], negatives[0]
+        return cls(*(round(float(count)) for count in counts))
 
     @property
     def precision(self) -> float | None:

@@ -47,7 +47,7 @@ VALUE, VALUE_ = "value", "value_"  # columns of numbers to predict
 def from_csv(
     *,
     nodes: str | os.PathLike[str],
-    edges: str | os.PathLike[str],
+    edges: str | os.PathLike[str] | None,
     id: str = "id",
     label: str | Sequence[str] = "label",
     silo: str | None = None,
@@ -73,7 +73,7 @@ def from_csv(
         edges: one line an edge, end points by node id. With exactly two columns, their names are
             free. Columns that are not named below are not used; that is reported. Or a list of
             edges without a header (.txt, .edges, .edgelist), or a sparse matrix (.mtx), whose rows
-            are the nodes in their order.
+            are the nodes in their order. None: there are no edges.
         id: column of the public key; keys are integers where all are, else strings.
         label: column of the class: numbers from 0, words, or a missing value. Several columns of 0,
             1 or missing values make a multi-label task, their names the class names. A table
@@ -106,7 +106,7 @@ def from_csv(
     path = Path(nodes)
     return graph_of_tables(
         read_table(path) if ending_of(path) in FORMATS else read_csv(path),
-        read_table(Path(edges)),
+        Table(path, [source, target], [], []) if edges is None else read_table(Path(edges)),
         id=id,
         label=label,
         silo=silo,
