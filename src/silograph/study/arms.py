@@ -277,15 +277,21 @@ def labels_of_baseline(baseline: str, arms: Mapping[str, Labels]) -> Labels:
 def reference_of(arm: str, baseline: Labels, arms: Mapping[str, Labels]) -> str | None:
     """Return the arm that another is tested against: the one like it with the baseline's labels.
 
+    >>> arms = {"a": {"method": "a", "lr": 1}, "b": {"method": "a", "lr": 2}}
+    >>> reference_of("c", {"method": "a"}, arms | {"c": {"method": "c", "lr": 2, "mu": 3}})
+    'b'
+
     Args:
         arm: its name.
         baseline: see `labels_of_baseline`.
         arms: labels by name, of one table.
 
     Returns:
-        None where several have these labels, and none of them is like it.
+        None where several have the baseline's labels, and none of them is like it.
     """
     wanted = {**arms[arm], **baseline}
     with_baseline = [n for n, labels in arms.items() if baseline.items() <= labels.items()]
-    exact = [name for name in with_baseline if dict(arms[name]) == wanted]
-    return next(iter(exact or (with_baseline if len(with_baseline) == 1 else [])), None)
+    # It may lack an option that the other has, but has no other value.
+    alike = [name for name in with_baseline if arms[name].items() <= wanted.items()]
+    candidates = alike or with_baseline
+    return candidates[0] if len(candidates) == 1 else None

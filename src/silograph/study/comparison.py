@@ -360,6 +360,14 @@ class Comparison:
                 f"not tested, for want of a view that the compared arms share: "
                 f"{', '.join(untested)}"
             )
+        without_reference = dict.fromkeys(
+            self.names[row["arm"]] for row in self.rows if row["reference"] is None and row["seeds"]
+        )
+        if without_reference:
+            notes.append(
+                f"not tested, as several arms are {self.request.baseline} and none of them is like "
+                f"these: {', '.join(without_reference)}"
+            )
         return notes
 
     @property
@@ -983,11 +991,14 @@ def _latex_of_points(
         cells = {} if view is None else _latex_scores(rows, view)
         columns.append([cells.get(arm, "--") for arm in comparison.arms])
     names = map(latex.escape, comparison.names.values())
+    titles = [point for point, *_ in points]
+    if comparison.point_keys == ("dataset",):
+        titles = [Path(str(rows[0]["dataset"])).stem for _, rows, _ in points]
     metrics = " or ".join(metric.title for metric in comparison.metrics)
     return latex.table(
         f"{latex.escape(f'{title_of(comparison)}: test {metrics}')}; {SPREAD}.",
         "tab:scores",
-        [latex.escape(name_column(comparison)[0]), *(latex.escape(point) for point, *_ in points)],
+        [latex.escape(name_column(comparison)[0]), *map(latex.escape, titles)],
         [list(row) for row in zip(names, *columns, strict=True)],
     )
 

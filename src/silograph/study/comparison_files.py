@@ -66,7 +66,12 @@ def write_files(comparison: Comparison, base: StudyBase, folder: Path) -> None:
     except SilographError as error:
         LOG.warning("%s", f"{error}; then silograph resume {shlex.quote(str(folder))}")
         return
-    for name, curves in figures_of(comparison).items():
+    figures = figures_of(comparison)
+    for path in (folder / FIGURES).glob("*.*"):  # those of fewer tables have other names
+        is_of_axis = any(path.stem.endswith(name) for name, *_ in AXES)
+        if path.suffix in (".svg", ".pdf") and is_of_axis and path.stem not in figures:
+            path.unlink()
+    for name, curves in figures.items():
         (folder / FIGURES).mkdir(exist_ok=True)
         write_atomic(folder / FIGURES / f"{name}.svg", svg_of(curves))
         write_atomic(folder / FIGURES / f"{name}.pdf", pdf_of(curves))

@@ -209,7 +209,12 @@ def test_every_combination_of_arms_and_values_is_an_arm(make_graph: MakeGraph) -
     ]
     references = {row["arm"]: row["reference"] for row in table.rows}
     assert references["A, lr=0.1"] == "A, lr=0.1"
-    assert references["B, lr=0.2, mu=1.0"] is None  # no arm A is like it: two may be meant
+    assert references["B, lr=0.2, mu=1.0"] == "A, lr=0.2"  # which has no mu
+    other = replace(table, request=replace(table.request, baseline="B"))
+    references = {row["arm"]: row["reference"] for row in other.rows}
+    assert references["A, lr=0.2"] is None  # two arms B may be meant
+    said = "not tested, as several arms are B and none of them is like these: A, lr=0.1, A, lr=0.2"
+    assert said in other.notes
 
 
 def test_a_baseline_is_an_arm_or_what_several_have() -> None:

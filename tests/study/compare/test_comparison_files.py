@@ -245,6 +245,19 @@ def test_without_matplotlib_there_are_tables_and_a_line(
     assert not (tmp_path / "c" / "figures").exists()
 
 
+def test_figures_of_fewer_tables_go(tmp_path: Path, make_graph: MakeGraph) -> None:
+    given: dict[str, Any] = {k: v for k, v in SHORT.items() if k != "clients"}
+    given |= {"methods": ["local"], "seeds": 1, "processes": 0, "out": tmp_path / "c"}
+    sg.compare(make_graph(), over={"clients": [2]}, **given)
+    figures = tmp_path / "c" / "figures"
+    (figures / "mine.svg").write_text("mine")
+    assert (figures / "rounds.pdf").exists()
+    sg.compare(make_graph(), over={"clients": [2, 3]}, **given)
+    assert not (figures / "rounds.pdf").exists()
+    assert (figures / "clients-3-rounds.pdf").exists()
+    assert (figures / "mine.svg").exists()
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
