@@ -284,3 +284,10 @@ def test_a_positive_class_is_one_of_two() -> None:
     graph = planted_graph(40)
     with pytest.raises(ConfigError, match=r"positive: expected two classes, .* got 3 classes"):
         sg.run(graph, **FAST, positive="1")
+
+
+@pytest.mark.parametrize("metric", ["auc", "ece"])
+def test_a_selector_that_learns_from_scores_gets_those_of_histograms(metric: str) -> None:
+    options: dict[str, Any] = FAST | {"selector": "ucb", "metric": metric, "rounds": 2}
+    result = sg.run(planted_graph(160), **options)
+    assert result.rounds[-1][f"val_server_{metric}"] is not None
