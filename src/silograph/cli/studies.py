@@ -190,9 +190,9 @@ class ComparisonFlags:
         list[str] | None,
         flag("--arm", "settings under a name: 'NAME: method=fedavg hidden=64' (repeatable)"),
     ] = None
-    arms: Annotated[Path | None, flag("--arms", "TOML file with a table [arms.NAME] for each")] = (
-        None
-    )
+    arms: Annotated[
+        Path | None, flag("--arms", "TOML file with a table arms.NAME for each arm")
+    ] = None
     seeds: Annotated[str, flag("--seeds", "how many seeds, or which: 0,1,2")] = "3"
     over: Annotated[
         list[str] | None,

@@ -71,7 +71,12 @@ def read_arms(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing or is not TOML, or has something else.
     """
-    tables = read_toml(Path(path))
+    try:
+        tables = read_toml(Path(path))
+    except ConfigError as error:
+        # TOML reads neighbors.k as an entry of a table, and neighbors is a text.
+        hint = ': write "PART.NAME" in quotes' if "Cannot overwrite a value" in str(error) else ""
+        raise ConfigError(f"{error}{hint}") from None
     others = [key for key in tables if key != "arms"]
     if others or not isinstance(tables.get("arms"), dict):
         raise ConfigError(

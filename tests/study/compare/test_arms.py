@@ -376,6 +376,12 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
             read_arms(path)
 
 
+def test_a_dotted_option_without_quotes_is_told_how_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[arms.a]\nneighbors = "fedgrains"\nneighbors.k = 8\n')
+    with pytest.raises(ConfigError, match=r'Cannot overwrite .*: write "PART\.NAME" in quotes$'):
+        read_arms(tmp_path / "a.toml")
+
+
 def test_two_arms_with_the_same_settings_are_said_to_be_one(make_graph: MakeGraph) -> None:
     arms = {"a": {"method": "fedavg"}, "b": {"method": "fedavg"}}
     table = sg.compare(make_graph(), arms=arms, seeds=2, processes=0, **SHORT)
