@@ -10,7 +10,7 @@ import numpy as np
 
 from silograph.core.config import Scalar
 from silograph.core.errors import ConfigError
-from silograph.graph.partition.split import TIMED, parse_ratios
+from silograph.graph.partition.split import BY_CLIENT, TIMED, parse_fold, parse_ratios
 from silograph.study.arms import ArmSettings
 
 # --- Paired statistics: two methods on the same seeds, and what so few seeds can show ------------
@@ -95,6 +95,8 @@ def overlap_of(split: str, split_seed: int | None) -> float | None:
 
     >>> round(overlap_of("0.2/0.4/0.4", None), 3), overlap_of("public", None)
     (0.667, None)
+    >>> overlap_of("fold=1/5", None), overlap_of("by-client:0.6/0.2/0.2", None)
+    (0.25, 0.25)
 
     Args:
         split: the run's split.
@@ -105,7 +107,9 @@ def overlap_of(split: str, split_seed: int | None) -> float | None:
     """
     if split_seed is not None or split in ("public", "full") or split.startswith(TIMED):
         return None
-    train, val, test = parse_ratios(split)
+    if fold := parse_fold(split):
+        return 1 / (fold[1] - 1)
+    train, val, test = parse_ratios(split.removeprefix(BY_CLIENT))
     return test / (train + val) if train + val > 0 else None
 
 

@@ -117,6 +117,18 @@ def test_folders_of_a_cut_give_its_blocks(
     assert all(silo.class_names == graph.class_names for silo in silos.members)
 
 
+@pytest.mark.parametrize(("format", "sparse"), [("csv", False), ("npz", False), ("npz", True)])
+def test_names_of_features_stay(
+    make_graph: MakeGraph, tmp_path: Path, format: str, sparse: bool
+) -> None:
+    graph = make_graph(60, sparse=sparse)
+    graph = replace(graph, feature_names=tuple(f"age {n}" for n in range(graph.num_features)))
+    write_silos(tmp_path / "s", graph, cut_of(graph), drawn_split(graph), format=format)
+    assert {silo.feature_names for silo in read_silos(tmp_path / "s").members} == {
+        graph.feature_names
+    }
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_splits_and_normalized_features_are_those_of_the_cut(
     make_graph: MakeGraph, tmp_path: Path, sparse: bool

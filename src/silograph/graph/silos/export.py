@@ -301,7 +301,10 @@ def write_tables(
     for stem, columns in tables.items():
         file = folder / f"{stem}.{format}"
         if format == "npz":
-            stored = {name: a for name, a in columns.items() if stem != FEATURES or name != "id"}
+            stored = dict(columns)
+            if stem == FEATURES:
+                del stored["id"]
+                stored |= {"names": np.array(names)} if names else {}
             with open(file, "xb", opener=opens_private) as handle:
                 np.savez(handle, allow_pickle=False, **stored)
             continue

@@ -223,6 +223,7 @@ def only(table: Table, columns: Collection[str]) -> None:
 
 _DENSE = ("x",)
 _SPARSE = ("x_data", "x_indices", "x_indptr", "x_shape")
+_NAMES = "names"
 
 
 def read_features(
@@ -240,7 +241,7 @@ def read_features(
         DataError: names file, line and how to mend it.
     """
     if ending_of(path) == ".npz":
-        return _features_from_arrays(path, spec, len(place)), ()
+        return _features_from_arrays(path, spec, len(place))
     table = spec.read_table(path, "id", *(("feature", "value") if spec.sparse else ()))
     if spec.sparse:
         return _features_from_entries(table, spec, place), ()
@@ -304,18 +305,26 @@ def _features_from_entries(table: Table, spec: SiloSpec, place: Mapping[str, int
     return CSR.from_scipy(sp.coo_matrix((values, tuple(pairs)), (len(place), spec.features)))
 
 
-def _features_from_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
-    """Return the features in an .npz file."""
+def _features_from_arrays(
+    path: Path, spec: SiloSpec, n: int
+) -> tuple[Features, tuple[str, ...]]:
+    """Return the features in an .npz file, and their names where it has some."""
     expected_keys = _SPARSE if spec.sparse else _DENSE
     expected = f"{', '.join(expected_keys)}, as sparse = {str(spec.sparse).lower()} in {SPEC} says"
 
     def choose(keys: set[str]) -> tuple[str, ...]:
-        if keys != set(expected_keys):
+        if keys - {_NAMES} != set(expected_keys):
             got = ", ".join(sorted(keys)) or "none"
             raise DataError(f"{path}: expected {expected}, got {got}: write these, or correct it")
-        return expected_keys
+        return (*expected_keys, *(keys & {_NAMES}))
 
     parts = read_arrays(path, expected, choose)
+    names = np.atleast_1d(parts.get(_NAMES, np.empty(0, np.str_)))
+    if names.dtype.kind != "U" or names.ndim > 1 or len(names) not in (0, spec.features):
+        raise DataError(
+            f"{path}: expected {spec.features} names of features as text, got {short_repr(names)}: "
+            f"correct {_NAMES}, or leave it out"
+        )
     try:
         x = features_of(
             sparse(path, [parts[key] for key in _SPARSE]) if spec.sparse else parts["x"],
@@ -330,8 +339,8 @@ def _features_from_arrays(path: Path, spec: SiloSpec, n: int) -> Features:
             f"{shape}: one row a node, or correct {SPEC}"
         )
     if not isinstance(x, CSR):
-        report_counting_features(path, x.numpy(), ())
-    return x
+        report_counting_features(path, x.numpy(), names.tolist())
+    return x, tuple(names.tolist())
 
 
 FEDERATION = "federation.toml"
