@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
@@ -33,12 +34,14 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-@pytest.mark.parametrize("normalize", ["none", "standard_client"])
+@pytest.mark.parametrize("normalize", ["none", "standard_client", "standard"])
 def test_silos_get_the_threshold_with_their_model(
     tmp_path: Path, method: str, normalize: str
 ) -> None:
     graph = planted_graph(240)
     graph = replace(graph, y=(graph.y == 2).long(), num_classes=2, class_names=("ok", "fraud"))
+    assert isinstance(graph.x, Tensor)
+    graph = replace(graph, x=graph.x * 30 + 100)  # so that unprepared features would show
     config = config_of(3, **OPTIONS | {"method": method, "normalize": normalize})
     silos, said = folders(graph, config, tmp_path / "silos"), list[str]()
     settings = replace(PLAIN, silos=tuple(silo.name for silo in silos))
@@ -65,7 +68,15 @@ def test_silos_get_the_threshold_with_their_model(
             assert predict_to(run, silo, out) == len(sg.read_silo(silo).y)
             tables.append(list(csv.DictReader(out.read_text().splitlines())))
         assert tables[0] == tables[1]
-        assert list(tables[0][0]) == ["id", "decision", "predicted", "p_ok", "p_fraud"]
+        # Its own scores are those of these predictions.
+        own = sg.read_silo(silo)
+        assert own.split is not None
+        likelihood = [
+            float(row[f"p_{own.class_names[y]}"]) for row, y in zip(tables[0], own.y, strict=True)
+        ]
+        view = "server" if method == "fedavg" else "personalized"
+        loss = -np.log(np.array(likelihood)[own.split.test.numpy()]).mean()
+        assert about["test"][view]["loss"] == pytest.approx(loss, rel=1e-4)
         # New nodes, with edges and without any.
         for edges in ([[0, 1], [1, 2]], np.zeros((2, 0), dtype=np.int64)):
             new = sg.from_arrays(

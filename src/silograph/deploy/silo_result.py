@@ -28,6 +28,7 @@ from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.collect import local_graph, statistics_in
 from silograph.experiment.report.page import write_silo_report
+from silograph.experiment.resolve.data import complete_block
 from silograph.experiment.resolve.exclusions import positive_output, score_request
 from silograph.experiment.result_files import (
     MODEL,
@@ -288,7 +289,10 @@ def scored_state(run: SiloRun, outcome: Outcome) -> tuple[State | None, ScoredVi
             return state, views
         # The final model is sent without rounding.
         exact_config = replace(run.method_config, sent=PLAIN_WEIGHTS)
-        state, _ = judge_server(exact_config, run.block, state, outcome.weights, Key.of(0))
+        # Statistics of all silos, by which features are standardized, are in the state.
+        block, statistics = run.block, statistics_in(state)
+        block = complete_block(block, run.silo, statistics) if statistics else block
+        state, _ = judge_server(exact_config, block, state, outcome.weights, Key.of(0))
     return state, {"server": "server", **views}
 
 
