@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import precision_recall_fscore_support
 
 import silograph as sg
 from commands import save
@@ -726,10 +727,18 @@ def test_scores_of_each_class_are_in_the_result_and_on_the_page(done: Result, ou
     table = next(t for t in page.tables if t[0] == ["class", "test nodes", "precision", *REST])
     f1 = [row["f1"] for row in rows if row["f1"] is not None]
     assert sum(f1) / len(f1) == pytest.approx(done.test.server.f1_macro)  # type: ignore[union-attr]
-    for row, shown in zip(rows, table[1:], strict=True):
-        scores = [row[name] for name in ("precision", "recall", "f1")]
-        cells = ["-" if v is None else f"{v:.4f}" for v in scores]
-        assert shown == [row["class"], str(row["nodes"]), *cells]
+    # On the page they are of the uncut view, as the confusion matrix beside them is.
+    assert "Test scores of each class, uncut view" in page.text
+    matrix = np.array(result_of(out)["confusion"])
+    true, found = (np.repeat(ids.ravel(), matrix.ravel()) for ids in np.indices(matrix.shape))
+    parts = precision_recall_fscore_support(
+        true, found, labels=range(len(rows)), zero_division=np.nan
+    )
+    for row, shown, scores, nodes in zip(
+        rows, table[1:], np.transpose(parts[:3]), parts[3], strict=True
+    ):
+        cells = ["-" if np.isnan(v) else f"{v:.4f}" for v in scores]
+        assert shown == [row["class"], str(nodes), *cells]
 
 
 def test_the_confusion_matrix_is_that_of_the_predictions(
@@ -863,8 +872,8 @@ def test_a_comparison_s_folder_has_a_page_with_means_over_seeds(
     ]
     assert matrices == [r["confusion"] for r in results if r["confusion"]]
     assert len(matrices) == 3  # local has no server's model
-    says = "are of the server view, the confusion matrix of the uncut one: they need not agree"
-    assert page.text.count(says) == 3
+    for what in ("Test scores of each class", "Confusion matrix of test nodes"):
+        assert page.text.count(f"{what}, uncut view") == 3
     first = next((folder / "runs").glob("fedavg-0-*"))
     (first / "result.json").unlink()
     (first / "diverged.txt").write_text("why")

@@ -77,6 +77,31 @@ class RunRecord:
     is_damaged: bool = False
 
     @property
+    def class_scores(self) -> tuple[list[dict[str, Any]], str]:
+        """The test scores of each class, and their view.
+
+        Beside a confusion matrix, which is of the uncut view, they are of that view, too.
+        """
+        result = self.result or {}
+        rows, matrix = result.get("by_class") or [], result.get("confusion")
+        if not matrix:
+            return rows, self.judge
+        predicted = [sum(column) for column in zip(*matrix, strict=True)]
+        scores = []
+        for number, (row, counts) in enumerate(zip(rows, matrix, strict=True)):
+            hits, nodes = counts[number], sum(counts)
+            scores.append(
+                {
+                    "class": row["class"],
+                    "nodes": nodes,
+                    "precision": hits / predicted[number] if predicted[number] else None,
+                    "recall": hits / nodes if nodes else None,
+                    "f1": 2 * hits / (nodes + predicted[number]) if nodes else None,
+                }
+            )
+        return scores, "uncut"
+
+    @property
     def judge(self) -> str:
         """The view whose validation score picks the round."""
         return str(self.about["method"]["judge"])

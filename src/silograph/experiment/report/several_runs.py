@@ -323,6 +323,7 @@ def row_of(run: RunRecord, name: str, look: str) -> dict[str, Any]:
         "bytes": run.total_bytes,
         "seconds": run.seconds,
         "hash": run.about["partition_hash"],
-        "by_class": (run.result or {}).get("by_class"),
+        "by_class": run.class_scores[0],
+        "class_view": run.class_scores[1],
         "confusion": (run.result or {}).get("confusion"),
     }
