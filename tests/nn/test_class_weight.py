@@ -208,8 +208,11 @@ def test_weights_come_from_mappings_and_files(tmp_path: Path) -> None:
     ("given", "line"),
     [
         ("nofile.toml", "expected balanced, none, or a file of class = weight, got 'nofile.toml'"),
-        ({"1": 0}, r"class_weight: expected a weight above 0, at most 1e\+06, for class 1, got"),
-        ({"1": "2"}, "for class 1, got {'1': '2'}"),
+        (
+            {"1": 0},
+            r"class_weight: expected a weight above 0, at most 1e\+06, for class 1, which has 0",
+        ),
+        ({"1": "2"}, "for class 1, which has '2', got {'1': '2'}"),
         ({}, "expected the weight of a class, got {}"),
         ({"9": 2}, "unknown class of class_weight '9'"),
     ],

@@ -362,8 +362,8 @@ class SiloFlags:
             "--allow",
             "methods with rows of single nodes that this silo agrees to, besides those that "
             "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
-            "fedais and its presets, collect, items, features, or own.py:METHOD, separated by "
-            "commas (docs/federation.md says what each sends)",
+            "fedais and its presets, collect, items, users, features, or own.py:METHOD, separated "
+            "by commas (docs/federation.md says what each sends)",
         ),
     ] = None
     allow_code: Annotated[

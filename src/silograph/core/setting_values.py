@@ -517,7 +517,7 @@ def parse_class_weight(value: Any) -> Any:
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 < weight <= MOST_WEIGHT:
             raise _class_weight_error(
-                f"a weight above 0, at most {MOST_WEIGHT:g}, for class {name}, got {weight!r}"
+                f"a weight above 0, at most {MOST_WEIGHT:g}, for class {name}, which has {weight!r}"
             )
         weights[str(name)] = float(weight)
     if not weights:
@@ -550,7 +550,11 @@ def _weights_in(path: Path) -> dict[str, Any]:
         rows = [row for row in csv.reader(text.splitlines()) if row]
         rows = rows[1:] if rows and [cell.strip() for cell in rows[0]] == CSV_COLUMNS else rows
         pairs = [(row[0], row[1]) if len(row) == 2 else ("", "") for row in rows]
-        return {name.strip(): _number_or_text(weight) for name, weight in pairs}
+        names = [name.strip() for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _class_weight_error(f"each class once in {path}, which has {twice!r} twice")
+        return dict(zip(names, (_number_or_text(weight) for _, weight in pairs), strict=True))
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):

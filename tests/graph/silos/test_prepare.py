@@ -253,8 +253,8 @@ def test_edges_add_up_on_both_sides(tmp_path: Path) -> None:
     both = {("N1", "S1", 6.75), ("N2", "S2", 1.0)}
     assert cross_of(tmp_path / "silos/north") == cross_of(tmp_path / "silos/south") == both
     notes = " ".join(made[0].notes)
-    assert "1 edge from a node to itself left out" in notes
-    assert "1 edge to nodes of no silo that the schema names left out" in notes
+    assert "left out: 1 edge from a node to itself" in notes
+    assert "left out: 1 edge to nodes of no silo that the schema names" in notes
     assert len(sg.run(tmp_path / "silos", rounds=1, hidden="2", split="1/0/0").rounds) == 1
 
 
@@ -264,7 +264,7 @@ def test_silos_alone_hand_over_lists_and_get_the_same(tmp_path: Path) -> None:
     for name in ("north", "south"):
         alone = prepare(tmp_path / "raw" / name, schema=schema, out=tmp_path / "first" / name)
         assert cross_of(tmp_path / "first" / name) == set()
-        assert any("has not handed over its own" in note for note in alone[0].notes)
+        assert any("whose list is missing" in note for note in alone[0].notes)
     for name, other in (("north", "south"), ("south", "north")):
         handed = tmp_path / "first" / other / "edges_for" / f"{other}_to_{name}.csv"
         out = tmp_path / "alone" / name
@@ -290,7 +290,7 @@ def test_silos_alone_hand_over_lists_and_get_the_same(tmp_path: Path) -> None:
 def test_a_list_that_lies_is_refused(tmp_path: Path, row: str, words: str) -> None:
     schema, handed = write(tmp_path), tmp_path / "south_to_north.csv"
     handed.write_text(f"table,row,source,target,weight\n{row}\n")
-    with pytest.raises(DataError, match="row 1") as caught:
+    with pytest.raises(DataError, match="line 2") as caught:
         prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a", received=[handed])
     assert words in str(caught.value)
     assert not (tmp_path / "a").exists()
@@ -328,13 +328,13 @@ def test_new_tables_are_prepared_by_what_was_fitted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("gold,30", "silver,30", "row 1, column 'kind': got 'silver'"),
-        ("gold,30", "gold,old", "row 1, column 'age': got 'old'"),
-        ("2021-01-01", "soon", "row 2, column 'opened': got 'soon'"),
-        ("N2,2021", "N1,2021", "row 2, column 'id': got 'N1', which row 1 has, too"),
-        (",yes", ",perhaps", "row 2, column 'fraud': got 'perhaps'"),
+        ("gold,30", "silver,30", "line 2, column 'kind': got 'silver'"),
+        ("gold,30", "gold,old", "line 2, column 'age': got 'old'"),
+        ("2021-01-01", "soon", "line 3, column 'opened': got 'soon'"),
+        ("N2,2021", "N1,2021", "line 3, column 'id': got 'N1', which line 2 has, too"),
+        (",yes", ",perhaps", "line 3, column 'fraud': got 'perhaps'"),
         ("kind", "sort", "expected a column 'kind' for feature kind"),
-        ("N2,", "N2,,,", "row 2: expected 5 cells"),
+        ("N2,", "N2,,,", "line 3: expected 5 cells"),
     ],
 )
 def test_a_bad_cell_is_named_and_nothing_is_written(
@@ -353,15 +353,15 @@ def test_other_bytes_than_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "raw/north/accounts.csv").write_bytes(
         NORTH.replace("gold", "gold\xe9").encode("latin-1")
     )
-    with pytest.raises(DataError, match="encoding"):
+    with pytest.raises(DataError, match="UTF-8"):
         prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a")
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     schema = write(tmp_path)
-    with pytest.raises(ConfigError, match="both or neither"):
+    with pytest.raises(ConfigError, match="got neither"):
         prepare(tmp_path / "raw", out=tmp_path / "a")
-    with pytest.raises(ConfigError, match="both or neither"):
+    with pytest.raises(ConfigError, match="got both"):
         prepare(tmp_path / "raw", out=tmp_path / "a", schema=schema, like=tmp_path)
     with pytest.raises(ConfigError, match="one silo"):
         prepare(tmp_path / "raw", schema=schema, out=tmp_path / "a", received=["x"])
@@ -378,6 +378,26 @@ def test_times_of_nodes_split_them(tmp_path: Path) -> None:
     assert times is not None
     assert times.tolist() == [1577836800, 1609459200]  # the first days of 2020 and 2021
     sg.run(tmp_path / "silos", rounds=1, hidden="2", split="time:time:0.5/0/0.5")
+
+
+def test_a_silo_is_called_by_the_pattern_of_its_keys(tmp_path: Path) -> None:
+    schema = write(tmp_path)
+    (tmp_path / "raw/north").rename(tmp_path / "tables")
+    (made,) = prepare(tmp_path / "tables", schema=schema, out=tmp_path / "a")
+    assert made.name == sg.read_silo(tmp_path / "a").name == "north"
+    assert (tmp_path / "a/edges_for/north_to_south.csv").exists()
+    (tmp_path / "tables").rename(tmp_path / "new")
+    (again,) = prepare(tmp_path / "new", like=tmp_path / "a", out=tmp_path / "b")
+    assert again.name == "north"
+    with pytest.raises(DataError, match="keys such as 'N1'"):
+        prepare(tmp_path / "new", schema=schema, out=tmp_path / "c", name="south")
+
+
+def test_a_list_of_ones_own_is_refused(tmp_path: Path) -> None:
+    schema, handed = write(tmp_path), tmp_path / "north_to_south.csv"
+    handed.write_text("table,row,source,target,weight\n")
+    with pytest.raises(DataError, match="of another silo"):
+        prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a", received=[handed])
 
 
 # --- ratings --------------------------------------------------------------------------------------

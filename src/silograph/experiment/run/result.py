@@ -432,6 +432,7 @@ class Result:
                 auc = f", the AUC over {numbers['auc']}" if "auc" in numbers else ""
                 client_counts = f"{numbers['nodes']} of {self.config.clients} clients"
                 yield f"{view}: test scores are over {client_counts}{auc}"
+            yield from self._missing_scores()
         yield from (f"{name} was {reason}" for name, reason in self.left_out.items())
         kinds = self.ledger.bytes_by_kind
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
@@ -487,6 +488,19 @@ class Result:
         if self.cut is not None and not bool(self.cut.copies_split.val.any()):
             return "no validation nodes"
         return "no client sent validation counts"
+
+    def _missing_scores(self) -> list[str]:
+        """Return why test scores are missing, in a line, if a least count is the reason."""
+        scores, least = (
+            getattr(self.test, self.method.evaluate.view),
+            self.config.evaluation_min_count,
+        )
+        if scores is None or least < 2 or None not in vars(scores).values():
+            return []
+        return [
+            f"scores are missing: clients report no count of fewer than {least} nodes (more test "
+            "nodes, or --evaluation-min-count, change that)"
+        ]
 
     def _scored_by_few(self) -> dict[str, dict[str, int]]:
         """Return `scored_clients` of the views in which some clients have no part."""

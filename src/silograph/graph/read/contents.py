@@ -85,22 +85,32 @@ def read_contents(path: Path, expected: str, per_byte: int = PER_BYTE) -> bytes:
     return raw
 
 
-def read_text(path: Path, expected: str, per_byte: int = PER_BYTE) -> str:
-    """Return the text of a file in UTF-8, see `read_contents`.
+def read_text(
+    path: Path, expected: str, per_byte: int = PER_BYTE, encoding: str = "utf-8-sig"
+) -> str:
+    """Return the text of a file, see `read_contents`.
+
+    Args:
+        path: the file.
+        expected: what it is, for errors.
+        per_byte: as there.
+        encoding: of the text; UTF-8 may begin with a byte order mark, as spreadsheets write it.
 
     Raises:
-        DataError: as there; a Parquet file, archive or workbook; or bytes that are no UTF-8, named
-            with their line.
+        DataError: as there; a Parquet file, archive or workbook; an unknown encoding; or bytes that
+            are none of it, named with their line.
     """
     raw = read_contents(path, expected, per_byte)
     for mark, kind, remedy in OTHER_KINDS:
         if raw.startswith(mark):
             raise DataError(f"{path}: expected {expected}, got {kind}: {remedy}")
     try:
-        return raw.decode("utf-8-sig")  # spreadsheets write a byte order mark
+        return raw.decode(encoding)
+    except LookupError:
+        raise DataError(f"expected the name of an encoding, got {encoding!r}") from None
     except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
+        line, name = raw[: error.start].count(b"\n") + 1, encoding.removesuffix("-sig").upper()
         raise DataError(
-            f"{path}, line {line}: expected text in UTF-8, got byte {raw[error.start]:#x}: "
-            "save the file as UTF-8"
+            f"{path}, line {line}: expected text in {name}, got byte {raw[error.start]:#x}: "
+            f"save the file as {name}"
         ) from None

@@ -6,7 +6,7 @@ n: nodes. E: edges as stored. F: features a node. T: label bits of a multi-label
 import logging
 import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,7 @@ def from_csv(
     return graph_of_tables(
         read_table(path) if ending_of(path) in FORMATS else read_csv(path),
         Table(path, [source, target], [], []) if edges is None else read_table(Path(edges)),
-        id=id,
-        label=label,
-        silo=silo,
-        source=source,
-        target=target,
-        weight=weight,
-        features=features,
-        time=time,
+        TableColumns(id, label, silo, source, target, weight, features, time),
         repeated_edges=repeated_edges,
         na_values=na_values,
         class_names=class_names,
@@ -123,18 +116,25 @@ def from_csv(
     )
 
 
+@dataclass(frozen=True)
+class TableColumns:
+    """Names of the columns of two tables, as the arguments of `from_csv` give them."""
+
+    id: str = "id"
+    label: str | Sequence[str] = "label"
+    silo: str | None = None
+    source: str = "source"
+    target: str = "target"
+    weight: str | None = None
+    features: Sequence[str] | None = None
+    time: str | None = None
+
+
 def graph_of_tables(
     nodes: Table,
     edges: Table,
+    columns: TableColumns,
     *,
-    id: str = "id",
-    label: str | Sequence[str] = "label",
-    silo: str | None = None,
-    source: str = "source",
-    target: str = "target",
-    weight: str | None = None,
-    features: Sequence[str] | None = None,
-    time: str | None = None,
     repeated_edges: RepeatedEdges = "mean",
     na_values: NaValues = (),
     class_names: Sequence[str] = (),
@@ -143,9 +143,10 @@ def graph_of_tables(
 ) -> Graph:
     """Return the graph of two tables; arguments and errors are those of `from_csv`."""
     missing = missing_values(na_values)
+    id, label, silo, features = columns.id, columns.label, columns.silo, columns.features
     table = replace(nodes, missing=missing)
     labels = [label] if isinstance(label, str) else list(label)
-    time = time if with_labels or time in table.header else None
+    time = columns.time if with_labels or columns.time in table.header else None
     others = [name for name in (silo, time) if name is not None]
     table = table.without_row_numbers([id, *labels, *others, *(features or ())])
     values = value_columns(table.header) if label == "label" else []
@@ -166,7 +167,7 @@ def graph_of_tables(
     if edges.matrix_rows is not None:
         place = _places_in_matrix(place, edges.path, edges.matrix_rows, table)
     links, ends, weight = _edge_table(
-        replace(edges, missing=missing), (source, target), weight, place
+        replace(edges, missing=missing), (columns.source, columns.target), columns.weight, place
     )
     arrays: dict[str, Any] = {
         "x": _numbers(table, list(features)),
@@ -214,7 +215,7 @@ def graph_of_edges(
     return graph_of_tables(
         nodes,
         edges,
-        weight=columns.get("weight"),
+        TableColumns(weight=columns.get("weight")),
         repeated_edges=repeated_edges,
         with_labels=False,
         name=stem_of(path),

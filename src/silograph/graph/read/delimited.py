@@ -40,19 +40,24 @@ class Cells:
     decimal: DecimalMark = "."
 
 
-def read_delimited(path: Path) -> Cells:
-    """Read a table in UTF-8 with a header line, perhaps packed by gzip.
+def read_delimited(path: Path, separator: str | None = None, encoding: str = "utf-8-sig") -> Cells:
+    """Read a table of text with a header line, perhaps packed by gzip.
 
     Between columns stand commas, semicolons, tabs or bars: the only ones of the header, or the only
     ones with which all rows have one length. The ending `.tsv` means tabs. Decimal commas are
     recognized where columns are not separated by commas.
 
+    Args:
+        path: the file.
+        separator: what stands between columns, where that is known.
+        encoding: of the text.
+
     Raises:
         DataError: names the line.
     """
-    text = read_text(path, "a CSV file")
+    text = read_text(path, "a CSV file", encoding=encoding)
     _check_kind(path, text)
-    separator = _separator(path, text)
+    separator = separator or _separator(path, text)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[tuple[str, ...]] = []
     lines: list[int] = []

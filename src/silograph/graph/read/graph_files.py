@@ -15,7 +15,7 @@ from silograph.core.text import printable
 from silograph.graph.graph import Graph
 from silograph.graph.read.columns import NUMBERS, NaValues
 from silograph.graph.read.contents import ending_of, read_contents, stem_of
-from silograph.graph.read.csv import graph_of_tables, value_columns
+from silograph.graph.read.csv import TableColumns, graph_of_tables, value_columns
 from silograph.graph.read.tables import RepeatedEdges, Table, word_of
 
 COLUMNS = ("label", "features", "silo", "weight")  # whose attributes may be named
@@ -75,12 +75,14 @@ def load_graph_file(
     return graph_of_tables(
         nodes,
         edges,
-        id=key,
-        label=label,
-        silo=columns.get("silo"),
-        weight=columns.get("weight"),
-        features=features,
-        time=time,
+        TableColumns(
+            id=key,
+            label=label,
+            silo=columns.get("silo"),
+            weight=columns.get("weight"),
+            features=features,
+            time=time,
+        ),
         repeated_edges=repeated_edges,
         na_values=na_values,
         with_labels=with_labels,

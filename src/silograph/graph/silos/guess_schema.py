@@ -13,7 +13,7 @@ from silograph.core.errors import DataError
 from silograph.core.run_file import toml_value
 from silograph.core.text import count_of, printable
 from silograph.graph.silos.prepare import ENDINGS, RawTable, read_raw
-from silograph.graph.silos.schema import BadCellError, Flag, Schema, number_of, time_of
+from silograph.graph.silos.schema import BadCellError, Flag, Reading, Schema, number_of, time_of
 
 LABELS = ("label", "class", "target", "y", "outcome", "fraud", "churn", "default", "diagnosis")
 USERS = ("user", "userid", "user_id", "customer", "customer_id", "reader", "member")
@@ -55,7 +55,7 @@ def _text(lines: Iterable[str]) -> str:
 
 def _read_all(path: Path) -> dict[str, dict[str, RawTable]]:
     """Return the tables of each silo by their names without endings."""
-    reading = Schema(text="")
+    reading = Reading()
     files = [path] if path.is_file() else sorted(path.glob("*"))
     own = [file for file in files if file.is_file() and file.name.endswith(ENDINGS)]
     folders = {path.name: own} if own else {}

@@ -8,13 +8,10 @@ its folder, in `prepared.json`, and prepares further tables alike (`like`).
 n: rows of a table.
 """
 
-import csv
-import gzip
 import json
 import math
 import os
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,8 +27,8 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import toml_value
 from silograph.core.text import count_of, printable
 from silograph.graph.partition.split import TIME
-from silograph.graph.read.columns import row_number_columns
-from silograph.graph.read.tables import read_table, usable
+from silograph.graph.read.delimited import DecimalMark, read_delimited
+from silograph.graph.read.tables import Table, read_table, usable
 from silograph.graph.silos.export import (
     PLAIN,
     Columns,
@@ -55,6 +52,7 @@ from silograph.graph.silos.schema import (
     Names,
     NodeTable,
     RatingTable,
+    Reading,
     Schema,
     names_of,
     number_of,
@@ -65,7 +63,6 @@ from silograph.graph.silos.schema import (
 
 PREPARED, EDGES_FOR = "prepared.json", "edges_for"
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
-SEPARATORS = (",", ";", "\t", "|")
 HANDED_OVER = ("table", "row", "source", "target", "weight")
 
 
@@ -79,19 +76,21 @@ class RawTable:
     Attributes:
         path: the file.
         columns: cells (n,) without spaces at their ends, by the name of the column.
-        decimal: the decimal mark: a comma where commas do not separate columns and a number has
-            one.
+        places: says where a row stands, such as `line 7`.
+        decimal: the decimal mark of numbers; `unclear` where a comma may be one or may group
+            thousands.
     """
 
     path: Path
-    columns: Mapping[str, list[str]]
-    decimal: str
+    columns: Mapping[str, Sequence[str]]
+    places: Sequence[str]
+    decimal: DecimalMark
 
     def __len__(self) -> int:
         """Return n."""
-        return len(next(iter(self.columns.values()), []))
+        return len(self.places)
 
-    def name_of(self, names: Names, default: str = "") -> str:
+    def name_of(self, names: Names, purpose: str = "") -> str:
         """Return the first of the names that the table has as a column.
 
         Raises:
@@ -105,67 +104,34 @@ class RawTable:
         near = nearest(candidates[0], list(self.columns))
         hint = f"did you mean {printable(near)!r}?" if near else "name it in the schema"
         raise DataError(
-            f"{self.path}: expected a column {' or '.join(map(repr, candidates))}{default}, got "
+            f"{self.path}: expected a column {' or '.join(map(repr, candidates))}{purpose}, got "
             f"columns {listed}: {hint}"
         )
 
-    def cells(self, names: Names) -> list[str]:
+    def cells(self, names: Names) -> Sequence[str]:
         """Return the cells of a column by one of its names."""
         return self.columns[self.name_of(names)]
 
     def wrong(self, row: int, column: str, reason: object) -> DataError:
-        """Return the error for a cell; rows count from 1, without the header."""
-        cell = self.columns[column][row]
-        return DataError(f"{self.path}, row {row + 1}, column {column!r}: got {cell!r}, {reason}")
+        """Return the error for a cell."""
+        place = f"{self.path}, {self.places[row]}, column {column!r}"
+        return DataError(f"{place}: got {self.columns[column][row]!r}, {reason}")
 
 
-def read_raw(path: Path, schema: Schema) -> RawTable:
-    """Read a table of text or a Parquet file; `schema` says how text is written.
+def read_raw(path: Path, reading: Reading) -> RawTable:
+    """Read a table of text or a Parquet file; `reading` says how text is written.
 
     Raises:
         DataError: the file cannot be read, or is no table; or pyarrow is missing.
     """
-    separator = ","
     if path.suffix == ".parquet":
         table = read_table(path)
-        columns = {name: table.column(name) for name in table.header}
     else:
-        encoding = schema.reading.encoding
-        opened = gzip.open if path.suffix == ".gz" else open
-        try:
-            with opened(path, "rt", encoding=encoding, newline="") as file:
-                header = file.readline(2**20)
-                separator = schema.reading.separator or max(SEPARATORS, key=header.count)
-                file.seek(0)
-                lines = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
-                names, *rows = (tuple(cell.strip() for cell in line) for line in lines if line)
-        except UnicodeDecodeError:
-            raise DataError(
-                f"{path}: expected text as {encoding}, got another encoding: say "
-                'encoding = "latin-1", or the right one, under [reading] of the schema'
-            ) from None
-        except LookupError:
-            raise DataError(f"expected an encoding, got {encoding!r}") from None
-        except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
-            raise DataError(f"{path}: expected a table with a header, got: {error}") from None
-        for number, cells in enumerate(rows, start=1):
-            if len(cells) != len(names):
-                raise DataError(
-                    f"{path}, row {number}: expected {len(names)} cells, as in the header, got "
-                    f"{len(cells)}"
-                )
-        columns = {name: [row[place] for row in rows] for place, name in enumerate(names)}
-        if len(columns) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{path}: expected distinct columns, got {twice!r} twice")
-    for name in row_number_columns(columns, ()):
-        del columns[name]
-    has_comma = separator != "," and any(
-        "," in cell and cell.replace(",", "", 1).lstrip("+-").isdecimal()
-        for cells in columns.values()
-        for cell in cells
-    )
-    return RawTable(path, columns, "," if has_comma else ".")
+        cells = read_delimited(path, reading.separator, reading.encoding)
+        table = Table(path, **vars(cells))
+    table = table.without_row_numbers(())
+    columns = {name: table.column(name) for name in table.header}
+    return RawTable(path, columns, [f"{table.unit} {n}" for n in table.lines], table.decimal)
 
 
 def find_table(folder: Path, names: Names) -> Path | None:
@@ -256,7 +222,7 @@ def read_graph_silo(
     assert section is not None  # the schema is of a graph
     path = find_table(folder, section.table)
     assert path is not None  # by it the folder is known as a silo's
-    table = read_raw(path, schema)
+    table = read_raw(path, schema.reading)
     keys = _keys(table, section)
     columns: dict[str, np.ndarray] = {}
     fits: dict[str, Mapping[str, Any]] = {}
@@ -292,6 +258,32 @@ def read_graph_silo(
     return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, tuple(notes))
 
 
+def named_by_keys(silo: RawSilo, schema: Schema) -> RawSilo:
+    """Return a silo with the name that `[silos]` gives to the pattern of its keys.
+
+    Raises:
+        DataError: no pattern fits all keys, or the name is that of another pattern.
+    """
+    if not schema.silos:
+        return silo
+    fitting = [
+        name
+        for name, pattern in schema.silos.items()
+        if all(fnmatchcase(key, pattern) for key in silo.keys)
+    ]
+    if silo.name in fitting:
+        return silo
+    if silo.name in schema.silos or len(fitting) != 1:
+        known = ", ".join(f"{name} ({pattern})" for name, pattern in schema.silos.items())
+        raise DataError(
+            f"expected the keys of {silo.name} to fit the pattern of one silo in the schema, of "
+            f"{known}, got keys such as {printable(silo.keys[0])!r}: correct the patterns, or give "
+            "the silo's name"
+        )
+    listed = tuple(replace(edge, lister=fitting[0]) for edge in silo.listed)
+    return replace(silo, name=fitting[0], listed=listed)
+
+
 def _keys(table: RawTable, section: NodeTable) -> list[str]:
     column = table.name_of(section.key)
     first_row: dict[str, int] = {}
@@ -300,7 +292,9 @@ def _keys(table: RawTable, section: NodeTable) -> list[str]:
             raise table.wrong(row, column, "expected a key: every node needs one")
         if key in first_row:
             raise table.wrong(
-                row, column, f"which row {first_row[key] + 1} has, too: every node has one row"
+                row,
+                column,
+                f"which {table.places[first_row[key]]} has, too: every node has one row",
             )
         first_row[key] = row
     if not first_row:
@@ -340,7 +334,7 @@ def _listed_edges(
             f"expected the table {edges.table or name} of edges in {folder}, got none: add a file "
             f"such as {name}.csv, with a header alone if there are no edges"
         )
-    table = read_raw(path, schema)
+    table = read_raw(path, schema.reading)
     sources, targets = table.cells(edges.source), table.cells(edges.target)
     weights = [1.0] * len(table)
     if edges.weight is not None:
@@ -364,7 +358,7 @@ def read_rating_silo(name: str, path: Path, schema: Schema) -> RawSilo:
     """
     section = schema.ratings
     assert section is not None  # the schema is of ratings
-    table = read_raw(path, schema)
+    table = read_raw(path, schema.reading)
     column = table.name_of(section.rating)
     pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     users, items = table.cells(section.user), table.cells(section.item)
@@ -462,7 +456,7 @@ def connect_silo(
         if owner is None:
             left_out["to nodes of no silo that the schema names"] += 1
         elif owner != silo.name and by_source and owner not in received:
-            left_out[f"to {owner}, which has not handed over its own"] += 1
+            left_out[f"to {owner}, whose list is missing"] += 1
         else:
             # Inside a silo an edge has no direction; between silos each side has its own node.
             first, second = sorted(ends) if owner == silo.name else (near, far)
@@ -480,7 +474,7 @@ def connect_silo(
         if weighted:
             sums = [math.fsum(_weights(rows[pair], schema)) for pair in chosen]
             tables[kind]["weight"] = np.array(sums, dtype=np.float64)  # type: ignore[index]
-    return tables, [f"{count_of(n, 'edge')} {why} left out" for why, n in left_out.items()]
+    return tables, [f"left out: {count_of(n, 'edge')} {why}" for why, n in left_out.items()]
 
 
 def _owner_of(silo: RawSilo, schema: Schema, owner_by_key: Mapping[str, str]) -> Any:
@@ -538,17 +532,17 @@ def read_received(path: Path, silo: RawSilo, schema: Schema) -> Iterator[ListedE
         DataError: no such file, or an edge that its lister cannot know: to another silo's node, or
             from a node that the schema gives to somebody else.
     """
-    table = read_raw(path, Schema(text=""))
+    table = read_raw(path, Reading())
     if tuple(table.columns) != HANDED_OVER:
         raise DataError(
             f"{path}: expected a list of edges with columns {', '.join(HANDED_OVER)}, as silograph "
             f"prepare writes them into {EDGES_FOR}, got {', '.join(table.columns)}"
         )
     lister = path.name.partition("_to_")[0]
-    if lister not in schema.silos:
+    if lister not in schema.silos or lister == silo.name:
         raise DataError(
-            f"expected a file SILO_to_{silo.name}.csv of a silo that the schema names, got {path}: "
-            "give it the name that it was written by"
+            f"expected a file SILO_to_{silo.name}.csv of another silo that the schema names, got "
+            f"{path}: give it the name that it was written by"
         )
     own, owner_of = set(silo.keys), _owner_of(silo, schema, {})
     for number in range(len(table)):
@@ -599,6 +593,8 @@ def find_silos(tables: Path, schema: Schema, name: str | None) -> dict[str, Path
         paths_by_silo = {
             silo: (path if is_ratings else tables / silo) for silo, path in paths.items() if path
         }
+    if not tables.exists():
+        raise DataError(f"expected a folder of tables, got {tables}: no such folder")
     if not paths_by_silo:
         wanted = "tables" if section.table is None else " or ".join(names_of(section.table))
         raise DataError(
@@ -644,9 +640,11 @@ def prepare(
         DataError: a table or schema cannot be used; names file, row and column.
     """
     if (schema is None) == (like is None):
-        raise ConfigError("expected a schema, or a prepared folder to be like, got both or neither")
+        got = "both" if schema is not None else "neither"
+        raise ConfigError(f"expected a schema, or a prepared folder to be like, got {got}")
     check_target(Path(out), format)
-    rules, fitted = _rules(schema, like)
+    rules, fitted, earlier_name = _rules(schema, like)
+    name = name or earlier_name
     paths_by_silo = find_silos(Path(tables), rules, name)
     together = len(paths_by_silo) > 1
     if (received or like is not None) and together:
@@ -655,7 +653,7 @@ def prepare(
             f"{count_of(len(paths_by_silo), 'silo')}"
         )
     silos = [
-        read_graph_silo(silo, path, rules, fitted)
+        named_by_keys(read_graph_silo(silo, path, rules, fitted), rules)
         if rules.nodes is not None
         else read_rating_silo(silo, path, rules)
         for silo, path in paths_by_silo.items()
@@ -701,21 +699,21 @@ def prepare(
 
 def _rules(
     schema: str | os.PathLike[str] | None, like: str | os.PathLike[str] | None
-) -> tuple[Schema, Mapping[str, Any] | None]:
-    """Return the schema, and what was fitted to the tables of an earlier folder."""
+) -> tuple[Schema, Mapping[str, Any] | None, str | None]:
+    """Return the schema, and what was fitted to the tables of an earlier folder and its silo."""
     if schema is not None:
-        return read_schema(Path(schema)), None
+        return read_schema(Path(schema)), None, None
     path = Path(str(like)) / PREPARED
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        text, fitted = saved["schema"], saved["fitted"]
-        if not isinstance(text, str) or not isinstance(fitted, Mapping):
+        text, fitted, silo = saved["schema"], saved["fitted"], saved["silo"]
+        if not (isinstance(text, str) and isinstance(fitted, Mapping) and isinstance(silo, str)):
             raise ValueError("a schema as text and fitted values are expected")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: expected what silograph prepare has written, got: {error}"
         ) from None
-    return parse_schema(text, str(path)), fitted
+    return parse_schema(text, str(path)), fitted, silo
 
 
 def _folder_name(silo: str) -> str:
@@ -740,7 +738,7 @@ def _write_silo(
         folder, {**silo.tables, **(tables if is_graph else {})}, format, silo.feature_names
     )
     write_text(folder / SPEC, _spec(silo, schema))
-    saved = {"schema": schema.text, "fitted": silo.fitted}
+    saved = {"silo": silo.name, "schema": schema.text, "fitted": silo.fitted}
     write_text(folder / PREPARED, json.dumps(saved, indent=1) + "\n")
     notes = [*silo.notes, *notes]
     for other, listed in to_hand.items():

@@ -305,9 +305,7 @@ def _features_from_entries(table: Table, spec: SiloSpec, place: Mapping[str, int
     return CSR.from_scipy(sp.coo_matrix((values, tuple(pairs)), (len(place), spec.features)))
 
 
-def _features_from_arrays(
-    path: Path, spec: SiloSpec, n: int
-) -> tuple[Features, tuple[str, ...]]:
+def _features_from_arrays(path: Path, spec: SiloSpec, n: int) -> tuple[Features, tuple[str, ...]]:
     """Return the features in an .npz file, and their names where it has some."""
     expected_keys = _SPARSE if spec.sparse else _DENSE
     expected = f"{', '.join(expected_keys)}, as sparse = {str(spec.sparse).lower()} in {SPEC} says"

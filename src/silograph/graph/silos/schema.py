@@ -87,11 +87,15 @@ def number_of(cell: str, decimal: str) -> float:
 
     Args:
         cell: without spaces at its ends.
-        decimal: the decimal mark, a point or a comma.
+        decimal: the decimal mark, a point or a comma; `unclear`: a cell with a comma is refused.
 
     Raises:
         BadCellError: no finite number.
     """
+    if decimal == "unclear" and "," in cell:
+        raise BadCellError(
+            'which may be a fraction or thousands: give decimal in the schema, "," or "."'
+        )
     if decimal == ",":
         text = cell.replace(".", "").replace(",", ".") if WITH_COMMA.fullmatch(cell) else "nan"
     else:
@@ -620,6 +624,11 @@ def _feature(name: str, section: object) -> Feature:
     """Return the feature that a section `[features.NAME]` says."""
     values = _mapping(f"features.{name}", section)
     kind = values.get("type")
+    if kind is None:
+        keys = ", ".join(values) or "none"
+        raise ConfigError(
+            f"expected a type of feature {name}, got keys {keys}: add one of {', '.join(KINDS)}"
+        )
     if kind not in KINDS:
         raise unknown(f"type of feature {name}", str(kind), KINDS)
     return checked(KINDS[str(kind)], values, f"[features.{name}]")
