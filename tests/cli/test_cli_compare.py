@@ -29,7 +29,7 @@ def test_the_table_and_the_folder(work: Path, capsys: Capture) -> None:
     text = printed(capsys, *COMPARE, "--processes", "0", "--out", "c")
     assert text.splitlines()[0].endswith("g.npz, 3 clients, random: scores")
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert text.endswith("written to c: tables as compare.md, .tex and .csv, and figures/\n")
+    assert text.endswith("compare.md, .tex, .csv, figures/\nwritten to c\n")
     assert {path.name for path in (work / "c").iterdir()} == {
         *("checksums.json", "compare.json", "compare.jsonl", "compare.md", "paired.json", "runs"),
         *("compare.tex", "compare.csv", "command.json", "figures"),

@@ -36,6 +36,7 @@ from silograph.graph.silos.data import silo_fingerprint
 from silograph.study.attack import attack
 from silograph.study.reproduce import Page, Recipe, cell, reproduce
 from silograph.study.train_agent import AgentTraining, train_agent
+from silograph.task.threshold import Threshold
 
 RUN: dict[str, Any] = {**FAST, "rounds": 2, "dtype": "float32", "dropout": 0.5}
 ON_SILOS = {k: v for k, v in RUN.items() if k not in ("clients", "partition")}
@@ -366,6 +367,9 @@ CALLS: dict[str, Callable[[Data], object]] = {
     "make_partition metis": cut_by("metis"),
     "describe": described,
     "TrainedModel.logits": lambda data: data.model.logits(data.graph),
+    "TrainedModel.decisions": lambda data: replace(
+        data.model, threshold=Threshold("f1", 0, 0.25)
+    ).decisions(data.graph),
     "TrainedModel.probabilities": lambda data: data.model.probabilities(data.graph),
     "TrainedModel.predict": lambda data: data.model.predict(data.graph),
     "TrainedModel.save": saved,

@@ -198,7 +198,7 @@ def test_killed_and_resumed_it_chooses_the_same(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"selector": "uniform_"}, "selector"),
+        ({"selector": "uniformed"}, "selector"),
         (
             {"selector": "round_robin", "participation": 0.5},
             "selector uniform has it",

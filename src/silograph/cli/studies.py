@@ -282,8 +282,9 @@ def print_comparison(comparison: "Comparison", json: bool) -> int:
         typer.echo(comparison.to_json())
     else:
         typer.echo(comparison.summary(shutil.get_terminal_size().columns))
-        figures = ", and figures/" if Path(f"{comparison.folder}/figures").is_dir() else ""
-        typer.echo(f"written to {comparison.folder}: tables as compare.md, .tex and .csv{figures}")
+        figures = ", figures/" if Path(f"{comparison.folder}/figures").is_dir() else ""
+        typer.echo(f"compare.md, .tex, .csv{figures}")
+        typer.echo(f"written to {comparison.folder}")
     return FAILED if comparison.failed else 0
 
 

@@ -711,7 +711,7 @@ def parse_request(
     Raises:
         SilographError: something about them cannot be used.
     """
-    call = parse_call_arguments(graph, options, None if config is None else config.repeated_edges)
+    call = parse_call_arguments(graph, options, getattr(config, "repeated_edges", None))
     all_options = dict(call.options)
     if method is not None:
         all_options["method"] = method.name if isinstance(method, Method) else method
