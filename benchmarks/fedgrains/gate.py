@@ -49,7 +49,7 @@ RUN: dict[str, Any] = {
 }
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
 METHODS: dict[str, dict[str, Any]] = {
-    "fedopt": {"method": "fedopt"},
+    "fedopt": {"method": "fedopt", "optimizer": "sgd", "lr": 0.1, "local_epochs": 1},
     "fedper": {"method": "fedper", **ADAM},
     "fedpub": {"method": "fedpub", **ADAM},
 }

@@ -38,6 +38,7 @@ def test_the_loop_trains_the_weights_that_silograph_trains(
             "optimizer": "adam",
             "server_optimizer": "none",
             "lr": 0.01,
+            "local_epochs": 1,
             "weight_decay": 1e-3,
             "rounds": 9,
             "options": {"nodes": "all", "batches": 1, "drawn": 0},

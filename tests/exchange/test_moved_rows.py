@@ -39,6 +39,7 @@ RUN: dict[str, Any] = {
     "hidden": 8,
     "rounds": 4,
     "lr": 0.01,
+    "local_epochs": 1,
     "kernels": "torch",
 }
 FEW: dict[str, Any] = {"batches": 3, "tau": 1, "interval": "fixed", "drawn": 0}

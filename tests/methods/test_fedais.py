@@ -757,7 +757,9 @@ def test_an_interval_that_follows_the_loss_names_what_may_hide_it(
 
 def test_batches_are_trained_on_in_their_order_each_once(make_graph: MakeGraph) -> None:
     """A server can have no batch again, none left out, and no round closed before its end."""
-    setup = setup_of(make_graph(), METHODS["fedais"], options={"halo": "all", "tau": 4})
+    setup = setup_of(
+        make_graph(), METHODS["fedais"], options={"halo": "all", "tau": 4}, local_epochs=1
+    )
     cfg, key = setup.method_config, Key.of(1)
     fed, weights = setup.federation, cfg.model.init_weights(Key.of(2), torch.float64)
     FEDAIS.init(fed, cfg, weights, key)

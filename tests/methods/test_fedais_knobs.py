@@ -96,7 +96,7 @@ def test_each_client_draws_its_own_share_alike_in_both_backends(make_graph: Make
         return values
 
     method = controlled(replace(DRAWN, propose=drawn))
-    given = {**with_policy("drawn"), "participation": 1.0, "method": method}
+    given = {**with_policy("drawn"), "participation": 1.0, "method": method, "local_epochs": 1}
     one, other = (go(graph, **given, kernels=kernels) for kernels in ("torch", "compiled"))
     assert_close(one, other, 1e-10)
     assert one.ledger.bytes_by_kind == other.ledger.bytes_by_kind

@@ -108,7 +108,8 @@ def test_with_all_of_everything_a_pass_is_that_of_live_exchange(
 def test_without_sharing_and_draws_it_is_fedopt(make_graph: MakeGraph) -> None:
     graph, other = make_graph(60), {"rounds": 3, "weight_decay": 5e-4, "server_optimizer": "adam"}
     ours = fedgraph(graph, {**ALL, "share": "none"}, **other)
-    theirs = go(graph, **{**RUN, **other, "method": "fedopt", "kernels": "torch"})
+    steps = {"lr": 0.1, "local_epochs": 1, "kernels": "torch"}  # FedGraph's by default
+    theirs = go(graph, **{**RUN, **other, "method": "fedopt"} | steps)
     for name, w in of(theirs).items():
         torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
     assert "embeddings" not in ours.ledger.bytes_by_kind

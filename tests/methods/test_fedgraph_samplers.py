@@ -49,7 +49,8 @@ def test_without_sharing_it_is_fedopt_with_that_sampler(
 ) -> None:
     """FedOpt draws by the key of the first batch of its first epoch."""
     graph, other = make_graph(60), {"rounds": 3, "keep_optimizer": False, "kernels": "torch"}
-    theirs = go(graph, **{**PLAIN, **SAMPLERS[sampler], "method": "fedopt"} | other)
+    steps = {"method": "fedopt", "lr": 0.1, "local_epochs": 1}  # FedGraph's by default
+    theirs = go(graph, **{**PLAIN, **SAMPLERS[sampler]} | steps | other)
     monkeypatch.setattr(
         "silograph.methods.fedgraph.step_key",
         lambda clients, state: clients.key.fold("epoch", 0).fold("batch", 0),

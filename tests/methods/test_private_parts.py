@@ -20,7 +20,11 @@ KEPT = {"optimizer": "adam", "keep_optimizer": True}
 SAMPLED = {"neighbors": "fedgrains", "batch_size": 4}
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "moments": ("fedavg", KEPT, ("optimizer/",)),
-    "moments between exchanges": ("fedais", {**KEPT, "model": "sage"}, ("optimizer/",)),
+    "moments between exchanges": (
+        "fedais",
+        {**KEPT, "model": "sage", "local_epochs": 1},
+        ("optimizer/",),
+    ),
     "variates": ("scaffold", {"optimizer": "sgd", "layers": 3}, ("variates/",)),
     "private layers": ("fedper", {"layers": 3}, ("private/",)),
     "masks": ("fedpub", {"options": {"communities": 1}}, ("masks/",)),

@@ -59,7 +59,7 @@ def test_what_decides_a_result_decides_the_digest() -> None:
     known = cell().digest
     same: list[dict[str, Any]] = [
         {"out": "x", "checkpoint_every": 7, "data_dir": "/d"},
-        {"partition_seed": 0, "lr": 0.1, "optimizer": "sgd"},  # as they are resolved
+        {"partition_seed": 0, "lr": 0.02, "optimizer": "sgd"},  # as they are resolved
         {"options": {"server_beta1": 0.9}},
     ]
     other: list[dict[str, Any]] = [

@@ -9,8 +9,9 @@ What we changed: clients are weighted by their training nodes (the papers: by ex
 client without any takes no part, and local steps are full batch unless a batch size is given.
 
 FedOpt is FedAvg with a server optimizer, `adam` by default (`silograph.aggregation.
-server_optimizers` has the steps, their options, and what we changed), and local SGD of rate 0.1.
-The defaults are derived in benchmarks/defaults/features.md. FedAvg keeps the setting of most papers
+server_optimizers` has the steps, their options, and what we changed), and five local epochs of SGD
+of rate 0.02. The server's step is derived in benchmarks/defaults/features.md, the local steps in
+benchmarks/defaults/fedopt.md. FedAvg keeps the setting of most papers
 on graphs, local Adam of rate 0.01 built anew every round, which does not learn on small clients.
 """
 
@@ -100,7 +101,7 @@ FEDOPT: AnyMethod = dataclasses.replace(
     name="fedopt",
     title="average of locally trained models, then a server momentum or Adam step",
     reference="Reddi et al., Adaptive federated optimization, ICLR 2021",
-    needs=Needs(optimizer="sgd", server_optimizer="adam"),
+    needs=Needs(optimizer="sgd", lr=0.02, local_epochs=5, server_optimizer="adam"),
     cautions=(),
 )
 

@@ -215,7 +215,7 @@ def test_spelled_out_defaults_are_the_same_run(make_graph: MakeGraph, tmp_path: 
     graph, plain = make_graph(40), OPEN
     spelled = plain | {
         "options": {"server_optimizer.server_lr": 0.01, "participation": 1.0},
-        "lr": 0.1,
+        "lr": 0.02,
     }
     for name, options in (("a", plain), ("b", spelled)):
         sg.run(graph, **options, out=str(tmp_path / name))
@@ -232,13 +232,13 @@ def test_a_run_file_keeps_its_meaning_when_a_default_changes(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, path = make_graph(40), tmp_path / "a"
-    sg.run(graph, **OPEN, out=str(path))
+    sg.run(graph, **OPEN, optimizer="adam", out=str(path))
     monkeypatch.setattr("silograph.methods.base.LEARNING_RATES", {"sgd": 9, "adam": 9})
     monkeypatch.setattr("silograph.aggregation.server_optimizers.RELATIVE_RATE", 9.0)
     config = make_config(read_toml(path / "config.toml"))
-    assert resolve(config, graph).config.lr == 0.1
+    assert resolve(config, graph).config.lr == 0.01
     assert sg.resume(path, graph=graph).config.options["server_optimizer.server_lr"] == 0.01
-    assert resolve(make_config({}), graph).config.lr == 9
+    assert resolve(make_config({"optimizer": "adam"}), graph).config.lr == 9
 
 
 @pytest.mark.law(sample=3)

@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {"clients": 4, "partition": "random", "rounds": 3, "hidd
 # The list is fixed.
 UNDECAYED = {"fedais", "fedall", "fedrandom", "fedlocal", "fedpns", "fedais1", "fedais2", "stale"}
 WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
-    "fedopt": ("sgd", 0.1, 1, False),
+    "fedopt": ("sgd", 0.02, 5, False),
     "fedavg": ("adam", 0.01, 1, False),
     "fedacs": ("adam", 0.01, 1, False),
     "fedmf": ("adam", 0.01, 1, False),
@@ -62,14 +62,14 @@ WRITTEN_OUT: dict[str, tuple[str, float, int, bool]] = {
     "local": ("adam", 0.01, 1, True),
     "centralized": ("adam", 0.01, 1, True),
     "graphsaint": ("adam", 0.01, 1, True),
-    "fedais": ("sgd", 0.02, 1, False),
-    "fedall": ("sgd", 0.02, 1, False),
-    "fedrandom": ("sgd", 0.02, 1, False),
-    "fedlocal": ("sgd", 0.02, 1, False),
-    "fedpns": ("sgd", 0.02, 1, False),
-    "fedais1": ("sgd", 0.02, 1, False),
-    "fedais2": ("sgd", 0.02, 1, False),
-    "stale": ("sgd", 0.02, 1, False),
+    "fedais": ("sgd", 0.01, 2, False),
+    "fedall": ("sgd", 0.01, 2, False),
+    "fedrandom": ("sgd", 0.01, 2, False),
+    "fedlocal": ("sgd", 0.01, 2, False),
+    "fedpns": ("sgd", 0.01, 2, False),
+    "fedais1": ("sgd", 0.01, 2, False),
+    "fedais2": ("sgd", 0.01, 2, False),
+    "stale": ("sgd", 0.01, 2, False),
 }
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.1, 5e-4, 0.0), "adam": Adam(0.01, 5e-4)}
 NAMES = ("optimizer", "lr", "local_epochs", "keep_optimizer")
@@ -126,7 +126,7 @@ def test_a_run_that_is_told_nothing_is_fedopt(make_graph: MakeGraph, setups: lis
     assert (config.method, config.options) == ("fedopt", OPTIONS)
     assert training(config) == WRITTEN_OUT["fedopt"]
     assert setups[0].method is METHODS["fedopt"]
-    assert setups[0].method_config.optimizer == SGD(lr=0.1, weight_decay=5e-4, momentum=0.0)
+    assert setups[0].method_config.optimizer == SGD(lr=0.02, weight_decay=5e-4, momentum=0.0)
     options = setups[0].parts.server_optimizer.options
     assert options == AdamOptions(0.01, 0.9, 0.99, 0.01, None)
     assert_same(result, small(make_graph(), method="fedopt"))
@@ -212,7 +212,7 @@ def test_momentum_goes_with_the_default(make_graph: MakeGraph, setups: list[Setu
 def test_fedavg_is_fedopt_that_replaces(make_graph: MakeGraph) -> None:
     """The methods differ in defaults and in the server's step alone."""
     plain = {"server_momentum": 0.0}
-    naive = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": False}
+    naive = {"optimizer": "adam", "lr": 0.01, "local_epochs": 1, "keep_optimizer": False}
     fedavg = small(make_graph(), method="fedavg", dtype="float64")
     fedopt = small(
         make_graph(), server_optimizer="momentum", options=plain, dtype="float64", **naive
@@ -226,7 +226,8 @@ def test_fedavg_is_fedopt_that_replaces(make_graph: MakeGraph) -> None:
 
 
 def test_fedopt_is_fedavg_with_a_server_optimizer(make_graph: MakeGraph) -> None:
-    fedavg = small(make_graph(), method="fedavg", optimizer="sgd", server_optimizer="adam")
+    local = {"optimizer": "sgd", "lr": 0.02, "local_epochs": 5}
+    fedavg = small(make_graph(), method="fedavg", server_optimizer="adam", **local)
     fedopt = small(make_graph())
     assert same_bits(weights_of(fedavg), weights_of(fedopt))
     assert rows_of(fedavg) == rows_of(fedopt)

@@ -86,7 +86,7 @@ def test_two_nodes_behind_every_row_stop_features_and_not_all_labels(make_graph:
 
 
 def test_crafted_weights_give_single_rows(make_graph: MakeGraph) -> None:
-    own = {"method": "fedopt", "hidden": 64, "clients": 15}
+    own = {"method": "fedopt", "hidden": 64, "clients": 15, "lr": 0.1, "local_epochs": 1}
     seen = found(make_graph, **own)
     rows = seen["what enters the first layer at training nodes"]
     assert rows.server == "active"

@@ -28,9 +28,11 @@ import acs_cells as acs
 import fedais_cells as fedais
 import fedgraph_cells as fedgraph
 import personal_cells as personal
+import recipe_beside_fedopt as beside_fedopt
 import recipe_citations as baselines
 import recipe_clients as bias_by_clients
 import recipe_federating as federating
+import recipe_fedopt as fedopt_steps
 import recipe_layers as layers
 import recipe_local_and_fedavg as fedgrains
 import recipe_methods as methods
@@ -46,6 +48,7 @@ import recipe_sweep as tables_of_the_sweep
 import recipe_table3 as sensitivity
 import recipe_tables as of_tables
 import recipe_tuned as tuned
+import recipe_unbiased as unbiased
 import sweep_cells as sweep
 
 import silograph as sg
@@ -327,6 +330,15 @@ def again_of(line: Line) -> Cell:
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
+    if "ratio" in labels:
+        named = (labels[p] for p in ("dataset", "ratio", "unbiased", "seed"))
+        return unbiased.cell_of(*named)
+    if "cut" in labels and "seed" not in labels:
+        where = (labels["dataset"], labels["cut"], labels["clients"])
+        return beside_fedopt.cell_of(where, labels["method"])
+    if {"cut", "setting"} <= labels.keys():
+        where = (labels["dataset"], labels["cut"], labels["clients"])
+        return fedopt_steps.cell_of(where, labels["setting"], labels["seed"])
     if {"cut", "method"} <= labels.keys():
         where = (labels["dataset"], labels["cut"], labels["clients"])
         return server_step.cell_of(where, labels["method"], labels["seed"])
