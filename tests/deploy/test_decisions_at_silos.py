@@ -43,18 +43,18 @@ def test_silos_get_the_threshold_with_their_model(
     assert isinstance(graph.x, Tensor)
     graph = replace(graph, x=graph.x * 30 + 100)  # so that unprepared features would show
     config = config_of(3, **OPTIONS | {"method": method, "normalize": normalize})
-    silos, said = folders(graph, config, tmp_path / "silos"), list[str]()
+    silos, lines = folders(graph, config, tmp_path / "silos"), list[str]()
     settings = replace(PLAIN, silos=tuple(silo.name for silo in silos))
     ours = federate(
-        silos, replace(config, out=str(tmp_path / "run")), settings, said=said, keep=True
+        silos, replace(config, out=str(tmp_path / "run")), settings, said=lines, keep=True
     )
     simulated = replace(config, out=str(tmp_path / "simulated"))
     theirs = sg.run(graph, config=simulated, block_size=1)
     assert theirs.threshold is not None
     assert ours.threshold == theirs.threshold
-    kept = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
-    assert len(kept) == 3
-    for folder in kept:
+    results = [Path(line.partition(" are in ")[2]) for line in lines if " are in " in line]
+    assert len(results) == 3
+    for folder in results:
         about = json.loads((folder / "result.json").read_text())
         silo = next(path for path in silos if path.name == about["silo"])
         model = sg.load_model(folder / "model.safetensors")

@@ -147,8 +147,8 @@ def test_clients_with_few_nodes_of_a_class_send_no_counts() -> None:
     sums = block.sums["labels"]
     assert torch.equal(sums.total.long(), counts * ~few[:, None])
     assert torch.equal(sums.count, counts.sum(dim=1) * ~few)
-    kept = counts[~few].sum(dim=0)
-    expected = kept.sum() / (3 * kept)
+    reported = counts[~few].sum(dim=0)
+    expected = reported.sum() / (3 * reported)
     assert weights_in(setup) == pytest.approx(expected.tolist())
     with pytest.raises(DataError, match="got none: at every client"):
         set_up(graph, class_weight="balanced", evaluation_min_count=30)

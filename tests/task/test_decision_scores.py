@@ -63,9 +63,9 @@ def scored(rows: JudgedRows, *, positive: int = 1) -> dict[str, float]:
     counts = {n: t.sum(0) if n.endswith("histogram") else t for n, t in tally(rows).items()}
     scores = score(counts, "test", rows.task, ScoreRequest(NAMES, positive))
     assert scores is not None
-    found = {name: scores[name] for name in NAMES}
-    assert all(value is not None for value in found.values())
-    return {name: float(value or 0) for name, value in found.items()}
+    computed = {name: scores[name] for name in NAMES}
+    assert all(value is not None for value in computed.values())
+    return {name: float(value or 0) for name, value in computed.items()}
 
 
 def truths(rows: JudgedRows, *, positive: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -142,18 +142,18 @@ def test_scores_of_ranks_are_scikit_learns_mean_over_the_orders_in_bins(seed: in
                 hits / truth.sum(),
             )
         )
-    found = (
+    computed = (
         average_precision(table),
         recall_at_false_positive_rate(table, rate),
         *first_nodes(table, k),
     )
-    assert found == pytest.approx(np.mean(expected, axis=0), abs=CLOSE)
+    assert computed == pytest.approx(np.mean(expected, axis=0), abs=CLOSE)
 
 
 @CASES
 def test_scores_are_means_over_the_classes(classes: int, task: LabelForm, positive: int) -> None:
     rows = judged(classes, task)
-    found, chosen_from = scored(rows, positive=positive), 2 if task == "multilabel" else classes
+    computed, chosen_from = scored(rows, positive=positive), 2 if task == "multilabel" else classes
     pairs = truths(rows, positive=positive)
     values: list[tuple[float, ...]] = []
     for truth, odds in pairs:
@@ -177,7 +177,7 @@ def test_scores_are_means_over_the_classes(classes: int, task: LabelForm, positi
         expected["brier"] = np.average([v[4] for v in values], weights=weights)
     elif classes > 2:  # the sum over classes
         expected["brier"] *= classes
-    assert found == pytest.approx(expected, abs=CLOSE)
+    assert computed == pytest.approx(expected, abs=CLOSE)
 
 
 def test_the_brier_score_of_several_classes_is_scikit_learns() -> None:
@@ -195,22 +195,24 @@ def test_the_brier_score_of_several_classes_is_scikit_learns() -> None:
 def test_binned_scores_are_near_exact_ones(seed: int, rare: float) -> None:
     rows = judged(2, seed=seed, rare=rare)
     ((truth, odds),) = truths(rows)
-    found, p = scored(rows), sigmoid(odds)
-    assert found["average_precision"] == pytest.approx(average_precision_score(truth, p), abs=0.02)
+    computed, p = scored(rows), sigmoid(odds)
+    assert computed["average_precision"] == pytest.approx(
+        average_precision_score(truth, p), abs=0.02
+    )
     rates, recalls, _ = roc_curve(truth, p, drop_intermediate=False)
-    assert found["recall@fpr=0.01"] == pytest.approx(recalls[rates <= 0.01].max(), abs=0.02)
+    assert computed["recall@fpr=0.01"] == pytest.approx(recalls[rates <= 0.01].max(), abs=0.02)
     first = truth[np.argsort(-p)[:100]].mean()
-    assert found["precision@100"] == pytest.approx(first, abs=0.02)
+    assert computed["precision@100"] == pytest.approx(first, abs=0.02)
     # A probability is at most half a bin from the middle of its bin.
     bins, middle = in_bins(odds, 2)
     half = np.diff(sigmoid(edges_of_bins(2)))[bins] / 2
     assert (np.abs(p - middle) <= half + CLOSE).all()
     assert half.max() < 0.0085
-    assert abs(found["brier"] - brier_score_loss(truth, p)) <= 2 * half.mean()
+    assert abs(computed["brier"] - brier_score_loss(truth, p)) <= 2 * half.mean()
     parts = np.searchsorted(TENTHS, middle)
     sums = [np.bincount(parts, weights=values, minlength=10) for values in (p, truth)]
     exact_error = np.abs(sums[0] - sums[1]).sum() / len(p)
-    assert abs(found["ece"] - exact_error) <= half.mean()
+    assert abs(computed["ece"] - exact_error) <= half.mean()
 
 
 def test_a_reliability_curve_has_all_nodes_once() -> None:

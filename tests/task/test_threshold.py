@@ -52,14 +52,14 @@ def drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return truth, bins, np.stack(table).astype(float)
 
 
-def value(rule: str, truth: np.ndarray, taken: np.ndarray) -> float:
+def value(rule: str, truth: np.ndarray, decided_positive: np.ndarray) -> float:
     """Return how good decisions are, by scikit-learn or counting."""
-    false = (taken & ~truth).sum()
+    false = (decided_positive & ~truth).sum()
     if rule == "f1":
-        return float(f1_score(truth, taken, zero_division=0))
+        return float(f1_score(truth, decided_positive, zero_division=0))
     if rule.startswith("cost"):
-        return float(-(false + 7 * (~taken & truth).sum()))
-    return float((taken & truth).sum()) if false <= 0.1 * (~truth).sum() else -np.inf
+        return float(-(false + 7 * (~decided_positive & truth).sum()))
+    return float((decided_positive & truth).sum()) if false <= 0.1 * (~truth).sum() else -np.inf
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -72,12 +72,12 @@ def test_a_threshold_is_the_best_of_all_edges(rule: str, seed: int) -> None:
     assert values[place] == pytest.approx(max(values))
     assert all(v < max(values) - 1e-12 for v in values[place + 1 :])  # the highest of the best
     counts = DecisionCounts.of(table, probability_of(place))
-    taken = bins >= place
-    assert counts.true_positives == (taken & truth).sum()
-    assert counts.false_positives == (taken & ~truth).sum()
-    assert counts.false_negatives == (~taken & truth).sum()
-    assert counts.true_negatives == (~taken & ~truth).sum()
-    assert counts.f1 == pytest.approx(f1_score(truth, taken, zero_division=0))
+    decided_positive = bins >= place
+    assert counts.true_positives == (decided_positive & truth).sum()
+    assert counts.false_positives == (decided_positive & ~truth).sum()
+    assert counts.false_negatives == (~decided_positive & truth).sum()
+    assert counts.true_negatives == (~decided_positive & ~truth).sum()
+    assert counts.f1 == pytest.approx(f1_score(truth, decided_positive, zero_division=0))
 
 
 def test_all_or_nothing_can_be_best() -> None:
@@ -121,9 +121,9 @@ def test_a_model_decides_as_its_run_has_counted(rule: str, kernels: Any, tmp_pat
         decided = model.decisions(graph)
         for part, counts in (("val", scores.val), ("test", scores.test)):
             mask = getattr(result.cut.split, part).numpy()
-            truth, taken = graph.y.numpy()[mask] == 1, decided[mask]
-            assert counts.true_positives == (taken & truth).sum()
-            assert counts.false_positives == (taken & ~truth).sum()
+            truth, decided_positive = graph.y.numpy()[mask] == 1, decided[mask]
+            assert counts.true_positives == (decided_positive & truth).sum()
+            assert counts.false_positives == (decided_positive & ~truth).sum()
     written = json.loads((tmp_path / "run" / "result.json").read_text())["threshold"]
     assert written == scores.to_dict()
     assert f"threshold {rule}: class fraud from a probability of" in result.summary(200)

@@ -95,9 +95,9 @@ def test_listings_take_them_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fedgraph_says_without_an_agent_that_it_is_not_the_papers_policy() -> None:
-    told = "rates are fixed: this is not the paper's learned policy"
+    advice = "rates are fixed: this is not the paper's learned policy"
     graph = planted_graph(30)
-    assert told in (sg.run(graph, method="FedGraph", **SMALL).advice or "")
+    assert advice in (sg.run(graph, method="FedGraph", **SMALL).advice or "")
     drawn = sg.run(graph, method="fedgraph", options={"policy": "drawn"}, **SMALL)
     assert "rates are drawn by chance: this is not the paper's" in (drawn.advice or "")
     agent: dict[str, Any] = {"policy": "ddpg", "time": "none"}

@@ -109,6 +109,8 @@ def cross_of(folder: Path) -> set[tuple[str | float, ...]]:
         (GRAPH.replace('"number"', '"numbers"'), "did you mean 'number'"),
         (GRAPH.replace("indicator", "indicators"), "did you mean 'indicator'"),
         (GRAPH.replace('"sum"', '"total"'), "repeated"),
+        (GRAPH.replace('["no", "yes"]', '["no", "No"]'), "differ without case"),
+        (GRAPH.replace('["basic", "gold"]', '["gold", "GOLD"]'), "differ without case"),
     ],
 )
 def test_a_schema_is_checked(text: str, words: str) -> None:
@@ -398,6 +400,25 @@ def test_a_list_of_ones_own_is_refused(tmp_path: Path) -> None:
     handed.write_text("table,row,source,target,weight\n")
     with pytest.raises(DataError, match="of another silo"):
         prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a", received=[handed])
+
+
+def test_a_listed_word_is_a_value_whatever_it_means_elsewhere(tmp_path: Path) -> None:
+    text = GRAPH.replace('["no", "yes"]', '["None", "yes"]')
+    schema = write(tmp_path, text.replace('["basic", "gold"]', '["NA", "gold"]'))
+    accounts = tmp_path / "raw/north/accounts.csv"
+    accounts.write_text(NORTH.replace("Basic", "NA").replace(",no", ",None"))
+    prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a")
+    silo = sg.read_silo(tmp_path / "a")
+    assert silo.y.tolist() == [0, 1]
+    assert np.asarray(silo.x)[:, 2:4].tolist() == [[0, 1], [1, 0]]
+
+
+def test_a_list_does_not_count_twice(tmp_path: Path) -> None:
+    schema, handed = write(tmp_path), tmp_path / "south_to_north.csv"
+    handed.write_text("table,row,source,target,weight\npayments,0,S1,N1,1\n")
+    with pytest.raises(ConfigError, match="one list of south"):
+        prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a", received=[handed] * 2)
+    assert not (tmp_path / "a").exists()
 
 
 # --- ratings --------------------------------------------------------------------------------------

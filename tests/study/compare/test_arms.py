@@ -213,8 +213,8 @@ def test_every_combination_of_arms_and_values_is_an_arm(make_graph: MakeGraph) -
     other = replace(table, request=replace(table.request, baseline="B"))
     references = {row["arm"]: row["reference"] for row in other.rows}
     assert references["A, lr=0.2"] is None  # two arms B may be meant
-    said = "not tested, as several arms are B and none of them is like these: A, lr=0.1, A, lr=0.2"
-    assert said in other.notes
+    note = "not tested, as several arms are B and none of them is like these: A, lr=0.1, A, lr=0.2"
+    assert note in other.notes
 
 
 def test_a_baseline_is_an_arm_or_what_several_have() -> None:
@@ -240,13 +240,13 @@ def test_arms_resume(tmp_path: Path, make_graph: MakeGraph) -> None:
     save(tmp_path / "g.npz", make_graph())
     folder = tmp_path / "c"
     given: dict[str, Any] = {"seeds": 2, "processes": 0, "baseline": "GrAINS", **SHORT}
-    told = sg.compare(str(tmp_path / "g.npz"), arms=TWO, out=folder, **given)
+    comparison = sg.compare(str(tmp_path / "g.npz"), arms=TWO, out=folder, **given)
     lines = (folder / "compare.jsonl").read_text().splitlines(keepends=True)
     (folder / "compare.jsonl").write_text("".join(lines[:-1]))
     again = resume_comparison(folder, processes=0)
-    assert again.arms == told.arms
-    assert again.request == told.request
-    assert [row["p"] for row in again.rows] == [row["p"] for row in told.rows]
+    assert again.arms == comparison.arms
+    assert again.request == comparison.request
+    assert [row["p"] for row in again.rows] == [row["p"] for row in comparison.rows]
     plan = json.loads((folder / "compare.json").read_text())
     assert plan["arms"]["GrAINS"]["method"] == "fedavg"
 
@@ -259,12 +259,12 @@ def test_the_plan_of_an_older_version_resumes_with_the_same_tables(
     given: dict[str, Any] = {"methods": ["fedavg", "fedprox"], "seeds": 2, "processes": 0}
     given |= {"over": {"lr": [0.1, 0.2]}, "baseline": "fedavg"}
     short = {k: v for k, v in SHORT.items() if k != "lr"}
-    told = sg.compare(str(tmp_path / "g.npz"), out=tmp_path / "c", **given, **short)
+    comparison = sg.compare(str(tmp_path / "g.npz"), out=tmp_path / "c", **given, **short)
     plan = json.loads((tmp_path / "c" / "compare.json").read_text())
     del plan["arms"], plan["digest"]
     (tmp_path / "c" / "compare.json").write_text(json.dumps(plan))
     again = resume_comparison(tmp_path / "c", processes=0)
-    assert again.rows == told.rows
+    assert again.rows == comparison.rows
     assert {row["arm"]: row["reference"] for row in again.rows} == {
         f"{method}, lr={lr}": f"fedavg, lr={lr}"
         for method in ("fedavg", "fedprox")
@@ -280,8 +280,8 @@ def test_the_command(work: Path, capsys: pytest.CaptureFixture[str], make_graph:
     line += ["--methods=local", "--arms=arms.toml", "--arm", "By flag: method=fedprox mu=.5"]
     capsys.readouterr()
     assert run_app([*line, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(row["dataset"], row["arm"], row["method"]) for row in told["rows"]] == [
+    printed_rows = json.loads(capsys.readouterr().out)
+    assert [(row["dataset"], row["arm"], row["method"]) for row in printed_rows["rows"]] == [
         (name, arm, method)
         for name in ("g.npz", "h.npz")
         for arm, method in (("local", "local"), ("From file", "fedopt"), ("By flag", "fedprox"))

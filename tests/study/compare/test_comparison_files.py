@@ -57,7 +57,7 @@ def tabulars(text: str) -> list[list[list[str]]]:
         else:
             assert stack.pop() == name
     assert not stack
-    found = []
+    matches = []
     for columns, body in re.findall(
         r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.S
     ):
@@ -67,7 +67,7 @@ def tabulars(text: str) -> list[list[list[str]]]:
         assert all(row.endswith(r" \\") for row in rows)
         cells = [re.split(r"(?<!\\)&", row.removesuffix(r" \\")) for row in rows]
         assert {len(row) for row in cells} == {len(columns)}
-        found.append([[cell.strip() for cell in row] for row in cells])
+        matches.append([[cell.strip() for cell in row] for row in cells])
     for line in text.splitlines():
         if not line.startswith("%"):
             bare = re.sub(r"\\[&%$#_{}]", "", line)
@@ -76,7 +76,7 @@ def tabulars(text: str) -> list[list[list[str]]]:
             assert "_" not in bare
             assert "#" not in bare
             assert "%" not in bare
-    return found
+    return matches
 
 
 def test_the_best_is_bold_and_the_second_underlined(written: Comparison) -> None:

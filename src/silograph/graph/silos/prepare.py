@@ -229,7 +229,12 @@ def read_graph_silo(
     notes: list[str] = []
     for feature_name, feature in schema.features.items():
         column = table.name_of(feature.column or feature_name, f" for feature {feature_name}")
-        cells = [None if c in schema.missing else c for c in table.columns[column]]
+        # A word that the schema lists is a value, even if it otherwise means a missing one.
+        words = {value.casefold() for value in getattr(feature, "values", ())}
+        cells = [
+            c if c not in schema.missing or c.casefold() in words else None
+            for c in table.columns[column]
+        ]
         try:
             values = feature.read(cells, table.decimal)
         except BadCellError:
@@ -312,11 +317,11 @@ def _labels(table: RawTable, schema: Schema) -> np.ndarray:
     column = table.name_of(section.label)
     class_by_word = {name.casefold(): name for name in section.classes}
     for row, cell in enumerate(table.columns[column]):
-        if cell in schema.missing:
-            continue
         word = cell.casefold()
         # A column of numbers with missing cells is written as 0.0 and 1.0 by many programs.
         label = class_by_word.get(word) or class_by_word.get(word.removesuffix(".0"))
+        if label is None and cell in schema.missing:
+            continue
         if label is None:
             raise table.wrong(
                 row, column, f"expected a class of {', '.join(section.classes)}, or nothing"
@@ -669,8 +674,10 @@ def prepare(
             for silo in silos:
                 lists: dict[str, list[ListedEdge]] = {}
                 for path in map(Path, received):
-                    edges = list(read_received(path, silo, rules))
-                    lists.setdefault(path.name.partition("_to_")[0], []).extend(edges)
+                    lister = path.name.partition("_to_")[0]
+                    if lister in lists:  # its edges would count twice
+                        raise ConfigError(f"expected one list of {lister}, got another in {path}")
+                    lists[lister] = list(read_received(path, silo, rules))
                 others = handed.items() if together else ()
                 lists |= {o: edges.get(silo.name, []) for o, edges in others if o != silo.name}
                 to_hand = {} if together else handed[silo.name]

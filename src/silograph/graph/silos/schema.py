@@ -38,7 +38,7 @@ n: rows of a table.
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -589,6 +589,9 @@ def parse_schema(text: str, source: str) -> Schema:
         names = [*sections] if "ratings" in sections else []
         if extra := {"features", "edges", "silos"} & {*names}:
             raise ConfigError(f"expected no [{min(extra)}] beside [ratings]: drop it")
+        for name, words in _lists_of_words(sections):
+            if len({str(word).casefold() for word in words}) < len(words):
+                raise ConfigError(f"{name}: expected words that differ without case, got {words}")
         for name, pattern in sections.get("silos", {}).items():
             if not isinstance(pattern, str):
                 raise ConfigError(f"expected a pattern of keys for silo {name}, got {pattern!r}")
@@ -608,6 +611,15 @@ def parse_schema(text: str, source: str) -> Schema:
         raise DataError(f"{source}: expected TOML, got: {error}") from None
     except ConfigError as error:
         raise DataError(f"{source}: {error}") from None
+
+
+def _lists_of_words(sections: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the lists of words that cells are compared with, whatever their case."""
+    lists = {"classes": sections.get("nodes", {}).get("classes")}
+    for name, feature in sections.get("features", {}).items():
+        if isinstance(feature, Mapping):
+            lists[f"values of {name}"] = feature.get("values")
+    yield from ((name, words) for name, words in lists.items() if isinstance(words, list))
 
 
 def _section(kind: type[T], sections: Mapping[str, Any], name: str) -> T | None:
