@@ -226,3 +226,10 @@ def test_mistakes_are_one_line(given: Any, line: str, tmp_path: Path) -> None:
 def test_numbers_have_no_classes() -> None:
     with pytest.raises(ConfigError, match="expected labels of classes for class_weight"):
         sg.run(with_values(planted_graph(40)), **FAST, class_weight="balanced")
+
+
+def test_a_file_with_a_class_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.csv"
+    path.write_text("class,weight\n0,2\n1,3\n0,4\n")
+    with pytest.raises(ConfigError, match="which has '0' twice"):
+        sg.run(uneven_graph(), **FAST, class_weight=str(path))

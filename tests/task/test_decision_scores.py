@@ -4,6 +4,7 @@ B: bins. T: nodes.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise, permutations, product
 from typing import Any
 
@@ -293,3 +294,17 @@ def test_a_selector_that_learns_from_scores_gets_those_of_histograms(metric: str
     options: dict[str, Any] = FAST | {"selector": "ucb", "metric": metric, "rounds": 2}
     result = sg.run(planted_graph(160), **options)
     assert result.rounds[-1][f"val_server_{metric}"] is not None
+
+
+def test_a_result_says_why_scores_of_a_rare_class_are_missing() -> None:
+    graph = planted_graph(120)
+    y = torch.zeros_like(graph.y)
+    y[:6] = 1  # fewer at each client than a count may have
+    graph = replace(graph, y=y, num_classes=2)
+    small: dict[str, Any] = {"clients": 3, "rounds": 1, "hidden": "4", "partition": "random"}
+    for least in (0, 5):
+        result = sg.run(graph, **small, evaluation_min_count=least)
+        assert result.test.server is not None
+        assert (result.test.server["auc"] is None) == (least == 5)
+        text = " ".join(result.summary().split())
+        assert ("report no count of fewer than 5 nodes" in text) == (least == 5)

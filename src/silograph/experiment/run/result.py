@@ -495,7 +495,7 @@ class Result:
             getattr(self.test, self.method.evaluate.view),
             self.config.evaluation_min_count,
         )
-        if scores is None or least < 2 or None not in vars(scores).values():
+        if scores is None or least < 2 or None not in scores.values():
             return []
         return [
             f"scores are missing: clients report no count of fewer than {least} nodes (more test "
