@@ -60,6 +60,7 @@ PUB: dict[str, Scalar] = {
 }
 DROPPED: dict[str, Scalar] = {"kappa": 256, "keep_1": 0.5, "keep_2": 0.5, "policy": "fixed"}
 IMPORTANT: dict[str, Scalar] = {"tau": 2, "ratio": 0.7, "batches": 10, "drawn": 10}
+IMPORTANT |= {"unbiased": True}
 FEDOPT = "fedopt"
 METHODS: dict[str, dict[str, Any]] = {
     FEDOPT: {"method": "fedopt", **SHORT, **STEPS},

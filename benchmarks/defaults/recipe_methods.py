@@ -106,7 +106,7 @@ METHODS: dict[str, dict[str, Any]] = {
         **ADAM,
         "weight_decay": 0.0,
         **ONCE,
-        "options": {"tau": 2, "ratio": 0.7, "batches": 10, "drawn": 10},
+        "options": {"tau": 2, "ratio": 0.7, "batches": 10, "drawn": 10, "unbiased": False},
     },
     "label_guided": {"method": "label_guided", **KEPT},
     "bns": {"method": "bns", **KEPT, "options": {"rate": 0.1}},

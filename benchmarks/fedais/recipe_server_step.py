@@ -27,21 +27,25 @@ PROTOCOL: dict[str, Any] = {
 ADAM_STEP = {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99}
 ADAM_STEP |= {"server_relative_tau": 0.01}
 STEP: dict[str, Any] = {"server_optimizer": "adam", "options": ADAM_STEP, "optimizer": "sgd"}
-BATCHES: dict[str, Any] = {"lr": 0.01, "local_epochs": 2, "weight_decay": 0.0, **STEP}
+UNBIASED: dict[str, Any] = {"lr": 0.01, "local_epochs": 2, "weight_decay": 0.0, **STEP}
+UNBIASED |= {"options": ADAM_STEP | {"unbiased": True}}
+# Methods that train on all nodes draw none, so that both values of `unbiased` are the same.
+BATCHES = UNBIASED | {"options": ADAM_STEP | {"unbiased": False}}
 ONE_PASS = BATCHES | {"lr": 0.02, "local_epochs": 1}
 BEFORE: dict[str, Any] = {"server_optimizer": "none", "optimizer": "adam", "lr": 0.01}
-BEFORE |= {"local_epochs": 1}
+BEFORE |= {"local_epochs": 1, "options": {"unbiased": False}}
 METHODS: dict[str, dict[str, Any]] = {
-    "fedais": {"method": "fedais", **BATCHES},
+    "fedais": {"method": "fedais", **UNBIASED},
     "fedall": {"method": "fedall", **BATCHES},
     "fedopt": {"method": "fedopt", **STEP, "lr": 0.02, "local_epochs": 5, "weight_decay": 5e-4},
     "fedopt, ten of .02": {"method": "fedopt", **STEP, "lr": 0.02, "local_epochs": 10}
     | {"weight_decay": 5e-4},
-    "fedrandom": {"method": "fedrandom", **BATCHES},
+    "fedrandom": {"method": "fedrandom", **UNBIASED},
     "fedlocal": {"method": "fedlocal", **BATCHES},
 }
 EVERYWHERE = [*METHODS][:4]
 EARLIER: dict[str, dict[str, Any]] = {
+    "fedais, plain mean": {"method": "fedais", **BATCHES},
     "fedais, one pass of .02": {"method": "fedais", **ONE_PASS},
     "fedall, one pass of .02": {"method": "fedall", **ONE_PASS},
     "fedais, local Adam, no step": {"method": "fedais", **BEFORE, "weight_decay": 0.0},

@@ -207,7 +207,9 @@ class FedAISOptions:
         0.1, "share of the probability that all nodes have alike", read_if=WEIGHS
     )
     unbiased: bool = option(
-        False, "draw systematically, and weigh losses so that steps are unbiased"
+        True,
+        "draw systematically, and weigh losses so that steps are unbiased (false: the plain mean "
+        "of the paper)",
     )
     owners: Literal["recompute", "stored"] = option(
         "recompute",
@@ -564,7 +566,8 @@ def draw_nodes(
     is_uniform = warm | torch.tensor(options.nodes != "importance", device=warm.device)
     used_change = torch.where(is_uniform[block.client[train]], 0, change[train])
     p = probabilities(used_change, off, options.floor)
-    if options.unbiased:
+    is_weighted = options.unbiased and options.nodes != "all"
+    if is_weighted:
         pi = inclusion_probabilities(p, off, count)
         is_drawn = draw_systematically(pi, off, keys, key, segment_sum(keys, off))
     else:
@@ -576,7 +579,7 @@ def draw_nodes(
     shuffled = shuffled[is_drawn[shuffled]]
     rows, row_off = train[shuffled], offsets(segment_sum(is_drawn.long(), off))
     sample = Ragged((rows - block.off[block.client[rows]]).int(), row_off)
-    if not options.unbiased:
+    if not is_weighted:
         return DrawnNodes(sample, None)
     share = 1 / (block.num_train[owners(off)] * pi)
     return DrawnNodes(sample, Ragged(share[shuffled].to(dtype_of(block)), row_off))
@@ -586,9 +589,9 @@ def draw_nodes(
 # consecutive local models (eq. 8).
 #
 # What we changed: a share of the probability is spread evenly (`floor`), so that no node is never
-# drawn; nodes whose losses all stayed are alike. Nodes are drawn without replacement. The mean of
-# a batch's losses is then biased towards important nodes, as in the paper; the functions
-# `inclusion_probabilities` and `draw_systematically` are the unbiased way.
+# drawn; nodes whose losses all stayed are alike. Nodes are drawn without replacement. With
+# `unbiased=false` a batch's loss is the mean of its nodes, biased towards important ones, as in the
+# paper; the functions `inclusion_probabilities` and `draw_systematically` are the unbiased way.
 #
 # Everything is done for all clients at once; draws depend on keys of nodes, not on their order.
 # `off` (C + 1,): training nodes of each client.
