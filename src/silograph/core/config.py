@@ -9,6 +9,7 @@ aggregator, server optimizer) stand under `[options]` in TOML, in `options={...}
 import dataclasses
 import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, field, fields
@@ -428,6 +429,10 @@ def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunCon
             line = "%s is no option any more: models are scored so by default; leave it out"
             LOG.warning(line, SCORED_ON_RECEIPT)
         values = {name: value for name, value in values.items() if name != SCORED_ON_RECEIPT}
+    values = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in values.items()
+    }
     hint = "; options of a method or another part stand under options"
     return checked(RunConfig, values, source, hint)
 

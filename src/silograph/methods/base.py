@@ -464,6 +464,7 @@ class Method(Generic[Options]):
             it is. Listings show it for the defaults, and runs and comparisons for theirs.
         note: returns one line about a whole run, from the options and the values of each fact in
             the scored rounds; None: no line.
+        facts: what each figure that its rounds report is, in one sentence; pages show it.
     """
 
     name: str
@@ -490,6 +491,7 @@ class Method(Generic[Options]):
     ratings: bool = True
     deviation: Callable[[Options], str | None] = no_deviation
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless cautions are a tuple of `Caution`."""

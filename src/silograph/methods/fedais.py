@@ -1308,6 +1308,18 @@ FEDAIS: Method[FedAISOptions] = Method(
     ),
     rows="single",
     small_weights=True,
+    facts={
+        EXCHANGES: "How often clients fetched rows of their halo.",
+        BATCHES: "Batches at each client, in all local epochs.",
+        RATE: "Learning rate of the clients, by which eq. 10 sets the interval.",
+        MOVED: "Mean squared length of the clients' moves, of which eq. 10's constants are "
+        "estimated.",
+        ROW_BYTES: "Bytes of the round's exchanges at all clients, slot numbers included.",
+        "paper_row_bytes": "Bytes of rows if every slot were fetched for every batch, as the "
+        "paper counts.",
+        "row_age": "Age in batches of the halo rows that were read, mean over clients.",
+        "rows_trained": "Training nodes in a client's batches, mean over clients.",
+    },
     cautions=(
         Caution(
             "where few edges are cut, fedopt is as good, with fewer bytes and less work "

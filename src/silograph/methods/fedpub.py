@@ -548,6 +548,12 @@ FEDPUB = Method(
     evaluate=personal(),
     needs=Needs(keep_optimizer=True, corrections=corrections),
     own_weights=own_weights,
+    facts={
+        "own_share": "Weight of a client's own model in its mean, mean over clients.",
+        "similarity": "Cosine of a client's outputs on the random graph with the others', mean "
+        "over clients.",
+        "sparsity": "Share of the masks' entries that do not count, mean over clients.",
+    },
     cautions=(
         Caution("behind local on PubMed (81 against 85 % with 10 clients, METIS, 100 rounds)"),
     ),

@@ -380,6 +380,13 @@ GCFL: AnyMethod = Method(
     evaluate=personal(),
     own_weights=own_weights,
     note=note,
+    facts={
+        "clusters": "Clusters of clients; each has a model of its own.",
+        "mean_change": "Length of the mean change of weights, where a cluster of three clients or "
+        "more may split next; it splits below epsilon1.",
+        "longest_change": "Length of the longest change of one client there; it splits above "
+        "epsilon2.",
+    },
     cautions=(
         Caution(
             "clients train with adam, as for fedavg; on Coauthor-CS, on Photo with 10 clients and "

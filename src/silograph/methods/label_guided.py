@@ -497,4 +497,9 @@ LABEL_GUIDED = Method(
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     rows="sums",
+    facts={
+        "rows_sent": "Rows that clients sent for sums over silos.",
+        "rows_left_out": "Rows that clients left out, since they are of too few nodes.",
+        "rows_withheld": "Sums that the server did not send on, since too few silos are in them.",
+    },
 )

@@ -6,7 +6,7 @@ block at once.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -154,6 +154,7 @@ class NeighborSampler:
         reference: title, authors, venue, year.
         options: frozen dataclass of its own options.
         make: makes the sampler of checked options, for a model of some depth.
+        facts: what each figure that it reports of a round is, in one sentence; pages show it.
     """
 
     name: str
@@ -161,6 +162,7 @@ class NeighborSampler:
     reference: str
     options: type
     make: Callable[[Any, Depth], Neighbors]
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -352,6 +354,11 @@ NEIGHBORS: dict[str, NeighborSampler] = {
             title="each client's own flow network chooses k nodes a layer and step",
             reference="Ceyani et al., FedGrAINS: Personalized subgraph federated learning with "
             "adaptive neighbor sampling, SDM 2025",
+            facts={
+                "mean_p": "Mean probability of a candidate neighbor, over layers and clients.",
+                "score_range": "Range of what a node's neighbors are drawn by, over layers and "
+                "clients; below .3 drawing is nearly uniform.",
+            },
             options=FedGrainsOptions,
             make=_make_fedgrains,
         ),

@@ -28,7 +28,7 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.report import comparison_runs, reading, write_comparison, write_report
-from silograph.experiment.report.page import constant_facts, facts_of
+from silograph.experiment.report.page import constant_facts, fact_text, facts_of
 from silograph.experiment.report.reading import (
     Curve,
     Scale,
@@ -967,8 +967,43 @@ def test_what_is_alike_in_all_rounds_is_a_sentence_and_no_curve() -> None:
         {"round": t, "fact_batches": 10, "fact_age": t, "fact_late": 3 if t > 1 else None}
         for t in (1, 2, 3)
     ]
-    assert constant_facts(rows) == ["batches 10"]
-    assert constant_facts(rows[:1]) == []
+    run: Any = SimpleNamespace(
+        rows=rows, about={"method": {"facts": {"batches": "At each client."}}}
+    )
+    first: Any = SimpleNamespace(rows=rows[:1])
+    assert constant_facts(run) == [("batches", "10", "At each client.")]
+    assert constant_facts(first) == []
     axes: list[dict[str, list[float | None]]] = [{"round": [1.0, 2.0, 3.0]}]
-    drawn = [figure["title"] for figure in facts_of(rows, axes, None, {"fact_batches"})]
+    drawn = [figure["title"] for figure in facts_of(run, rows, axes, None, {"fact_batches"})]
     assert drawn == ["age", "late"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "fedais", "model": "sage"},
+        {"method": "fedais", "model": "sage", "options": {"interval": "bound"}},
+        {"method": "fedgraph"},
+        {"method": "gcfl"},
+        {"method": "fedpub"},
+        {"method": "label_guided", "min_silos_per_row": 2},
+        {"method": "fedavg", "neighbors": "fedgrains", "batch_size": 8},
+        {
+            "method": "fedavg",
+            "participation": 0.5,
+            "evaluate_clients": "participants",
+            "seed": 3,
+        },
+    ],
+    ids=lambda settings: f"{settings['method']} {settings.get('options', '')}",
+)
+def test_a_page_says_of_each_figure_what_it_is(
+    make_graph: MakeGraph, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    paths: dict[str, Any] = {"out": tmp_path / "run"}
+    sg.run(make_graph(60), clients=3, rounds=2, **settings, **paths)
+    run = read_run(tmp_path / "run")
+    names = [name.removeprefix("fact_") for name in run.rows[0] if name.startswith("fact_")]
+    assert names
+    for name in names:
+        assert fact_text(run, name)[-1:] == ".", name

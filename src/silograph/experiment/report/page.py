@@ -456,7 +456,7 @@ def run_page(run: RunRecord) -> str:
             names={name: title_of(name) for name in run.reported},
             scores={part: run.scores(part) for part in ("test", "val")},
             figures=figures,
-            constants=constant_facts(run.rows),
+            constants=constant_facts(run),
             figure_data={figure["key"]: figure["data"] for figure in figures},
             axes=[axis_of(kept_rows(run))],
             units=named_units([axis_of(kept_rows(run))]),
@@ -579,10 +579,11 @@ def learning_curves(run: RunRecord) -> list[dict[str, Any]]:
         )
         figures.append(loss | {"title": "Loss", "label": "top", "says": caption})
     constant = {name for name, values in values_by_fact(run.rows).items() if len(values) == 1}
-    return figures + facts_of(rows, axes, at, constant if len(run.rows) > 1 else set())
+    return figures + facts_of(run, rows, axes, at, constant if len(run.rows) > 1 else set())
 
 
 def facts_of(
+    run: RunRecord,
     rows: Sequence[Row],
     axes: list[dict[str, list[float | None]]],
     at: dict[str, float] | None,
@@ -594,11 +595,22 @@ def facts_of(
         name = column.removeprefix(FACT)
         figure = curves(column, [Curve(name, "train", [r.get(column) for r in rows])], axes, at)
         if figure is not None:
-            title = name.replace("_", " ")
-            figures.append(
-                figure | {"title": title, "label": "top", "says": "Reported by the method."}
-            )
+            figures.append(figure | {"title": name.replace("_", " "), "label": "top"})
+            figures[-1]["says"] = fact_text(run, name) or "Reported by the method."
     return figures
+
+
+KNOB = "knob_"  # before the names of options that a controller sets
+
+
+def fact_text(run: RunRecord, name: str) -> str:
+    """Return what a figure of rounds is, in one sentence; nothing where its method does not say."""
+    if name == "scored_clients":
+        return "Clients whose nodes are in the scores of the round."
+    if name.startswith(KNOB):
+        return f"Set by the controller: {help_of(run, f'method.{name.removeprefix(KNOB)}')}."
+    text: str = run.about["method"].get("facts", {}).get(name, "")
+    return text
 
 
 def values_by_fact(rows: Sequence[Row]) -> dict[str, set[float | None]]:
@@ -607,13 +619,14 @@ def values_by_fact(rows: Sequence[Row]) -> dict[str, set[float | None]]:
     return {name: {row.get(name) for row in rows} for name in names}
 
 
-def constant_facts(rows: Sequence[Row]) -> list[str]:
-    """Return the figures that the method reports with one value in all of several rounds."""
+def constant_facts(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Return name, value and meaning of what is reported alike in all of several rounds."""
     texts = []
-    for name, values in values_by_fact(rows).items():
+    for column, values in values_by_fact(run.rows).items():
         (value, *more) = values
-        if len(rows) > 1 and not more and value is not None:
-            texts.append(f"{name.removeprefix(FACT).replace('_', ' ')} {value:,.10g}")
+        if len(run.rows) > 1 and not more and value is not None:
+            name = column.removeprefix(FACT)
+            texts.append((name.replace("_", " "), f"{value:,.10g}", fact_text(run, name)))
     return texts
 
 

@@ -166,6 +166,7 @@ def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Sour
             "judge": method.evaluate.view,
             "seen": seen_by(method, setup.config),
             "held": method.setting.held(setup.method_config.options),
+            "facts": {**setup.parts.neighbors.part.facts, **method.facts},
         },
         "simulated": simulated_cut is not None,
         "partition_hash": setup.partition_hash,
