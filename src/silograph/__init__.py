@@ -83,7 +83,7 @@ _HOME = {
     "Result": "experiment.run.result",
 }
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "Comparison",

@@ -1,5 +1,7 @@
 """Laws of the error tree and of names that no table holds."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from silograph.core.errors import (
@@ -8,6 +10,7 @@ from silograph.core.errors import (
     PartitionError,
     ProtocolError,
     SilographError,
+    install_command,
     lookup,
     unknown,
 )
@@ -93,3 +96,31 @@ def test_choices_do_not_bury_the_nearest() -> None:
     names = ["name03", "name04"]
     assert str(unknown("x", "nam03", names)) == "unknown x 'nam03': did you mean 'name03'?"
     assert str(unknown("x", "qqq", names)) == "unknown x 'qqq'; choices: name03, name04"
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        (None, "pip install 'silograph[fast]'"),
+        ("{", "pip install 'silograph[fast]'"),
+        (
+            '{"dir_info": {"editable": true}, "url": "file:///my code/silograph"}',
+            "pip install -e '/my code/silograph[fast]'",
+        ),
+        ('{"dir_info": {}, "url": "file:///silograph"}', "pip install '/silograph[fast]'"),
+        (
+            '{"archive_info": {}, "url": "file:///silograph-1-py3-none-any.whl"}',
+            "pip install '/silograph-1-py3-none-any.whl[fast]'",
+        ),
+        (
+            '{"url": "https://example.org/silograph-1.whl"}',
+            "pip install 'silograph[fast] @ https://example.org/silograph-1.whl'",
+        ),
+    ],
+)
+def test_extras_are_installed_from_where_silograph_is(
+    monkeypatch: pytest.MonkeyPatch, record: str | None, command: str
+) -> None:
+    distribution = SimpleNamespace(read_text=lambda _: record)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: distribution)
+    assert install_command("fast") == command

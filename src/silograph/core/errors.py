@@ -14,7 +14,10 @@ SilographError
 """
 
 import difflib
+import importlib.metadata
+import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -142,3 +145,24 @@ def lookup(table: Mapping[str, T], name: str, what: str) -> T:
         return table[name]
     except KeyError:
         raise unknown(what, name, table) from None
+
+
+# --- How an optional package is installed --------------------------------------------------------
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds the packages of an extra, such as `fast`, to this installation.
+
+    It names the checkout or the wheel that silograph was installed from, if pip has written down
+    which: the package index may have no silograph, or another one.
+    """
+    try:
+        record = importlib.metadata.distribution("silograph").read_text("direct_url.json")
+        source = json.loads(record or "{}")
+        url: str = source.get("url", "")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        source, url = {}, ""
+    if url.startswith("file://"):
+        target, editable = url.removeprefix("file://"), source.get("dir_info", {}).get("editable")
+        return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{target}[{extra}]')}"
+    return f"pip install {shlex.quote(f'silograph[{extra}]' + (f' @ {url}' if url else ''))}"

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from silograph.core.errors import CheckpointError, DataError, SilographError
+from silograph.core.errors import CheckpointError, DataError, SilographError, install_command
 from silograph.core.files import check_regular, from_cell, to_text, write_atomic
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], instead: str) -> "pd.DataFrame":
         import pandas as pd
     except ImportError:
         raise SilographError(
-            "expected pandas for to_dataframe(), got no such package: pip install "
-            f"'silograph[pandas]', or use {instead}"
+            "expected pandas for to_dataframe(), got no such package: "
+            f"{install_command('pandas')}, or use {instead}"
         ) from None
     return pd.DataFrame(list(rows))

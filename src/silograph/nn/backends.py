@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, install_command
 from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.correction import Proximal, why_no_embeddings
@@ -129,7 +129,7 @@ class CompiledBackend:
         if device.type != "cpu":
             return f"device {device.type} is not a CPU"
         if importlib.util.find_spec("numba") is None:
-            return "numba is not installed: pip install 'silograph[fast]'"
+            return f"numba is not installed: {install_command('fast')}"
         try:
             importlib.import_module("silograph.nn.compiled")
         except RuntimeError as error:  # numba finds no folder that it may write machine code to

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from silograph.core.errors import SilographError
+from silograph.core.errors import SilographError, install_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def check_plots(what: str = "the plots of the page") -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise SilographError(
-            f"expected matplotlib for {what}, got no such package: pip install 'silograph[plots]'"
+            f"expected matplotlib for {what}, got no such package: {install_command('plots')}"
         ) from None
 
 

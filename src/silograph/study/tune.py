@@ -24,7 +24,7 @@ from silograph.core.config import (
     not_said_again,
     with_keywords,
 )
-from silograph.core.errors import ConfigError, SilographError, unknown
+from silograph.core.errors import ConfigError, SilographError, install_command, unknown
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
@@ -140,7 +140,7 @@ def check_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError:
         raise SilographError(
-            "expected optuna for tune, got no such package: pip install 'silograph[tune]'"
+            f"expected optuna for tune, got no such package: {install_command('tune')}"
         ) from None
 
 

@@ -5,6 +5,7 @@ H = 6 hidden, K = 3 classes, F = 12 features throughout.
 
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch
 
 from runs import MakeGraph, go
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, install_command
 from silograph.experiment.resolve.resolve import (
     choose,
     choose_backend,
@@ -112,7 +113,7 @@ def test_a_run_says_once_that_numba_is_missing(
     make_graph: MakeGraph, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go(make_graph(), rounds=1, progress="plain")
-    assert lines_on_kernels(capsys) == ["numba is not installed: pip install 'silograph[fast]'"]
+    assert lines_on_kernels(capsys) == [f"numba is not installed: {install_command('fast')}"]
     go(make_graph(), rounds=1, progress="plain", kernels="torch")
     assert not lines_on_kernels(capsys)
 
@@ -150,8 +151,8 @@ def test_without_numba_runs_are_left_to_torch(make_graph: MakeGraph) -> None:
     result = go(make_graph(), rounds=1)
     assert result.config.kernels == "torch"
     message = (
-        r"^expected a run for compiled kernels, got: numba is not installed: pip install "
-        r"'silograph\[fast\]'; use kernels=torch$"
+        r"^expected a run for compiled kernels, got: numba is not installed: "
+        rf"{re.escape(install_command('fast'))}; use kernels=torch$"
     )
     with pytest.raises(ConfigError, match=message):
         go(make_graph(), rounds=1, kernels="compiled")

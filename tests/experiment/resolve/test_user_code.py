@@ -2,12 +2,13 @@
 
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, install_command
 from silograph.experiment.resolve.user_code import EXTRAS, absolute, digest, import_spec, is_spec
 
 SOURCE = """
@@ -126,7 +127,7 @@ def test_a_package_of_an_extra_is_named(
     assert extra in metadata
     monkeypatch.setitem(sys.modules, package, None)
     part.write_text(f"import {package}.inner\n")
-    with pytest.raises(ConfigError, match=rf": pip install 'silograph\[{extra}\]'$"):
+    with pytest.raises(ConfigError, match=rf": {re.escape(install_command(extra))}$"):
         import_spec("part.py:VALUE", int)
 
 

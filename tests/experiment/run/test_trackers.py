@@ -13,7 +13,7 @@ import pytest
 from commands import QUICK
 from runs import FAST, MakeGraph, go, outcome, rows_of, run_until
 from silograph.cli import run_app
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, install_command
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row, read_rounds
 from silograph.experiment.run.progress import MLflow, RunFacts, TensorBoard, make_tracker
@@ -161,7 +161,7 @@ def test_a_missing_package_is_one_line_before_training(
     assert run_app(["run", "g.npz", *QUICK, "--tracker", name, "--out", "x"]) == 2
     assert capsys.readouterr().err == (
         f"error: expected the package {name} for the tracker {name}, got none: "
-        f"pip install 'silograph[{name}]'\n"
+        f"{install_command(name)}\n"
     )
     assert not Path("x").exists()
 

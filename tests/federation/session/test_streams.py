@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ grpc = pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
 from sessions import TOKEN, worker_of  # noqa: E402
-from silograph.core.errors import ConfigError  # noqa: E402
+from silograph.core.errors import ConfigError, install_command  # noqa: E402
 from silograph.federation.session.attach import Attaching, take_part  # noqa: E402
 from silograph.federation.session.events import log_event  # noqa: E402
 from silograph.federation.session.hub import PROTOCOL, Hub, StreamLink  # noqa: E402
@@ -370,7 +371,7 @@ def test_certificates_are_never_written_over(tmp_path: Path) -> None:
 
 def test_the_packages_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'silograph\[federation\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("federation"))):
         need_packages()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from silo_folders import NORTH, TOML, folder
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, install_command
 from silograph.graph.silos.read import read_silo, read_silos
 
 SPARSE = TOML + "sparse = true\n"
@@ -322,8 +322,8 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
         DataError,
-        match=r"edges\.parquet: expected pyarrow for Parquet, got no such package: pip install "
-        r"'silograph\[parquet\]', or use CSV or \.npz files$",
+        match=r"edges\.parquet: expected pyarrow for Parquet, got no such package: "
+        rf"{re.escape(install_command('parquet'))}, or use CSV or \.npz files$",
     ):
         read_silo(path)
 

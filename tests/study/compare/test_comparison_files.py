@@ -19,6 +19,7 @@ from commands import save
 from conftest import planted_graph
 from runs import FAST, MakeGraph
 from silograph.cli import run_app
+from silograph.core.errors import install_command
 from silograph.experiment.report import comparison_runs, write_comparison
 from silograph.study import latex
 from silograph.study.comparison import Comparison
@@ -240,7 +241,7 @@ def test_without_matplotlib_there_are_tables_and_a_line(
         sg.compare(
             make_graph(), methods=["local"], seeds=1, processes=0, out=tmp_path / "c", **SHORT
         )
-    assert "pip install 'silograph[plots]'; then silograph resume" in caplog.text
+    assert f"{install_command('plots')}; then silograph resume" in caplog.text
     assert (tmp_path / "c" / "compare.tex").exists()
     assert not (tmp_path / "c" / "figures").exists()
 

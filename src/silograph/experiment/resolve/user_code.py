@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import CheckpointError, ConfigError, unknown
+from silograph.core.errors import CheckpointError, ConfigError, install_command, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.partition.partition import names_clients
 
@@ -232,7 +232,7 @@ def _describe_error(error: BaseException) -> str:
     description = type(error).__name__ + (f": {text}" if text else "")
     missing_module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     extra = EXTRAS.get(missing_module.partition(".")[0])
-    description += f": pip install 'silograph[{extra}]'" if extra else ""
+    description += f": {install_command(extra)}" if extra else ""
     return description if has_location else description + location
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.errors import ConfigError, install_command, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import VIEWS, Result
@@ -348,7 +348,7 @@ def make_tracker(text: str) -> Tracker:
     if importlib.util.find_spec(TRACKERS[name].module) is None:
         raise ConfigError(
             f"expected the package {TRACKERS[name].module} for the tracker {name}, got none: "
-            f"pip install 'silograph[{name}]'"
+            f"{install_command(name)}"
         )
     return TRACKERS[name].make(where or None)
 

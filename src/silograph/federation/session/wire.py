@@ -9,7 +9,7 @@ import ipaddress
 import struct
 from collections.abc import Callable, Iterable, Iterator
 
-from silograph.core.errors import ConfigError, FrameError
+from silograph.core.errors import ConfigError, FrameError, install_command
 
 # --- chunks --------------------------------------------------------------------------------------
 # Long messages travel as chunks, so that nothing is received that is not announced and allowed.
@@ -97,7 +97,7 @@ def need_packages() -> None:
     if missing:
         raise ConfigError(
             f"expected the package {missing[0]} for a federation of silos, got none: "
-            "pip install 'silograph[federation]'"
+            f"{install_command('federation')}"
         )
 
 

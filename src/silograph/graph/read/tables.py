@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError, nearest
+from silograph.core.errors import DataError, install_command, nearest
 from silograph.core.text import count_of, printable
 from silograph.graph.csr import CSR
 from silograph.graph.read.columns import (
@@ -507,8 +507,8 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise DataError(
-            f"{path}: expected pyarrow for Parquet, got no such package: pip install "
-            "'silograph[parquet]', or use CSV or .npz files"
+            f"{path}: expected pyarrow for Parquet, got no such package: "
+            f"{install_command('parquet')}, or use CSV or .npz files"
         ) from None
     return pyarrow, pyarrow.parquet
 
