@@ -97,6 +97,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], float | None]] = {
         {"method": "llcg", "keep_optimizer": False, "options": {"server_share": 0.1}},
         None,
     ),
+    "FedSage+, GraphSAGE, Adam kept": (
+        {
+            "method": "fedsageplus",
+            "keep_optimizer": True,
+            "model": "sage",
+            "options": {"generator_epochs": 100},
+        },
+        89.05,
+    ),
     "CAGNET, GCN": ({"method": "cagnet", "keep_optimizer": True}, 88.20),
     "BNS-GCN, rate .1": (BNS, 90.20),
     "global, GCN, all nodes": (ALL, 87.60),

@@ -23,7 +23,7 @@ import silograph
 from commands import PLAN, QUICK, RESULT_KEYS, Capture, printed, warm_up
 from forked import Forked
 from silograph.cli import ORDER, run_app
-from silograph.cli.flags import CUT_FIELDS, CommandGroup, app, usage_error
+from silograph.cli.flags import COMMON, CUT_FIELDS, CommandGroup, app, usage_error
 from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import SilographError
 from silograph.core.run_file import read_toml, write_toml
@@ -136,7 +136,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "tracker": (["--tracker", "mlflow"], 'tracker = "mlflow"', "mlflow"),
     "out": (["--out", "o"], 'out = "o"', "o"),
 }
-ONLY_FLAGS = {"--config", "--trust", "--json", "--quiet", "--help"}
+ONLY_FLAGS = {"--config", "--trust", "--json", "--quiet", "--help", "--help-all"}
 
 
 # --- flags and keys -------------------------------------------------------------------------------
@@ -255,8 +255,9 @@ def test_which_progress_is_shown(
 def test_every_command_has_help(capsys: Capture, command: str, flag: str) -> None:
     text = printed(capsys, command, flag)
     assert text.strip().startswith(f"Usage: silograph {command} [OPTIONS]")
-    for name in flags_of(command):
-        assert name in text
+    flags = flags_of(command)
+    text = printed(capsys, command, "--help-all") if "--help-all" in flags else text
+    assert all(name in text for name in flags)
     assert command in printed(capsys, flag)
 
 
@@ -305,13 +306,27 @@ def test_help_begins_with_what_most_users_begin_with(capsys: Capture) -> None:
 
 def test_help_states_every_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")  # so that no text is wrapped
-    text = printed(capsys, "run", "--help")
+    text = printed(capsys, "run", "--help-all")
     for field in dataclasses.fields(RunConfig):
         if field.name not in ("dataset", "options"):
             default = "" if field.default is None else f" (default: {str(field.default).lower()})"
             choices = get_args(field.type) if get_origin(field.type) is Literal else ()
             listed = f": {' or '.join(choices)}" if choices else ""
             assert f"{field.metadata['help']}{listed}{default}" in text
+
+
+def test_help_shows_what_most_people_need(capsys: Capture) -> None:
+    text = printed(capsys, "run", "--help")
+    shown = set(re.findall(r"^│ (--[a-z-]+)", text, flags=re.MULTILINE))
+    common = {f"--{name.replace('_', '-')}" for name in COMMON} - {"--options"} | {"--option"}
+    assert shown == common | ONLY_FLAGS
+    assert "Examples:" in text
+    examples = [line.strip() for line in text.split("Examples:")[1].splitlines() if line.strip()]
+    assert len(examples) == 5
+    assert all(len(line) <= 78 and line.startswith("silograph run ") for line in examples)
+    # What was hidden once is shown the next time.
+    assert "--dtype" in printed(capsys, "run", "--help-all")
+    assert "--dtype" not in printed(capsys, "run", "--help")
 
 
 @pytest.mark.parametrize(

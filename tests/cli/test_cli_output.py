@@ -184,6 +184,7 @@ def test_tables_fit_the_terminal(
         ["methods"],
         ["datasets"],
         *([name, "--help"] for name in ("run", "partition", "methods", "datasets")),
+        ["run", "--help-all"],
     ]
     for command in commands:
         text = printed(capsys, *command)

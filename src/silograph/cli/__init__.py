@@ -44,7 +44,17 @@ if TYPE_CHECKING:
 DAMAGED = 1  # exit code of a report on files that were altered or are missing
 
 
-@command("run", FIELDS)
+@command(
+    "run",
+    FIELDS,
+    examples=(
+        "silograph run digits",
+        "silograph run cora --clients 10 --partition metis --method fedavg",
+        "silograph run cora --model sage --method fedais --rounds 50 --out runs/fedais",
+        "silograph run silos/ --normalize standard",
+        "silograph run --config runs/fedais/config.toml --seed 1",
+    ),
+)
 def run_command(inputs: CommandInputs, json: Json = False, quiet: Quiet = False) -> None:
     """Train a federation and write a result folder."""
     from silograph.experiment.resolve.user_code import own_code

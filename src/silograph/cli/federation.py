@@ -173,6 +173,10 @@ class ServerFlags:
     [name for name in FIELDS if name not in AT_SILOS],
     "what tables and the result folder call the silos' data, which the server does not have "
     "(default: silos)",
+    examples=(
+        "silograph server --clients 3 --listen localhost:8443 --insecure",
+        "silograph server --clients 3 --listen :8443 --certs certs --keys keys.txt",
+    ),
 )
 def server_command(inputs: CommandInputs, flags: ServerFlags) -> None:
     """Wait for silos, train with them, and write a result folder."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import click
 import typer
 from pydantic import BeforeValidator
-from typer.core import TyperArgument, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.utils import get_params_from_function
 
 from silograph.core.config import RunConfig, changed_values, make_config, not_said_again
@@ -52,6 +52,47 @@ class CommandGroup(TyperGroup):
                 if isinstance(parameter, TyperArgument):
                     assert parameter.name is not None  # typer names all
                     parameter.help = declarations[parameter.name].default.help
+
+
+# The options that most people need; `--help` shows these, `--help-all` all of them.
+COMMON = (
+    *("data_dir", "clients", "partition", "split", "method", "model"),
+    *("options", "rounds", "lr", "participation", "seed", "out"),
+)
+SHOW_ALL = "silograph.help_all"
+
+
+class ConfigCommand(TyperCommand):
+    """A command with the flags of a config, of which its help shows the common ones."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        """Add `--help-all`."""
+        super().__init__(name, **settings)
+        own = TyperOption(param_decls=["--help-all"], is_flag=True, is_eager=True)
+        own.expose_value, own.callback = False, show_all_help
+        own.help = "Show all options, in groups, and exit."
+        self.params.append(own)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help; what it does not show is hidden meanwhile."""
+        shows_all = ctx.meta.get(SHOW_ALL, False)
+        rare = [p for p in self.params if p.name in FIELDS and p.name not in COMMON]
+        hidden = [p for p in rare if isinstance(p, click.Option) and not shows_all]
+        for option in hidden:
+            option.hidden = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            for option in hidden:
+                option.hidden = False
+
+
+def show_all_help(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    """Print the help with all options, and end."""
+    if given and not ctx.resilient_parsing:
+        ctx.meta[SHOW_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 app = typer.Typer(
@@ -154,6 +195,7 @@ def command(
     name: str,
     fields: Collection[str] | None = None,
     dataset_help: str = "name of a dataset, or a path to its file (default: digits)",
+    examples: Sequence[str] = (),
 ) -> Callable[[Body], Body]:
     """Register a function as a command.
 
@@ -165,6 +207,7 @@ def command(
         name: of the command.
         fields: of `RunConfig`; None: the command has no config.
         dataset_help: what DATASET is.
+        examples: command lines that end its help.
     """
     dataset = typer.Argument(None, help=dataset_help)
     config = typer.Option(None, "--config", help="run file (TOML); flags go over it")
@@ -191,7 +234,9 @@ def command(
         run_body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run_body.__annotations__ = {p.name: p.annotation for p in parameters}
         run_body.__doc__ = body.__doc__
-        app.command(name)(run_body)
+        epilog = "\n\n".join(("Examples:", *examples)) if examples else None
+        kind = TyperCommand if fields is None else ConfigCommand
+        app.command(name, cls=kind, epilog=epilog)(run_body)
         return body
 
     return register

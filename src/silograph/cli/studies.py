@@ -228,6 +228,11 @@ class ComparisonFlags:
     "compare",
     [name for name in FIELDS if name not in APART],
     "name of a dataset, or a path to its file, or several: cora,citeseer (default: digits)",
+    examples=(
+        "silograph compare cora --methods local,fedavg,fedopt --seeds 3",
+        "silograph compare cora --method fedavg --over neighbors=full,fanout --seeds 5",
+        "silograph compare cora,citeseer,pubmed --arms arms.toml --out table2",
+    ),
 )
 def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
     """Run methods, or named arms, on the same cuts, splits and first weights, and compare them."""
