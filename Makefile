@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/bench.py --data-dir $(DATA)
 
-.PHONY: demo test test-slow test-bounds bench check options format lock hashes clean
+.PHONY: demo test test-slow test-bounds bench check docs options format lock hashes clean
 
 demo: $(READY)
 	$(BIN)/silograph run digits --clients 10 --partition metis
@@ -30,6 +30,11 @@ test-bounds: export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 test-bounds:
 	test -x .venv-bounds/bin/uv || { $(PYTHON) -m venv .venv-bounds && .venv-bounds/bin/python -m pip install --quiet uv; }
 	$(PYTHON) tests/bounds.py --uv .venv-bounds/bin/uv --python $(PYTHONS) $(BOUNDS)
+
+# The documentation site, into docs/_build/html; warnings are errors. Notebooks run once and are kept in docs/_build.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -b html -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 
 check: $(READY)
 	$(BIN)/ruff check
@@ -73,4 +78,4 @@ hashes:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf $(VENV) .venv-bounds .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-bounds .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist docs/_build

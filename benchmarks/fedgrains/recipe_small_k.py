@@ -29,11 +29,12 @@ from personal_cells import (
 
 PLACES = (("cora", 10), ("citeseer", 10))
 SMALL: dict[str, Scalar] = CHOICE | {"neighbors.k": 8}
-PAPER = {"neighbors.credit": "balance", "neighbors.score": "probability"}
-GATE = {"neighbors.credit": "gate", "neighbors.score": "odds"}
+PAPER: dict[str, Scalar] = {"neighbors.credit": "balance", "neighbors.score": "probability"}
+GATE: dict[str, Scalar] = {"neighbors.credit": "gate", "neighbors.score": "odds"}
 # With the paper's score and uniform draws models are scored on all neighbors; `weighted` is the
 # recommended evaluation of scores that are learned.
-FULL, WEIGHTED = {"neighbors.evaluate": "full"}, {"neighbors.evaluate": "weighted"}
+FULL: dict[str, Scalar] = {"neighbors.evaluate": "full"}
+WEIGHTED: dict[str, Scalar] = {"neighbors.evaluate": "weighted"}
 SAMPLERS: dict[str, dict[str, Scalar]] = {
     "paper": SMALL | PAPER | FULL,
     "gate": SMALL | GATE | WEIGHTED,

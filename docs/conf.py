@@ -1,0 +1,60 @@
+"""The documentation site: `make docs` builds it into docs/_build/html/VERSION."""
+
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+import silograph
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from generate import write_reference  # noqa: E402
+
+project, author = "silograph", "The silograph maintainers"
+copyright = author
+release = version = silograph.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+html_theme = "furo"
+html_title = f"silograph {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["filter.js"]
+html_show_sourcelink = False
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+suppress_warnings = ["config.cache"]
+# Links to files beside docs, such as benchmarks, are names of files on the site.
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+((?:benchmarks|src|tests|examples)[^)]*|[A-Z]+\.\w+)\)"
+)
+
+
+def name_outside_files(app: Sphinx, name: str, source: list[str]) -> None:
+    """Replace links that leave the documentation by the files' names."""
+    del app, name
+    source[0] = OUTSIDE.sub(r"\1 (`\2`)", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Write what follows from the code, and connect to the build."""
+    write_reference(HERE / "reference")
+    app.connect("source-read", name_outside_files)
