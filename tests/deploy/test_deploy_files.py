@@ -19,7 +19,18 @@ FILES = ROOT / "examples" / "deploy"
 UNITS = ["silograph-server.service", "silograph-silo.service"]
 PAGES = [ROOT / "docs" / name for name in ("deployment.md", "federation.md")]
 COMMAND = re.compile(r"\bsilograph ((?:server|silo|certs|export-silos|predict)\b[^`\n#>]*)")
-INSTRUCTIONS = ["ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "STOPSIGNAL", "ENTRYPOINT", "CMD"]
+INSTRUCTIONS = [
+    "ARG",
+    "FROM",
+    "WORKDIR",
+    "COPY",
+    "RUN",
+    "ENV",
+    "USER",
+    "STOPSIGNAL",
+    "ENTRYPOINT",
+    "CMD",
+]
 
 
 def parsed(words: Sequence[str]) -> dict[str, object]:
