@@ -44,8 +44,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedlocal": {"method": "fedlocal", **BATCHES},
 }
 EVERYWHERE = [*METHODS][:4]
+PLAIN = "fedais, plain mean"
 EARLIER: dict[str, dict[str, Any]] = {
-    "fedais, plain mean": {"method": "fedais", **BATCHES},
+    PLAIN: {"method": "fedais", **BATCHES},
     "fedais, one pass of .02": {"method": "fedais", **ONE_PASS},
     "fedall, one pass of .02": {"method": "fedall", **ONE_PASS},
     "fedais, local Adam, no step": {"method": "fedais", **BEFORE, "weight_decay": 0.0},
@@ -83,8 +84,9 @@ def cells(found: StudyLines) -> Sequence[Cell]:
     first = [cell_of(COSTS, m, seed) for seed in SEEDS for m in METHODS]
     once = [cell_of(place, m, 0) for place in PLACES for m in EVERYWHERE]
     earlier = [cell_of(place, m, 0) for place in PLACES[:-3] for m in EARLIER]
+    plain = [cell_of(p, PLAIN, seed) for p in PLACES[4:8] for seed in SEEDS[1:]]  # 100 clients
     again = [cell_of(p, m, seed) for seed in SEEDS[1:] for p in PLACES for m in EVERYWHERE]
-    return first + once + earlier + again
+    return first + once + earlier + plain + again
 
 
 def accuracy_of(found: StudyLines, place: tuple[str, str, int], method: str) -> list[float]:
