@@ -19,11 +19,11 @@ all clients: the profile has the times that policies can reach, and the critic s
 does.
 
 What we changed: the paper wants the time term close to 1; dividing by the mean excess over beta
-does that, but pays for milliseconds where all rounds take about as long (see docs/decisions/094).
-By default the state is a summary, because components of weights are those of one initialization
-(see docs/decisions/095). With `pca` it has the server's weights only, not those of every client,
-which the server never has by themselves. The score is the clients' pooled validation score, where
-the paper takes a test set at the server. Steps are Adam's, as in the paper of DDPG.
+does that, but pays for milliseconds where all rounds take about as long (decision 13). By default
+the state is a summary, because components of weights are those of one initialization. With `pca` it
+has the server's weights only, not those of every client, which the server never has by themselves.
+The score is the clients' pooled validation score, where the paper takes a test set at the server.
+Steps are Adam's, as in the paper of DDPG.
 
 The agent's state is tensors in the server's checkpoint. Its first weights and its draws from the
 replay come from its own `seed`, those of profile and noise from the run's key.
@@ -84,7 +84,7 @@ class Learning:
         discount: of the return (gamma).
         follow: share of the way that targets go to the networks in an update (phi, tau).
         critic_decay: L2 penalty on the critic's weights. With the .01 of the paper of DDPG its
-            gradient hardly points to the best action (see docs/decisions/064).
+            gradient hardly points to the best action (decision 13).
         centering: weight of the actor's mean squared values before the sigmoid in its loss; without
             it they run to where the sigmoid is flat, and no gradient brings them back.
     """

@@ -394,8 +394,8 @@ def made_features(source: FeatureSource, degree: Tensor) -> Features:
 
 
 SAMPLE = 10_000  # rows that scales are estimated from
-ALONE, ALL = 10.0, 100.0  # see `scale_problem`; measured in docs/decisions/053-weighted-edges.md
-MOST = 0.5  # of the sums by which rows are divided; measured there, too
+ALONE, ALL = 10.0, 100.0  # see `scale_problem`; measured on digits with a column of noise
+MOST = 0.5  # of the sums by which rows are divided; measured likewise
 SCALE = "scale such columns before"
 
 

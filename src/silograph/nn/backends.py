@@ -140,7 +140,7 @@ class CompiledBackend:
         """Return 1 for the weights: gradients and the start are one client's at a time.
 
         Masks and kept moments of both are copied, as are the products that clients keep: with
-        fewer clients at once the copies stay in the cache (decision 062).
+        fewer clients at once the copies stay in the cache.
         """
         return 8 if _has_masks(training) else 1
 

@@ -279,8 +279,8 @@ def flush_subnormals() -> Iterator[None]:
     """Treat subnormal numbers as 0 in this thread inside the block.
 
     Confident models have gradients of 1e-38 and below, whose squares fill Adam's moments with such
-    numbers. A processor takes a hundred times as long for each (note 076). Threads that are made
-    inside do the same for good.
+    numbers. A processor takes a hundred times as long for each: a round on Amazon Photo
+    grew from .18 to 1.32 s. Threads that are made inside do the same for good.
     """
     if flushes_subnormal_numbers() or not torch.set_flush_denormal(True):
         yield

@@ -116,7 +116,7 @@ from silograph.task.registry import TASKS, task_of
 
 
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
-# Measured in decision 006: smaller blocks pay for Python, larger ones leave the cache.
+# Measured: smaller blocks pay for Python, larger ones leave the cache (decision 04).
 BLOCK_BYTES = 2**26
 # On other devices every block starts all operations once more, and caches matter less.
 DEVICE_BLOCK_BYTES = 2**30

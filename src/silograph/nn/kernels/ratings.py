@@ -4,8 +4,8 @@
     r     = mean + b_u + b_i + (h_u * h_i) w + c
 
 torch would write and read every term, and a row of products for each rating; here they stay in
-registers. Products of matrices and sums over edges are left to torch, whose own are faster
-(note 075).
+registers. Products of matrices and sums over edges are left to torch, whose own are 1.5 to 1.8
+times as fast.
 
 E: users and items. O: width of a layer. R: ratings.
 """
