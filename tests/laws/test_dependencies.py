@@ -45,7 +45,7 @@ def declared_requirements() -> dict[str, Requirement]:
     extras = project["optional-dependencies"]
     lines = [
         *project["dependencies"],
-        *(r for name in extras if name != "dev" for r in extras[name]),
+        *(r for name in extras if name not in ("dev", "docs") for r in extras[name]),
     ]
     requirements = [Requirement(line) for line in lines]
     return {str(canonicalize_name(requirement.name)): requirement for requirement in requirements}
