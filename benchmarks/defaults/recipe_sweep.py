@@ -220,24 +220,154 @@ RECIPE = Recipe(
     text="""\
 # Defaults that learn: local optimizer by server step
 
-Accuracy in percent of the server's model over all clients' nodes, at the best round by validation;
-in parentheses that validation accuracy. Settings are chosen by validation alone.
+| test accuracy, three seeds | local SGD, server Adam | local Adam, mean (naive) |
+|-|-|-|
+| Cora, 10 clients | 85.7 ± 0.7 | 75.5 ± 2.1 |
+| Cora, 100 clients | 84.4 ± 0.9 | 31.4 ± 0.8 |
+| CiteSeer, 10 clients | 74.0 ± 0.9 | 71.9 ± 0.9 |
+| CiteSeer, 100 clients | 73.7 ± 1.5 | 56.0 ± 2.7 |
+| PubMed, 10 clients | 86.1 ± 0.1 | 82.7 ± 0.5 |
+| PubMed, 100 clients | 86.0 ± 0.2 | 64.6 ± 5.1 |
 
-![Validation accuracy by round, Cora, 100 clients.](curves.svg)
+Local optimizers and server steps were combined on three graphs with 10, 100 and 300 clients.
+FedAvg with local Adam (rate .01), the setting of several papers, ends at the largest class on Cora
+with 100 clients; local SGD with server Adam learns everywhere. Use `fedopt`, the default, and do
+not average models of small clients that were trained with a fresh Adam.
 
-<!-- again -->
-<!-- again -->
+![Validation accuracy by round on Cora with 100 clients: the default is above 80 % by round eight,
+FedAvg with local Adam without weight decay reaches 71 % by round ninety, and the naive setting
+stays at 31 %.](curves.svg)
+
+## How it was measured
+
+| key | default on this page | naive |
+|-|-|-|
+| `method` | `fedopt` | `fedavg` |
+| `optimizer`, `lr`, `local_epochs` | `sgd`, 0.1, 1 | `adam`, 0.01, 1 |
+| server step | Adam, rate 0.005, absolute tau 1e-5 | none: the mean replaces the model |
+| `weight_decay` | 5e-4 | 5e-4 |
+
+Graphs with all their components are cut by METIS, without edges between clients, and split
+20/40/40 in each client. The model is a 2-layer GCN of width 128 with dropout .5 and features as
+published. Runs have 100 rounds with all clients. Accuracy in percent is that of the server's model
+over all nodes, each seen through its own client's graph. Rounds and settings are chosen by
+validation accuracy only. A seed draws cut, split, initial weights and dropout.
+
+`SGD 1 x 3 / Adam .01, tau 1e-4` means three local epochs of SGD with rate 1, then server Adam with
+rate .01. Unless given, tau is 1e-3 and the server rate of `momentum .9` is 1. `replace` is FedAvg.
+Local optimizers are reset each round.
+
+## Which setting is best
 
 <!-- means -->
 <!-- means -->
 
+`3 cells` is the mean validation accuracy of seed 0 on Cora with 10 and 100 clients and PubMed with
+100. `worst gap` is the largest number of points behind the best setting in any cell with seed 0; a
+star marks settings that ran in some cells only. `rounds to 95 %` counts rounds to 95 % of a run's
+own best.
+
+`SGD .1 x 1 / Adam .005, tau 1e-5` was chosen. Its mean over nine cells is within .1 of the best,
+and it is never more than .9 points behind. It is steadier on other graphs than the settings above
+it. On Photo with GraphSAGE, a server rate of .01 fails on one of two seeds. A larger tau at .01 is
+steady there, but does not learn Cora with row-normalized features (65.0; tau 1e-5 has 80.0 with
+rate .005 and 82.7 with .01). The first settings of the table differ by less than the seeds do.
+
+With one full-batch step, the clients' mean change is the gradient of the loss over all training
+nodes, and the setting is Adam on it. The server's model then depends on local rate and tau only by
+their ratio. The clients' own models do not: with a local rate of 1 and tau 1e-4 they have 74.0 on
+Cora with 100 clients, and 83.8 with rate .1.
+
+## Default and naive in all cells
+
 <!-- default and naive -->
 <!-- default and naive -->
+
+Test accuracy over three seeds, mean ± standard deviation. `uncut view` scores the same weights on
+the graph with its edges between clients. `personalized` scores the clients' models after their
+local epoch. Both settings send the same bytes. On Cora and CiteSeer, the default's last round is 2
+to 4 points below its best one; `--patience` ends such a run early.
+
+## Why the naive setting fails
+
+- **Each step of a fresh Adam has full length.** It divides each gradient by its own size, so
+  weight decay alone moves a weight by about the rate. At a small client most words do not occur
+  (83 % of the first layer with 100 clients, see
+  [local_and_fedavg.md](../fedgrains/local_and_fedavg.md)). Most clients therefore drive their
+  weights to zero, against the few clients that could learn them.
+- **Weight decay is most of it, not all.** Without it, Cora has 82.7, 69.0 and 37.7 with 10, 100
+  and 300 clients. Tiny gradients then count as much as large ones.
+- **No server step repairs it.** Local Adam with any server step has at most 36 on Cora with 100
+  clients (validation: 39).
+- The clients' own models after a local epoch [hide the failure](../fedgrains/local_and_fedavg.md),
+  so score the server's model.
+
+## Sensitivity
+
+- SGD with the plain mean (rate 1 or 2) equals the default on Cora. On PubMed, whose features are
+  small, it has 72 to 74 after 100 rounds, where the default has 86.0.
+- Server momentum .9 needs the right local rate: on PubMed with 100 clients, .1 x 1 has 64.5, .5 x
+  1 has 84.7 and 1 x 1 has 79.0.
+- Server Adam needs a tau that is small beside the changes. With local rate .1 and tau 1e-3, PubMed
+  with 100 clients stays at 63. Ratios 10, 100 and 1000 times smaller have 85.2, 86.5 and 86.6
+  (server rate .01).
+- Three local epochs equal one within noise, for three times the work.
+
+The next table changes one point of the protocol (one seed): test accuracy, validation accuracy in
+brackets, then test accuracy of the last round. Cuts at random or by label drop nearly all edges,
+so 71 and 72 are no failure of the optimizer.
 
 <!-- variants -->
 <!-- variants -->
 
+Other graphs, and GraphSAGE, at the best validation round of every five:
+
 <!-- robust -->
 <!-- robust -->
+
+## All settings
+
+Test accuracy at the best validation round, validation accuracy in brackets, then test accuracy of
+the last round. Cells have the mean ± the standard deviation where three seeds ran, else seed 0.
+
+### Cora
+
+<!-- cora -->
+<!-- cora -->
+
+### CiteSeer
+
+<!-- citeseer -->
+<!-- citeseer -->
+
+### PubMed
+
+<!-- pubmed -->
+<!-- pubmed -->
+
+## Limits
+
+- The default has changed twice since. The server's tau is now relative and its rate .01
+  ([features.md](features.md)), and clients take five epochs of SGD .02 ([fedopt.md](fedopt.md)).
+  With row-normalized features, the absolute tau of this page does not converge in 100 rounds.
+- Settings more than three points behind the best on Cora (10 or 100 clients) mostly did not run
+  elsewhere. The best five, the best of each server step and the naive setting ran in all nine
+  cells with three seeds.
+- Not varied: local momentum, local rates above 2, server betas, weight decay beside the naive
+  setting, and a local optimizer that is kept between rounds.
+- Two kinds of kernels were used, torch for 133 cells of seed 0 and compiled ones for the others
+  (`kernels` in `sweep.jsonl`). They draw dropout differently. `seconds` were measured beside other
+  work and cannot be compared.
+- An earlier harness wrote the lines, so whole curves exist only for Cora with 100 clients. For
+  other graphs only accuracy and macro F1 of the server's model were saved.
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+
+<!-- machine -->
+<!-- machine -->
 """,
 )
