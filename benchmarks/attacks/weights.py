@@ -49,10 +49,10 @@ TEXT = """\
 {summary}
 
 FedAvg was run on silos of equal size, and the server tried to read features from the weights that
-it got back: after it had sent crafted weights, or by which first weights had moved. Where silos have
-one or two training nodes, crafted weights reveal 91 to 96 % of the rows, and the words of a single
-training node are complete. Put many training nodes into a silo: with 100 of them and dropout .5,
-crafted weights reveal 1 %.
+it got back: after it had sent crafted weights, or by which first weights had moved. Where silos
+have one or two training nodes, crafted weights reveal 91 to 96 % of the rows, and the words of a
+single training node are complete. Put many training nodes into a silo: with 100 of them and
+dropout .5, crafted weights reveal 1 %.
 
 ## How it was measured
 
