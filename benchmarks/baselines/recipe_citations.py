@@ -165,11 +165,10 @@ and `--input-dropout` and `--attention-dropout` with GAT: without them these mod
 
 ## How it was measured
 
-One model is trained on the uncut graph for 200 epochs of Adam. Features are divided by the sum of
-their row. A split has 20 training nodes a class, 500 nodes for validation and 1,000 for test. Each
-figure is the mean ± the sample standard deviation over seeds. *Best validation* is the epoch with
-the best validation accuracy, and *last round* is epoch 200 of the same run. Settings are those of
-the sources, and none was chosen by a score.
+One model is trained on the uncut graph for 200 epochs of Adam, with row-normalized features. A
+split has 20 training nodes a class, 500 nodes for validation and 1,000 for test. Cells have the
+mean ± the sample standard deviation. *Last round* is epoch 200. Settings are those of the sources,
+and none was chosen by a score.
 
 ## All figures
 

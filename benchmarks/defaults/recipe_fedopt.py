@@ -156,11 +156,10 @@ on graphs like Cora.
 
 ## How it was measured
 
-The model is GraphSAGE with 32 hidden units. A run has 50 rounds, weight decay 5e-4, and a server
-step of Adam (rate .01, relative tau .01). Accuracy is that of the server's model on test nodes, in
-percent, at the best validation round. In the first table, accuracies are means over all rows of
-the second table. Costs are ratios to one step of .1. *Least gain* is the worst difference of mean
-test accuracy in any row of the second table.
+The model is GraphSAGE with 32 hidden units. A run has 50 rounds, weight decay 5e-4, and server
+Adam (rate .01, relative tau .01). Accuracy is that of the server's model, in percent. The first
+table has means over the rows of the second one, costs as ratios to one step of .1, and the worst
+difference of test accuracy in any row (*least gain*).
 
 ## By graph, cut and number of clients
 

@@ -226,13 +226,10 @@ that average models after local Adam fail on Photo and on small clients. Use `fe
 
 ## How it was measured
 
-Graphs are cut by METIS and split 20/40/40 in each client. The model is a 2-layer GCN of width 128,
-with dropout .5, weight decay 5e-4 and features as published. Runs have 100 rounds with all
-clients, evaluated every ten rounds, and seed 0. Each method is scored in the view that it is
-designed for.
-
-Cells show test accuracy in percent at the best validation round and, in brackets, validation
-accuracy. `!` marks cells that are more than five points below `local` in validation.
+Graphs are cut by METIS and split 20/40/40. The model is a 2-layer GCN of width 128, with dropout
+.5, weight decay 5e-4 and raw features. Runs have 100 rounds with all clients and seed 0. Each
+method is scored in the view that it is designed for. Cells show test accuracy in percent and, in
+brackets, validation accuracy. `!` marks more than five points below `local` in validation.
 
 <!-- table -->
 <!-- table -->
@@ -257,10 +254,9 @@ prints the defaults and lists data sets on which they fail. Comparisons that use
 same warning.
 
 No local optimizer with a plain mean works on all graphs. SGD .1 with ten epochs learns on four
-graphs, and is eight points behind `local` on PubMed with 10 clients, whose features are small. SGD
-.1 with ten epochs repaired the methods with local Adam that were tried with it ([decision
-046](../../docs/decisions/046-what-tables-owe-a-reader.md)).
-[scaffold.py](../../src/silograph/methods/scaffold.py) has figures of SCAFFOLD by learning rate.
+graphs, repaired the methods that were tried with it ([decision
+046](../../docs/decisions/046-what-tables-owe-a-reader.md)), and is eight points behind `local` on
+PubMed, whose features are small.
 
 ## After the last round
 

@@ -93,12 +93,11 @@ train with local Adam.
 
 ## How it was measured
 
-The graph is the largest component of Cora, cut by METIS and split 20/40/40 in each client. The
-model is a 2-layer GCN of width 128 with dropout .5. Clients use Adam with rate .01, which is reset
-in each of 100 rounds, and weight decay 5e-4 except where noted. Figures are test accuracy in
-percent, averaged over clients, at the best validation round and in the last round. Cells have the
-mean ± the standard deviation, and the lowest and highest values. A seed draws the cut, the split,
-the weights and dropout.
+The graph is the largest component of Cora, cut by METIS and split 20/40/40. The model is a 2-layer
+GCN of width 128 with dropout .5. Clients use Adam with rate .01, which is reset in each of 100
+rounds, and weight decay 5e-4 except where noted. Figures are test accuracy in percent, averaged
+over clients (mean ± standard deviation, lowest to highest). A seed draws cut, split, weights and
+dropout.
 
 ## Limits
 

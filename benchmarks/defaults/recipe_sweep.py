@@ -234,9 +234,7 @@ FedAvg with local Adam (rate .01), the setting of several papers, ends at the la
 with 100 clients; local SGD with server Adam learns everywhere. Use `fedopt`, the default, and do
 not average models of small clients that were trained with a fresh Adam.
 
-![Validation accuracy by round on Cora with 100 clients: the default is above 80 % by round eight,
-FedAvg with local Adam without weight decay reaches 71 % by round ninety, and the naive setting
-stays at 31 %.](curves.svg)
+![Validation accuracy by round on Cora with 100 clients.](curves.svg)
 
 ## How it was measured
 
@@ -247,11 +245,10 @@ stays at 31 %.](curves.svg)
 | server step | Adam, rate 0.005, absolute tau 1e-5 | none: the mean replaces the model |
 | `weight_decay` | 5e-4 | 5e-4 |
 
-Graphs with all their components are cut by METIS, without edges between clients, and split
-20/40/40 in each client. The model is a 2-layer GCN of width 128 with dropout .5 and features as
-published. Runs have 100 rounds with all clients. Accuracy in percent is that of the server's model
-over all nodes, each seen through its own client's graph. Rounds and settings are chosen by
-validation accuracy only. A seed draws cut, split, initial weights and dropout.
+Graphs are cut by METIS, without edges between clients, and split 20/40/40. The model is a 2-layer
+GCN of width 128 with dropout .5 and raw features. Runs have 100 rounds with all clients. Accuracy
+is that of the server's model over all nodes, in percent. Rounds and settings are chosen by
+validation only. A seed draws cut, split, weights and dropout.
 
 `SGD 1 x 3 / Adam .01, tau 1e-4` means three local epochs of SGD with rate 1, then server Adam with
 rate .01. Unless given, tau is 1e-3 and the server rate of `momentum .9` is 1. `replace` is FedAvg.
@@ -262,41 +259,31 @@ Local optimizers are reset each round.
 <!-- means -->
 <!-- means -->
 
-`3 cells` is the mean validation accuracy of seed 0 on Cora with 10 and 100 clients and PubMed with
-100. `worst gap` is the largest number of points behind the best setting in any cell with seed 0; a
-star marks settings that ran in some cells only. `rounds to 95 %` counts rounds to 95 % of a run's
-own best.
+`3 cells` is mean validation accuracy on Cora with 10 and 100 clients and PubMed with 100, seed 0.
+`worst gap` is the most points behind the best setting of a cell, with a star where not all cells
+ran. `rounds to 95 %` counts rounds to 95 % of a run's best.
 
 `SGD .1 x 1 / Adam .005, tau 1e-5` was chosen. Its mean over nine cells is within .1 of the best,
 and it is never more than .9 points behind. It is steadier on other graphs than the settings above
-it. On Photo with GraphSAGE, a server rate of .01 fails on one of two seeds. A larger tau at .01 is
-steady there, but does not learn Cora with row-normalized features (65.0; tau 1e-5 has 80.0 with
-rate .005 and 82.7 with .01). The first settings of the table differ by less than the seeds do.
-
-With one full-batch step, the clients' mean change is the gradient of the loss over all training
-nodes, and the setting is Adam on it. The server's model then depends on local rate and tau only by
-their ratio. The clients' own models do not: with a local rate of 1 and tau 1e-4 they have 74.0 on
-Cora with 100 clients, and 83.8 with rate .1.
+it. On Photo with GraphSAGE, a server rate of .01 fails on one of two seeds. The first settings of
+the table differ by less than seeds do.
 
 ## Default and naive in all cells
 
 <!-- default and naive -->
 <!-- default and naive -->
 
-Test accuracy over three seeds, mean ± standard deviation. `uncut view` scores the same weights on
-the graph with its edges between clients. `personalized` scores the clients' models after their
-local epoch. Both settings send the same bytes. On Cora and CiteSeer, the default's last round is 2
-to 4 points below its best one; `--patience` ends such a run early.
+Test accuracy over three seeds. `uncut view` scores the same weights on the graph with its edges
+between clients, and `personalized` the clients' models after their local epoch. On Cora and
+CiteSeer the last round is 2 to 4 points below the best one; `--patience` ends such runs early.
 
 ## Why the naive setting fails
 
 - **Each step of a fresh Adam has full length.** It divides each gradient by its own size, so
-  weight decay alone moves a weight by about the rate. At a small client most words do not occur
-  (83 % of the first layer with 100 clients, see
-  [local_and_fedavg.md](../fedgrains/local_and_fedavg.md)). Most clients therefore drive their
-  weights to zero, against the few clients that could learn them.
+  weight decay alone moves a weight by about the rate. Most words do not occur at a small client
+  (83 % of the first layer with 100 clients), so most clients drive their weights to zero.
 - **Weight decay is most of it, not all.** Without it, Cora has 82.7, 69.0 and 37.7 with 10, 100
-  and 300 clients. Tiny gradients then count as much as large ones.
+  and 300 clients.
 - **No server step repairs it.** Local Adam with any server step has at most 36 on Cora with 100
   clients (validation: 39).
 - The clients' own models after a local epoch [hide the failure](../fedgrains/local_and_fedavg.md),
@@ -306,29 +293,25 @@ to 4 points below its best one; `--patience` ends such a run early.
 
 - SGD with the plain mean (rate 1 or 2) equals the default on Cora. On PubMed, whose features are
   small, it has 72 to 74 after 100 rounds, where the default has 86.0.
-- Server momentum .9 needs the right local rate: on PubMed with 100 clients, .1 x 1 has 64.5, .5 x
-  1 has 84.7 and 1 x 1 has 79.0.
-- Server Adam needs a tau that is small beside the changes. With local rate .1 and tau 1e-3, PubMed
-  with 100 clients stays at 63. Ratios 10, 100 and 1000 times smaller have 85.2, 86.5 and 86.6
-  (server rate .01).
+- Server momentum .9 needs the right local rate, and server Adam a tau that is small beside the
+  changes.
 - Three local epochs equal one within noise, for three times the work.
 
-The next table changes one point of the protocol (one seed): test accuracy, validation accuracy in
-brackets, then test accuracy of the last round. Cuts at random or by label drop nearly all edges,
-so 71 and 72 are no failure of the optimizer.
+The next table changes one point of the protocol (one seed). Cells have test accuracy, validation
+accuracy in brackets, then test accuracy of the last round. Cuts at random or by label drop nearly
+all edges.
 
 <!-- variants -->
 <!-- variants -->
 
-Other graphs, and GraphSAGE, at the best validation round of every five:
+Other graphs at the best validation round:
 
 <!-- robust -->
 <!-- robust -->
 
 ## All settings
 
-Test accuracy at the best validation round, validation accuracy in brackets, then test accuracy of
-the last round. Cells have the mean ± the standard deviation where three seeds ran, else seed 0.
+Cells as above, with the standard deviation where three seeds ran, else seed 0.
 
 ### Cora
 
@@ -351,15 +334,11 @@ the last round. Cells have the mean ± the standard deviation where three seeds 
   ([features.md](features.md)), and clients take five epochs of SGD .02 ([fedopt.md](fedopt.md)).
   With row-normalized features, the absolute tau of this page does not converge in 100 rounds.
 - Settings more than three points behind the best on Cora (10 or 100 clients) mostly did not run
-  elsewhere. The best five, the best of each server step and the naive setting ran in all nine
-  cells with three seeds.
+  elsewhere.
 - Not varied: local momentum, local rates above 2, server betas, weight decay beside the naive
-  setting, and a local optimizer that is kept between rounds.
-- Two kinds of kernels were used, torch for 133 cells of seed 0 and compiled ones for the others
-  (`kernels` in `sweep.jsonl`). They draw dropout differently. `seconds` were measured beside other
-  work and cannot be compared.
-- An earlier harness wrote the lines, so whole curves exist only for Cora with 100 clients. For
-  other graphs only accuracy and macro F1 of the server's model were saved.
+  setting, and a kept local optimizer.
+- 133 cells of seed 0 used torch kernels, the others compiled ones, which draw dropout differently.
+  `seconds` cannot be compared.
 
 <!-- again -->
 <!-- again -->

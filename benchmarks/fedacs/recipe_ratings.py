@@ -154,11 +154,9 @@ Data are cut into 10 clients by category (2 to 3 categories each) and split 8:1:
 that occur in a statement of trust. Figures are test RMSE, mean ± standard deviation over three
 seeds. Biases have damping 5, which was not tuned.
 
-The paper's targets for bytes (2 to 1.1 on Ciao, 1.3 on Epinions) are above the RMSE of the mean. A
-model that has learned nothing reaches them, so "70.7 % fewer bytes to 1.3" measures nothing.
-
-Biases of all ratings are hardly better than those of each silo. Clients have whole categories, so
-a federation can add little through shared users.
+The paper's targets for bytes (2 to 1.1 on Ciao, 1.3 on Epinions) are above the RMSE of the mean,
+so "70.7 % fewer bytes to 1.3" measures nothing. Clients have whole categories, so a federation can
+add little through shared users.
 
 ## With training
 
@@ -174,10 +172,10 @@ rounds. Embeddings and biases stay with the clients.
 - The runs with training have one seed and one setting, which was not tuned. They do not rank
   methods.
 - The trained model has biases, too. Where it is behind the first table, it overfits or has not
-  converged, and this does not show what convolutions could add.
-- Other pages have 5 layers, other models and Epinions ([tables.md](tables.md)), other cuts and
-  selectors ([selection.md](selection.md)), models ahead of the biases
-  ([profiles.md](profiles.md)), and CPU and memory ([round_cost.md](round_cost.md)).
+  converged.
+- See also other models ([tables.md](tables.md)), selectors ([selection.md](selection.md)), models
+  ahead of the biases ([profiles.md](profiles.md)), and CPU and memory
+  ([round_cost.md](round_cost.md)).
 
 <!-- again -->
 <!-- again -->

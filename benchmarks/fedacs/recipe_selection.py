@@ -328,10 +328,9 @@ of them to save bytes.
 ## How it was measured
 
 The model is `rating_gcn` with 5 layers as in [tables.md](tables.md), in 20 rounds of 5 full-batch
-epochs, scored after every round. Rand, Oort and POW take half of the clients. Scores are those of
-the best round by validation, mean ± standard deviation over three seeds. The first table is of the
-cut Average with 10 clients. Its bytes and time are shares of full participation's, since the
-paper's KB are not totals of a run (851 KB is about one round).
+epochs. Rand, Oort and POW take half of the clients. Scores are means ± standard deviations over
+three seeds. The first table is of the cut Average with 10 clients. Its bytes and time are shares
+of full participation's, since the paper's KB are not totals of a run.
 
 *The way* goes from the RMSE of predicting the mean to the best one with all clients. `never` means
 not within 20 rounds for at least one seed. Budgets are shares of the bytes of full participation.
@@ -347,8 +346,8 @@ Biases of each silo send no byte, and those of all ratings are centralized
 
 ## The paper's targets
 
-The paper counts bytes to targets of RMSE (figures 3, 5, 7 and 9). Where predicting the mean
-reaches a target, the bytes are 0 and a saved share means nothing. Seed 0.
+The paper counts bytes to targets of RMSE (figures 3, 5, 7 and 9). They are 0 where predicting the
+mean reaches a target. Seed 0.
 
 <!-- targets -->
 <!-- targets -->
@@ -375,9 +374,8 @@ reaches a target, the bytes are 0 and a saved share means nothing. Seed 0.
 
 - All selectors are behind the biases of each silo, which need no training.
 - The paper also has Harmony, which learns from counts of classes. Ratings have none.
-- Ten of the bandit's twenty rounds explore numbers of clients. With 20 clients all rounds do, with
-  5 clients five.
-- Runs with fewer clients end before they have spent their budget. Bytes are without evaluation.
+- Ten of the bandit's twenty rounds explore numbers of clients.
+- Bytes are without evaluation.
 - The virtual clock is a model, and no setting was tuned. Oort prefers fast clients, so its figures
   differ from those of [tables.md](tables.md), where all are equally fast.
 

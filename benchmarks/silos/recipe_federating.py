@@ -190,8 +190,7 @@ and FedOpt by the server's model, each node through its own silo's graph. No edg
 ## Limits
 
 - FedAvg with local Adam that is reset each round is below training alone on Twitch and, at 20 %,
-  on citations. After the last round it is no better than training alone on WebKB (43.4 and 44.4;
-  45.8 and 50.9 at 20 %).
+  on citations, and after the last round on WebKB.
 - FedOpt ran with an absolute tau of 1e-5 and one local epoch, its defaults then.
 - The difference on WebKB at 2 % depends on the seed: three seeds had 11 points, ten have 7.7.
 - Most cells of GraphSAGE have not run. Lines of the citation sources lack the last round's micro
