@@ -279,8 +279,6 @@ One seed, with validation accuracy in brackets. By validation, 100 steps became 
   of rate .02 ([fedopt.md](fedopt.md)).
 - `fedais` ran with biased steps, which were its default then
   ([unbiased.md](../fedais/unbiased.md)).
-- The sampler of FedGrAINS does not help FedAvg where FedAvg fails. On Coauthor-CS with 100 clients
-  it makes it worse.
 
 <!-- again -->
 <!-- again -->

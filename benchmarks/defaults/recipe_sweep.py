@@ -295,7 +295,7 @@ CiteSeer the last round is 2 to 4 points below the best one; `--patience` ends s
   small, it has 72 to 74 after 100 rounds, where the default has 86.0.
 - Server momentum .9 needs the right local rate, and server Adam a tau that is small beside the
   changes.
-- Three local epochs equal one within noise, for three times the work.
+- Three local epochs equal one within noise.
 
 The next table changes one point of the protocol (one seed). Cells have test accuracy, validation
 accuracy in brackets, then test accuracy of the last round. Cuts at random or by label drop nearly

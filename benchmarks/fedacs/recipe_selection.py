@@ -333,8 +333,8 @@ three seeds. The first table is of the cut Average with 10 clients. Its bytes an
 of full participation's, since the paper's KB are not totals of a run.
 
 *The way* goes from the RMSE of predicting the mean to the best one with all clients. `never` means
-not within 20 rounds for at least one seed. Budgets are shares of the bytes of full participation.
-The virtual clock draws speeds around 1 GFLOP/s (lognormal) with links of 10 MB/s and 50 ms.
+not within 20 rounds for at least one seed. The virtual clock draws speeds around 1 GFLOP/s with
+links of 10 MB/s and 50 ms.
 
 ## Without training
 

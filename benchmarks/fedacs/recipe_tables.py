@@ -321,12 +321,10 @@ means ± standard deviations. Rankings (Ciao, seed 0) are of items rated 4 or mo
 of the silo, or among all items in centralized rows. The paper's column is its RMSE on its own,
 unpublished split.
 
-Federated methods (table III) are a GCN of 5 layers and a GAT of 2 layers with 2 heads, both with
-width 32 and embeddings of 64 that stay with clients. Clients use Adam of rate .01 and weight decay
-1e-4, reset each round (paper: SGD, rate not given), in 20 rounds of 5 full-batch epochs. Rand, POW
-and Oort take half of the clients. FedMF has 16 factors, a shared table of 131,072 rows of items,
-weight decay 10 / n for n ratings, and 20 epochs in batches of 1,024. FedGNN and FeSoG have the GAT
-with such a table of embeddings of 16, clip 0.1 and 1,000 drawn items.
+Federated methods (table III) have a GCN of 5 layers or a GAT of 2 layers, with width 32 and
+embeddings of 64 that stay with clients. Clients use Adam of rate .01, reset each round (paper:
+SGD), in 20 rounds of 5 full-batch epochs. Rand, POW and Oort take half of the clients. FedMF,
+FedGNN and FeSoG have 16 factors and a shared table of 131,072 rows of items.
 
 Centralized methods (table IV) have 16 factors and 20 epochs in batches of 4,096. ConsisRec has 10
 epochs and 30 % of the neighbors.

@@ -229,9 +229,9 @@ view `personalized`, averaged over clients, at the best validation round and in 
 Differences are those of the best round. What FedGrAINS adds is of methods trained by Adam, as
 means over methods with their range.
 
-Methods except `fedopt` train in one of three ways, which validation picks: Adam of rate .01 with
-kept moments for one epoch, or SGD of rate .1 or 1 for ten epochs. `fedopt` has one epoch of SGD .1
-and a server step of Adam, and is not chosen from several. Picked were:
+Methods except `fedopt` use Adam of rate .01 with kept moments for one epoch, or SGD of rate .1 or
+1 for ten epochs, as validation picks. `fedopt` has one epoch of SGD .1 and a server step of Adam.
+Picked were:
 
 <!-- picked -->
 <!-- picked -->

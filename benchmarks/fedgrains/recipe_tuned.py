@@ -216,11 +216,9 @@ columns are of two seeds that chose nothing; the last one is paired by seed, mea
 
 ## What was chosen
 
-Drawn for all are the rate of Adam (.001 to .1), weight decay (1e-6 to 1e-2) and dropout (0 to .8).
-FedPer has the number of private layers, GCFL+ both thresholds and the rounds before the first
-split, and FED-PUB the scale and both penalties (each 0 in a third of the draws). The sampler has k
-(8 to 256), alpha (100 to 1e6) and its rate (1e-6 to .01). A trial has the same value of a key in
-all rows.
+Drawn for all are the rate of Adam (.001 to .1), weight decay (1e-6 to 1e-2) and dropout (0 to .8),
+for the methods their own options, and for the sampler k (8 to 256), alpha (100 to 1e6) and its
+rate (1e-6 to .01).
 
 <!-- settings -->
 <!-- settings -->

@@ -406,8 +406,8 @@ where a table has another.
 - **The bandit's choice of clients costs accuracy, its choice of a number does not.** On Dirichlet
   .1 it ends 4.4 points below uniform selection of as many (82.4 and 86.8). It locks in: with seed
   0, the same 34 clients train in every round from round 23 on.
-- **Exploring is expensive.** Ten arms of 1 to 100 clients take 185 MB before the first choice by
-  score, more than five or ten clients need for 90 % of the way.
+- **Exploring is expensive.** Ten arms take 185 MB before the first choice by score, more than five
+  clients need for 90 % of the way.
 - **Oort** is first at 90 % in virtual time on Dirichlet .1 (4 s; uniform 25: 9 s), since it leaves
   slow clients out, and ends .5 points lower. **Power of choice** gains nothing over uniform
   selection of as many.
