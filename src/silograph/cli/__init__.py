@@ -332,11 +332,16 @@ def prepare_command(
 def check_command(
     data: Annotated[Path, typer.Argument(help="folder of a silo, or with the folders of several")],
     json: Annotated[bool, flag("--json", "print everything as one JSON object")] = False,
+    out: Annotated[Path | None, flag("--out", "page to write, FILE.html, with histograms")] = None,
 ) -> None:
     """Show what silos' folders hold, how far they differ, and what looks wrong."""
     from silograph.cli.printing import print_inspection
 
-    print_inspection(data, as_json=json)
+    if out is not None and (json or out.suffix.lower() not in (".html", ".htm")):
+        raise ConfigError(
+            f"expected --out FILE.html without --json, got {out}: for JSON redirect the output"
+        )
+    print_inspection(data, out, as_json=json)
 
 
 def _version(is_requested: bool) -> None:

@@ -522,7 +522,9 @@ def test_what_looks_wrong_is_named(tmp_path: Path) -> None:
         (folder / "edges.csv").write_text("source,target\nk0,k1\n")
         (folder / "cross_edges.csv").write_text("own,silo,remote\n")
     made = inspect_silos(sg.read_silos(tmp_path).members)
-    assert made.silos[0] == SiloSummary("north", 40, 40, {"a": 0.5, "b": 0.5}, 1, 0, 0.05, 38)
+    assert made.silos[0] == SiloSummary(
+        "north", 40, 40, {"a": 0.5, "b": 0.5}, 1, 0, 0.05, 38, (38, 2), {}
+    )
     text = "\n".join(made.warnings)
     for words in (
         "x differs between north and south",
@@ -534,3 +536,30 @@ def test_what_looks_wrong_is_named(tmp_path: Path) -> None:
     ):
         assert words in text
     assert made.columns[0].drift == max(column.drift for column in made.columns)
+    for column in made.columns:
+        assert [sum(counts) for counts in column.histogram] == [40, 40]
+
+
+def test_figures_of_an_inspection_are_those_of_the_tables(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for name in ("north", "south"):
+        bank(tmp_path / "raw", name, 60, rng)
+    (tmp_path / "s.toml").write_text(sg.guess_schema(tmp_path / "raw"))
+    accounts = tmp_path / "raw/south/accounts.csv"
+    head, first, *others = accounts.read_text().splitlines()
+    key, _, *cells = first.split(",")  # without an age
+    accounts.write_text("\n".join([head, ",".join([key, "", *cells]), *others]) + "\n")
+    prepare(tmp_path / "raw", schema=tmp_path / "s.toml", out=tmp_path / "silos")
+    silos = sg.read_silos(tmp_path / "silos")
+    made = inspect_silos(silos.members)
+    for silo, member in zip(made.silos, silos.members, strict=True):
+        assert isinstance(silo, SiloSummary)
+        degree = np.asarray(member.adj.degree) + np.bincount(member.cross.row, minlength=60)
+        groups = [(degree == 0).sum(), (degree == 1).sum()]
+        groups += [((degree >= 2**k) & (degree < 2 ** (k + 1))).sum() for k in range(1, 9)]
+        assert list(silo.degrees) == groups[: len(silo.degrees)]
+        assert sum(silo.degrees) == 60
+        gaps = {"age": int(silo.silo == "south"), "kind": 0, "opened": 0, "hint": 0}
+        assert silo.missing == gaps
+    # A column for other words is there at all silos by design, whether any has such a word.
+    assert not any("kind other" in line for line in made.warnings)

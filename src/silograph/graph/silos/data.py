@@ -6,8 +6,8 @@ lead to. C: silos.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -99,6 +99,8 @@ class Silo:
         time: (n,) float64 times of nodes or ratings, NaN at users and items and where a time is
             missing; or None.
         time_name: the silo's name of the column of times; a split may name it so or `time`.
+        missing: number of cells without a value by feature, in the raw tables; known of folders
+            that `silograph prepare` made.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Silo:
     scale: tuple[float, float] | None = None
     time: Tensor | None = None
     time_name: str = TIME
+    missing: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def weighted(self) -> bool:

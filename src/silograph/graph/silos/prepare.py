@@ -175,6 +175,7 @@ class RawSilo:
         feature_names: in their order.
         listed: the edges that its own tables list.
         fitted: what was fitted, by feature.
+        missing: number of cells without a value, by feature.
         notes: what was left out.
     """
 
@@ -184,6 +185,7 @@ class RawSilo:
     feature_names: tuple[str, ...] = ()
     listed: tuple[ListedEdge, ...] = ()
     fitted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -226,7 +228,7 @@ def read_graph_silo(
     keys = _keys(table, section)
     columns: dict[str, np.ndarray] = {}
     fits: dict[str, Mapping[str, Any]] = {}
-    notes: list[str] = []
+    missing: dict[str, int] = {}
     for feature_name, feature in schema.features.items():
         column = table.name_of(feature.column or feature_name, f" for feature {feature_name}")
         # A word that the schema lists is a value, even if it otherwise means a missing one.
@@ -248,8 +250,7 @@ def read_graph_silo(
             raise DataError(f"expected what was fitted to {feature_name}, got nothing: fit anew")
         fits[feature_name] = feature.fit(values) if fitted is None else fitted[feature_name]
         columns |= feature.columns(feature_name, values, fits[feature_name])
-        if missing := cells.count(None):
-            notes.append(f"{feature_name}: {count_of(missing, 'missing value')}")
+        missing[feature_name] = cells.count(None)
     x = np.stack([*columns.values()], axis=1) if columns else np.zeros((len(keys), 0))
     nodes: dict[str, np.ndarray] = {"id": np.array(keys), "label": _labels(table, schema)}
     if section.time is not None:
@@ -260,7 +261,7 @@ def read_graph_silo(
     listed: list[ListedEdge] = []
     for edge_name, edges in schema.edges.items():
         listed += _listed_edges(name, folder, edge_name, edges, schema)
-    return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, tuple(notes))
+    return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, missing)
 
 
 def named_by_keys(silo: RawSilo, schema: Schema) -> RawSilo:
@@ -747,7 +748,12 @@ def _write_silo(
     write_text(folder / SPEC, _spec(silo, schema))
     saved = {"silo": silo.name, "schema": schema.text, "fitted": silo.fitted}
     write_text(folder / PREPARED, json.dumps(saved, indent=1) + "\n")
-    notes = [*silo.notes, *notes]
+    gaps = {feature: number for feature, number in silo.missing.items() if number}
+    notes = [
+        *(f"{feature}: {count_of(number, 'missing value')}" for feature, number in gaps.items()),
+        *silo.notes,
+        *notes,
+    ]
     for other, listed in to_hand.items():
         (folder / EDGES_FOR).mkdir(mode=0o700, exist_ok=True)
         name = f"{_folder_name(silo.name)}_to_{_folder_name(other)}.csv"
@@ -780,4 +786,6 @@ def _spec(silo: RawSilo, schema: Schema) -> str:
         return f'{name}task = "rating"\nscale = [{low!r}, {high!r}]\n'
     assert schema.nodes is not None
     classes = ", ".join(toml_value(word) for word in schema.nodes.classes)
-    return f"{name}features = {len(silo.feature_names)}\nclasses = [{classes}]\n"
+    text = f"{name}features = {len(silo.feature_names)}\nclasses = [{classes}]\n"
+    numbers = [f"{toml_value(feature)} = {n}\n" for feature, n in silo.missing.items()]
+    return text + "".join(["\n[missing]  # cells without a value\n", *numbers] if numbers else [])
