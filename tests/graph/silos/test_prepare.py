@@ -1,5 +1,6 @@
 """Raw tables made into folders of silos: the same columns, and both sides of an edge."""
 
+import csv
 import gzip
 import json
 import math
@@ -419,6 +420,22 @@ def test_a_list_does_not_count_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one list of south"):
         prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a", received=[handed] * 2)
     assert not (tmp_path / "a").exists()
+
+
+def test_further_tables_may_have_no_labels(tmp_path: Path) -> None:
+    schema = write(tmp_path)
+    prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a")
+    accounts = tmp_path / "raw/north/accounts.csv"
+    rows = list(csv.reader(accounts.read_text().splitlines()))
+    label = rows[0].index("fraud")
+    text = "".join(",".join([*r[:label], *r[label + 1 :]]) + "\n" for r in rows)
+    accounts.write_text(text)
+    with pytest.raises(DataError, match="fraud"):
+        prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "b")
+    prepare(tmp_path / "raw/north", like=tmp_path / "a", out=tmp_path / "b")
+    with_labels, without = sg.read_silo(tmp_path / "a"), sg.read_silo(tmp_path / "b")
+    assert np.asarray(with_labels.x).tolist() == np.asarray(without.x).tolist()
+    assert not bool(without.graph.labeled.any())
 
 
 # --- ratings --------------------------------------------------------------------------------------

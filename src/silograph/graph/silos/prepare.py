@@ -252,7 +252,8 @@ def read_graph_silo(
         columns |= feature.columns(feature_name, values, fits[feature_name])
         missing[feature_name] = cells.count(None)
     x = np.stack([*columns.values()], axis=1) if columns else np.zeros((len(keys), 0))
-    nodes: dict[str, np.ndarray] = {"id": np.array(keys), "label": _labels(table, schema)}
+    labels = _labels(table, schema, may_be_absent=fitted is not None)
+    nodes: dict[str, np.ndarray] = {"id": np.array(keys), "label": labels}
     if section.time is not None:
         nodes[TIME] = np.array(_times(table, section.time, section.format))
     tables: dict[str, Columns] = {NODES: nodes}
@@ -308,12 +309,16 @@ def _keys(table: RawTable, section: NodeTable) -> list[str]:
     return list(first_row)
 
 
-def _labels(table: RawTable, schema: Schema) -> np.ndarray:
-    """Return the names of the nodes' classes (n,), empty where not known."""
+def _labels(table: RawTable, schema: Schema, *, may_be_absent: bool) -> np.ndarray:
+    """Return the names of the nodes' classes (n,), empty where not known.
+
+    Further tables, whose nodes are to be predicted, may have no column of labels.
+    """
     section = schema.nodes
     assert section is not None
     labels = np.full(len(table), "", dtype=np.object_)
-    if section.label is None:
+    has_column = any(name in table.columns for name in names_of(section.label or ()))
+    if section.label is None or (may_be_absent and not has_column):
         return labels.astype(np.str_)
     column = table.name_of(section.label)
     class_by_word = {name.casefold(): name for name in section.classes}
