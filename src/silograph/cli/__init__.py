@@ -253,8 +253,9 @@ def recommend_command(
         )
     if out is not None:
         names = client_names(run) if client is None else []
-        clients: Sequence[str | None] = names or [client]
-        recommenders = {name: load_recommender(recommender_file(run, name)) for name in clients}
+        files: dict[str | None, Path] = {name: recommender_file(run, name) for name in names}
+        files = files or {None: recommender_file(run, client)}
+        recommenders = {name: load_recommender(path) for name, path in files.items()}
         num_users = write_recommendations(recommenders, top, out)
         of_clients = f" of {count_of(len(names), 'client')}" if names else ""
         typer.echo(f"{count_of(num_users, 'user')}{of_clients} written to {out}")
