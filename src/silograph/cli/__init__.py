@@ -324,9 +324,9 @@ class PreparationFlags:
     """Flags of what makes silos' folders."""
 
     tables: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="folder of a silo's raw tables, or of one such folder for each silo"),
-    ]
+    ] = None
     schema: Annotated[Path | None, flag("--schema", "file that says what columns mean")] = None
     like: Annotated[
         Path | None,
@@ -350,15 +350,45 @@ class PreparationFlags:
     guess: Annotated[
         bool, flag("--guess", "print a first schema from the tables, and nothing else")
     ] = False
+    count_categories: Annotated[
+        Path | None,
+        flag("--count-categories", "file to write: the silo's words of categories to be counted"),
+    ] = None
+    categories: Annotated[
+        list[Path] | None,
+        flag(
+            "--categories",
+            "such a file of each silo (repeatable): print the schema with all their words",
+        ),
+    ] = None
 
 
 @command("prepare")
 def prepare_command(flags: PreparationFlags) -> None:
     """Make silos' folders from raw tables, by a schema that all silos share."""
+    if flags.categories is not None:
+        from silograph.graph.silos.categories import join_categories
+
+        if flags.schema is None or flags.tables is not None:
+            raise ConfigError("expected --schema and no TABLES with --categories")
+        typer.echo(join_categories(flags.schema, flags.categories), nl=False)
+        return
+    if flags.tables is None:
+        raise ConfigError("expected a folder of raw tables, got none: give TABLES")
     if flags.guess:
         from silograph.graph.silos.guess_schema import guess_schema
 
         typer.echo(guess_schema(flags.tables), nl=False)
+        return
+    if flags.count_categories is not None:
+        from silograph.graph.silos.categories import count_categories
+
+        if flags.schema is None:
+            raise ConfigError("expected --schema with --count-categories, got none")
+        words = count_categories(flags.tables, schema=flags.schema, out=flags.count_categories)
+        for name, of_feature in words.items():
+            typer.echo(f"{printable(name)}: {count_of(len(of_feature), 'word')}")
+        typer.echo(f"written to {flags.count_categories}: read it before you hand it over")
         return
     if flags.out is None:
         raise ConfigError("expected a folder to make, got none: give --out")

@@ -47,7 +47,9 @@ from silograph.graph.silos.read import (
     SPEC,
 )
 from silograph.graph.silos.schema import (
+    COUNTED,
     BadCellError,
+    Category,
     EdgeTable,
     Names,
     NodeTable,
@@ -231,12 +233,7 @@ def read_graph_silo(
     missing: dict[str, int] = {}
     for feature_name, feature in schema.features.items():
         column = table.name_of(feature.column or feature_name, f" for feature {feature_name}")
-        # A word that the schema lists is a value, even if it otherwise means a missing one.
-        words = {value.casefold() for value in getattr(feature, "values", ())}
-        cells = [
-            c if c not in schema.missing or c.casefold() in words else None
-            for c in table.columns[column]
-        ]
+        cells = cells_of(table, column, schema, getattr(feature, "words", ()))
         try:
             values = feature.read(cells, table.decimal)
         except BadCellError:
@@ -263,6 +260,20 @@ def read_graph_silo(
     for edge_name, edges in schema.edges.items():
         listed += _listed_edges(name, folder, edge_name, edges, schema)
     return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, missing)
+
+
+def cells_of(
+    table: RawTable, column: str, schema: Schema, words: Sequence[str] = ()
+) -> list[str | None]:
+    """Return the cells (n,) of a column, None where one counts as missing.
+
+    One of `words`, which the schema lists, is a value, even if it otherwise means a missing one.
+    """
+    listed = {word.casefold() for word in words}
+    return [
+        cell if cell not in schema.missing or cell.casefold() in listed else None
+        for cell in table.columns[column]
+    ]
 
 
 def named_by_keys(silo: RawSilo, schema: Schema) -> RawSilo:
@@ -655,6 +666,7 @@ def prepare(
         raise ConfigError(f"expected a schema, or a prepared folder to be like, got {got}")
     check_target(Path(out), format)
     rules, fitted, earlier_name = _rules(schema, like)
+    _check_counted(rules, schema)
     name = name or earlier_name
     paths_by_silo = find_silos(Path(tables), rules, name)
     together = len(paths_by_silo) > 1
@@ -727,6 +739,18 @@ def _rules(
             f"{path}: expected what silograph prepare has written, got: {error}"
         ) from None
     return parse_schema(text, str(path)), fitted, silo
+
+
+def _check_counted(rules: Schema, schema: str | os.PathLike[str] | None) -> None:
+    """Raise `DataError` for a category whose values are still to be counted."""
+    for name, feature in rules.features.items():
+        if isinstance(feature, Category) and feature.values == COUNTED:
+            raise DataError(
+                f"{schema}: expected the words of {name}, got values that are still to be counted: "
+                f"run silograph prepare TABLES --schema {schema} --count-categories FILE at each "
+                f"silo, then silograph prepare --schema {schema} --categories FILE of each silo > "
+                "shared.toml"
+            )
 
 
 def _folder_name(silo: str) -> str:
