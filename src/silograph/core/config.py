@@ -383,6 +383,12 @@ class RunConfig:
         "least number of nodes behind each count that a client sends when it evaluates; "
         "smaller ones are merged or left out (default: 0, and 5 for a server of real silos)",
     )
+    feature_drift: bool = setting(
+        "Results",
+        False,
+        "before training, clients send counts of each feature in bins, and feature_drift.csv says "
+        "how far each client differs from the others",
+    )
     local_bias: bool = setting(
         "Results",
         False,

@@ -78,6 +78,7 @@ class ResolvedConfig:
     eval_every: int
     evaluate_clients: Literal["all", "participants"]
     evaluation_min_count: int
+    feature_drift: bool
     local_bias: bool
     seed: int
     partition_seed: int

@@ -208,6 +208,9 @@ class StudyOptions(TypedDict, total=False):
     evaluation_min_count: int | None
     """least number of nodes behind each count that a client sends when it evaluates; smaller
     ones are merged or left out (default: 0, and 5 for a server of real silos)"""
+    feature_drift: bool
+    """before training, clients send counts of each feature in bins, and feature_drift.csv says
+    how far each client differs from the others"""
     local_bias: bool
     """train a centralized model from the same weights, too, and tell how far logits are from its
     (simulation only)"""
