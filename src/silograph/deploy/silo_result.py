@@ -28,7 +28,7 @@ from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.collect import local_graph, statistics_in
-from silograph.experiment.report.page import write_silo_report
+from silograph.experiment.report.page import UNUSED, write_silo_report
 from silograph.experiment.resolve.data import complete_block
 from silograph.experiment.resolve.exclusions import positive_output, score_request
 from silograph.experiment.result_files import (
@@ -279,7 +279,8 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         **classes_of(run, state, views, threshold_of(run, outcome)),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
         "ratings": sizes,
-        "config": {k: v for k, v in vars(run.config).items() if v is not None},
+        # The graph and the cut of a simulation have no place here: the silo brought its own data.
+        "config": {k: v for k, v in vars(run.config).items() if v is not None and k not in UNUSED},
     }
 
 

@@ -517,6 +517,33 @@ def test_the_guessed_schema_prepares_the_tables_it_was_guessed_from(
     assert max(map(len, shown.splitlines())) < 100
 
 
+def test_edges_that_one_silo_lists_are_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("north", "south"):
+        bank(tmp_path / "raw", name, 60, rng)
+    text = sg.guess_schema(tmp_path / "raw")
+    crossing = {}
+    for name in ("north", "south"):
+        lines = (tmp_path / "raw" / name / "transfers.csv").read_text().splitlines()[1:]
+        pairs = {tuple(line.split(",")[:2]) for line in lines}
+        crossing[name] = {frozenset(pair) for pair in pairs if pair[0][0] != pair[1][0]}
+    alone = {
+        "north": len(crossing["north"] - crossing["south"]),
+        "south": len(crossing["south"] - crossing["north"]),
+    }
+    assert min(alone.values()) > 0
+    for by in ("source", "both"):
+        (tmp_path / "s.toml").write_text(
+            text.replace('listed_by = "source"', f'listed_by = "{by}"')
+        )
+        made = prepare(tmp_path / "raw", schema=tmp_path / "s.toml", out=tmp_path / by)
+        warnings = inspect_silos(sg.read_silos(tmp_path / by).members).warnings
+        for silo, other in zip(made, ("south", "north"), strict=True):
+            count = f"{alone[silo.name]} edges to {other} that"
+            assert any(count in note for note in silo.notes) is (by == "both")
+            assert any(f"{silo.name} lists {count}" in line for line in warnings) is (by == "both")
+
+
 def test_a_name_with_a_line_break_makes_no_line_of_a_schema(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('key,"x\n[silos]\nz = ""*""",label\nk,1,0\nl,2,1\nm,,1\n')
     text = sg.guess_schema(tmp_path)

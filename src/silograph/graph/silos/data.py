@@ -6,7 +6,7 @@ lead to. C: silos.
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -171,6 +171,24 @@ class Silos:
     def ids(self) -> tuple[str, ...]:
         """The silos' names."""
         return tuple(silo.name for silo in self.members)
+
+
+def one_sided_edges(
+    edges: Mapping[str, Iterable[tuple[str, str, str]]],
+) -> dict[tuple[str, str], int]:
+    """Return how many edges a silo lists that the other silo does not, by both names.
+
+    Args:
+        edges: to nodes of other silos, by the silo that lists them: own key, other silo, its key.
+            Edges to silos that are not there are not looked at.
+    """
+    listed = {silo: set(own_edges) for silo, own_edges in edges.items()}
+    return Counter(
+        (silo, other)
+        for silo, own_edges in listed.items()
+        for own, other, remote in own_edges
+        if other in listed and (remote, silo, own) not in listed[other]
+    )
 
 
 def featured(silo: Silo, source: FeatureSource) -> Silo:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from silograph.core.text import count_of, printable
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.silos.data import Silo
+from silograph.graph.silos.data import Silo, one_sided_edges
+from silograph.graph.silos.prepare import ONE_SIDED
 
 LEAST_ROWS = 20  # of a silo, or of a class, for a statement about a column
 DRIFT = 0.5  # distance of distributions from which it is named
@@ -135,7 +136,7 @@ def inspect_silos(members: Sequence[Silo]) -> Inspection:
     summaries = tuple(_summary(silo) for silo in members)
     dense = [silo.x.numpy() for silo in members if isinstance(silo.x, Tensor)]
     columns: list[ColumnSummary] = []
-    warnings = list(_shared_warnings(summaries))
+    warnings = [*_shared_warnings(summaries), *_edge_warnings(members)]
     if len(dense) == len(members) and dense[0].shape[1]:
         names = [printable(n) for n in members[0].feature_names] or [
             str(number) for number in range(dense[0].shape[1])
@@ -292,6 +293,18 @@ def _areas(parts: Sequence[np.ndarray], members: Sequence[Silo]) -> Iterator[tup
         if min(inside, outside) >= LEAST_ROWS:
             area = (ranks[hit].sum() - inside * (inside + 1) / 2) / (inside * outside)
             yield label, float(area)
+
+
+def _edge_warnings(members: Sequence[Silo]) -> Iterator[str]:
+    """Yield what looks wrong about edges between silos."""
+    edges = {}
+    for silo in members:
+        own, remote, slots = silo.keys, silo.cross.keys, silo.cross.slot.tolist()
+        pairs = zip(silo.cross.row.tolist(), slots, strict=True)
+        edges[silo.name] = [(own[row], silo.cross.silo[slot], remote[slot]) for row, slot in pairs]
+    for (one, other), number in sorted(one_sided_edges(edges).items()):
+        listed = f"{one} lists {count_of(number, 'edge')} to {other}"
+        yield f"{listed} that {other} does not list: {ONE_SIDED}"
 
 
 def _shared_warnings(silos: Sequence[SiloSummary]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from silograph.core.text import count_of, printable
 from silograph.graph.partition.split import TIME
 from silograph.graph.read.delimited import DecimalMark, read_delimited
 from silograph.graph.read.tables import Table, read_table, usable
+from silograph.graph.silos.data import one_sided_edges
 from silograph.graph.silos.export import (
     PLAIN,
     Columns,
@@ -64,6 +65,7 @@ from silograph.graph.silos.schema import (
 )
 
 PREPARED, EDGES_FOR = "prepared.json", "edges_for"
+ONE_SIDED = 'training refuses them; is listed_by = "source" meant?'
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
 HANDED_OVER = ("table", "row", "source", "target", "weight")
 
@@ -683,7 +685,7 @@ def prepare(
     ]
     owner_by_key = {k: silo.name for silo in silos for k in silo.keys} if together else {}
     handed = {silo.name: edges_for_others(silo, rules, owner_by_key) for silo in silos}
-    prepared = []
+    prepared, cross = [], dict[str, Columns]()
     target = Path(os.path.abspath(out))
     making = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -700,14 +702,9 @@ def prepare(
                 lists |= {o: edges.get(silo.name, []) for o, edges in others if o != silo.name}
                 to_hand = {} if together else handed[silo.name]
                 folder = _folder_name(silo.name) if together else ""
-                made = _write_silo(
-                    making / folder,
-                    silo,
-                    rules,
-                    connect_silo(silo, rules, owner_by_key, lists),
-                    to_hand,
-                    format,
-                )
+                edges = connect_silo(silo, rules, owner_by_key, lists)
+                cross[silo.name] = edges[0][CROSS]
+                made = _write_silo(making / folder, silo, rules, edges, to_hand, format)
                 prepared.append(replace(made, folder=Path(out) / folder))
             if together:
                 folders = ", ".join(toml_value(_folder_name(silo.name)) for silo in silos)
@@ -719,7 +716,25 @@ def prepare(
             raise
     except OSError as error:
         raise ConfigError(f"expected to make the folder {out}, got: {error.strerror}") from None
-    return tuple(prepared)
+    return tuple(_with_one_sided(prepared, cross))
+
+
+def _with_one_sided(
+    prepared: Sequence[PreparedSilo], cross: Mapping[str, Columns]
+) -> Iterator[PreparedSilo]:
+    """Yield silos with notes on edges to others that these do not list, by tables of such edges."""
+    edges = {
+        silo: zip(*(columns[name].tolist() for name in ("own", "silo", "remote")), strict=True)
+        for silo, columns in cross.items()
+    }
+    counts = one_sided_edges(edges)
+    for silo in prepared:
+        notes = tuple(
+            f"{count_of(number, 'edge')} to {other} that its table does not list: {ONE_SIDED}"
+            for (lister, other), number in sorted(counts.items())
+            if lister == silo.name
+        )
+        yield replace(silo, notes=(*silo.notes, *notes))
 
 
 def _rules(
