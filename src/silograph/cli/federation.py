@@ -498,7 +498,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
         code=code,
         out=flags.result,
         results=data / RESULTS,
-        prepared=prepared.read_text(encoding="utf-8") if prepared.is_file() else None,
+        prepared=prepared.read_text("utf-8", "replace") if prepared.is_file() else None,
         policy=read_policy(data),
         audit=data / AUDIT if flags.audit is None else flags.audit,
     )

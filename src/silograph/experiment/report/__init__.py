@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silograph.core.errors import CheckpointError, ConfigError, DataError, SilographError
 from silograph.core.files import check_regular, write_atomic
@@ -24,7 +24,9 @@ from silograph.experiment.result_files import (
     read_sums,
     without_digest,
 )
-from silograph.graph.silos.inspect import Inspection
+
+if TYPE_CHECKING:  # it imports torch, which other pages do without
+    from silograph.graph.silos.inspect import Inspection
 
 LOG = logging.getLogger("silograph")
 COMPARISON = "compare.json"  # says that a folder is that of a comparison
@@ -117,7 +119,7 @@ def write_comparison(
 
 
 def write_inspection(
-    inspection: Inspection, data: str | os.PathLike[str], out: str | os.PathLike[str]
+    inspection: "Inspection", data: str | os.PathLike[str], out: str | os.PathLike[str]
 ) -> None:
     """Write the page about the data of silos.
 
