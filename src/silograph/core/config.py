@@ -121,6 +121,12 @@ class RunConfig:
         "deviation 1 over the training nodes of all clients; standard_client: over those of "
         "each client)",
     )
+    feature_drift: bool = setting(
+        "Data",
+        False,
+        "before training, clients send counts of each feature in bins, and feature_drift.csv says "
+        "how far each client differs from the others",
+    )
     edge_weights: Literal["log", "scale", "use", "ignore"] | None = setting(
         "Data",
         None,
@@ -382,12 +388,6 @@ class RunConfig:
         None,
         "least number of nodes behind each count that a client sends when it evaluates; "
         "smaller ones are merged or left out (default: 0, and 5 for a server of real silos)",
-    )
-    feature_drift: bool = setting(
-        "Results",
-        False,
-        "before training, clients send counts of each feature in bins, and feature_drift.csv says "
-        "how far each client differs from the others",
     )
     local_bias: bool = setting(
         "Results",

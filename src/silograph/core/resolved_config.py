@@ -31,6 +31,7 @@ class ResolvedConfig:
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row", "standard", "standard_client"]
+    feature_drift: bool
     edge_weights: Literal["log", "scale", "use", "ignore"]
     repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None
     split: str
@@ -78,7 +79,6 @@ class ResolvedConfig:
     eval_every: int
     evaluate_clients: Literal["all", "participants"]
     evaluation_min_count: int
-    feature_drift: bool
     local_bias: bool
     seed: int
     partition_seed: int
