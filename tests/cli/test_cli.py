@@ -123,6 +123,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     ),
     "strict": (["--strict"], "strict = true", True),
     "checkpoint_every": (["--checkpoint-every", "0"], "checkpoint_every = 0", 0),
+    "feature_drift": (["--feature-drift"], "feature_drift = true", True),
     "local_bias": (["--local-bias"], "local_bias = true", True),
     "seed": (["--seed", "1"], "seed = 1", 1),
     "partition_seed": (["--partition-seed", "2"], "partition_seed = 2", 2),
@@ -178,6 +179,7 @@ def test_the_set_of_flags() -> None:
         "--no-keep-optimizer",
         "--no-residual",
         "--no-local-bias",
+        "--no-feature-drift",
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS if name != "options"}

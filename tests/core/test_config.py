@@ -111,6 +111,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "kernels": st.sampled_from(["auto", "compiled", "torch"]),
     "block_size": st.none() | COUNTS,
     "strict": st.booleans(),
+    "feature_drift": st.booleans(),
     "local_bias": st.booleans(),
     "checkpoint_every": st.none() | st.integers(0, 10**6),
     "tracker": st.none() | st.text(),

@@ -122,6 +122,12 @@ class RunConfig:
         "deviation 1 over the training nodes of all clients; standard_client: over those of "
         "each client)",
     )
+    feature_drift: bool = setting(
+        "Data",
+        False,
+        "before training, clients send counts of each feature in bins, and feature_drift.csv says "
+        "how far each client differs from the others",
+    )
     edge_weights: Literal["log", "scale", "use", "ignore"] | None = setting(
         "Data",
         None,

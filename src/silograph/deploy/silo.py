@@ -220,6 +220,8 @@ class Attendance:
         code: code of users that the silo allowed.
         out: folder for the result of a run.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.
+        prepared: what `silograph prepare` fitted to the silo's tables (its prepared.json), which is
+            saved beside the model; None: the folder was made otherwise.
         policy: what the silo agrees to; None: there is no file of it.
         audit: file in which all that leaves is written down; None: there is none.
     """
@@ -237,6 +239,7 @@ class Attendance:
     code: AllowedCode = field(default_factory=AllowedCode)
     out: Path | None = None
     results: Path | None = None
+    prepared: str | None = None
     policy: SiloPolicy | None = None
     audit: Path | None = None
 
@@ -403,7 +406,7 @@ class OwnData:
         if folder is None:
             return
         try:
-            write_result(folder, run, outcome)
+            write_result(folder, run, outcome, self.attendance.prepared)
         except OSError as error:
             raise ConfigError(
                 f"expected to write {folder}, got: {error.strerror}; the silo's states of the run "

@@ -42,6 +42,9 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row", "standard", "standard_client"]
     """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1
     over the training nodes of all clients; standard_client: over those of each client)"""
+    feature_drift: bool
+    """before training, clients send counts of each feature in bins, and feature_drift.csv says
+    how far each client differs from the others"""
     edge_weights: Literal["log", "scale", "use", "ignore"] | None
     """what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights scaled
     to mean 1 over all clients, weights used as they are, or every edge counts 1 (default: log)"""

@@ -19,6 +19,7 @@ from silograph.graph.graph import Features
 FEATURES = "features"  # name of the sums and statistics of features
 EDGE_WEIGHTS = "edge_weights"  # likewise of weights of edges
 LABELS = "labels"  # likewise of counts of labels
+DRIFT = "feature_drift"  # likewise of features, from which the bins of their histograms follow
 # What rounding leaves of the deviation of a constant column, beside its mean.
 FLAT = 1e-12
 LARGEST = 1e100  # magnitude of a value, so that sums of squares of all rows stay finite

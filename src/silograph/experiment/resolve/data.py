@@ -21,12 +21,14 @@ from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import BALANCED, ends_of, json_mapping
 from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statistics_in
+from silograph.exchange.feature_drift import drift_sums
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
 from silograph.federation.field_specs import EDGES
 from silograph.federation.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
 from silograph.graph.column_statistics import (
+    DRIFT,
     EDGE_WEIGHTS,
     FEATURES,
     LABELS,
@@ -258,6 +260,8 @@ def sum_specs(
         return specs
     if config.normalize == "standard":
         specs[FEATURES] = SumSpec(schema.num_features)
+    elif config.feature_drift:
+        specs[DRIFT] = SumSpec(schema.num_features)
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
     if config.class_weight == BALANCED:
@@ -283,6 +287,17 @@ def class_weights(text: str, schema: Schema) -> Tensor:
             raise unknown("class of class_weight", name, names)
         weights[names.index(name)] = weight
     return weights
+
+
+def with_drift_sums(block: ClientBlock, config: RunConfig | ResolvedConfig) -> ClientBlock:
+    """Return a block with the sums from which the bins of `feature_drift` follow.
+
+    Raises:
+        DataError: features are sparse, or too large.
+    """
+    if not config.feature_drift or config.normalize == "standard":  # features have sums already
+        return block
+    return replace(block, sums={**block.sums, DRIFT: drift_sums(block)})
 
 
 def with_class_weight(
@@ -726,6 +741,7 @@ def clients_of(
         block, route = clients_block(cut, dtype)
     schema = schema_of(cut.graph)
     block = with_class_weight(replace(block, sums=sums), config, schema)
+    block = with_drift_sums(block, config)
     if config.class_weight == BALANCED:
         specs = {LABELS: sum_specs(config, schema)[LABELS]}
         shares = fit_from_sums(block.sums, specs)[LABELS].mean
@@ -798,4 +814,5 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
     rule = config.edge_weights
     block = silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=rule)
-    return with_class_weight(block, config, schema_of(silo.graph))
+    block = with_class_weight(block, config, schema_of(silo.graph))
+    return with_drift_sums(block, config)

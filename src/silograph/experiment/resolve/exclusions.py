@@ -553,6 +553,11 @@ def exclusions_of_parts(
         "leave one of them out",
     )
     yield (
+        config.feature_drift and method.setting.uncut,
+        f"expected a method of several clients for feature_drift, got {method.name}, which trains "
+        "one on the whole graph: leave feature_drift out",
+    )
+    yield (
         config.local_bias and method.evaluate.view != "server",
         f"expected a method whose server has a model for local_bias, got {method.name}: leave "
         "local_bias out",
@@ -625,6 +630,11 @@ def exclusions_of_labels(config: RunConfig, parts: Parts, labels: LabelForm) -> 
         labels == "rating" and config.normalize in STANDARD,
         f"expected normalize none with ratings, got {config.normalize}: users, items and "
         "ratings have no features to standardize; leave normalize out",
+    )
+    yield (
+        labels == "rating" and config.feature_drift,
+        "expected features of nodes for feature_drift, got ratings, whose users and items have "
+        "none: leave feature_drift out",
     )
 
 

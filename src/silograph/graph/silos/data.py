@@ -6,8 +6,8 @@ lead to. C: silos.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -99,6 +99,8 @@ class Silo:
         time: (n,) float64 times of nodes or ratings, NaN at users and items and where a time is
             missing; or None.
         time_name: the silo's name of the column of times; a split may name it so or `time`.
+        missing: number of cells without a value by feature, in the raw tables; known of folders
+            that `silograph prepare` made.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Silo:
     scale: tuple[float, float] | None = None
     time: Tensor | None = None
     time_name: str = TIME
+    missing: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def weighted(self) -> bool:
@@ -168,6 +171,24 @@ class Silos:
     def ids(self) -> tuple[str, ...]:
         """The silos' names."""
         return tuple(silo.name for silo in self.members)
+
+
+def one_sided_edges(
+    edges: Mapping[str, Iterable[tuple[str, str, str]]],
+) -> dict[tuple[str, str], int]:
+    """Return how many edges a silo lists that the other silo does not, by both names.
+
+    Args:
+        edges: to nodes of other silos, by the silo that lists them: own key, other silo, its key.
+            Edges to silos that are not there are not looked at.
+    """
+    listed = {silo: set(own_edges) for silo, own_edges in edges.items()}
+    return Counter(
+        (silo, other)
+        for silo, own_edges in listed.items()
+        for own, other, remote in own_edges
+        if other in listed and (remote, silo, own) not in listed[other]
+    )
 
 
 def featured(silo: Silo, source: FeatureSource) -> Silo:

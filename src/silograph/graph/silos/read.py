@@ -96,6 +96,8 @@ class SiloSpec:
         scale: least and largest rating.
         partition_hash: of the cut that the folder was written from, as result folders have it; None
             where the silo's data are its own.
+        missing: number of cells without a value by feature, in the raw tables that `silograph
+            prepare` made the folder of.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -109,6 +111,7 @@ class SiloSpec:
     repeated_edges: RepeatedEdges | None = None
     scale: tuple[float, float] = (1.0, 5.0)
     partition_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    missing: Mapping[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -483,6 +486,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         edge_weight=weight,
         time=times,
         time_name=time,
+        missing=spec.missing,
     )
 
 
